@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
-ROOMS = ("tests/accounting", "tests/planning", "tests/published", "tests/data", "tests/exchange")
+ROOMS = ("tests/accounting", "tests/planning", "tests/papers", "tests/data", "tests/exchange")
 # Of these, what is about networks or tensors; in the other rooms a test that loads torch fails.
 WITH_TORCH = r"^(import|from) (torch|onnx|forethought\.rounds)\b"
 ON_TENSORS = (

@@ -23,8 +23,8 @@ from dp_accounting.pld import PLDAccountant
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import noise_multiplier
-from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.samplings import (
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.samplings import (
     Adjacency,
     CyclicPoisson,
     FullBatch,

@@ -28,7 +28,7 @@ from forethought.auditing.audit import FALSE_ALARM, gather
 from forethought.auditing.effort import EFFORTS
 from forethought.auditing.inference import epsilon_of_guesses
 from forethought.auditing.one_run import one_run
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 ROUNDS, RATE, DELTA = 100, 0.1, 1e-5
 

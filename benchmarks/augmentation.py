@@ -18,16 +18,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from forethought.augmentation import Augmentation
-from forethought.mechanism import Mechanism, Rounds
 from forethought.models import build
-from forethought.plans import Plan
 from forethought.rounds.augmenting import augmented
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.samplings import FullBatch
+from forethought.values.contributions import Augmentation
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch
 
 KINDS = ("mirror", "shift")
 CASES = {"lenet5": ((1, 28, 28), 64), "cnn": ((1, 28, 28), 32), "wrn-16-4": ((3, 32, 32), 2)}

@@ -33,12 +33,12 @@ from forethought.exchange.storage import FolderStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.mechanism import Mechanism, Rounds
 from forethought.network.client import FederationClient, grpc_stream
 from forethought.network.driving import ClientDriver, ServerDriver
 from forethought.network.server import FederationServer
-from forethought.plans import Plan
-from forethought.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
 
 CLIENTS = 3
 # Parameters → rounds, and the goal in milliseconds.

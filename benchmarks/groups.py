@@ -20,17 +20,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from forethought.local_updates import Local, LocalUpdates
-from forethought.mechanism import Mechanism, Rounds
 from forethought.models import build
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds import contributions
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.samplings import FullBatch
+from forethought.values.contributions import Local, LocalUpdates
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch
 
 SIZE, RATE = 64, 0.01
 

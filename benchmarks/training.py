@@ -21,15 +21,15 @@ import torch
 from sklearn.datasets import load_svmlight_file
 from torch import nn
 
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.rounds import contributions as rounds_module
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import Stream
 from forethought.rounds.sampling import sampler
-from forethought.samplings import Poisson
 from forethought.training.run import train
-from forethought.use import Optimizer
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer
 
 
 class LeNet5(nn.Sequential):

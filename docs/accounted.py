@@ -14,9 +14,9 @@ from forethought.accounting.adaptive import search_epsilon
 from forethought.accounting.attack_bounds import attained
 from forethought.accounting.closed_bounds import gaussian_delta
 from forethought.accounting.theorems import SUPPORTED
-from forethought.mechanism import ADJACENCIES, Adjacency, Clipping, Mechanism
 from forethought.planning.search_plans import plan_tuning
-from forethought.samplings import Sampling
+from forethought.values.mechanism import ADJACENCIES, Adjacency, Clipping, Mechanism
+from forethought.values.samplings import Sampling
 
 
 def spent(

@@ -26,7 +26,7 @@ from forethought.auditing.noise import scales
 from forethought.auditing.planted import PlantedRecords, observe, watched_sums, watching
 from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.verdict import AttackSummary
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 PAGE = Path(__file__).with_name("auditing.md")
 BEGIN, END = "<!-- coverage -->", "<!-- /coverage -->"

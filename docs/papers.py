@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from forethought.accounting.strong_adversary import StrongAdversary
-from forethought.mechanism import Budget
-from forethought.published.adaptive_noise import (
+from forethought.papers.adaptive_noise import (
     GaussianSchedule,
     convex_sigma,
     exact_inverse_iterations,
@@ -14,9 +13,10 @@ from forethought.published.adaptive_noise import (
     paper_iterations,
     strongly_convex_iterations,
 )
-from forethought.published.calculators import phase_calculator, rounds_calculator
-from forethought.published.closed_form import SampleSizes, closed_form_epsilon, theorem_b_4
-from forethought.published.decentralised import theorem_2
+from forethought.papers.calculators import phase_calculator, rounds_calculator
+from forethought.papers.closed_form import SampleSizes, closed_form_epsilon, theorem_b_4
+from forethought.papers.decentralised import theorem_2
+from forethought.values.mechanism import Budget
 
 TABLES = (
     ("6", 10000, 5, ((0.04945, 26), (0.1, 55), (0.25, 103), (0.5, 168), (1, 265), (2, 400))),

@@ -19,7 +19,7 @@ from sets import fetch
 from forethought import Budget, convex
 from forethought.convex.planning import CONSTANTS
 from forethought.convex.schedules import horizon
-from forethought.published.adaptive_noise import (
+from forethought.papers.adaptive_noise import (
     paper_iterations,
     paper_rho,
     paper_strongly_convex_iterations,

@@ -20,7 +20,7 @@ from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.convex.planning import CONSTANTS, recipe
 from forethought.convex.problems import Problem
 from forethought.convex.schedules import Schedule
-from forethought.published.adaptive_noise import paper_rho
+from forethought.papers.adaptive_noise import paper_rho
 
 EPSILONS = (0.1, 20.0)
 SIGMAS = (0.001, 0.01, 0.1, 1.0)

@@ -27,15 +27,14 @@ from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
-from forethought.mechanism import Mechanism, Rounds
 from forethought.models import build
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.samplings import Poisson
 from forethought.simulation.times import Times
-from forethought.use import Optimizer, Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer, Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "proactive_dp"))
 from logistic_regression import EXAMPLES, logistic, problems

@@ -24,10 +24,10 @@ from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import Poisson
 from forethought.simulation.speeds import lognormal_speeds, slow_ones
 from forethought.simulation.times import Times
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import Poisson
 
 ROUNDS = 39
 HERE = Path(__file__).parent

@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 
 import forethought as ft
 from forethought.accounting.strong_adversary import StrongAdversary
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import Shuffled, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import Shuffled, WithoutReplacement
 
 N, BATCH, EPOCHS, SIGMA = 60_000, 256, 20, 8.0
 ALPHA = np.linspace(0.0, 1.0, 201)

@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import forethought as ft
-from forethought.mechanism import Mechanism, Rounds
 from forethought.models import build
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import Shuffled, WithoutReplacement
-from forethought.use import Averaging, Optimizer, Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Shuffled, WithoutReplacement
+from forethought.values.use import Averaging, Optimizer, Schedule
 
 MODELS = {"mnist": "lenet5", "cifar10": "cnn"}
 SIZE = 64  # records in a group of mixed clipping

@@ -36,7 +36,7 @@ from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import JobError
 from forethought.jobs.load import load_job
 from forethought.jobs.request import from_file
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 RECORDS, TEST, EPSILON, DELTA = 12_000, 4_000, 3.0, 1e-5
 SIZES, SKEWS = (4, 16, 64, 256), ("iid", "dirichlet:0.1")

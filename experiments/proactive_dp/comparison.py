@@ -24,7 +24,7 @@ from cells import Cell, Cells
 from clients import COPIES, ONE, SHARES, Holders, train
 
 import forethought as ft
-from forethought.published.closed_form import closed_form_sigma
+from forethought.papers.closed_form import closed_form_sigma
 from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
 from forethought.rounds.losses import Loss
 

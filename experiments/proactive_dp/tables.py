@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import forethought as ft
-from forethought.published.calculators import (
+from forethought.papers.calculators import (
     phase_calculator,
     phase_epsilon,
     rounds_calculator,
 )
-from forethought.published.closed_form import approximate_clt_epsilon, closed_form_sigma
+from forethought.papers.closed_form import approximate_clt_epsilon, closed_form_sigma
 
 # (ε, σ, sample size) as printed, with N, K and δ of the experiment.
 SIZES = {

@@ -40,9 +40,9 @@ from torch.nn import functional as F
 from forethought.data import load
 from forethought.models import build
 from forethought.report.figures import draw_utility
-from forethought.use import Optimizer, Schedule
 from forethought.utility.graph import UtilityGraph
 from forethought.utility.perturbing import NoiseScaleName, utility_graph
+from forethought.values.use import Optimizer, Schedule
 
 # Published networks are there.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))

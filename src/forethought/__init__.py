@@ -7,14 +7,20 @@ and the accounting stay fast and free of torch.
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from forethought.moved import Former
 
 # MKL's products of odd widths then have the same bits wherever a row begins in memory, at no cost.
 # It is read when torch computes its first product; gradients/clipped.py finds out if it was not.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 __version__ = "0.2.0"
+
+if not any(isinstance(finder, Former) for finder in sys.meta_path):
+    sys.meta_path.append(Former())
 
 if TYPE_CHECKING:
     from forethought import accounting as accounting
@@ -37,39 +43,21 @@ if TYPE_CHECKING:
     from forethought.accounting.tradeoff import tradeoff as tradeoff
     from forethought.auditing.audit import audit as audit
     from forethought.auditing.verdict import Audit as Audit
-    from forethought.augmentation import Augmentation as Augmentation
     from forethought.federated.federation import Federation as Federation
     from forethought.federated.federation import Member as Member
     from forethought.federated.simulate import simulate as simulate
     from forethought.federated.statements import Policy as Policy
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
-    from forethought.local_updates import Local as Local
-    from forethought.mechanism import Budget as Budget
-    from forethought.mechanism import Correlated as Correlated
-    from forethought.mechanism import Mechanism as Mechanism
-    from forethought.mechanism import Rounds as Rounds
-    from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.planning.pareto import Front as Front
     from forethought.planning.pareto import pareto as pareto
     from forethought.planning.phase_plans import plan_phases as plan_phases
     from forethought.planning.plan_request import PlanRequest as PlanRequest
     from forethought.planning.search_plans import plan_tuning as plan_tuning
     from forethought.planning.solve import plan as plan
-    from forethought.plans import Plan as Plan
-    from forethought.preparation import Preparation as Preparation
     from forethought.preparing.prepare import Prepared as Prepared
     from forethought.preparing.prepare import prepare as prepare
-    from forethought.privacy import Clip as Clip
     from forethought.rounds.randomness import Seeds as Seeds
-    from forethought.samplings import CyclicPoisson as CyclicPoisson
-    from forethought.samplings import FullBatch as FullBatch
-    from forethought.samplings import Poisson as Poisson
-    from forethought.samplings import RandomAllocation as RandomAllocation
-    from forethought.samplings import Shuffled as Shuffled
-    from forethought.samplings import WithoutReplacement as WithoutReplacement
-    from forethought.strategies import Banded as Banded
-    from forethought.strategies import BufferedToeplitz as BufferedToeplitz
     from forethought.training.execution import Execution as Execution
     from forethought.training.own_loop import private as private
     from forethought.training.phases import PhasedRun as PhasedRun
@@ -78,19 +66,38 @@ if TYPE_CHECKING:
     from forethought.training.run import train as train
     from forethought.training.search import Tuned as Tuned
     from forethought.training.search import tune as tune
-    from forethought.use import Averaging as Averaging
-    from forethought.use import GradientFilter as GradientFilter
-    from forethought.use import Optimizer as Optimizer
-    from forethought.use import Schedule as Schedule
     from forethought.utility.graph import UtilityGraph as UtilityGraph
     from forethought.utility.perturbing import utility_graph as utility_graph
     from forethought.utility.rehearsal import Rehearsal as Rehearsal
     from forethought.utility.rehearsal import rehearse as rehearse
+    from forethought.values.contributions import Augmentation as Augmentation
+    from forethought.values.contributions import Local as Local
+    from forethought.values.mechanism import Budget as Budget
+    from forethought.values.mechanism import Correlated as Correlated
+    from forethought.values.mechanism import Mechanism as Mechanism
+    from forethought.values.mechanism import Rounds as Rounds
+    from forethought.values.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
+    from forethought.values.plan import Clip as Clip
+    from forethought.values.plan import Plan as Plan
+    from forethought.values.plan import Preparation as Preparation
+    from forethought.values.samplings import CyclicPoisson as CyclicPoisson
+    from forethought.values.samplings import FullBatch as FullBatch
+    from forethought.values.samplings import Poisson as Poisson
+    from forethought.values.samplings import RandomAllocation as RandomAllocation
+    from forethought.values.samplings import Shuffled as Shuffled
+    from forethought.values.samplings import WithoutReplacement as WithoutReplacement
+    from forethought.values.strategies import Banded as Banded
+    from forethought.values.strategies import BufferedToeplitz as BufferedToeplitz
+    from forethought.values.use import Averaging as Averaging
+    from forethought.values.use import GradientFilter as GradientFilter
+    from forethought.values.use import Optimizer as Optimizer
+    from forethought.values.use import Schedule as Schedule
 
 # Public name → the file that says it.
 _HOME = {
     **dict.fromkeys(
-        ("Budget", "Correlated", "Mechanism", "Rounds", "UnsupportedMechanismError"), "mechanism"
+        ("Budget", "Correlated", "Mechanism", "Rounds", "UnsupportedMechanismError"),
+        "values.mechanism",
     ),
     **dict.fromkeys(
         (
@@ -101,14 +108,14 @@ _HOME = {
             "Shuffled",
             "WithoutReplacement",
         ),
-        "samplings",
+        "values.samplings",
     ),
-    **dict.fromkeys(("Banded", "BufferedToeplitz"), "strategies"),
-    "Plan": "plans",
-    "Clip": "privacy",
-    **dict.fromkeys(("Averaging", "GradientFilter", "Optimizer", "Schedule"), "use"),
-    "Local": "local_updates",
-    "Preparation": "preparation",
+    **dict.fromkeys(("Banded", "BufferedToeplitz"), "values.strategies"),
+    "Plan": "values.plan",
+    "Clip": "values.plan",
+    **dict.fromkeys(("Averaging", "GradientFilter", "Optimizer", "Schedule"), "values.use"),
+    "Local": "values.contributions",
+    "Preparation": "values.plan",
     **dict.fromkeys(("Prepared", "prepare"), "preparing.prepare"),
     "Interval": "accounting.interval",
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
@@ -118,7 +125,7 @@ _HOME = {
     **dict.fromkeys(("About", "Statement", "account"), "accounting.statement"),
     "Audit": "auditing.verdict",
     "audit": "auditing.audit",
-    "Augmentation": "augmentation",
+    "Augmentation": "values.contributions",
     **dict.fromkeys(("Federation", "Member"), "federated.federation"),
     "Policy": "federated.statements",
     "simulate": "federated.simulate",

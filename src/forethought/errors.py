@@ -42,16 +42,14 @@ if TYPE_CHECKING:
     from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWarning
     from forethought.holders.work import HolderError as HolderError
     from forethought.jobs.job import JobError as JobError
-    from forethought.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.network.driving import ConnectionPolicyError as ConnectionPolicyError
+    from forethought.papers.calculators import CalculatorError as CalculatorError
     from forethought.peers.driving import PeersError as PeersError
     from forethought.planning.courses import PlanError as PlanError
-    from forethought.published.calculators import CalculatorError as CalculatorError
     from forethought.report.pdf import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
-    from forethought.signing import SignatureError as SignatureError
     from forethought.simulation.times import SimulationError as SimulationError
     from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.execution import Interrupted as Interrupted
@@ -63,11 +61,13 @@ if TYPE_CHECKING:
     from forethought.training.records import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.records import MutedWeightsWarning as MutedWeightsWarning
     from forethought.training.records import NotCentredWarning as NotCentredWarning
+    from forethought.values.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
+    from forethought.values.signing import SignatureError as SignatureError
     from forethought.web.planner import SettingError as SettingError
 
 _HOME = {
     "BudgetExceededError": "accounting.adaptive",
-    "CalculatorError": "published.calculators",
+    "CalculatorError": "papers.calculators",
     "CertificateError": "accounting.exact",
     "CheckpointError": "training.folder",
     "CoincidingRecordsError": "training.records",
@@ -104,7 +104,7 @@ _HOME = {
     "SecureAggregationError": "federated.secure_aggregation.settings",
     "SelectionNotCoveredWarning": "estimators.estimator",
     "SettingError": "web.planner",
-    "SignatureError": "signing",
+    "SignatureError": "values.signing",
     "SimulationError": "simulation.times",
     "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
@@ -112,7 +112,7 @@ _HOME = {
     "TeamError": "rounds.team",
     "TranscriptError": "rounds.transcript",
     "UndeclaredError": "data.columns",
-    "UnsupportedMechanismError": "mechanism",
+    "UnsupportedMechanismError": "values.mechanism",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)

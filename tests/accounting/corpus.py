@@ -19,8 +19,8 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.interval import Interval
-from forethought.mechanism import ADJACENCIES, CLIPPINGS, Correlated, Mechanism, Rounds
-from forethought.samplings import (
+from forethought.values.mechanism import ADJACENCIES, CLIPPINGS, Correlated, Mechanism, Rounds
+from forethought.values.samplings import (
     SAMPLINGS,
     CyclicPoisson,
     FullBatch,
@@ -29,7 +29,7 @@ from forethought.samplings import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.strategies import Banded, BufferedToeplitz
+from forethought.values.strategies import Banded, BufferedToeplitz
 
 CASES = 2000
 WRITTEN = Path(__file__).parent / "corpus.txt"

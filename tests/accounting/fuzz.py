@@ -33,8 +33,8 @@ from forethought.accounting import exact
 from forethought.accounting.attack_bounds import attained
 from forethought.accounting.closed_bounds import gaussian_epsilon_bounds
 from forethought.accounting.theorems import SUPPORTED, parts, unsampled_distance
-from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
-from forethought.samplings import (
+from forethought.values.mechanism import ADJACENCIES, Mechanism, Rounds
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

@@ -17,9 +17,9 @@ from forethought.accounting.statement import (
     json_schema,
 )
 from forethought.accounting.verification import check
-from forethought.mechanism import Mechanism, Rounds
 from forethought.report.page import statement_page
-from forethought.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import Poisson
 
 HASH = "sha256:" + "ab" * 32
 SAID = About("Ward 3", "2026-03-01", "early cultures", "Dr A. Example", HASH)

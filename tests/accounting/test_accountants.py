@@ -11,9 +11,9 @@ from scipy.special import ndtr
 import forethought as ft
 from forethought.accounting.accountants import ACCOUNTANTS, batches_known
 from forethought.accounting.statement import Randomness, account, required
-from forethought.caveat_kinds import KINDS
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import (
+from forethought.values.caveats import KINDS
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

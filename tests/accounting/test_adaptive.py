@@ -36,8 +36,8 @@ from forethought.accounting.statement import (
     json_schema,
 )
 from forethought.accounting.verification import verify
-from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import FullBatch, Poisson
+from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.values.samplings import FullBatch, Poisson
 
 MECHANISM = Mechanism(Rounds(2.0, 50, Poisson(0.1)))
 DELTA = 1e-5

@@ -20,7 +20,8 @@ from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.theorems import SUPPORTED
-from forethought.mechanism import (
+from forethought.rounds.sampling import SAMPLERS
+from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Correlated,
@@ -29,8 +30,7 @@ from forethought.mechanism import (
     UnsupportedMechanismError,
     sensitivity,
 )
-from forethought.rounds.sampling import SAMPLERS
-from forethought.samplings import (
+from forethought.values.samplings import (
     SAMPLINGS,
     Binomial,
     Poisson,
@@ -38,7 +38,7 @@ from forethought.samplings import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.strategies import Banded
+from forethought.values.strategies import Banded
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_sampling.md"
 KIND = "with-replacement"

@@ -14,8 +14,8 @@ from forethought.accounting import attack_bounds, exact
 from forethought.accounting.attack_bounds import OPPOSITE, ZEROS, _composed, _lower, attained
 from forethought.accounting.statement import account, truth
 from forethought.accounting.theorems import replacing
-from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import (
+from forethought.values.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,
@@ -23,7 +23,7 @@ from forethought.samplings import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.strategies import Banded
+from forethought.values.strategies import Banded
 
 SIGMA = 1.3
 

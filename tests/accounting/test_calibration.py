@@ -7,8 +7,14 @@ import pytest
 from forethought.accounting import calibration
 from forethought.accounting.calibration import calibrate, noise_multiplier
 from forethought.accounting.exact import epsilon, estimate
-from forethought.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import FullBatch, Poisson, RandomAllocation, Shuffled, WithoutReplacement
+from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.values.samplings import (
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
 
 
 def _close(mechanism: Mechanism, budget: Budget) -> None:

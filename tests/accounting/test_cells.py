@@ -16,14 +16,15 @@ from typing import Any, get_args
 import jsonschema
 import pytest
 
-from forethought import mechanism as mechanisms
 from forethought.accounting import exact, theorems
 from forethought.accounting.accountants import batches_known
 from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account, json_schema
 from forethought.accounting.theorems import SUPPORTED
 from forethought.auditing.sampling_tests import TESTS
-from forethought.mechanism import (
+from forethought.rounds.sampling import SAMPLERS
+from forethought.values import mechanism as mechanisms
+from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Correlated,
@@ -31,9 +32,8 @@ from forethought.mechanism import (
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.rounds.sampling import SAMPLERS
-from forethought.samplings import SAMPLINGS, Poisson, SamplingName
-from forethought.strategies import STRATEGIES, Banded, BufferedToeplitz
+from forethought.values.samplings import SAMPLINGS, Poisson, SamplingName
+from forethought.values.strategies import STRATEGIES, Banded, BufferedToeplitz
 
 
 def _load(name: str):

@@ -14,9 +14,9 @@ from forethought.accounting.statement import Randomness, account
 from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.theorems import sensitivity_over_turns, uncorrelated
 from forethought.accounting.verification import verify
-from forethought.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import CyclicPoisson, FullBatch, Poisson
-from forethought.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
+from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson
+from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 BANDED = Banded((1.0, 0.5, 0.375))
 BUFFERED = BufferedToeplitz((0.4, 0.2), (0.9, 0.5))

@@ -21,8 +21,8 @@ from forethought.accounting.renyi import (
     zcdp,
     zcdp_epsilon,
 )
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 CASES = [(0.004, 1.1), (0.5, 0.5), (1e-4, 0.6), (0.01, 50.0), (1e-8, 0.2), (0.99, 3.0)]
 

@@ -15,14 +15,14 @@ from scipy.stats import norm
 from forethought.accounting import exact, theorems
 from forethought.accounting.accountants import batches_known
 from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_loss
-from forethought.mechanism import (
+from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.samplings import (
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

@@ -6,8 +6,8 @@ from forethought.accounting import adaptive
 from forethought.accounting.adaptive import BudgetExceededError, RenyiFilter, best_order
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.renyi import RenyiCurve, rdp
-from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.samplings import Poisson, Shuffled
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.samplings import Poisson, Shuffled
 
 STEP = Rounds(2.0, 100, Poisson(0.01))
 

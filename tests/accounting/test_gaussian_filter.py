@@ -19,9 +19,15 @@ from forethought.accounting.adaptive import (
     best_order,
 )
 from forethought.accounting.closed_bounds import gaussian_delta, gaussian_mu
-from forethought.mechanism import Budget, Correlated, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import FullBatch, Poisson, Shuffled
-from forethought.strategies import Banded, BufferedToeplitz
+from forethought.values.mechanism import (
+    Budget,
+    Correlated,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+)
+from forethought.values.samplings import FullBatch, Poisson, Shuffled
+from forethought.values.strategies import Banded, BufferedToeplitz
 
 BUDGET = Budget(2.0, 1e-6)
 ONE = Rounds(20.0, 1, FullBatch())

@@ -18,8 +18,8 @@ from forethought.accounting.closed_bounds import (
 )
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.theorems import unsampled_distance
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 
 def _true_delta(distance: float, epsilon: float) -> float:

@@ -6,8 +6,8 @@ import pytest
 
 from forethought.accounting.exact import epsilon
 from forethought.accounting.statement import shared
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import FullBatch
 
 
 def rounds(sigma: float) -> Mechanism:

@@ -10,8 +10,8 @@ import pytest
 from forethought.accounting import exact, privacy_profile, theorems
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.tradeoff import tradeoff
-from forethought.mechanism import ADJACENCIES, Mechanism, Rounds
-from forethought.samplings import Poisson, RandomAllocation, WithoutReplacement
+from forethought.values.mechanism import ADJACENCIES, Mechanism, Rounds
+from forethought.values.samplings import Poisson, RandomAllocation, WithoutReplacement
 
 
 def _log_mixture(z, parts, sign):

@@ -16,8 +16,8 @@ from forethought.accounting.adaptive import (
     search_epsilon,
 )
 from forethought.accounting.renyi import rdp
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson
 
 TRIALS = [
     NegativeBinomialTrials(0.1, 1.0),

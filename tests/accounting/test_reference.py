@@ -12,8 +12,8 @@ from dp_accounting.pld import privacy_loss_distribution as oracle
 from forethought.accounting import transform
 from forethought.accounting.calibration import noise_multiplier
 from forethought.accounting.exact import epsilon
-from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import forethought as ft
 from forethought.accounting.statement import SCORE, Release, account, difference, listed
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import Poisson
 
 MECHANISM = Mechanism(Rounds(1.1, 200, Poisson(0.01)), Rounds(1.3, 20, Poisson(0.02)))
 PARTS = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.5, 1.0, 2.0])), min_size=1)

@@ -13,8 +13,8 @@ from forethought.accounting.closed_bounds import Bounds
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import Poisson, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import Poisson, WithoutReplacement
 
 PAIR = Pair(((1.0, 0.02),))
 COUNT = 200

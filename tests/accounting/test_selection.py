@@ -15,8 +15,8 @@ from forethought.accounting.adaptive import (
     selection_epsilon,
 )
 from forethought.accounting.renyi import RenyiCurve, rdp
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson
 
 ORDERS = tuple(1 + x / 4 for x in range(1, 80))
 TRIALS = [

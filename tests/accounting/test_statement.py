@@ -18,7 +18,7 @@ from forethought.accounting.statement import (
     json_schema,
 )
 from forethought.accounting.verification import verify
-from forethought.serialisation import digest
+from forethought.values.serialisation import digest
 
 MECHANISM = ft.Mechanism(ft.Rounds(1.1, 200, ft.Poisson(0.01)))
 

@@ -6,8 +6,8 @@ import pytest
 from forethought.accounting.closed_bounds import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.strong_adversary import SquaredHits, StrongAdversary, paper_occupancy
-from forethought.mechanism import Mechanism, Rounds, UnsupportedMechanismError
-from forethought.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
+from forethought.values.samplings import Poisson
 
 ERRATUM = StrongAdversary(60000, 20, 16.0, groups=256, sampling="subsampling")
 

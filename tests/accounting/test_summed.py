@@ -20,9 +20,9 @@ from forethought.accounting.summed import (
     sum_divergence,
 )
 from forethought.accounting.verification import verify
-from forethought.caveats import Caveat
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson
+from forethought.values.caveats import Caveat
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson
 
 DELTA = 1e-5
 MECHANISM = Mechanism(Rounds(2.42, 120, Poisson(0.1)))

@@ -24,8 +24,8 @@ from forethought.accounting.tradeoff import (
     tradeoff,
     upper_envelope,
 )
-from forethought.mechanism import Mechanism, Rounds
-from forethought.samplings import FullBatch, Poisson, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson, WithoutReplacement
 
 ALPHA = np.linspace(0, 1, 101)
 

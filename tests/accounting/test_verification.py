@@ -28,12 +28,12 @@ from forethought.accounting.statement import (
     account,
 )
 from forethought.accounting.verification import CHECKS, check, verify
-from forethought.caveats import Caveat
-from forethought.contributions import Persons
-from forethought.mechanism import Budget, Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import FullBatch, Poisson, Shuffled
-from forethought.serialisation import digest
+from forethought.values.caveats import Caveat
+from forethought.values.contributions import Persons
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch, Poisson, Shuffled
+from forethought.values.serialisation import digest
 
 DELTA = 1e-5
 MECHANISM = Mechanism(Rounds(1.1, 10, Poisson(0.1)), Rounds(2.3, 2, FullBatch()))

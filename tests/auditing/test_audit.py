@@ -22,10 +22,10 @@ from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.gradients import chain
 from forethought.gradients.blocks import Blocks
-from forethought.plans import Plan
 from forethought.rounds import contributions
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.records import TensorRecords
+from forethought.values.plan import Plan
 
 PLAN = Plan(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 200, 1e-5)
 # The command that plants every fault, `audit --self-test`, runs beside the suite: `make test-all`.

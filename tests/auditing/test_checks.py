@@ -21,8 +21,8 @@ from forethought.auditing import (
 )
 from forethought.auditing.effort import EFFORTS, Effort, effort
 from forethought.auditing.verdict import Finding
-from forethought.plans import Plan
-from forethought.samplings import Sampling
+from forethought.values.plan import Plan
+from forethought.values.samplings import Sampling
 
 QUICK, LEVEL = EFFORTS["quick"], 1e-6
 # Every test's level is exact for any number of records and rounds.

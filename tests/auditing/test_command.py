@@ -11,8 +11,8 @@ import pytest
 import forethought as ft
 from forethought.auditing import faults
 from forethought.cli import main
-from forethought.plans import Plan
 from forethought.training.loop import Loop
+from forethought.values.plan import Plan
 
 JOB = """\
 [data]

@@ -11,11 +11,10 @@ import pytest
 
 from forethought.auditing.faults import FAULTS
 from forethought.auditing.federated import audit_client, received
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.noise import GaussianNoise
-from forethought.samplings import FullBatch, Poisson
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch, Poisson
 
 FALSE_ALARM = 1e-4
 PLAN = Plan(Mechanism(Rounds(1.0, 30, Poisson(0.1))), 800, 1e-5)

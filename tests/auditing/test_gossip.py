@@ -9,11 +9,10 @@ from forethought.auditing.attack import LARGE
 from forethought.auditing.faults import FAULTS
 from forethought.auditing.gossip import audit_worker, recovered
 from forethought.auditing.planted import PlantedRecords
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import FullBatch, Poisson
-from forethought.use import Averaging, Optimizer, Use
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.use import Averaging, Optimizer, Use
 
 FALSE_ALARM = 1e-4
 PLAN = Plan(Mechanism(Rounds(1.0, 30, Poisson(0.1))), 800, 1e-5)

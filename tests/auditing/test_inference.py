@@ -17,7 +17,7 @@ from forethought.auditing.inference import (
     epsilon_of_guesses,
     scaled_noise,
 )
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 
 def published_p_value(m: int, r: int, v: int, eps: float, delta: float) -> float:

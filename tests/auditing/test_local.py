@@ -11,10 +11,10 @@ import forethought as ft
 from forethought.auditing import self_test
 from forethought.auditing.audit import gather
 from forethought.auditing.participation import proportional
-from forethought.local_updates import INNER, Local
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import Shuffled, WithoutReplacement
+from forethought.values.contributions import INNER, Local
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Shuffled, WithoutReplacement
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 600

@@ -28,19 +28,16 @@ from forethought.auditing import federated, gossip, reference, replay
 from forethought.auditing.faults import replaced
 from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.replay import Replay, replaying
-from forethought.contributions import LinearExamples, Persons
 from forethought.data.persons import of_persons
 from forethought.gradients import BatchDims
-from forethought.local_updates import Local
-from forethought.plans import Plan
-from forethought.preparation import Preparation
-from forethought.privacy import Privacy
 from forethought.rounds import contributions, noise, private_sum, sampling
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.randomness import BoundNoise
 from forethought.training import records as person_records
 from forethought.training.loop import Loop
-from forethought.use import Averaging, Optimizer, Use
+from forethought.values.contributions import LinearExamples, Local, Persons
+from forethought.values.plan import Plan, Preparation, Privacy
+from forethought.values.use import Averaging, Optimizer, Use
 
 N = 90
 INPUTS, LABELS = randn(N, 12), randint(0, 4, (N,))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import forethought as ft
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 SOURCE = Path(ft.__file__).parent
 

@@ -11,13 +11,13 @@ import torch
 
 import forethought as ft
 from forethought import convex
-from forethought.contributions import LinearExamples
 from forethought.convex.descent import bounded_records
 from forethought.errors import RoundError, TranscriptError
-from forethought.privacy import Clip, Privacy
 from forethought.rounds.linear import LinearModel
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets
+from forethought.values.contributions import LinearExamples
+from forethought.values.plan import Clip, Privacy
 
 BUDGET = ft.Budget(1.0, 1e-5)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forethought import Budget, convex
 from forethought.accounting.closed_bounds import gaussian_epsilon
 from forethought.convex.schedules import horizon
-from forethought.published.adaptive_noise import (
+from forethought.papers.adaptive_noise import (
     exact_inverse_iterations,
     paper_epsilon,
     strongly_convex_iterations,

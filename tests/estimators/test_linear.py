@@ -23,7 +23,7 @@ from forethought.estimators import (
     linear,
 )
 from forethought.estimators.linear import Ball
-from forethought.mechanism import Budget
+from forethought.values.mechanism import Budget
 
 Array = NDArray[Any]
 FEATURES = 3

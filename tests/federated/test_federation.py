@@ -20,7 +20,7 @@ from forethought.federated.federation import (
     Robust,
     ServerOptimizer,
 )
-from forethought.mechanism import first_round, updates_of
+from forethought.values.mechanism import first_round, updates_of
 
 
 def test_it_is_read_back_as_it_was_and_named_by_all_of_it() -> None:

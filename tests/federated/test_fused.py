@@ -16,8 +16,6 @@ from torch import nn
 
 import forethought as ft
 from drawn import randn, reseed, stream
-from forethought.augmentation import Augmentation
-from forethought.contributions import Groups
 from forethought.federated.federation import (
     Federation,
     FederationError,
@@ -29,13 +27,14 @@ from forethought.federated.fused import Cohort, cohorts, course, require_fusible
 from forethought.federated.simulate import rehearsed, simulate
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.work import Work
-from forethought.privacy import Clip
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.simulation.speeds import Outage, Way
 from forethought.simulation.times import Times
 from forethought.training.folder import CheckpointError, RunFolderExistsError
+from forethought.values.contributions import Augmentation, Groups
+from forethought.values.plan import Clip
 
 SIZES = (7, 30, 12, 30, 9)
 ROUNDS = 6

@@ -16,11 +16,11 @@ from forethought.federated.reporting import ReportedAverage
 from forethought.federated.simulator import Simulator
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
-from forethought.mechanism import LocalRounds, updates_of
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.simulation.times import Times
+from forethought.values.mechanism import LocalRounds, updates_of
 
 ROUNDS = 12
 

@@ -23,12 +23,11 @@ from forethought.federated.statements import (
     overview,
     shared,
 )
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.transcript import Transcript, TranscriptError
-from forethought.samplings import Poisson
-from forethought.use import Optimizer, Use
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer, Use
 
 DELTA, SIZE = 1e-5, 1000
 

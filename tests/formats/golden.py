@@ -22,8 +22,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import forethought as ft
-from forethought.assumed import Assumed
-from forethought.caveats import Caveat
 from forethought.exchange.codec import layout
 from forethought.exchange.events import Release
 from forethought.exchange.frame import Endpoint
@@ -38,6 +36,8 @@ from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.jobs.account import sign
 from forethought.rounds.transcript import Transcript
+from forethought.values.caveats import Caveat
+from forethought.values.use import Assumed
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN_ID = bytes(range(32))

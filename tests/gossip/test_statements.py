@@ -27,8 +27,8 @@ from forethought.gossip.statements import (
     shared,
     worker_statement,
 )
-from forethought.privacy import Clip
 from forethought.rounds.transcript import Transcript, TranscriptError
+from forethought.values.plan import Clip
 
 ROUNDS = 6
 QUANTILE = Clip(rule="quantile", count_noise=5.0)

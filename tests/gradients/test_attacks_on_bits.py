@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from forethought.gradients import SlowGradientsWarning, Term, Use, clipped_sum, sums
 from forethought.gradients.blocks import Blocks, planned
 from forethought.gradients.terms import RULES
-from forethought.privacy import Clip, Examples, Round
 from forethought.rounds.contributions import Batch, ExampleGradients, Gradients
 from forethought.rounds.records import TensorRecords
-from forethought.samplings import FullBatch
+from forethought.values.plan import Clip, Examples, Round
+from forethought.values.samplings import FullBatch
 
 C = 1.0
 Place = tuple[int, int]  # which row, of how many

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forethought.gradients import sums
-from forethought.privacy import Clip
+from forethought.values.plan import Clip
 
 
 def table(*rows: list[float]) -> sums.Norms:

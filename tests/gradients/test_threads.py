@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 import left_as_found
 from forethought.gradients import boundary, clipped_sum, passes, terms
 from forethought.gradients.boundary import Answers
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.rounds.randomness import Seeds
-from forethought.samplings import Poisson
 from forethought.training.run import train
 from forethought.turns import turns
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
 
 LIMIT = 120.0  # seconds, for what takes none
 

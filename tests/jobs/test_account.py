@@ -27,8 +27,6 @@ from torch import nn
 import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.statement import Release, Statement, StatementError, account
-from forethought.caveats import Caveat
-from forethought.contributions import Persons
 from forethought.federated import simulate as federated
 from forethought.federated.federation import Federation, Member
 from forethought.federated.secure_aggregation.settings import SecureAggregation
@@ -46,15 +44,16 @@ from forethought.jobs import train as jobs_train
 from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
 from forethought.jobs.request import from_file
-from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, plan_phases
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import Poisson
-from forethought.serialisation import digest
 from forethought.simulation.speeds import Way, slow_ones
 from forethought.simulation.times import Times
-from forethought.use import Optimizer
+from forethought.values.caveats import Caveat
+from forethought.values.contributions import Persons
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Poisson
+from forethought.values.serialisation import digest
+from forethought.values.use import Optimizer
 
 EXAMPLES = 200
 

@@ -12,7 +12,6 @@ import pytest
 
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
-from forethought.contributions import Persons
 from forethought.jobs import federate_network as network
 from forethought.jobs import gossip_peer
 from forethought.jobs.federate import Federated, agreed, federation_of, simulate_job
@@ -20,6 +19,7 @@ from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.load import count_of
 from forethought.jobs.request import Request, from_file
+from forethought.values.contributions import Persons
 
 JOB = """
 [data]

@@ -28,12 +28,11 @@ from forethought.exchange.messages import (
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.mechanism import Mechanism, Rounds
 from forethought.network.driving import ClientDriver, ServerDriver
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import Poisson
-from forethought.use import Optimizer, Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer, Schedule
 from trials.storage import MemoryStorage
 
 D, ROUNDS = 6, 3

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import forethought as ft
-from forethought.optimizers import USUAL_RATE
 from forethought.planning.defaults import adaptive_rate
+from forethought.values.use import USUAL_RATE
 
 KNOWN: dict[str, Any] = {"examples": 5000, "budget": ft.Budget(1.0, 1e-5), "epochs": 10}
 

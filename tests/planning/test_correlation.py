@@ -12,13 +12,13 @@ from scipy.linalg import toeplitz
 import forethought as ft
 from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.jobs.job import Job
-from forethought.mechanism import Correlated
 from forethought.planning import defaults
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.phase_plans import next_phase
 from forethought.planning.solve import PlanError, neighbours
-from forethought.samplings import CyclicPoisson
-from forethought.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.mechanism import Correlated
+from forethought.values.samplings import CyclicPoisson
+from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 BUDGET = ft.Budget(2.0, 1e-5)
 

@@ -8,12 +8,12 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import RenyiFilter
-from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, next_phase, plan_phases
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
-from forethought.samplings import FullBatch, Poisson
 from forethought.training.progress import Progress
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson
 
 N = 5000
 BUDGET = Budget(1.0, 1e-5)

@@ -12,10 +12,10 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
-from forethought.mechanism import Budget
 from forethought.planning import search_plans
 from forethought.planning.search_plans import plan_tuning
 from forethought.planning.solve import PlanError, plan
+from forethought.values.mechanism import Budget
 
 BUDGET = Budget(2.0, 1e-5)
 GIVEN: dict[str, Any] = {"examples": 2000, "budget": BUDGET, "rounds": 50, "batch": 200}

@@ -169,8 +169,8 @@ def test_keywords_and_a_request_are_one_and_the_same() -> None:
 def test_data_and_model_say_their_own_numbers_and_caveats() -> None:
     nn = pytest.importorskip("torch", reason="sizes of a model need torch").nn
 
-    from forethought.caveats import Caveat
     from forethought.data import Dataset, Split
+    from forethought.values.caveats import Caveat
 
     read = Caveat("classes-from-data", "2; classes= would declare them")
     part = Split(np.zeros((500, 4), np.float32), np.zeros(500, np.int64))

@@ -22,15 +22,14 @@ from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.jobs.train import prepare as prepare_job
 from forethought.jobs.train import run as run_job
-from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.defaults import PREPARATION, budget_mu
-from forethought.plans import Plan
-from forethought.preparation import NAMES, STATISTICS
 from forethought.preparing import prepare
 from forethought.preparing.prepare import Vectors
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
-from forethought.samplings import FullBatch, Poisson
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import NAMES, STATISTICS, Plan
+from forethought.values.samplings import FullBatch, Poisson
 
 FALSE_ALARM = 1e-6
 N = 3000

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought import signing
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Release
-from forethought.caveats import Caveat
 from forethought.cli import main
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.report import charts
 from forethought.report.page import report_page, statement_page, write_pages, write_statement
-from forethought.samplings import Poisson
 from forethought.training.metrics import measured
 from forethought.training.summary import RunSummary
+from forethought.values import signing
+from forethought.values.caveats import Caveat
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
 
 HOSTILE = "<script>alert(1)</script>&\"'"
 TARGETS = np.array([0, 1, 1] * 20)

@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import forethought as ft
-from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.pareto import pareto
-from forethought.plans import Plan
 from forethought.report.figures import draw_learning, draw_plan, draw_tradeoff, draw_utility
-from forethought.samplings import FullBatch
 from forethought.utility.graph import UtilityGraph
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch
 
 
 @pytest.fixture

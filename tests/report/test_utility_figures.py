@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.report.figures import draw_utility, edges_of
-from forethought.samplings import FullBatch
 from forethought.utility.graph import UtilityGraph
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch
 
 
 def graph(norms: tuple[float, ...], sigmas: tuple[float, ...], scale: float) -> UtilityGraph:

@@ -13,13 +13,8 @@ from scipy import stats
 from torch import nn
 
 from drawn import randint, randn, reseed, stream
-from forethought.augmentation import Augmentation
-from forethought.contributions import Persons
 from forethought.gradients import clipped_sum
 from forethought.gradients.sums import flat
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.augmenting import augmented, require_images, uniform
 from forethought.rounds.contributions import share_of
 from forethought.rounds.losses import check_loss, cross_entropy
@@ -27,8 +22,11 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.team import Team
-from forethought.samplings import FullBatch, Poisson
 from forethought.training.records import PerPerson, person_loss
+from forethought.values.contributions import Augmentation, Persons
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch, Poisson
 
 FALSE_ALARM = 1e-6
 EXAMPLES, SIDE = 12, 6

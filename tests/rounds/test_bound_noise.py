@@ -20,12 +20,11 @@ from torch import nn
 
 import forethought as ft
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-from forethought.plans import Averaging, Clip, Plan
-from forethought.privacy import Groups, Round
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, PrivateSum
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, encoded
 from forethought.rounds.records import as_records
+from forethought.values.plan import Averaging, Clip, Groups, Plan, Round
 
 FALSE_ALARM = 1e-9
 EXAMPLES, FEATURES, HIDDEN = 60, 30, 20

@@ -10,11 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from forethought.contributions import GRADIENTS, Contribution
-from forethought.local_updates import Local
-from forethought.mechanism import ADJACENCIES, CLIPPINGS, Mechanism, Rounds, sensitivity
-from forethought.preparation import NAMES
-from forethought.privacy import CONTRIBUTIONS, Clip, Privacy
 from forethought.rounds.contributors import CONTRIBUTORS
 from forethought.rounds.linear import LinearModel, LinearRecords
 from forethought.rounds.losses import squared_error
@@ -22,7 +17,10 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.statistics import STATISTIC
-from forethought.samplings import FullBatch
+from forethought.values.contributions import GRADIENTS, Contribution, Local
+from forethought.values.mechanism import ADJACENCIES, CLIPPINGS, Mechanism, Rounds, sensitivity
+from forethought.values.plan import CONTRIBUTIONS, NAMES, Clip, Privacy
+from forethought.values.samplings import FullBatch
 
 RECORDS, NORM = 7, 0.25
 

@@ -14,17 +14,16 @@ import forethought as ft
 from drawn import randn, reseed
 from forethought.holders.trainer import Holder
 from forethought.holders.work import HolderError
-from forethought.mechanism import Correlated, Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
-from forethought.samplings import CyclicPoisson, FullBatch
-from forethought.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import CyclicPoisson, FullBatch
+from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 BANDED = Banded((1.0, 0.5, 0.375, 0.1))
 BUFFERED = BufferedToeplitz((0.4, 0.2), (0.9, 0.5))

@@ -16,16 +16,15 @@ from torch.nn import functional as F
 from drawn import randint, randn, reseed, stream
 from forethought.gradients.terms import CHARGE
 from forethought.local.known import separable
-from forethought.local_updates import INNER, Local, LocalUpdates
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds import contributions, local_contributions
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.samplings import (
+from forethought.values.contributions import INNER, Local, LocalUpdates
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

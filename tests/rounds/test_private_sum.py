@@ -15,16 +15,15 @@ from torch import nn
 
 from drawn import randint, randn, reseed, stream
 from forethought.gradients.terms import CHARGE
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip, Round
 from forethought.rounds.losses import cross_entropy, squared_error
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
-from forethought.samplings import FullBatch, Poisson, Sampling
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan, Round
+from forethought.values.samplings import FullBatch, Poisson, Sampling
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 24

@@ -9,7 +9,7 @@ from scipy import stats
 
 from forethought.rounds.randomness import Stream
 from forethought.rounds.sampling import assign_groups, poisson_count, sampler, uniform_subset
-from forethought.samplings import (
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.contributions import GRADIENTS, Examples, Groups
-from forethought.mechanism import Correlated, Mechanism, Rounds
-from forethought.privacy import Clip, Privacy
 from forethought.rounds.transcript import COUNTS, Transcript, TranscriptError
-from forethought.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
-from forethought.strategies import Banded
+from forethought.values.contributions import GRADIENTS, Examples, Groups
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.plan import Clip, Privacy
+from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.strategies import Banded
 
 N = 12
 samplings = st.sampled_from([Poisson(0.3), WithoutReplacement(4, N), Shuffled(5, N), FullBatch()])

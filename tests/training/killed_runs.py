@@ -22,14 +22,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import Poisson, Shuffled, WithoutReplacement
 from forethought.training.folder import Checkpoint
 from forethought.training.metrics import Event
 from forethought.training.run import train
-from forethought.use import Averaging, Optimizer, Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Poisson, Shuffled, WithoutReplacement
+from forethought.values.use import Averaging, Optimizer, Schedule
 
 EXAMPLES, ROUNDS = 150, 40
 

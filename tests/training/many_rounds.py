@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.samplings import Poisson, Shuffled, WithoutReplacement
 from forethought.training import loop as loops
 from forethought.training.descent import Descent
 from forethought.training.loop import Loop
-from forethought.use import Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson, Shuffled, WithoutReplacement
+from forethought.values.use import Schedule
 
 EXAMPLES = 60_000
 

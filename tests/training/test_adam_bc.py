@@ -12,11 +12,11 @@ from torch import nn
 
 import forethought as ft
 from drawn import randn, reseed, stream
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import FullBatch
 from forethought.training.descent import AdamBC, make_optimizer
-from forethought.use import Optimizer
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch
+from forethought.values.use import Optimizer
 
 FALSE_ALARM = 1e-6
 

@@ -13,14 +13,14 @@ from torch import nn
 
 import forethought as ft
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.samplings import Poisson
 from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
 
 EXAMPLES = 40
 HOW = ft.Augmentation(3, ("mirror", "shift", "crop"))

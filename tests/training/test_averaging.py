@@ -5,7 +5,7 @@ import torch
 
 from drawn import randn
 from forethought.training.descent import IterateAverage
-from forethought.use import Averaging
+from forethought.values.use import Averaging
 
 
 def run(averaging: Averaging, rounds: int) -> tuple[float, list[float]]:

@@ -21,7 +21,6 @@ from forethought.data.dataset import Dataset, Split
 from forethought.holders.trainer import Holder
 from forethought.holders.work import HolderError
 from forethought.models import build
-from forethought.preparation import NAMES, Preparation
 from forethought.preparing import prepare
 from forethought.preparing.prepare import SPREAD, Vectors, centre, rescaled
 from forethought.rounds.losses import cross_entropy
@@ -29,6 +28,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
 from forethought.training.records import Centring, Constants, NotCentredWarning
+from forethought.values.plan import NAMES, Preparation
 
 N, D = 1_500, 6
 BUDGET = ft.Budget(0.1, 1e-5)

@@ -18,7 +18,7 @@ from forethought.training.folder import (
     replace_file,
     restore_optimizer,
 )
-from forethought.use import Optimizer
+from forethought.values.use import Optimizer
 
 
 def test_a_checkpoint_reads_back_exactly_and_is_private(tmp_path: Path) -> None:

@@ -19,17 +19,17 @@ from forethought.accounting.statement import account
 from forethought.holders.trainer import Holder
 from forethought.holders.work import HolderError
 from forethought.jobs.job import Job
-from forethought.mechanism import Correlated, Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.training.descent import Kalman, LowPass, MeanFilter, descent_of, make_filter
 from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
-from forethought.use import Optimizer
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson
+from forethought.values.use import Optimizer
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 40

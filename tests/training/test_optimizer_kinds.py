@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 import forethought as ft
-from forethought.optimizers import OPTIMIZERS, UNKNOWN, USUAL_RATE, OptimizerKind, kind_of
 from forethought.training.descent import NAMES, CountsOnNoise, make_optimizer
+from forethought.values.use import OPTIMIZERS, UNKNOWN, USUAL_RATE, OptimizerKind, kind_of
 
 Vector = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "adding_an_optimizer.md"

@@ -5,7 +5,7 @@ import torch
 
 import forethought as ft
 from forethought.training.descent import NAMES, make_optimizer
-from forethought.use import Optimizer
+from forethought.values.use import Optimizer
 
 
 class Mine(torch.optim.SGD):

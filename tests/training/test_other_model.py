@@ -17,11 +17,11 @@ from forethought.jobs import train as jobs
 from forethought.jobs.job import Job
 from forethought.jobs.request import Request
 from forethought.planning.phase_plans import plan_phases
-from forethought.plans import Plan
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.training.fit import OtherModelWarning
+from forethought.values.plan import Plan
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3)).astype(np.float32)

@@ -13,7 +13,6 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials
-from forethought.contributions import Persons
 from forethought.data import DataError, TableSchema, load
 from forethought.data.dataset import Split
 from forethought.data.persons import EMPTY, by_person
@@ -28,6 +27,7 @@ from forethought.rounds.losses import cross_entropy
 from forethought.training.phases import train_until
 from forethought.training.records import PerPerson, PersonLoss, person_loss
 from forethought.utility.perturbing import utility_graph
+from forethought.values.contributions import Persons
 
 
 def rows(count: int, seed: int = 0, kind: str = "labels") -> tuple[Split, list[str]]:

@@ -19,13 +19,9 @@ import forethought as ft
 from forethought.accounting.adaptive import RenyiFilter
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
-from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.phase_plans import next_by_shortfall, plan_phases
 from forethought.planning.solve import plan as solve
-from forethought.plans import Plan
 from forethought.rounds.randomness import Seeds
-from forethought.samplings import Poisson
-from forethought.serialisation import digest
 from forethought.training.execution import Interrupted
 from forethought.training.folder import (
     Checkpointer,
@@ -37,6 +33,10 @@ from forethought.training.metrics import Event
 from forethought.training.phases import PhasedRun, train_until
 from forethought.training.progress import Progress
 from forethought.training.run import train
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+from forethought.values.serialisation import digest
 
 EXAMPLES = 200
 BUDGET = Budget(2.0, 1e-4)

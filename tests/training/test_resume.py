@@ -17,15 +17,14 @@ import torch
 from torch import nn
 
 from forethought.gradients import BatchDims
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.randomness import BoundNoise
-from forethought.samplings import Poisson
 from forethought.training.execution import Interrupted
 from forethought.training.folder import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.metrics import Event
 from forethought.training.run import train
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Poisson
 
 
 @pytest.mark.slow

@@ -16,11 +16,14 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from forethought.gradients import BatchDims
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.noise import GaussianNoise
-from forethought.samplings import (
+from forethought.training.execution import Interrupted
+from forethought.training.folder import RunFolder, RunFolderExistsError
+from forethought.training.metrics import Event
+from forethought.training.run import train
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,
@@ -29,11 +32,7 @@ from forethought.samplings import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.training.execution import Interrupted
-from forethought.training.folder import RunFolder, RunFolderExistsError
-from forethought.training.metrics import Event
-from forethought.training.run import train
-from forethought.use import Averaging, Optimizer, Schedule
+from forethought.values.use import Averaging, Optimizer, Schedule
 
 EXAMPLES = 200
 

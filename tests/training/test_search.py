@@ -17,16 +17,16 @@ import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials, search_epsilon
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
-from forethought.mechanism import Budget, Mechanism, Rounds
 from forethought.planning.search_plans import plan_tuning
-from forethought.plans import Plan
 from forethought.rounds.transcript import Transcript
-from forethought.samplings import Poisson
-from forethought.serialisation import digest
 from forethought.training.folder import RunFolderExistsError
 from forethought.training.run import Run, Task, train
 from forethought.training.search import Tuned, tune
-from forethought.use import Averaging, Optimizer
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+from forethought.values.serialisation import digest
+from forethought.values.use import Averaging, Optimizer
 
 TRIALS = NegativeBinomialTrials.of_mean(6, shape=0)
 

@@ -11,13 +11,12 @@ from torch import nn
 
 import forethought as ft
 from drawn import randn, reseed, stream
-from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.solve import PlanError
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import FullBatch
 from forethought.training.descent import Yogi, make_optimizer
-from forethought.use import Averaging, Optimizer, Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch
+from forethought.values.use import Averaging, Optimizer, Schedule
 
 
 def data(examples: int = 60) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,14 +22,10 @@ from torch import nn
 import forethought as ft
 from drawn import randn, reseed
 from forethought.accounting.interval import at_most
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip, Privacy, Round
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import Transcript, TranscriptError
-from forethought.samplings import Poisson
 from forethought.training import folder as checkpoints
 from forethought.training.execution import Execution, Interrupted
 from forethought.training.folder import (
@@ -45,7 +41,10 @@ from forethought.training.folder import (
 from forethought.training.metrics import Event
 from forethought.training.records import CoincidingRecordsError
 from forethought.training.run import train
-from forethought.use import Optimizer
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan, Privacy, Round
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer
 
 EXAMPLES = 60
 

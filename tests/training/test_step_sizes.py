@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import FullBatch, Poisson
 from forethought.training.step_sizes import step_sizes
-from forethought.use import Optimizer, Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.use import Optimizer, Schedule
 
 
 def plan(schedule: Schedule, rounds: int = 100) -> Plan:

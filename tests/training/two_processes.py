@@ -22,18 +22,17 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from forethought.auditing.replay import Replay, replaying
-from forethought.augmentation import Augmentation
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds import private_sum
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise
 from forethought.rounds.team import ProcessGroup
-from forethought.samplings import FullBatch, Poisson, Shuffled
 from forethought.training.execution import Interrupted, launched
 from forethought.training.metrics import Event
 from forethought.training.run import train
+from forethought.values.contributions import Augmentation
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch, Poisson, Shuffled
 
 EXAMPLES, ROUNDS = 120, 12
 

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forethought.mechanism import Mechanism, Rounds
 from forethought.planning.solve import plan
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import FullBatch
-from forethought.use import Averaging, Optimizer
 from forethought.utility.graph import LEAKS, UtilityGraph
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch
+from forethought.values.use import Averaging, Optimizer
 
 TRAINING = Plan(
     Mechanism(Rounds(0.0, 10, FullBatch())),

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 from drawn import rand, randint, reseed
 from forethought.data import Dataset, Split
 from forethought.models import build
-from forethought.use import Optimizer
 from forethought.utility import perturbing
 from forethought.utility.graph import LEAKS
 from forethought.utility.perturbing import utility_graph
+from forethought.values.use import Optimizer
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,11 @@ from forethought.federated.client import ClientMachine
 from forethought.federated.delay import Delay
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import Poisson
 from forethought.simulation.clock import Agenda
-from forethought.use import Optimizer
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer
 from trials import ViolationError, lies
 from trials.storage import CrashError, MemoryStorage, UnsignedEndpoint
 

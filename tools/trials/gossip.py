@@ -35,11 +35,11 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import Kind, make
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.mixing import Mixing
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import Poisson
 from forethought.simulation.clock import Agenda
-from forethought.use import Optimizer
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer
 from trials import ViolationError, lies
 from trials.recorded import Recorded, replayed
 from trials.storage import CrashError, MemoryStorage, UnsignedEndpoint

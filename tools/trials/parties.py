@@ -30,14 +30,13 @@ from forethought.exchange.storage import FolderStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.mechanism import Mechanism, Rounds
 from forethought.network.client import FederationClient, grpc_stream
 from forethought.network.driving import ClientDriver, Out, ServerDriver
 from forethought.network.server import FederationServer
-from forethought.plans import Plan
-from forethought.privacy import Clip
-from forethought.samplings import Poisson
-from forethought.use import Optimizer, Schedule
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer, Schedule
 
 ROSTER, PID = "roster.json", "server.pid"
 APPS = """from flwr.clientapp import ClientApp

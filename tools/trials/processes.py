@@ -37,7 +37,6 @@ from forethought.gossip.worker import Effects, Machine
 from forethought.holders.cluster import cluster
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
-from forethought.mechanism import Mechanism, Rounds
 from forethought.peers import taking_part
 from forethought.peers.cluster import Here
 from forethought.peers.driving import Pace, PeersError
@@ -46,12 +45,13 @@ from forethought.peers.links import Links
 from forethought.peers.roster import PeerRoster
 from forethought.peers.sites import SiteLinks
 from forethought.peers.taking_part import Share, take_part
-from forethought.plans import Plan
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.samplings import Poisson
-from forethought.use import Optimizer
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer
 from trials.recorded import Recorded
 
 ENGINES = ("ray", "sites", "torchrun")

@@ -36,9 +36,9 @@ from forethought.accounting.summed import (
     secure_interval,
 )
 from forethought.accounting.theorems import theorem
-from forethought.caveats import Caveat
-from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds, releases
-from forethought.samplings import CyclicPoisson, FullBatch, Shuffled
+from forethought.values.caveats import Caveat
+from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds, releases
+from forethought.values.samplings import CyclicPoisson, FullBatch, Shuffled
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
 

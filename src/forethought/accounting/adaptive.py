@@ -103,9 +103,9 @@ from forethought.accounting.renyi import (
     rdp,
     zcdp,
 )
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real, whole
-from forethought.mechanism import (
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real, whole
+from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
     Budget,
@@ -115,8 +115,8 @@ from forethought.mechanism import (
     UnsupportedMechanismError,
     sensitivity,
 )
-from forethought.samplings import FullBatch
-from forethought.serialisation import exact_keys
+from forethought.values.samplings import FullBatch
+from forethought.values.serialisation import exact_keys
 
 FILTER_SCHEMA = "forethought/renyi-filter/1"
 FILTER_ORDERS: tuple[float, ...] = tuple(
@@ -148,8 +148,8 @@ class RenyiFilter:
         adjacency: under which every round is accounted.
         orders: fixed before the first release; see :func:`best_order` for a single good one.
 
-    >>> from forethought.mechanism import Budget, Rounds
-    >>> from forethought.samplings import Poisson
+    >>> from forethought.values.mechanism import Budget, Rounds
+    >>> from forethought.values.samplings import Poisson
     >>> ledger = RenyiFilter(Budget(1.0, 1e-5))
     >>> ledger.would_exceed(Rounds(0.1, 1, Poisson(1.0)))
     True
@@ -302,8 +302,8 @@ class GaussianFilter:
         budget: what the whole run may cost, whatever is chosen.
         adjacency: under which every round is accounted.
 
-    >>> from forethought.mechanism import Budget, Rounds
-    >>> from forethought.samplings import FullBatch
+    >>> from forethought.values.mechanism import Budget, Rounds
+    >>> from forethought.values.samplings import FullBatch
     >>> ledger = GaussianFilter(Budget(1.0, 1e-5))
     >>> ledger.affordable(Rounds(100.0, 1, FullBatch()))
     718

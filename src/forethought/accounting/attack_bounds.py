@@ -44,8 +44,8 @@ from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
 from forethought.accounting.theorems import binomial, hypergeometric, parts, uncorrelated
 from forethought.accounting.tradeoff import tradeoff
-from forethought.mechanism import Correlated, Mechanism, Rounds, releases
-from forethought.samplings import (
+from forethought.values.mechanism import Correlated, Mechanism, Rounds, releases
+from forethought.values.samplings import (
     Adjacency,
     CyclicPoisson,
     FullBatch,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from forethought.accounting.exact import epsilon, estimate
 from forethought.accounting.interval import at_most, warn_if_wide
-from forethought.checks import real
-from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
-from forethought.samplings import Sampling
-from forethought.strategies import Strategy
+from forethought.values.checks import real
+from forethought.values.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
+from forethought.values.samplings import Sampling
+from forethought.values.strategies import Strategy
 
 # How often an estimate is asked where it meets the budget, and how often it is then corrected.
 _STEPS, _ATTEMPTS = 12, 4
@@ -50,7 +50,7 @@ def calibrate(
     Warns:
         UserWarning: ε of what is found has ends that are further apart than usual, and why.
 
-    >>> from forethought.samplings import FullBatch
+    >>> from forethought.values.samplings import FullBatch
     >>> def once(sigma: float) -> Mechanism:
     ...     return Mechanism(Rounds(sigma, 1, FullBatch()))
     >>> sigma = calibrate(once, Budget(1, 1e-5), (0.5, 50))

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, log_ndtr, ndtr, ndtri
 
 from forethought.accounting.dominating_pair import EPS, Pair
-from forethought.checks import real
+from forethought.values.checks import real
 
 Array = NDArray[np.float64]
 

@@ -63,9 +63,9 @@ from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import SMALLEST, Composition, Search
 from forethought.accounting.privacy_profile import Bounded, Curve, Least, Profile, Stack
 from forethought.accounting.theorems import parts, unsampled_distance
-from forethought.checks import real, whole
-from forethought.mechanism import Mechanism, UnsupportedMechanismError
-from forethought.samplings import RandomAllocation
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
+from forethought.values.samplings import RandomAllocation
 
 Curves = Sequence[tuple[Curve, Curve]]
 # Levels of a chain, and what δ of a single change is about at the last.
@@ -436,8 +436,8 @@ def epsilon(
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
         TypeError, ValueError: an argument is of the wrong kind or out of range.
 
-    >>> from forethought.mechanism import Rounds
-    >>> from forethought.samplings import Poisson
+    >>> from forethought.values.mechanism import Rounds
+    >>> from forethought.values.samplings import Poisson
     >>> epsilon(Mechanism(Rounds(1.1, 14_000, Poisson(0.004))), 1e-5)  # doctest: +SKIP
     Interval(lower=2.2097..., upper=2.2111...)
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 from typing import Any
 
-from forethought.serialisation import plain
+from forethought.values.serialisation import plain
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from forethought.accounting.theorems import all_uncorrelated
-from forethought.checks import real
-from forethought.mechanism import (
+from forethought.values.checks import real
+from forethought.values.mechanism import (
     Adjacency,
     Mechanism,
     Rounds,
@@ -26,7 +26,7 @@ from forethought.mechanism import (
     releases,
     sensitivity,
 )
-from forethought.samplings import (
+from forethought.values.samplings import (
     Binomial,
     CyclicPoisson,
     FullBatch,

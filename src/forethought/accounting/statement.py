@@ -1,6 +1,6 @@
 """The Statement: what was guaranteed, to whom, under which assumptions; anyone can recompute it.
 
-A statement holds the :class:`~forethought.mechanism.Mechanism` itself.
+A statement holds the :class:`~forethought.values.mechanism.Mechanism` itself.
 :func:`~forethought.accounting.verification.verify` recomputes what follows from it and refuses a
 statement that does not hold.
 """
@@ -25,13 +25,13 @@ from forethought.accounting.accountants import ACCOUNTANTS, EXACT, Accountant, a
 from forethought.accounting.attack_bounds import Attained, attained_of, bounded
 from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
-from forethought.caveats import Caveat, caveats, choice, of_role
-from forethought.checks import real, whole
-from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds
-from forethought.preparation import NAMES
-from forethought.samplings import SAMPLINGS, FullBatch, Sampling
-from forethought.serialisation import build, digest, exact_keys, parse, plain, write_text
-from forethought.signing import Signature
+from forethought.values.caveats import Caveat, caveats, choice, of_role
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
+from forethought.values.plan import NAMES
+from forethought.values.samplings import SAMPLINGS, FullBatch, Sampling
+from forethought.values.serialisation import build, digest, exact_keys, parse, plain, write_text
+from forethought.values.signing import Signature
 
 # What a Statement is about, as its owner says, and which files it rests on, by hash.
 #
@@ -418,7 +418,7 @@ def rows(releases: Iterable[Release]) -> Iterator[tuple[str, int, str]]:
 
 # The Statement: what was guaranteed, to whom, under which assumptions; anyone can recompute it.
 #
-# A statement holds the :class:`~forethought.mechanism.Mechanism` itself.
+# A statement holds the :class:`~forethought.values.mechanism.Mechanism` itself.
 # :func:`~forethought.accounting.verification.verify` recomputes what follows from it and refuses a
 # statement that does not hold.
 
@@ -431,7 +431,7 @@ UNBOUND_SCHEMAS = (FROZEN_SCHEMA, "forethought/statement/3")
 
 
 class Accounted(Protocol):
-    """The fields that :func:`account` reads of a plan; `forethought.plans.Plan` has them."""
+    """The fields that :func:`account` reads of a plan; `forethought.values.plan.Plan` has them."""
 
     @property
     def mechanism(self) -> Mechanism: ...
@@ -726,7 +726,7 @@ def account(
         released: account only for the first so many rounds, as for a run that stopped early.
         seeded: short for ``randomness=Randomness(seeded_noise=True)``.
         not_covered: uses of private data outside the mechanism besides those of the plan, and any
-            other :class:`~forethought.caveats.Caveat`, assumptions included.
+            other :class:`~forethought.values.caveats.Caveat`, assumptions included.
         accountant: a kind of :data:`~forethought.accounting.accountants.ACCOUNTANTS` with what it
             needs. Default: the exact one, for rounds that were fixed before the run.
         randomness: where the random numbers come from. Default: secrets of the operating system.

@@ -41,15 +41,15 @@ from forethought.accounting.tradeoff import (
     lower_envelope,
     upper_envelope,
 )
-from forethought.checks import one_of, real, whole
-from forethought.mechanism import (
+from forethought.values.checks import one_of, real, whole
+from forethought.values.mechanism import (
     Adjacency,
     Rounds,
     UnsupportedMechanismError,
     releases,
     sensitivity,
 )
-from forethought.samplings import Binomial, Hypergeometric, Law
+from forethought.values.samplings import Binomial, Hypergeometric, Law
 
 Array = NDArray[np.float64]
 

@@ -35,9 +35,9 @@ from typing import Any
 
 from forethought.accounting import exact
 from forethought.accounting.interval import Interval
-from forethought.caveats import Caveat
-from forethought.checks import real, whole
-from forethought.mechanism import Correlated, Mechanism
+from forethought.values.caveats import Caveat
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Correlated, Mechanism
 
 # Rounding of the few operations here, outward.
 _OUTWARD = 1 + 1e-12

@@ -3,9 +3,9 @@
 Each cell (sampling × clipping × adjacency) has one entry for a single record and one for groups of
 g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
 
-The bounds on centres come from :func:`forethought.mechanism.sensitivity`. Lemma used below ("half
-lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common centre. For
-any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k) and
+The bounds on centres come from :func:`forethought.values.mechanism.sensitivity`. Lemma used below
+("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common centre.
+For any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k) and
 N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is at
 most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
 
@@ -56,7 +56,7 @@ from forethought.accounting.discrete_ratio import (
     Epoch,
 )
 from forethought.accounting.dominating_pair import EPS, Array, Pair
-from forethought.mechanism import (
+from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
     Adjacency,
@@ -69,7 +69,7 @@ from forethought.mechanism import (
     releases,
     sensitivity,
 )
-from forethought.samplings import (
+from forethought.values.samplings import (
     SAMPLINGS,
     Binomial,
     FullBatch,
@@ -77,7 +77,7 @@ from forethought.samplings import (
     RandomAllocation,
     Shuffled,
 )
-from forethought.strategies import Strategy
+from forethought.values.strategies import Strategy
 
 TURNS = (
     "correlated noise: one Gaussian release at the strategy's sensitivity over all of a record's "

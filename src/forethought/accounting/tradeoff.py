@@ -33,8 +33,8 @@ from forethought.accounting.closed_bounds import gaussian_delta_above
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.exact import lawful, single_changes
 from forethought.accounting.theorems import parts, unsampled_distance
-from forethought.checks import real, whole
-from forethought.mechanism import Mechanism
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Mechanism
 
 Array = NDArray[np.float64]
 Profile = Callable[[Array], Array]

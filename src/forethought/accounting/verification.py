@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from forethought import __version__, signing
+from forethought import __version__
 from forethought.accounting import exact
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
@@ -32,8 +32,9 @@ from forethought.accounting.statement import (
     required,
     suited,
 )
-from forethought.caveats import Caveat, caveats, choice, of_role
-from forethought.mechanism import UnsupportedMechanismError
+from forethought.values import signing
+from forethought.values.caveats import Caveat, caveats, choice, of_role
+from forethought.values.mechanism import UnsupportedMechanismError
 
 # Ends computed on two machines may take another number of refinements, each good to this.
 _ACCURACY = 2e-3

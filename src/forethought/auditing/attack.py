@@ -36,8 +36,8 @@ from forethought.auditing.planted import PlantedRecords, observe
 from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.tactics import Tactics, tactics
 from forethought.auditing.verdict import AttackSummary, Finding
-from forethought.mechanism import Mechanism
-from forethought.plans import Plan
+from forethought.values.mechanism import Mechanism
+from forethought.values.plan import Plan
 
 Array = NDArray[np.float64]
 

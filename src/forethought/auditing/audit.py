@@ -22,12 +22,12 @@ from forethought.auditing.participation import participation
 from forethought.auditing.replay import replayed
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
 from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
-from forethought.checks import real
-from forethought.contributions import Examples, Persons
-from forethought.plans import Plan
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.records import as_records
 from forethought.training.records import arranged, opened, usual_loss
+from forethought.values.checks import real
+from forethought.values.contributions import Examples, Persons
+from forethought.values.plan import Plan
 
 FALSE_ALARM = 1e-4
 # Records of the user's own that rounds are replayed with.

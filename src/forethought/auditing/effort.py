@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from forethought.checks import one_of
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import Sampling
+from forethought.values.checks import one_of
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Sampling
 
 # Kinds of rounds that one check looks at, evenly spread over a plan of more.
 PARTS = 4

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from forethought import mechanism
 from forethought.accounting import adaptive, attack_bounds, exact, theorems
 from forethought.gradients import clipped, sums
-from forethought.mechanism import per_hit
 from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
 from forethought.rounds.randomness import BoundNoise
 from forethought.rounds.sampling import Indices
+from forethought.values import mechanism
+from forethought.values.mechanism import per_hit
 
 Planting = Callable[[], AbstractContextManager[None]]
 

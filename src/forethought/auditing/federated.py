@@ -19,18 +19,18 @@ from forethought.auditing.noise import scales
 from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.verdict import Finding
-from forethought.checks import whole
 from forethought.exchange.events import Received
 from forethought.exchange.messages import Update
 from forethought.federated.federation import Federation, Member
 from forethought.federated.simulator import Simulator
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
-from forethought.plans import Plan
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.simulation.times import Times
-from forethought.use import Averaging
+from forethought.values.checks import whole
+from forethought.values.plan import Plan
+from forethought.values.use import Averaging
 
 Array = NDArray[np.float64]
 

@@ -25,11 +25,11 @@ from forethought.gossip.simulator import Simulator
 from forethought.gossip.worker import Effects, Machine
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
-from forethought.plans import Plan
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.simulation.times import Times
-from forethought.use import Averaging, Optimizer, Use
+from forethought.values.plan import Plan
+from forethought.values.use import Averaging, Optimizer, Use
 
 
 def audit_worker(

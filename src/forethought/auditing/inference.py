@@ -22,7 +22,7 @@ from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.joint_errors import JointErrors
 from forethought.auditing.verdict import AttackPoint, smallest
-from forethought.mechanism import Mechanism
+from forethought.values.mechanism import Mechanism
 
 Array = NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from forethought.auditing.planted import (
 )
 from forethought.auditing.verdict import Finding, certain
 from forethought.auditing.whitening import whitened
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 Array = NDArray[np.float64]
 

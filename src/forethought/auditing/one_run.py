@@ -49,14 +49,14 @@ from forethought.auditing.inference import (
 from forethought.auditing.noise import scales
 from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
-from forethought.checks import one_of, real, whole
-from forethought.contributions import Examples, Persons
-from forethought.plans import Plan
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import as_records, blank
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
+from forethought.values.checks import one_of, real, whole
+from forethought.values.contributions import Examples, Persons
+from forethought.values.plan import Plan
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

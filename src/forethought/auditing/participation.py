@@ -19,10 +19,10 @@ from forethought.auditing import sampling_tests
 from forethought.auditing.effort import Effort, evenly, scaled, with_parts
 from forethought.auditing.planted import PlantedRecords, divisors, observe
 from forethought.auditing.verdict import Finding, certain
-from forethought.local_updates import INNER
-from forethought.mechanism import Rounds
-from forethought.plans import Plan
-from forethought.samplings import (
+from forethought.values.contributions import INNER
+from forethought.values.mechanism import Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import (
     Sampling,
 )
 

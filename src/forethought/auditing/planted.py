@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.plans import Plan
 from forethought.training.run import Run, train
-from forethought.use import Averaging, Optimizer, Schedule, Use
+from forethought.values.plan import Plan
+from forethought.values.use import Averaging, Optimizer, Schedule, Use
 
 Watch = Callable[[list[torch.Tensor]], None]
 _WATCHING: ContextVar[Watch | None] = ContextVar("watching", default=None)

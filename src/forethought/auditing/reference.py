@@ -23,13 +23,18 @@ from randomgen import AESCounter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.augmentation import Augmentation
-from forethought.contributions import LinearExamples, Persons
-from forethought.local_updates import INNER, Local, LocalUpdates, imported
-from forethought.mechanism import Correlated
-from forethought.preparation import Statistics
-from forethought.privacy import Clip, Privacy, Round
-from forethought.samplings import (
+from forethought.values.contributions import (
+    INNER,
+    Augmentation,
+    LinearExamples,
+    Local,
+    LocalUpdates,
+    Persons,
+    imported,
+)
+from forethought.values.mechanism import Correlated
+from forethought.values.plan import Clip, Privacy, Round, Statistics
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

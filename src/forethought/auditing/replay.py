@@ -34,12 +34,11 @@ from forethought.auditing.reference import (
     summed,
 )
 from forethought.auditing.verdict import Finding, certain
-from forethought.mechanism import Correlated, Mechanism
-from forethought.plans import Plan
-from forethought.privacy import Round
 from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
 from forethought.training.run import train
+from forethought.values.mechanism import Correlated, Mechanism
+from forethought.values.plan import Plan, Round
 
 Array = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from scipy.special import ndtri
 
 from forethought.auditing import exact_tests as exact
 from forethought.auditing.verdict import Finding, certain, smallest
-from forethought.mechanism import UnsupportedMechanismError
-from forethought.samplings import (
+from forethought.values.mechanism import UnsupportedMechanismError
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

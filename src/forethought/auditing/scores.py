@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from forethought.auditing.whitening import applied, correlated
-from forethought.mechanism import Correlated, Mechanism, Rounds
-from forethought.samplings import Binomial, Hypergeometric, Sampling
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.samplings import Binomial, Hypergeometric, Sampling
 
 Array = NDArray[np.float64]
 

@@ -21,12 +21,11 @@ from forethought.auditing.local_faults import LOCAL_FAULTS
 from forethought.auditing.replay import replayed
 from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit
-from forethought.local_updates import Local
-from forethought.mechanism import Clipping, Correlated, Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.private_sum import RoundError
-from forethought.samplings import (
+from forethought.values.contributions import Local
+from forethought.values.mechanism import Clipping, Correlated, Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,
@@ -35,7 +34,7 @@ from forethought.samplings import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.strategies import Banded
+from forethought.values.strategies import Banded
 
 CANARIES, RATE, ROUNDS, DELTA = 2_000, 0.1, 100, 1e-5
 FEATURES, CLASSES, RECORDS = 12, 4, 400

@@ -26,19 +26,18 @@ from forethought.auditing.effort import Effort
 from forethought.auditing.module_state import changes, state_of
 from forethought.auditing.planted import PlantedRecords, divisors, observe, recorded_plan, watching
 from forethought.auditing.verdict import Finding, certain
-from forethought.contributions import Examples
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.lanes import bits
 from forethought.gradients.sums import flat
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.privacy import Clip
 from forethought.rounds.contributions import Gradients
 from forethought.rounds.losses import Loss
 from forethought.rounds.records import Records
-from forethought.samplings import FullBatch
 from forethought.training.run import train
-from forethought.use import Averaging
+from forethought.values.contributions import Examples
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import FullBatch
+from forethought.values.use import Averaging
 
 Array = NDArray[np.float64]
 

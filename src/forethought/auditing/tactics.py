@@ -18,7 +18,7 @@ from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.exact_tests import share_at_most
 from forethought.auditing.inference import LEVEL, Games, epsilon_of_guesses, scaled_noise
 from forethought.auditing.scores import log_likelihood_ratio, simulate
-from forethought.mechanism import Mechanism
+from forethought.values.mechanism import Mechanism
 
 # Games of each kind that are simulated: so many, and at least so many, within so many numbers.
 SIMULATED, FEWEST, CELLS = 20_000, 2_000, 4_000_000

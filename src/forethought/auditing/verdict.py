@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from forethought.serialisation import plain
+from forethought.values.serialisation import plain
 
 CheckName = Literal["replay", "participation", "noise", "attack", "sensitivity"]
 SCHEMA = "forethought/audit/1"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from forethought.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
 
 Array = NDArray[np.float64]
 

@@ -129,7 +129,7 @@ def keygen(
     path: Annotated[Path, typer.Argument(help="File of the private key; .pub is put beside it.")],
 ) -> None:
     """Make a key to sign statements with: forethought account RUN --sign FILE."""
-    from forethought import signing
+    from forethought.values import signing
 
     public, fingerprint = signing.generate(path)
     typer.echo(f"private key  {path} (keep it to yourself)")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forethought.auditing.replay import Replay
     from forethought.auditing.verdict import Audit
-    from forethought.plans import Plan
+    from forethought.values.plan import Plan
 
 EPILOG = "Example: forethought audit job.toml --quick"
 

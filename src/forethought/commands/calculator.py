@@ -40,7 +40,7 @@ def calculator(
     quiet: Quiet = False,
 ) -> None:
     """The published DP calculators, with conditions, margins and the exact figures."""
-    from forethought.published.calculators import calculate, earlier_phase
+    from forethought.papers.calculators import calculate, earlier_phase
     from forethought.report.terminal import show
 
     plans = calculate(

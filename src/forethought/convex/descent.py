@@ -17,9 +17,6 @@ from torch.nn import functional as F
 from forethought.accounting.adaptive import GaussianFilter, filter_details
 from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.accounting.statement import Randomness, Statement, account
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real, whole
-from forethought.contributions import LinearExamples
 from forethought.convex.planning import DescentPlan
 from forethought.convex.problems import (
     HuberRegression,
@@ -30,14 +27,17 @@ from forethought.convex.problems import (
     SoftmaxRegression,
 )
 from forethought.gradients.sums import flat
-from forethought.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
 from forethought.preparing.prepare import Prepared, require_prepared, with_preparation
-from forethought.privacy import LEAST_NOISE, Clip, Privacy
 from forethought.rounds.linear import LinearModel, LinearRecords, Slope, linear_sums
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript
-from forethought.samplings import FullBatch
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real, whole
+from forethought.values.contributions import LinearExamples
+from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
+from forethought.values.plan import LEAST_NOISE, Clip, Privacy
+from forethought.values.samplings import FullBatch
 
 # Losses of :mod:`forethought.convex.problems` and their derivatives, row by row.
 #

@@ -11,16 +11,15 @@ from scipy.optimize import minimize_scalar
 
 from forethought.accounting import exact
 from forethought.accounting.closed_bounds import gaussian_mu
-from forethought.caveats import Caveat, caveats, choice
-from forethought.checks import real, whole
-from forethought.contributions import LinearExamples
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
-from forethought.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
-from forethought.preparation import Preparation
-from forethought.privacy import LEAST_NOISE, Clip, NoiseKind, Privacy, Round
-from forethought.samplings import FullBatch
-from forethought.serialisation import Stored, plain
+from forethought.values.caveats import Caveat, caveats, choice
+from forethought.values.checks import real, whole
+from forethought.values.contributions import LinearExamples
+from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
+from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Preparation, Privacy, Round
+from forethought.values.samplings import FullBatch
+from forethought.values.serialisation import Stored, plain
 
 # The default schedule: nothing to tune, no look at the data.
 #
@@ -264,7 +263,7 @@ class DescentPlan(Stored):
         )
 
     def round(self, index: int) -> Round:
-        """Round ``index``, from 0; see :meth:`forethought.privacy.Privacy.round`."""
+        """Round ``index``, from 0; see :meth:`forethought.values.plan.Privacy.round`."""
         return self.privacy.round(index)
 
     def schedule(self, t: int) -> tuple[float, float]:

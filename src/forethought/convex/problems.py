@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from forethought.checks import one_of, real, whole
-from forethought.serialisation import build, plain
+from forethought.values.checks import one_of, real, whole
+from forethought.values.serialisation import build, plain
 
 
 class Problem(Protocol):

@@ -2,7 +2,7 @@
 
 σ_t is the standard deviation of the noise on every coordinate of the *mean* gradient, η_t the step
 size. Sources: "Adaptive Hyperparameter Selection for Differentially Private Gradient Descent",
-Proposition 3; :mod:`forethought.published.adaptive_noise` has its formulas under their own names.
+Proposition 3; :mod:`forethought.papers.adaptive_noise` has its formulas under their own names.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import at_most
-from forethought.checks import real, whole
 from forethought.convex.problems import Problem
-from forethought.mechanism import Budget
-from forethought.published.adaptive_noise import (
+from forethought.papers.adaptive_noise import (
     convex_sigma,
     nonconvex_sigma,
     strongly_convex_sigma,
 )
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Budget
 
 Schedule = Callable[[int], tuple[float, float]]
 """t, from 1 → (σ_t, η_t)."""

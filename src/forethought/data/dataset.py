@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.caveats import Caveat, of_role
 from forethought.data.files import DataError
+from forethought.values.caveats import Caveat, of_role
 
 if TYPE_CHECKING:
     from forethought.data.encoder import Encoder

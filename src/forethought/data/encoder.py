@@ -21,7 +21,7 @@ from forethought.data.columns import (
 )
 from forethought.data.files import DataError
 from forethought.data.reading import AS_USUAL, TableFormat
-from forethought.serialisation import exact_keys
+from forethought.values.serialisation import exact_keys
 
 SCHEMA = "forethought/encoder/1"
 

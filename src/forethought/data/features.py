@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from forethought.caveats import Caveat
 from forethought.data import deep_patches
 from forethought.data.dataset import Dataset, Split
 from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
@@ -28,6 +27,7 @@ from forethought.data.idx import usual_norm_of_pixels
 from forethought.data.patches import CHANNELS, GRID, LEAST, MOST, patch_features, suits
 from forethought.data.scattering import channels, group_normalised, scatter
 from forethought.data.shifted_patches import shifted_patch_features
+from forethought.values.caveats import Caveat
 
 SCALES, ANGLES = 2, 8
 GROUP = 3  # channels normalised together: 27 groups for each plane of the image

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.caveats import Caveat
 from forethought.data.files import DataError
+from forethought.values.caveats import Caveat
 
 MOST_CLASSES = 1000
 

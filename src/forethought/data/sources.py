@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.caveats import Caveat
 from forethought.data.cifar import load_cifar10
 from forethought.data.dataset import Dataset, Split, finite, row_contents, split_off
 from forethought.data.files import DAMAGE, DataError, data_folder, read, resolve
 from forethought.data.idx import load_idx, scaled, usual_norm_of_pixels
 from forethought.data.labels import Declared, Labels, Task
 from forethought.data.tables import Aside, load_csv
+from forethought.values.caveats import Caveat
 
 if TYPE_CHECKING:
     from forethought.data.encoder import TableSchema

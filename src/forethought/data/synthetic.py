@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from forethought.checks import real, whole
 from forethought.data.dataset import Dataset, Split
 from forethought.data.files import DataError
+from forethought.values.checks import real, whole
 
 # Synthetic data of a given shape: something to rehearse on when there is no public data.
 #

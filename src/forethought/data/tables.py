@@ -15,7 +15,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.caveats import Caveat
 from forethought.data.columns import (
     MISSING_WORDS,
     Category,
@@ -30,6 +29,7 @@ from forethought.data.files import DAMAGE, DataError
 from forethought.data.labels import Declared, Labels, label_column
 from forethought.data.persons import kept
 from forethought.data.reading import Kind, Table, TableFormat, opened_file
+from forethought.values.caveats import Caveat
 
 # What a table probably is when it cannot be what it seems: the remedy for each.
 #

@@ -23,11 +23,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.accounting.statement import Statement
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real
-from forethought.mechanism import Adjacency, Budget
 from forethought.planning.defaults import default_delta
 from forethought.rounds.randomness import Seeds
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real
+from forethought.values.mechanism import Adjacency, Budget
 
 # Features onto a common scale by ranges that the user declares: no figure of the data is read.
 

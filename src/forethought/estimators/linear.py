@@ -14,14 +14,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought import convex
 from forethought.accounting.closed_bounds import gaussian_mu
-from forethought.caveats import Caveat
-from forethought.checks import real
 from forethought.convex.planning import signal
 from forethought.convex.problems import Problem
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator, circumstances
-from forethought.mechanism import Adjacency, Budget, Rounds, sensitivity
-from forethought.samplings import FullBatch
+from forethought.values.caveats import Caveat
+from forethought.values.checks import real
+from forethought.values.mechanism import Adjacency, Budget, Rounds, sensitivity
+from forethought.values.samplings import FullBatch
 
 # How far weights may go, from public numbers: the ball that a linear estimator keeps them in.
 

@@ -14,14 +14,14 @@ from scipy import sparse
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from forethought.caveats import Caveat
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator, circumstances
-from forethought.mechanism import Adjacency
 from forethought.planning.solve import plan
-from forethought.plans import Plan
 from forethought.training.run import Run, train
 from forethought.turns import turns
+from forethought.values.caveats import Caveat
+from forethought.values.mechanism import Adjacency
+from forethought.values.plan import Plan
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forethought.exchange.messages import SERVER
-from forethought.serialisation import Stored, canonical
+from forethought.values.serialisation import Stored, canonical
 
 # Who takes part: everybody's name, signing key and certificate, as one public file.
 #

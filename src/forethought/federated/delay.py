@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from forethought.checks import imported, one_of, whole
+from forethought.values.checks import imported, one_of, whole
 
 Permissible = Callable[[int, int], bool]
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from forethought.checks import one_of, real, whole
 from forethought.federated.delay import Delay, Permissible
-from forethought.mechanism import LocalRounds, first_round, updates_of
-from forethought.plans import Plan, other_terms, promised
-from forethought.serialisation import Stored, build, canonical
 from forethought.training.step_sizes import step_sizes
-from forethought.use import Averaging
+from forethought.values.checks import one_of, real, whole
+from forethought.values.mechanism import LocalRounds, first_round, updates_of
+from forethought.values.plan import Plan, other_terms, promised
+from forethought.values.serialisation import Stored, build, canonical
+from forethought.values.use import Averaging
 
 if TYPE_CHECKING:
     from forethought.exchange.keys import Roster

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.contributions import Examples
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.simulator import Simulated
@@ -32,7 +31,6 @@ from forethought.gradients.state import Generators
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.work import Result, Work
 from forethought.holders.workers import PROCESSES, Pool, processes
-from forethought.privacy import Clip, Round
 from forethought.rounds.contributions import accumulate
 from forethought.rounds.losses import Loss
 from forethought.rounds.noise import GaussianNoise
@@ -40,12 +38,14 @@ from forethought.rounds.private_sum import generator_of, input_hash
 from forethought.rounds.randomness import BoundNoise, Secrets, Stream, encoded, seed_of
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Batches, Indices, poisson_count, uniform_subset
-from forethought.samplings import Poisson
 from forethought.simulation.speeds import LogNormal
 from forethought.simulation.times import OVERHEAD, Times
 from forethought.training.fit import warn_of_another_model
 from forethought.training.step_sizes import step_sizes
 from forethought.turns import turns
+from forethought.values.contributions import Examples
+from forethought.values.plan import Clip, Round
+from forethought.values.samplings import Poisson
 
 LAW = (
     "simulated, fused: the law of the global model only; no client's own noise was drawn, so no "

@@ -30,9 +30,9 @@ from forethought.holders.workers import PROCESSES
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.transcript import Transcript
-from forethought.serialisation import plain
 from forethought.simulation.times import Times
 from forethought.training.run import NOT_COVERED_TEST
+from forethought.values.serialisation import plain
 
 
 @dataclass(frozen=True)

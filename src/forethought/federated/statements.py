@@ -27,14 +27,14 @@ from forethought.accounting import statement
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Randomness, Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real, whole
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.settings import SecureAggregation
-from forethought.optimizers import kind_of
-from forethought.plans import Plan
 from forethought.rounds.grid_step import grid
 from forethought.rounds.transcript import Transcript
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real, whole
+from forethought.values.plan import Plan
+from forethought.values.use import kind_of
 
 View = Literal["server", "secure-server", "client", "outsider"]
 VIEWS: tuple[View, ...] = get_args(View)

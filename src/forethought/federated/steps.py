@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from forethought.federated.federation import Federation
-from forethought.optimizers import kind_of
-from forethought.plans import Plan
+from forethought.values.plan import Plan
+from forethought.values.use import kind_of
 
 # Chance that honest noise is beyond the bound: exp(−TAIL) an update.
 TAIL = 45.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forethought.checks import real
 from forethought.exchange.messages import Vector
+from forethought.values.checks import real
 
 # Norms above this are nobody's model: a float32 square would overflow.
 HUGE = 1e18

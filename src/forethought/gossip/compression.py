@@ -23,9 +23,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.checks import one_of, real
 from forethought.exchange.codec import rounded, widened
 from forethought.exchange.messages import Vector
+from forethought.values.checks import one_of, real
 
 Kind = Literal["none", "bf16", "top-k"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

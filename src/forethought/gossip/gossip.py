@@ -16,15 +16,15 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from forethought.checks import one_of, real, whole
 from forethought.exchange.messages import Vector
 from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
 from forethought.gossip.graphs import Graph
 from forethought.gossip.mixing import Mixing
-from forethought.optimizers import kind_of
-from forethought.plans import Plan
-from forethought.serialisation import Stored, build, canonical, exact_keys, plain
+from forethought.values.checks import one_of, real, whole
+from forethought.values.plan import Plan
+from forethought.values.serialisation import Stored, build, canonical, exact_keys, plain
+from forethought.values.use import kind_of
 
 # The file of it.
 GOSSIP = "gossip.json"

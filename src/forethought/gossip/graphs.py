@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal, assert_never, get_args
 
-from forethought.checks import one_of, whole
+from forethought.values.checks import one_of, whole
 
 Kind = Literal["complete", "ring", "torus", "random-regular", "hypercube", "exponential"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -27,10 +27,10 @@ from typing import Literal, assert_never, get_args
 
 import numpy as np
 
-from forethought.checks import one_of, real, whole
 from forethought.gossip import spectrum, tournament
 from forethought.gossip.colouring import colour
 from forethought.gossip.graphs import Edge, Graph, powers
+from forethought.values.checks import one_of, real, whole
 
 # What a job can name, and one matrix from a file.
 Named = Literal["matchings", "metropolis", "exponential"]

@@ -15,7 +15,6 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.checks import real
 from forethought.exchange.events import Release
 from forethought.exchange.messages import Vector
 from forethought.gossip import events as on
@@ -28,6 +27,7 @@ from forethought.holders.work import Trainers, Work
 from forethought.simulation.clock import Agenda
 from forethought.simulation.speeds import LogNormal
 from forethought.simulation.times import OVERHEAD, SimulationError, Times
+from forethought.values.checks import real
 
 _MESSAGE, _COMPUTED, _MIX, _REDUCED, _LOST, _BACK, _ON, _OFF, _DEADLINE = range(9)
 # Exchanges without a single update, after which nothing is to be expected any more.

@@ -23,14 +23,14 @@ from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.statement import Randomness, Statement, account
 from forethought.accounting.statement import shared as together
 from forethought.accounting.summed import AGGREGATE, NETWORK
-from forethought.caveats import Caveat
-from forethought.checks import one_of, whole
 from forethought.gossip import decentralised
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.mechanism import Mechanism, Rounds
 from forethought.rounds.transcript import Transcript
-from forethought.samplings import Poisson, WithoutReplacement
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, whole
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import Poisson, WithoutReplacement
 
 View = Literal["neighbours", "outsider", "network"]
 VIEWS: tuple[View, ...] = get_args(View)
@@ -175,7 +175,7 @@ def as_in_the_paper(gossip: Gossip, worker: int, delta: float | None = None) -> 
     The theorem takes every one of the T steps of all workers for one of a worker that was drawn in
     secret, so that a record is in its batch with probability B/(K n). Neighbours see who stepped.
     The sum's noise is the worker's own; how the paper calibrates it is
-    :mod:`forethought.published.decentralised`.
+    :mod:`forethought.papers.decentralised`.
 
     Raises:
         GossipError: rounds that are not all of one noise and a sampled batch.

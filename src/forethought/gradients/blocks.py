@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forethought.checks import whole
 from forethought.gradients import trees
+from forethought.values.checks import whole
 
 # How many rows a pass has: one of a few numbers that are public, never the batch's own.
 #

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.checks import real, whole
 from forethought.gradients import chain, rules, sums, trees
 from forethought.gradients.blocks import (
     LONG,
@@ -46,6 +45,7 @@ from forethought.gradients.terms import (
 )
 from forethought.gradients.trees import Loss
 from forethought.turns import turns
+from forethought.values.checks import real, whole
 
 _ = rules  # importing them registers what the lanes intercept
 

@@ -11,7 +11,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from forethought.checks import real
 from forethought.gradients.blocks import UNIT
 from forethought.gradients.terms import (
     CHARGE,
@@ -32,7 +31,8 @@ from forethought.gradients.terms import (
     mass_of,
     tiny,
 )
-from forethought.privacy import Clip
+from forethought.values.checks import real
+from forethought.values.plan import Clip
 
 # Clipping rules: from the norms of contributions to the factors that bound them.
 #
@@ -113,7 +113,7 @@ def per_layer(shares: Mapping[str, float] | None = None) -> ClippingRule:
 
 
 def rule(clip: Clip) -> ClippingRule:
-    """The function that a plan's :class:`forethought.privacy.Clip` names.
+    """The function that a plan's :class:`forethought.values.plan.Clip` names.
 
     ``"quantile"`` clips flat; its clipping norm moves between rounds, see :func:`next_clip_norm`.
     """

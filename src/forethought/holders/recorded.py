@@ -15,8 +15,8 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storage import RecordLog
 from forethought.holders.work import Result, Trainers, Work
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.serialisation import Stored
 from forethought.training.folder import KEYS, CheckpointError, Keys, RunFolderExistsError
+from forethought.values.serialisation import Stored
 
 # Where a simulation of several holders begins: anew, or in the folder of an interrupted one.
 

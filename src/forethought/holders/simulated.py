@@ -19,16 +19,16 @@ from forethought.holders.recorded import RECORD, Recorded, begun
 from forethought.holders.trainer import Holder, SharedModel, released
 from forethought.holders.work import Trainers
 from forethought.holders.workers import InProcess, Workers
-from forethought.mechanism import LocalRounds
-from forethought.plans import Plan
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
-from forethought.serialisation import Stored
 from forethought.training.fit import require_fit
 from forethought.training.folder import KEYS, PLAN, locked, wipe
 from forethought.training.metrics import evaluate
+from forethought.values.mechanism import LocalRounds
+from forethought.values.plan import Plan
+from forethought.values.serialisation import Stored
 
 SUMMARY = "simulation.json"
 Progress = Callable[[int, int], None]

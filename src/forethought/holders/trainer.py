@@ -20,12 +20,9 @@ import torch
 from safetensors.torch import load, save
 
 from forethought.accounting.statement import Randomness
-from forethought.contributions import Persons
 from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector
 from forethought.holders.work import HolderError, Result
-from forethought.mechanism import Correlated, LocalRounds, first_round
-from forethought.plans import Plan
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss
@@ -38,6 +35,9 @@ from forethought.training.descent import descent_of
 from forethought.training.fit import warn_of_another_model
 from forethought.training.folder import KEYS, Keys, optimizer_state, restore_optimizer, wipe
 from forethought.training.step_sizes import step_sizes
+from forethought.values.contributions import Persons
+from forethought.values.mechanism import Correlated, LocalRounds, first_round
+from forethought.values.plan import Plan
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"

@@ -10,7 +10,7 @@ import numpy as np
 
 from forethought.exchange.events import HasVector
 from forethought.exchange.messages import Vector
-from forethought.mechanism import LocalRounds, first_round
+from forethought.values.mechanism import LocalRounds, first_round
 
 # What a holder brings that does not fit what was agreed.
 

@@ -15,7 +15,7 @@ import torch
 from forethought.holders.cluster import Actors, cluster
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
 from forethought.holders.work import HolderError, Result, Work
-from forethought.mechanism import LocalRounds
+from forethought.values.mechanism import LocalRounds
 
 # All clients' trainers in this process; those whose weights are the same compute together.
 

@@ -13,7 +13,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forethought import signing
 from forethought.accounting.exact import CertificateError
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import (
@@ -28,8 +27,6 @@ from forethought.accounting.statement import (
 )
 from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.verification import Signer, Verification, check, require_evidence
-from forethought.caveats import one_line
-from forethought.checks import real, whole
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
 from forethought.federated.federation import FEDERATION, Federation, require_roster
 from forethought.federated.statements import VIEWS, accountant_of, notes
@@ -37,12 +34,15 @@ from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.gossip.statements import NOTES, network_gains, outsider_gain
 from forethought.jobs.request import Request
-from forethought.plans import Plan
 from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, TranscriptError
-from forethought.serialisation import opened_outside, parse, read_outside, write_text
+from forethought.values import signing
+from forethought.values.caveats import one_line
+from forethought.values.checks import real, whole
+from forethought.values.plan import Plan
+from forethought.values.serialisation import opened_outside, parse, read_outside, write_text
 
 if TYPE_CHECKING:
-    from forethought.published.comparison import Row
+    from forethought.papers.comparison import Row
 
 PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
 # Accountants that count on the noise of other holders, or on what they hide.
@@ -55,7 +55,7 @@ MOST_OBSERVERS = 2000
 
 def compared(statement: Statement) -> list[Row]:
     """The words of every analysis about a statement's mechanism, for as many records."""
-    from forethought.published.comparison import compare
+    from forethought.papers.comparison import compare
 
     return compare(statement.mechanism, statement.delta, statement.examples, statement.group)
 

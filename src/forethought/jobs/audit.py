@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.jobs.load import Loaded, load_job
 from forethought.jobs.request import JOB_NAME, from_file, resumed
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.auditing.replay import Replay

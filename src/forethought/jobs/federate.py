@@ -27,12 +27,12 @@ from forethought.jobs.holders import (
 from forethought.jobs.job import FederationSection, Job, JobError
 from forethought.jobs.load import require_possible
 from forethought.jobs.request import Request
-from forethought.mechanism import Budget, first_round, updates_of
 from forethought.planning.courses import growing
 from forethought.planning.federated import FederatedPlan, predict
-from forethought.plans import Plan
 from forethought.simulation.speeds import Way
 from forethought.simulation.times import Times
+from forethought.values.mechanism import Budget, first_round, updates_of
+from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.federated.simulate import SimulatedRun

@@ -27,12 +27,12 @@ from forethought.jobs.holders import (
 )
 from forethought.jobs.job import GossipSection, Job, JobError
 from forethought.jobs.request import Request
-from forethought.mechanism import Budget
 from forethought.planning.defaults import longest_rate
 from forethought.planning.gossip import GossipPlan, mixings, predict, undisturbed
-from forethought.plans import Plan
 from forethought.simulation.speeds import Hiccups, Outage, Way, read_trace
 from forethought.simulation.times import Factors
+from forethought.values.mechanism import Budget
+from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.gossip.simulate import SimulatedGossip

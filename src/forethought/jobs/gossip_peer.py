@@ -35,7 +35,7 @@ from forethought.jobs.load import Loaded, load_job, module_of, require_possible
 from forethought.jobs.request import Request
 from forethought.peers.driving import Drove, Pace
 from forethought.peers.roster import PeerRoster
-from forethought.plans import other_terms, promised
+from forethought.values.plan import other_terms, promised
 
 if TYPE_CHECKING:
     from forethought.data import Dataset

@@ -22,11 +22,11 @@ from forethought.jobs.load import (
     require_possible,
 )
 from forethought.jobs.request import Request
-from forethought.mechanism import Budget
-from forethought.optimizers import kind_of
 from forethought.planning import defaults
-from forethought.plans import Plan
 from forethought.simulation.speeds import lognormal_speeds, slow_ones
+from forethought.values.mechanism import Budget
+from forethought.values.plan import Plan
+from forethought.values.use import kind_of
 
 if TYPE_CHECKING:
     from forethought.data import Dataset

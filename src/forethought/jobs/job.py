@@ -26,7 +26,6 @@ from pydantic import (
 )
 
 from forethought.accounting.statement import LONGEST, About
-from forethought.checks import whole
 from forethought.federated.delay import Delay
 from forethought.federated.federation import (
     Exchanged,
@@ -37,18 +36,17 @@ from forethought.federated.federation import (
 )
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
-from forethought.mechanism import Adjacency, Budget, Clipping, LocalRounds
 from forethought.planning.courses import (
     LEAST_DELTA,
     MOST_STEP_SIZE,
     NoiseScheduleName,
     SizeScheduleName,
 )
-from forethought.plans import Plan
-from forethought.preparation import Preparation
-from forethought.privacy import ClipRule, NoiseKind
-from forethought.samplings import SamplingName
-from forethought.use import Averaging, AveragingKind, Schedule, ScheduleKind
+from forethought.values.checks import whole
+from forethought.values.mechanism import Adjacency, Budget, Clipping, LocalRounds
+from forethought.values.plan import ClipRule, NoiseKind, Plan, Preparation
+from forethought.values.samplings import SamplingName
+from forethought.values.use import Averaging, AveragingKind, Schedule, ScheduleKind
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forethought.caveats import Caveat
-from forethought.checks import importable_from
 from forethought.data.dataset import Dataset
 from forethought.data.persons import PersonRows
 from forethought.data.synthetic import Indices, shares
@@ -20,18 +18,20 @@ from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import Request, with_features
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import of_persons
-from forethought.plans import Plan
-from forethought.serialisation import exact_keys
 from forethought.training.records import with_caveats
+from forethought.values.caveats import Caveat
+from forethought.values.checks import importable_from
+from forethought.values.plan import Plan
+from forethought.values.serialisation import exact_keys
 
 if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset, Encoder
     from forethought.planning.plan_request import PlanRequest
-    from forethought.plans import Plan
     from forethought.rounds.losses import Loss
     from forethought.training.records import Arranged
+    from forethought.values.plan import Plan
 
 
 # What a run folder says of its model besides the weights: enough to apply it to new records.

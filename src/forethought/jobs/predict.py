@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.accounting.statement import Statement
-from forethought.checks import importable_from
 from forethought.data import DataError, Encoder
 from forethought.data.columns import Outside
 from forethought.data.features import features_of
@@ -26,6 +25,7 @@ from forethought.models import build
 from forethought.preparing.prepare import Constants, Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.metrics import outputs_of
+from forethought.values.checks import importable_from
 
 # Records of an array that are turned into features at once.
 _PIECE = 1_000

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.checks import one_of, real
-from forethought.contributions import Persons
 from forethought.data.dataset import Split
 from forethought.data.persons import PersonRows, one_row_each
 from forethought.jobs.job import JobError
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, on_pixels, overridden
-from forethought.plans import Plan
+from forethought.values.checks import one_of, real
+from forethought.values.contributions import Persons
+from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.adaptive import Trials

@@ -15,7 +15,7 @@ from forethought.gradients.trees import Loss
 from forethought.local.enclosure import Bare, Enclosure
 from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
-from forethought.local_updates import Local, imported
+from forethought.values.contributions import Local, imported
 
 Mode = AbstractContextManager[Any]
 

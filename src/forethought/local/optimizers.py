@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forethought.local_updates import INNER, Local
+from forethought.values.contributions import INNER, Local
 
 
 class Displacement:

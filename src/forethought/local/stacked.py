@@ -20,8 +20,8 @@ from forethought.gradients.trees import Loss
 from forethought.local.alone import steps
 from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
-from forethought.local_updates import Local
 from forethought.turns import turns
+from forethought.values.contributions import Local
 
 # On a CPU one call for all groups pays where the work of a step is small beside calling torch.
 SHORT_STEP, SHORT_CONVOLVED_STEP, FEWEST = 16, 4, 4

@@ -52,8 +52,8 @@ from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.rounds.transcript import TRANSCRIPT
-from forethought.serialisation import canonical, plain
 from forethought.training.folder import PLAN, locked
+from forethought.values.serialisation import canonical, plain
 
 # A client: connects, comes back after every loss, computes beside the connection.
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from forethought.exchange.keys import Identity, Keys, Roster, RosterError
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.serialisation import Stored, canonical
+from forethought.values.serialisation import Stored, canonical
 
 
 @dataclass(frozen=True)

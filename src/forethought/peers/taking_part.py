@@ -37,8 +37,8 @@ from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.rounds.transcript import TRANSCRIPT
-from forethought.serialisation import canonical
 from forethought.training.folder import PLAN, locked
+from forethought.values.serialisation import canonical
 
 # Folder of the statement against somebody who sees one final model.
 OUTSIDER = "outsider"

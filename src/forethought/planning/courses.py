@@ -13,10 +13,10 @@ from scipy.special import lambertw
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import solved
-from forethought.checks import one_of, real, whole
-from forethought.mechanism import Budget, Correlated, Mechanism, Rounds
-from forethought.plans import Plan
-from forethought.samplings import (
+from forethought.values.checks import one_of, real, whole
+from forethought.values.mechanism import Budget, Correlated, Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import (
     SAMPLINGS,
     Poisson,
     Sampling,

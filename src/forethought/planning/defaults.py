@@ -15,11 +15,10 @@ from scipy.optimize import brentq, minimize
 
 from forethought.accounting import closed_bounds
 from forethought.accounting.theorems import sensitivity_over_turns
-from forethought.mechanism import Budget, Correlated, Rounds
-from forethought.optimizers import USUAL_RATE, kind_of
-from forethought.plans import Plan
-from forethought.preparation import Statistic
-from forethought.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.mechanism import Budget, Correlated, Rounds
+from forethought.values.plan import Plan, Statistic
+from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.use import USUAL_RATE, kind_of
 
 # Strategies of correlated noise for a workload: the least error for the same promise.
 #
@@ -249,7 +248,7 @@ def adaptive_rate(plan: Plan, optimizer: str, options: Mapping[str, Any], rate: 
         plan: all but its optimizer. rate: of gradient descent without momentum.
 
     Returns:
-        At least :data:`~forethought.optimizers.USUAL_RATE`; that where there is no noise or rounds'
+        At least :data:`~forethought.values.use.USUAL_RATE`; that where there is no noise or rounds'
         noises cancel each other.
     """
     divides = kind_of(optimizer).divides

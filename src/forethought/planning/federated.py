@@ -19,9 +19,9 @@ from forethought.federated.federation import Federation, Robust
 from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.mechanism import Budget, LocalRounds, first_round, updates_of
 from forethought.simulation.times import OVERHEAD, Times
-from forethought.use import Averaging
+from forethought.values.mechanism import Budget, LocalRounds, first_round, updates_of
+from forethought.values.use import Averaging
 
 # Updates that a prediction of time simulates at most; longer runs are scaled up from their
 # beginning.

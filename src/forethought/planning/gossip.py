@@ -17,7 +17,6 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.interval import warn_if_wide
-from forethought.checks import whole
 from forethought.gossip.clipping import Trust
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.graphs import GraphError, make
@@ -27,8 +26,9 @@ from forethought.gossip.mixing import Named as MixingKind
 from forethought.gossip.simulator import Pace, Simulated, Simulator
 from forethought.gossip.statements import as_in_the_paper, worker_statement
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.mechanism import Budget
 from forethought.simulation.times import OVERHEAD, Times
+from forethought.values.checks import whole
+from forethought.values.mechanism import Budget
 
 # Graphs and mixings that are compared with the gossip's own, where the number of workers allows.
 ROUTES: tuple[tuple[GraphKind, MixingKind], ...] = (

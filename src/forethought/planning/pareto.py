@@ -2,7 +2,7 @@
 
 Batch × rounds × σ (× C, × records in a group) are searched for the plans that are non-dominated in
 privacy, predicted utility, communication and computation. Which grid points to keep is decided with
-the central limit theorem's ε (:mod:`forethought.published.closed_form`), which takes no time; of
+the central limit theorem's ε (:mod:`forethought.papers.closed_form`), which takes no time; of
 what is left at most twenty plans that differ visibly are certified exactly, and only those are
 returned.
 """
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from forethought.accounting import closed_bounds, exact
 from forethought.accounting.interval import warn_if_wide
-from forethought.checks import real, whole
-from forethought.mechanism import Rounds
+from forethought.papers.closed_form import approximate_clt_mu
 from forethought.planning.courses import PlanError
 from forethought.planning.defaults import EPOCHS_LIMIT, gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import unchecked
-from forethought.plans import Plan
-from forethought.published.closed_form import approximate_clt_mu
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Rounds
+from forethought.values.plan import Plan
 
 # What is minimised. Utility from a utility graph enters as the loss 1 − F(w + n)/F(w).
 OBJECTIVES = ("epsilon", "noise", "rounds", "gradients")

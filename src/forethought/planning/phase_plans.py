@@ -21,14 +21,14 @@ from forethought.accounting import exact
 from forethought.accounting.calibration import solved
 from forethought.accounting.closed_bounds import gaussian_delta_bounds
 from forethought.accounting.interval import at_most, warn_if_wide
-from forethought.checks import real, whole
-from forethought.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
+from forethought.papers.calculators import Phase, phase_calculator
 from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
-from forethought.plans import Plan
-from forethought.published.calculators import Phase, phase_calculator
-from forethought.samplings import FullBatch, Poisson
 from forethought.training.progress import Progress
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch, Poisson
 
 # σ of a phase against that of the one before. With it every phase can be worth twice the one
 # before by growing its sample size by about the same factor.

@@ -14,13 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from forethought.assumed import Assumed, is_linear, linear_layer, module_of, trained_parameters
-from forethought.augmentation import Augmentation
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real, whole
-from forethought.local_updates import Local
-from forethought.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
-from forethought.optimizers import kind_of
 from forethought.planning import defaults
 from forethought.planning.courses import (
     LEAST_DELTA,
@@ -32,16 +25,29 @@ from forethought.planning.courses import (
     course_of,
     with_course,
 )
-from forethought.preparation import Preparation
-from forethought.privacy import LEAST_NOISE, NOISES, ClipRule, NoiseKind
-from forethought.samplings import (
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real, whole
+from forethought.values.contributions import Augmentation, Local
+from forethought.values.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
+from forethought.values.plan import LEAST_NOISE, NOISES, ClipRule, NoiseKind, Preparation
+from forethought.values.samplings import (
     SAMPLINGS,
     CyclicPoisson,
     Sampling,
     SamplingName,
 )
-from forethought.strategies import Strategy
-from forethought.use import Averaging, GradientFilter, Schedule
+from forethought.values.strategies import Strategy
+from forethought.values.use import (
+    Assumed,
+    Averaging,
+    GradientFilter,
+    Schedule,
+    is_linear,
+    kind_of,
+    linear_layer,
+    module_of,
+    trained_parameters,
+)
 
 # How much noise the weights of a network bear, found out on synthetic inputs before planning.
 #

@@ -18,11 +18,11 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
-from forethought.mechanism import Budget, Mechanism
 from forethought.planning.courses import PlanError
 from forethought.planning.plan_request import PlanKeywords, PlanRequest
 from forethought.planning.solve import plan
-from forethought.plans import Plan
+from forethought.values.mechanism import Budget, Mechanism
+from forethought.values.plan import Plan
 
 # What candidates may differ in: all of it works on sums that are already noised and clipped, or
 # is the clipping itself, whose bound the noise follows.

@@ -11,18 +11,6 @@ from typing import Any, Unpack
 from forethought.accounting import exact
 from forethought.accounting.calibration import least_multiplier, solved
 from forethought.accounting.interval import at_most, warn_if_wide
-from forethought.augmentation import Augmentation
-from forethought.caveats import Caveat
-from forethought.contributions import Persons
-from forethought.mechanism import (
-    Budget,
-    Clipping,
-    Correlated,
-    Mechanism,
-    Rounds,
-    UnsupportedMechanismError,
-)
-from forethought.optimizers import USUAL_RATE, check_options, kind_of
 from forethought.planning import defaults
 from forethought.planning.courses import PlanError, explain_course, least_noise
 from forethought.planning.defaults import (
@@ -37,12 +25,28 @@ from forethought.planning.plan_request import (
     PlanRequest,
     local_of,
 )
-from forethought.plans import Plan
-from forethought.preparation import REACH, Preparation
-from forethought.privacy import Clip, ClipRule
-from forethought.samplings import Poisson, Sampling, SamplingName
-from forethought.strategies import Strategy
-from forethought.use import Averaging, GradientFilter, Optimizer, Schedule
+from forethought.values.caveats import Caveat
+from forethought.values.contributions import Augmentation, Persons
+from forethought.values.mechanism import (
+    Budget,
+    Clipping,
+    Correlated,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+)
+from forethought.values.plan import REACH, Clip, ClipRule, Plan, Preparation
+from forethought.values.samplings import Poisson, Sampling, SamplingName
+from forethought.values.strategies import Strategy
+from forethought.values.use import (
+    USUAL_RATE,
+    Averaging,
+    GradientFilter,
+    Optimizer,
+    Schedule,
+    check_options,
+    kind_of,
+)
 
 # Into how many groups, with what inside, and whether at all: rules that were measured.
 #

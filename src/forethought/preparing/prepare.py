@@ -11,17 +11,27 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from forethought.mechanism import Mechanism, Rounds
-from forethought.preparation import LIKELY, NAMES, REACH, WITHIN, Preparation, Statistic, Statistics
-from forethought.privacy import Clip, NoiseKind, Privacy
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.sampling import Indices
 from forethought.rounds.statistics import STATISTIC, unclipped
 from forethought.rounds.transcript import Transcript
-from forethought.samplings import FullBatch
-from forethought.serialisation import Stored, build, plain
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import (
+    LIKELY,
+    NAMES,
+    REACH,
+    WITHIN,
+    Clip,
+    NoiseKind,
+    Preparation,
+    Privacy,
+    Statistic,
+    Statistics,
+)
+from forethought.values.samplings import FullBatch
+from forethought.values.serialisation import Stored, build, plain
 
 # Each record's vector of a private statistic, a function of that record alone.
 

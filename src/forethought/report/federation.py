@@ -16,7 +16,7 @@ from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
 
 if TYPE_CHECKING:
     from forethought.federated.federation import Federation
-    from forethought.plans import Plan
+    from forethought.values.plan import Plan
 
 # More rows than this nobody reads.
 SHOWN = 20

@@ -11,11 +11,11 @@ import numpy as np
 from forethought.accounting import exact
 from forethought.accounting.calibration import least_multiplier
 from forethought.accounting.interval import at_most
-from forethought.mechanism import Budget, Mechanism
 from forethought.planning.pareto import Front
-from forethought.plans import Plan
-from forethought.samplings import FullBatch, Poisson
 from forethought.utility.graph import UtilityGraph
+from forethought.values.mechanism import Budget, Mechanism
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch, Poisson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

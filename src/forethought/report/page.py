@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import Statement, of_persons, protected, records, rows, truth
-from forethought.mechanism import Rounds
 from forethought.report import charts
 from forethought.report.terminal import plan_rows
-from forethought.serialisation import parse
-from forethought.signing import attested
+from forethought.values.mechanism import Rounds
+from forethought.values.serialisation import parse
+from forethought.values.signing import attested
 
 if TYPE_CHECKING:
     from pathlib import Path

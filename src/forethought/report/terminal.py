@@ -16,16 +16,16 @@ from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import Statement, truth
-from forethought.contributions import Persons
-from forethought.plans import Plan
-from forethought.published.calculators import Calculated
-from forethought.published.closed_form import SampleSizes
+from forethought.papers.calculators import Calculated
+from forethought.papers.closed_form import SampleSizes
+from forethought.values.contributions import Persons
+from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
+    from forethought.papers.comparison import Row
     from forethought.planning.pareto import Front
     from forethought.planning.solve import Neighbour
-    from forethought.published.comparison import Row
     from forethought.training.metrics import Results
     from forethought.training.run import Run
     from forethought.training.summary import RunSummary, UnfinishedRun

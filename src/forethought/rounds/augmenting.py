@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.augmentation import Augmentation
 from forethought.gradients import BatchDims
+from forethought.values.contributions import Augmentation
 
 Draws = NDArray[np.uint64]
 

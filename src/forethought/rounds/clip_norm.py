@@ -3,7 +3,7 @@
 Quantile rule (Andrew, Thakkar, McMahan, Ramaswamy 2021): the share of contributions within the
 norm, released with noise, steers the norm geometrically to the wanted quantile. Each contribution
 adds ±1/2 to the released count, so its sensitivity is half that of the sum in units of C, and
-:meth:`forethought.privacy.Clip.gradient_noise` takes the count's cost from the sum's noise.
+:meth:`forethought.values.plan.Clip.gradient_noise` takes the count's cost from the sum's noise.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from forethought.gradients.sums import next_clip_norm
-from forethought.privacy import Clip, NoiseKind, Round
 from forethought.rounds.grid import add_grid_noise
+from forethought.values.plan import Clip, NoiseKind, Round
 
 
 def noised_share(

@@ -1,6 +1,6 @@
 """The sum of a round from gradients of examples and of groups.
 
-A kind of contribution is a value of :data:`forethought.privacy.CONTRIBUTIONS`; a new one is a
+A kind of contribution is a value of :data:`forethought.values.plan.CONTRIBUTIONS`; a new one is a
 frozen dataclass there and a :class:`Contributor`, registered in
 :mod:`forethought.rounds.contributors`.
 """
@@ -15,13 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from forethought.contributions import Contribution, Persons
 from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
 from forethought.gradients.blocks import Blocks, planned
 from forethought.gradients.clipped import placed
 from forethought.gradients.sums import clip_and_sum, flat
 from forethought.gradients.trees import batch_size
-from forethought.privacy import Round
 from forethought.rounds.augmenting import Draws, augmented
 from forethought.rounds.linear import linear_sums
 from forethought.rounds.losses import Loss
@@ -29,7 +27,9 @@ from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices, assign_groups
 from forethought.rounds.team import Team
-from forethought.samplings import FullBatch, Shuffled, WithoutReplacement
+from forethought.values.contributions import Contribution, Persons
+from forethought.values.plan import Round
+from forethought.values.samplings import FullBatch, Shuffled, WithoutReplacement
 
 # A bound that no finite gradient in single precision meets: its group's is applied afterwards.
 UNBOUNDED = 1e30

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from forethought.contributions import Examples, Groups, LinearExamples, Persons
-from forethought.local_updates import LocalUpdates
-from forethought.preparation import Statistics
 from forethought.rounds.contributions import (
     Contributor,
     ExampleGradients,
@@ -13,6 +10,8 @@ from forethought.rounds.contributions import (
 )
 from forethought.rounds.local_contributions import GroupUpdates
 from forethought.rounds.statistics import RecordVectors
+from forethought.values.contributions import Examples, Groups, LinearExamples, LocalUpdates, Persons
+from forethought.values.plan import Statistics
 
 CONTRIBUTORS: dict[type, Contributor] = {
     Examples: ExampleGradients(),

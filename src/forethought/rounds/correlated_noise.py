@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forethought.rounds.noise import CHUNK
 from forethought.rounds.randomness import BoundNoise
-from forethought.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 Array = NDArray[np.float64]
 

@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from forethought.contributions import Contribution
 from forethought.gradients import Dense
 from forethought.gradients.sums import clip_and_sum
 from forethought.local.alone import OneByOne
 from forethought.local.stacked import SideBySide, side_by_side
-from forethought.local_updates import LocalUpdates
-from forethought.privacy import Round
 from forethought.rounds.contributions import (
     Batch,
     Contributor,
@@ -28,6 +25,8 @@ from forethought.rounds.contributions import (
 from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices
+from forethought.values.contributions import Contribution, LocalUpdates
+from forethought.values.plan import Round
 
 # Bytes of weight changes that are held until they are clipped.
 MOST_BYTES = 2**26

@@ -8,17 +8,21 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from forethought.augmentation import Augmentation
-from forethought.contributions import Contribution, Examples, Persons
 from forethought.gradients import BatchDims
 from forethought.gradients.chain import cross_entropy_slope, separable
 from forethought.gradients.clipped import clipped_sum, placed
 from forethought.gradients.trees import batch_size
 from forethought.local.alone import OneByOne
-from forethought.local_updates import LocalUpdates
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.records import Records, blank
 from forethought.rounds.undisturbed import undisturbed
+from forethought.values.contributions import (
+    Augmentation,
+    Contribution,
+    Examples,
+    LocalUpdates,
+    Persons,
+)
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

@@ -21,13 +21,10 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from forethought.contributions import Examples
 from forethought.gradients import BatchDims, ClippingRule
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.blocks import Blocks
 from forethought.gradients.sums import centred_count_below
-from forethought.mechanism import Correlated
-from forethought.privacy import Privacy, Round
 from forethought.rounds.clip_norm import next_norm, noised_share
 from forethought.rounds.contributions import Batch, Gradients, accumulate, part_of, share_of
 from forethought.rounds.contributors import CONTRIBUTORS
@@ -43,6 +40,9 @@ from forethought.rounds.sampling import Batches, Indices
 from forethought.rounds.team import Team
 from forethought.rounds.transcript import Transcript
 from forethought.turns import turns
+from forethought.values.contributions import Examples
+from forethought.values.mechanism import Correlated
+from forethought.values.plan import Privacy, Round
 
 
 class RoundError(RuntimeError):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.privacy import Round
 from forethought.rounds.randomness import Stream
-from forethought.samplings import (
+from forethought.values.plan import Round
+from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
     Poisson,

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from forethought.contributions import Contribution
 from forethought.gradients import Dense
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.terms import CHARGE
-from forethought.privacy import Round
 from forethought.rounds.contributions import Batch, Gradients, accumulate
 from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records
 from forethought.rounds.sampling import Indices
+from forethought.values.contributions import Contribution
+from forethought.values.plan import Round
 
 # The one parameter that a statistic's sum is laid out as.
 STATISTIC = "statistic"

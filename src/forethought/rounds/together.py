@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import torch
 
-from forethought.contributions import Examples
 from forethought.gradients.blocks import together
 from forethought.gradients.clipped import Sums, clipped_sums
 from forethought.rounds.private_sum import PrivateSum, RoundError, input_hash
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Indices
 from forethought.turns import turns
+from forethought.values.contributions import Examples
 
 
 def add_together(

@@ -1,8 +1,8 @@
 """The transcript: what was released, in order, as it was literally done.
 
 Every noised sum appends its round, with the standard deviations that the noise was really drawn
-with. At the end the transcript, turned into a :class:`~forethought.mechanism.Mechanism`, must be
-the one that was accounted; else no statement is written. Other releases (scores of a search) are
+with. At the end the transcript, turned into a
+:class:`~forethought.values.mechanism.Mechanism`, must be the one that was accounted; else no statement is written. Other releases (scores of a search) are
 in it by their own names. No torch in here.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forethought.mechanism import Adjacency, Correlated, Mechanism, Rounds
-from forethought.privacy import Round
-from forethought.serialisation import exact_keys, parse
-from forethought.strategies import Strategy
+from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
+from forethought.values.plan import Round
+from forethought.values.serialisation import exact_keys, parse
+from forethought.values.strategies import Strategy
 
 # Its file in a run folder.
 TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"

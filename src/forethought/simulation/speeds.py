@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forethought.checks import real, whole
+from forethought.values.checks import real, whole
 
 BLOCK = 4096
 

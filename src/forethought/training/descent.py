@@ -13,13 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from forethought.mechanism import Correlated
-from forethought.optimizers import OPTIMIZERS
-from forethought.plans import Plan
-from forethought.privacy import Round
 from forethought.rounds.flat import Layout
 from forethought.rounds.private_sum import NoisedSum
-from forethought.use import Averaging, GradientFilter, Optimizer, ScheduleKind
+from forethought.values.mechanism import Correlated
+from forethought.values.plan import Plan, Round
+from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer, ScheduleKind
 
 # Time t, its end T and the decay β to the factor on η₀.
 SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {

@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 
-from forethought.assumed import differences, is_linear, trained_parameters
 from forethought.data import Dataset
 from forethought.gradients import BatchDims, check_model
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.trees import call
-from forethought.plans import Plan
-from forethought.privacy import LEAST_NOISE
 from forethought.rounds.losses import Loss, cross_entropy
 from forethought.rounds.records import Records, TensorRecords, as_records, blank
 from forethought.rounds.undisturbed import undisturbed
@@ -22,6 +19,8 @@ from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.training.metrics import mixing_layers
 from forethought.training.records import person_loss
+from forethought.values.plan import LEAST_NOISE, Plan
+from forethought.values.use import differences, is_linear, trained_parameters
 
 # A warning where a plan was made for another model than the one it trains.
 

@@ -33,13 +33,13 @@ from safetensors.torch import load_file, save
 from forethought import __version__
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
-from forethought.caveats import Caveat
-from forethought.plans import Plan
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
-from forethought.serialisation import digest
 from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, as_csv, from_csv
+from forethought.values.caveats import Caveat
+from forethought.values.plan import Plan
+from forethought.values.serialisation import digest
 
 # What makes a run the same run, so that resuming repeats its rounds and nothing else.
 #

@@ -14,7 +14,6 @@ from forethought.accounting.statement import Statement
 from forethought.gradients import BatchDims
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.trees import call
-from forethought.plans import Plan
 from forethought.rounds.losses import Loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.records import Records
@@ -26,6 +25,7 @@ from forethought.training.folder import Checkpoint, optimizer_state, restore_opt
 from forethought.training.metrics import Metrics, evaluate, from_values, mixing_layers, to_values
 from forethought.training.step_sizes import step_sizes
 from forethought.turns import turns
+from forethought.values.plan import Plan
 
 # A batch's loss is shown from at most so many of its records: one more forward pass when logged.
 SHOWN_RECORDS = 256

@@ -20,9 +20,6 @@ import torch
 from blake3 import blake3
 
 from forethought.accounting.statement import About, Statement, account
-from forethought.caveats import Caveat
-from forethought.contributions import Persons
-from forethought.plans import Plan
 from forethought.preparing.prepare import require_prepared
 from forethought.rounds.losses import Loss, check_loss, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, RoundError
@@ -37,7 +34,10 @@ from forethought.training.records import arranged, declared, opened, uncentred, 
 from forethought.training.run import TIME_AND_MEMORY, Run, randomness
 from forethought.training.stated_loss import ArrangedRecords, stated
 from forethought.training.step_sizes import step_sizes
-from forethought.use import Averaging
+from forethought.values.caveats import Caveat
+from forethought.values.contributions import Persons
+from forethought.values.plan import Plan
+from forethought.values.use import Averaging
 
 OWN_LOOP = Caveat("own-loop")
 FINISHED = "the run is finished"

@@ -21,11 +21,7 @@ from forethought.accounting.adaptive import (
     suited_filter,
 )
 from forethought.accounting.statement import About, Randomness, Statement, account
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real
 from forethought.data import Dataset as LoadedData
-from forethought.mechanism import Mechanism, Rounds
-from forethought.plans import Plan
 from forethought.preparing.prepare import require_unprepared
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Secrets, Seeds
@@ -71,6 +67,10 @@ from forethought.training.run import (
     require_public,
     run_plan,
 )
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
 
 # Where a run in phases stands: which phases were begun, what came of them, what may follow.
 

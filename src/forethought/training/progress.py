@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forethought.accounting.adaptive import Filter
-from forethought.mechanism import Rounds
+from forethought.values.mechanism import Rounds
 
 
 @dataclass(frozen=True)

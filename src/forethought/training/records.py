@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.caveats import Caveat
-from forethought.contributions import Persons
 from forethought.data import Dataset
 from forethought.data.files import DataError
 from forethought.data.persons import EMPTY, PersonRows, by_person
-from forethought.plans import Plan
 from forethought.preparing.prepare import Constants, Prepared, require_prepared
 from forethought.rounds.losses import Loss, cross_entropy, label_cross_entropy, squared_error
 from forethought.rounds.records import Records, content
 from forethought.rounds.sampling import Indices
+from forethought.values.caveats import Caveat
+from forethought.values.contributions import Persons
+from forethought.values.plan import Plan
 
 # Classes of different weight: the loss of a rare one counts more.
 #

@@ -12,10 +12,6 @@ import torch
 
 from forethought import gradients
 from forethought.accounting.statement import About, Randomness, Statement, account
-from forethought.assumed import linear_layer
-from forethought.augmentation import Augmentation
-from forethought.caveats import Caveat
-from forethought.plans import Plan
 from forethought.preparing.prepare import Prepared, released, require_prepared, with_preparation
 from forethought.rounds.losses import Loss, check_loss, default_loss
 from forethought.rounds.private_sum import PrivateRounds
@@ -64,6 +60,10 @@ from forethought.training.records import (
     usual_loss,
     with_caveats,
 )
+from forethought.values.caveats import Caveat
+from forethought.values.contributions import Augmentation
+from forethought.values.plan import Plan
+from forethought.values.use import linear_layer
 
 # Rows of the history when log_every is not given.
 ROWS = 100

@@ -31,12 +31,8 @@ from forethought.accounting.adaptive import (
     selection_details,
 )
 from forethought.accounting.statement import SCORE, Randomness, Statement, account
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real
-from forethought.contributions import Persons
 from forethought.data import Dataset as LoadedData
 from forethought.data.persons import PersonRows
-from forethought.plans import Plan
 from forethought.preparing.prepare import require_unprepared
 from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
@@ -66,6 +62,10 @@ from forethought.training.run import (
     require_public,
     run_plan,
 )
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real
+from forethought.values.contributions import Persons
+from forethought.values.plan import Plan
 
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]

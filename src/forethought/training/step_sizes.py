@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from forethought.plans import Plan
-from forethought.use import ScheduleKind
+from forethought.values.plan import Plan
+from forethought.values.use import ScheduleKind
 
 # Time t, its end T and the decay β to the factor on η₀.
 SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {

@@ -11,10 +11,10 @@ from typing import Any
 
 from forethought.accounting.exact import epsilon
 from forethought.accounting.statement import Statement
-from forethought.mechanism import Mechanism
-from forethought.plans import Plan
 from forethought.rounds.transcript import Transcript
 from forethought.training.metrics import Results
+from forethought.values.mechanism import Mechanism
+from forethought.values.plan import Plan
 
 
 @dataclass(frozen=True)

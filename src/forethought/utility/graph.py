@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.caveats import Caveat
-from forethought.checks import one_of, real, whole
-from forethought.plans import Plan
-from forethought.serialisation import Stored
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real, whole
+from forethought.values.plan import Plan
+from forethought.values.serialisation import Stored
 
 UTILITY_SCHEMA = "forethought/utility-graph/1"
 

@@ -16,22 +16,21 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
 
-from forethought.checks import one_of, real, whole
 from forethought.data.persons import PersonRows
 from forethought.gradients import trees
-from forethought.mechanism import Mechanism, Rounds
 from forethought.models.activations import TemperedSigmoid
 from forethought.planning.defaults import default_delta
-from forethought.plans import Plan
-from forethought.privacy import Clip, ClipRule
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import as_records
-from forethought.samplings import Poisson
 from forethought.training.records import opened
 from forethought.training.run import train
 from forethought.turns import turns
-from forethought.use import Averaging, Optimizer, Schedule
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
+from forethought.values.checks import one_of, real, whole
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Clip, ClipRule, Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Averaging, Optimizer, Schedule
 
 # Many copies of one model with different weights, evaluated side by side on the same inputs.
 #

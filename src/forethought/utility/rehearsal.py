@@ -15,16 +15,16 @@ import torch
 from scipy.stats import t as student
 from torch import nn
 
-from forethought.assumed import is_linear
-from forethought.checks import one_of, real, whole
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
-from forethought.plans import Plan
 from forethought.rounds.losses import Loss
-from forethought.serialisation import Stored, plain
 from forethought.training.run import train
 from forethought.turns import turns
+from forethought.values.checks import one_of, real, whole
+from forethought.values.plan import Plan
+from forethought.values.serialisation import Stored, plain
+from forethought.values.use import is_linear
 
 # How far a rehearsal may be off because the private data are not the public ones.
 #

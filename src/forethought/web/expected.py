@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.plans import Plan
+from forethought.values.plan import Plan
 
 STEPS, RECORDS, REPEATS = 100, 600, 4
 # Distance between the clusters: two in a hundred are on the wrong side.

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.mechanism import Budget, Mechanism
 from forethought.planning import defaults
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.pareto import approximate_epsilons, non_dominated
 from forethought.planning.solve import plan
-from forethought.plans import Plan
+from forethought.values.mechanism import Budget, Mechanism
+from forethought.values.plan import Plan
 from forethought.web.expected import expected_accuracy
 
 # False alarms at which an attacker's detections are bounded.

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from forethought.checks import real, whole
 from forethought.federated.secure_aggregation.ring import LEAST_BITS, MOST_BITS
 from forethought.federated.secure_aggregation.shamir import MOST_SHARES
-from forethought.serialisation import build
+from forethought.values.checks import real, whole
+from forethought.values.serialisation import build
 
 if TYPE_CHECKING:
     from forethought.federated.federation import Federation

@@ -1,0 +1,546 @@
+"""The two published DP calculators, and the exact figures beside theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from forethought.accounting.calibration import calibrate
+from forethought.papers.closed_form import (
+    ClosedForm,
+    SampleSizes,
+    closed_form_epsilon,
+    closed_form_sigma,
+    g,
+    gamma_step,
+    h,
+    theorem_3_1,
+    theorem_b_4,
+)
+from forethought.values.checks import one_of, real, whole
+from forethought.values.mechanism import Budget
+
+# The two published DP calculators: from noise and epochs to rounds and sample size.
+#
+# Source: van Dijk et al., "Proactive DP", Appendix D.4 (on Theorem 3.1) and Appendix E.1 (on
+# Theorem B.4, with phases). Two readings:
+#
+# - ``"converged"``, for use: γ is iterated until it moves by less than 0.0001γ either way.
+# - ``"as-printed"``, for the paper's tables: γ_new − γ ≤ 0.0001γ to the letter, which also holds
+#   when γ falls. So the iteration ends at its first overshoot, and the γ that it kept is the one
+#   before. And the ε inside the root of σ is left out, σ = sqrt(2 ln(1/δ)/ε). Tables 6 to 11 come
+#   out this way: the γ is larger than needed (fewer records a round), the σ a little smaller than
+#   (35) asks.
+
+
+TOLERANCE = 1e-4
+
+
+Reading = Literal["converged", "as-printed"]
+
+
+def iterated_gamma(
+    step: Callable[[float], float], reading: Reading = "converged"
+) -> tuple[float, float]:
+    """(γ, γ_new) where the calculators' own iteration from 2 ends; infinite when ᾱ is too large.
+
+    Args:
+        step: from γ to γ_new.
+    """
+    current = 2.0
+    while True:
+        new = step(current)
+        moved = new - current if reading == "as-printed" else abs(new - current)
+        if not math.isfinite(new) or moved <= TOLERANCE * current:
+            return current, new
+        current = new
+
+
+def converged_gamma(sigma: float, ratio: float) -> float:
+    """γ of Theorem 3.1 at fixed σ by that iteration. ratio: εN/K."""
+    return iterated_gamma(lambda current: gamma_step(sigma, ratio, current))[1]
+
+
+def printed_sigma(epsilon: float, delta: float) -> float:
+    """σ of the paper's tables: sqrt(2 ln(1/δ)/ε), without the ε that belongs inside the root."""
+    return math.sqrt(-2 * math.log(delta) / epsilon)
+
+
+@dataclass(frozen=True)
+class RoundsCalculator:
+    """Appendix D.4: from (σ, θ, k, N) to the least number of rounds.
+
+    ``t_min`` = γθ²k²/ε is what Theorem 3.1 proves; ``t_min_asymptotic`` = θ²k²/(2ε) is the value
+    below which the paper claims that it cannot go.
+    """
+
+    examples: int
+    sigma: float
+    epochs: float
+    theta: float
+    epsilon: float
+    delta: float
+    gamma: float
+
+    @property
+    def t_min(self) -> float:
+        """T_min = γθ²k²/ε."""
+        return self.gamma * self.theta**2 * self.epochs**2 / self.epsilon
+
+    @property
+    def t_min_asymptotic(self) -> float:
+        """T_min,asym = θ²k²/(2ε)."""
+        return self.theta**2 * self.epochs**2 / (2 * self.epsilon)
+
+    @property
+    def s_max(self) -> float:
+        """s_max = kN/T_min, before rounding down."""
+        return self.epochs * self.examples / self.t_min
+
+    @property
+    def s_max_asymptotic(self) -> float:
+        """s_max,asym = kN/T_min,asym."""
+        return self.epochs * self.examples / self.t_min_asymptotic
+
+    def at(self, size: float, rounds: int | None = None) -> ClosedForm:
+        """Theorem 3.1 of a constant sample size; as many rounds as k epochs hold by default."""
+        count = round(self.epochs * self.examples / size) if rounds is None else rounds
+        sizes = SampleSizes.constant(size, count, self.examples)
+        return theorem_3_1(self.epsilon, self.delta, self.sigma, sizes)
+
+
+def rounds_calculator(
+    examples: int,
+    sigma: float,
+    epochs: float,
+    theta: float = 1.0,
+    delta: float | None = None,
+    reading: Reading = "converged",
+) -> RoundsCalculator:
+    """Appendix D.4, steps 1 to 7: δ = 1/N unless given, ε = 2 ln(1/δ)/(σ² − 2), then γ and T_min.
+
+    Raises:
+        ValueError: σ so small, or epochs so few, that (7) fails or γ does not exist.
+    """
+    N, size = whole("examples", examples), real("sigma", sigma, above=0)
+    k, spread = real("epochs", epochs, above=0), real("theta", theta, least=1)
+    tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
+    eps = closed_form_epsilon(size, tail)
+    if not math.isfinite(eps):
+        raise ValueError(f"sigma must be above sqrt(2) for the closed form, not {size}")
+    one_of("reading", reading, get_args(Reading))
+    kept, last = iterated_gamma(lambda current: gamma_step(size, eps / k, current), reading)
+    gam = kept if reading == "as-printed" and math.isfinite(last) else last
+    if (2 / math.e * k) ** 2 < 0.5 - math.log(tail) or not math.isfinite(gam):
+        raise ValueError(
+            f"inequality (7) or the range of gamma fails at sigma {size} and {k} epochs: lower "
+            "sigma (and accept a larger epsilon), or plan more epochs"
+        )
+    return RoundsCalculator(N, size, k, spread, eps, tail, gam)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The result of the calculator of Appendix E.1 for one phase, together with those before it."""
+
+    size: int
+    rounds: int
+    sigma: float
+    result: ClosedForm
+
+
+def phase_calculator(
+    examples: int,
+    gradients: float,
+    epsilon_target: float,
+    earlier: Sequence[tuple[float, int]] = (),
+    sigma: float | None = None,
+    delta: float | None = None,
+    reading: Reading = "converged",
+) -> Phase:
+    """Appendix E.1: the largest sample size of the next phase that keeps ε ≤ ``epsilon_target``.
+
+    Args:
+        examples: N. gradients: K_j, to be computed in this phase.
+        epsilon_target: bound on ε of all phases together.
+        earlier: (s_i, T_i) of the phases before, analysed as if they had used this phase's σ.
+        sigma: σ_j of this phase, needed when there are earlier ones; the first phase's σ follows
+            from ε unless given.
+        delta: 1/N unless given.
+        reading: see the module's text.
+
+    Returns:
+        The phase, with Theorem B.4 of the whole sequence. Rounds are rounded down. As printed it
+        is stated at the ε that the size was found to have, and (35) fails by the ε left out.
+
+    Raises:
+        ValueError: not even s_j = 1 is admissible, or a later phase without ``sigma``.
+
+    The decision for a further phase looks at results: totals that hold under such a choice come
+    from :class:`forethought.accounting.adaptive.RenyiFilter`, unless it is made on public data.
+    """
+    N, K = whole("examples", examples), real("gradients", gradients, above=0)
+    target = real("epsilon_target", epsilon_target, above=0)
+    tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
+    if earlier and sigma is None:
+        raise ValueError("a later phase needs its sigma: the noise that the user has chosen for it")
+    one_of("reading", reading, get_args(Reading))
+    fixed = None if sigma is None else real("sigma", sigma, above=0)
+
+    def admissible(size: int) -> tuple[float, float] | None:
+        found = phase_epsilon(N, K, size, earlier, fixed, tail, reading)
+        return found if found is not None and found[0] <= target else None
+
+    # As published, sizes grow from 1 until one fails. After earlier phases the smallest ones fail
+    # (they make θ large) although larger ones do not: a coarse scan finds them all the same.
+    scanned = sorted({round(N ** (i / 400)) for i in range(401)})
+    fitting = [size for size in scanned if admissible(size) is not None]
+    if not fitting:
+        raise ValueError(
+            f"no sample size keeps epsilon within {target}: compute fewer gradients than {K:g}, "
+            "allow a larger epsilon, or use more noise"
+        )
+    low = fitting[-1]
+    high = min((size for size in scanned if size > low), default=N + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if admissible(middle) is None else (middle, high)
+    chosen = admissible(low)
+    if chosen is None:
+        raise RuntimeError(f"sample size {low} was admissible and no longer is")
+    spent, noise = chosen
+    rounds = max(1, math.floor(K / low))
+    sizes = SampleSizes(
+        (*(float(size) for size, _ in earlier), float(low)),
+        (*(count for _, count in earlier), rounds),
+        N,
+    )
+    stated = target if reading == "converged" else spent
+    return Phase(low, rounds, noise, theorem_b_4(stated, tail, noise, sizes))
+
+
+def phase_epsilon(
+    examples: int,
+    gradients: float,
+    size: int,
+    earlier: Sequence[tuple[float, int]] = (),
+    sigma: float | None = None,
+    delta: float | None = None,
+    reading: Reading = "converged",
+) -> tuple[float, float] | None:
+    """(ε, σ) of Appendix E.1, steps 1 to 6, at one sample size; arguments as for the calculator.
+
+    None when (32) or (33) fails or γ does not exist.
+    """
+    N = examples
+    tail = 1 / N if delta is None else delta
+    rounds = gradients / size
+    total = gradients + math.fsum(s * count for s, count in earlier)
+    mean = total / (rounds + sum(count for _, count in earlier))
+    theta = max([size, *(s for s, _ in earlier)]) / mean
+    root = closed_form_sigma if reading == "converged" else printed_sigma
+
+    def settled(current: float) -> tuple[float, float]:
+        epsilon = current * theta**2 * mean * total / N**2
+        if sigma is not None:
+            epsilon = max(epsilon, closed_form_epsilon(sigma, tail))
+        if not 0 < epsilon < math.inf:
+            return math.inf, math.inf
+        return epsilon, root(epsilon, tail) if sigma is None else sigma
+
+    def step(current: float) -> float:
+        epsilon, noise = settled(current)
+        return gamma_step(noise, epsilon * N / total, current) if epsilon < 1e3 else math.inf
+
+    kept, last = iterated_gamma(step, reading)
+    if not math.isfinite(last):
+        return None
+    epsilon, noise = settled(kept)
+    if mean > g(closed_form_sigma(epsilon, tail)) * N / theta:
+        return None
+    if epsilon > (kept if reading == "as-printed" else last) * h(noise) * total / N:
+        return None
+    return epsilon, noise
+
+
+# The published DP calculators with the exact figures beside theirs.
+#
+# Source: van Dijk et al., "Proactive DP": Appendix D.4 goes from noise to rounds by Theorem 3.1,
+# Appendix E.1 from ε to the largest sample size by Theorem B.4. Both are stated for constant sample
+# sizes within a phase; the theorems hold for growing ones, s_i ≈ q N i^p, too. Whatever they
+# plan is accounted exactly, and the noise is given that the same promise really needs.
+
+
+D4, E1 = "Appendix D.4", "Appendix E.1"
+GROWING = "growing samples"
+STEPS = 16
+_MOST_ROUNDS = 10_000_000
+
+
+class CalculatorError(ValueError):
+    """Nothing to calculate, or out of the calculators' reach; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Calculated:
+    """A closed-form plan.
+
+    Args:
+        calculator: which of the calculators found it.
+        what: what the plan is, in a few words.
+        result: the theorem's promise, with its conditions and their margins.
+    """
+
+    calculator: str
+    what: str
+    result: ClosedForm
+
+    @cached_property
+    def exact_noise_multiplier(self) -> float:
+        """The σ with which the same samples keep the same (ε, δ), by exact accounting."""
+        result = self.result
+        budget = Budget(result.epsilon, result.delta)
+        meets = result.exact.upper <= budget.epsilon
+        low = high = result.sigma
+        while meets == (self._epsilon(low if meets else high) <= budget.epsilon):
+            low, high = (low / 2, high) if meets else (low, high * 2)
+        return calibrate(result.sizes.mechanism, budget, (low, high))
+
+    def _epsilon(self, sigma: float) -> float:
+        if sigma == self.result.sigma:
+            return self.result.exact.upper
+        from forethought.accounting.exact import epsilon
+
+        mechanism = self.result.sizes.mechanism(sigma)
+        return epsilon(mechanism, self.result.delta, accuracy=0.05).upper
+
+    @property
+    def less_noise(self) -> float:
+        """The factor by which the exact σ has less noise: above 1 wherever the theorem holds."""
+        return self.result.sigma / self.exact_noise_multiplier
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping, with the exact figures."""
+        result = self.result
+        return {
+            "calculator": self.calculator,
+            "what": self.what,
+            "theorem": result.theorem,
+            "holds": result.holds,
+            "epsilon": result.epsilon,
+            "delta": result.delta,
+            "noise_multiplier": result.sigma,
+            "sample_sizes": [[size, rounds] for size, rounds in result.sizes],
+            "rounds": result.sizes.total_rounds,
+            "epochs": result.sizes.epochs,
+            "theta": result.sizes.theta,
+            "conditions": [
+                {
+                    "name": condition.name,
+                    "left": _finite(condition.left),
+                    "right": _finite(condition.right),
+                    "margin": _finite(condition.margin),
+                    "holds": condition.holds,
+                }
+                for condition in result.conditions
+            ],
+            "exact_epsilon": [_finite(result.exact.lower), _finite(result.exact.upper)],
+            "exact_noise_multiplier": self.exact_noise_multiplier,
+            "less_noise": self.less_noise,
+        }
+
+
+def calculate(
+    *,
+    examples: int,
+    epochs: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    power: float = 0.0,
+    steps: int = STEPS,
+    earlier: Sequence[tuple[float, int]] = (),
+    reading: Reading = "converged",
+) -> list[Calculated]:
+    """Closed-form plans of a data set, as the paper's calculators make them.
+
+    With ``noise_multiplier`` alone, Appendix D.4: ε by the formula, and the least number of rounds
+    by Theorem 3.1, beside the number below which the paper claims that no proof can go. With
+    ``epsilon``, Appendix E.1: σ by the formula, and the largest sample size by Theorem B.4, in one
+    phase or after ``earlier`` ones. With ``power``, sample sizes grow, by the same theorems.
+
+    Args:
+        examples: N.
+        epochs: k = K/N, passes over the data in this phase.
+        epsilon: the target. noise_multiplier: σ; with ``epsilon`` it is kept at this value, which
+            a phase after earlier ones needs.
+        delta: 1/N unless given, as the paper has it.
+        power: p of s_i ≈ q N i^p; 0 is a constant sample size.
+        steps: growing sizes change so many times over the run at most.
+        earlier: (sample size, rounds) of the phases before.
+        reading: ``"as-printed"`` gives the sizes of the paper's tables; see
+            :mod:`forethought.papers.calculators`. Constant sample sizes only.
+
+    Raises:
+        CalculatorError: arguments that do not go together, or no plan that the theorems prove.
+        TypeError, ValueError: an argument outside its range.
+
+    >>> plan = calculate(examples=10_000, epochs=5, epsilon=0.1)[0]
+    >>> round(plan.result.sigma, 3), plan.result.sizes.sizes, plan.result.holds
+    (13.791, (56.0,), True)
+    """
+    N, k = whole("examples", examples), real("epochs", epochs, above=0)
+    tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
+    exponent = real("power", power, least=0, most=4)
+    most = whole("steps", steps, most=64)
+    one_of("reading", reading, get_args(Reading))
+    if exponent and reading == "as-printed":
+        raise CalculatorError("the paper prints constant sample sizes: drop power, or as-printed")
+    if epsilon is None and noise_multiplier is None:
+        raise CalculatorError(
+            "give noise_multiplier (Appendix D.4 finds epsilon and rounds) or epsilon (Appendix "
+            "E.1 finds the noise and the sample size)"
+        )
+    if epsilon is None:
+        if earlier:
+            raise CalculatorError("a phase after earlier ones needs epsilon: the total allowed")
+        sigma = real("noise_multiplier", noise_multiplier, above=0)
+        return _by_noise(N, sigma, k, tail, exponent, most, reading)
+    target = real("epsilon", epsilon, above=0)
+    if exponent:
+        if earlier or noise_multiplier is not None:
+            raise CalculatorError(
+                "growing samples are planned from epsilon alone: drop power, or drop earlier "
+                "phases and noise_multiplier"
+            )
+        return [_growing_by_epsilon(N, target, k, tail, exponent, most)]
+    try:
+        phase = phase_calculator(N, k * N, target, earlier, noise_multiplier, tail, reading)
+    except ValueError as error:
+        raise CalculatorError(f"{E1}: {error}") from error
+    what = f"phase {len(earlier) + 1}" if earlier else "largest constant sample size"
+    what += ", as printed" if reading == "as-printed" else ""
+    return [Calculated(E1, what, phase.result)]
+
+
+def growing(examples: int, epochs: float, power: float, rounds: int, steps: int) -> SampleSizes:
+    """Sizes near q N i^p in ``steps`` equal stretches of rounds, with q so that k epochs are used.
+
+    Each stretch has the mean of its sizes, so that the accountant meets few different rates;
+    power 0 is a single stretch.
+
+    Raises:
+        ValueError: some size would be above N.
+    """
+    stretches = min(steps, rounds) if power else 1
+    ends = [rounds * (i + 1) // stretches for i in range(stretches)]
+    starts = [0, *ends[:-1]]
+    # The mean of i^p over a stretch, by the integral.
+    weights = [
+        ((end / rounds) ** (power + 1) - (start / rounds) ** (power + 1)) * rounds / (end - start)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    mean = epochs * examples / rounds
+    sizes = tuple(weight * mean for weight in weights)
+    counts = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    return SampleSizes(sizes, counts, examples)
+
+
+def earlier_phase(text: str) -> tuple[float, int]:
+    """Sample size and rounds of a phase written as SIZE:ROUNDS.
+
+    Raises:
+        CalculatorError: anything else.
+    """
+    size, colon, rounds = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return real("sample size", float(size), above=0), whole("rounds", int(rounds))
+    except ValueError:
+        raise CalculatorError(
+            f"an earlier phase is written SIZE:ROUNDS, such as 26:1923, not {text!r}"
+        ) from None
+
+
+def _by_noise(
+    examples: int,
+    sigma: float,
+    epochs: float,
+    delta: float,
+    power: float,
+    steps: int,
+    reading: Reading,
+) -> list[Calculated]:
+    # θ hardly depends on the number of rounds: take it from many.
+    many = growing(examples, epochs, power, max(10_000, math.ceil(epochs * (power + 1))), steps)
+    try:
+        found = rounds_calculator(examples, sigma, epochs, many.theta, delta, reading)
+        proven = _enough_rounds(found, power, steps)
+        claimed = _at(found, math.ceil(found.t_min_asymptotic), power, steps)
+    except ValueError as error:
+        raise CalculatorError(f"{D4}: {error}") from error
+    return [
+        Calculated(D4, "T_min, the fewest rounds that Theorem 3.1 proves", proven),
+        Calculated(D4, "T_min,asym, below which the paper claims no proof can go", claimed),
+    ]
+
+
+def _enough_rounds(found: RoundsCalculator, power: float, steps: int) -> ClosedForm:
+    """T_min, or the few rounds more that γ's tolerance and the stretches of sizes cost."""
+    rounds = math.ceil(found.t_min)
+    while True:
+        result = _at(found, rounds, power, steps)
+        needed = next(c.left for c in result.conditions if c.name.startswith("(8)"))
+        if needed <= rounds:
+            return result
+        rounds = max(rounds + 1, math.ceil(needed))
+
+
+def _at(found: RoundsCalculator, rounds: int, power: float, steps: int) -> ClosedForm:
+    sizes = growing(found.examples, found.epochs, power, rounds, steps)
+    return theorem_3_1(found.epsilon, found.delta, found.sigma, sizes)
+
+
+def _growing_by_epsilon(
+    examples: int, epsilon: float, epochs: float, delta: float, power: float, steps: int
+) -> Calculated:
+    sigma = closed_form_sigma(epsilon, delta)
+
+    def result(rounds: int) -> ClosedForm | None:
+        try:
+            sizes = growing(examples, epochs, power, rounds, steps)
+        except ValueError:
+            return None
+        found = theorem_b_4(epsilon, delta, sigma, sizes)
+        return found if found.holds else None
+
+    found = _smallest(result)
+    if found is None:
+        raise CalculatorError(
+            f"Theorem B.4 proves epsilon {epsilon} not even with {_MOST_ROUNDS:,} rounds: allow a "
+            f"larger epsilon, or fewer than {epochs:g} epochs"
+        )
+    return Calculated(GROWING, f"fewest rounds of s_i ≈ q N i^{power:g}", found)
+
+
+def _smallest(result: Callable[[int], ClosedForm | None]) -> ClosedForm | None:
+    """The result at the smallest number of rounds that has one (conditions ease with rounds)."""
+    high = 1
+    while result(high) is None:
+        if high == _MOST_ROUNDS:
+            return None
+        high = min(2 * high, _MOST_ROUNDS)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if result(middle) is not None else (middle, high)
+    return result(high)
+
+
+def _finite(value: float) -> float | None:
+    """For JSON, which has no infinity."""
+    return value if math.isfinite(value) else None

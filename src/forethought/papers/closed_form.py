@@ -1,0 +1,406 @@
+"""Closed-form privacy of DP-SGD, and the central limit theorem: explanations, first guesses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from scipy.special import ndtr
+
+from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.interval import Interval
+from forethought.accounting.theorems import all_uncorrelated
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import (
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+    releases,
+    sensitivity,
+)
+from forethought.values.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    WithoutReplacement,
+)
+
+# Closed-form privacy of DP-SGD with any sequence of sample sizes: explanation and first guess.
+#
+# Source: van Dijk et al., "Proactive DP: A Multiple Target Optimization Framework for DP-SGD",
+# Theorems 3.1, B.2 and B.4. Its noise is N(0, (Cσ)²) on the sum, as forethought's, and its analysis
+# is of random samples: each record is in round i with probability s_i/N, so the mechanism behind
+# every result is Poisson sampling under add-or-remove. The formulas are sound where their
+# conditions hold, and loose: the exact interval stands beside each as ``exact``.
+
+
+def closed_form_sigma(epsilon: float, delta: float) -> float:
+    """σ = sqrt(2(ε + ln(1/δ))/ε), equation (1): the root covers the whole fraction.
+
+    Two places of the paper print sqrt(2(ε + ln(1/δ)))/ε, which is another number.
+    """
+    eps = real("epsilon", epsilon, above=0)
+    return math.sqrt(2 * (eps - math.log(real("delta", delta, above=0, below=1))) / eps)
+
+
+def closed_form_epsilon(sigma: float, delta: float) -> float:
+    """ε = 2 ln(1/δ)/(σ² − 2): equation (1) solved for ε; infinite for σ ≤ √2."""
+    size, target = real("sigma", sigma, above=0), real("delta", delta, above=0, below=1)
+    return math.inf if size**2 <= 2 else -2 * math.log(target) / (size**2 - 2)
+
+
+def h(x: float) -> float:
+    """h(x) = (sqrt(1 + (e/x)²) − e/x)², Theorem B.4: the largest ᾱ with x(1 − ᾱ) ≥ 2e√ᾱ."""
+    ratio = math.e / real("x", x, above=0)
+    # sqrt(1 + r²) − r without cancellation.
+    return (1 / (math.sqrt(1 + ratio**2) + ratio)) ** 2
+
+
+def g(x: float) -> float:
+    """g(x) = min{1/(ex), h(x)}, Theorem B.4."""
+    return min(1 / (math.e * real("x", x, above=0)), h(x))
+
+
+def gamma_step(sigma: float, ratio: float, current: float) -> float:
+    """Right side of (55) at γ = ``current``: one step of the calculators' iteration.
+
+    The denominator is the derivation's, σ(1 − ᾱ) − 2e√ᾱ with ᾱ = ratio/γ, ratio = εN/K; infinite
+    where ᾱ ≥ h(σ).
+    """
+    return _gamma_right(sigma, ratio / current, 1.0)
+
+
+def _gamma_right(sigma: float, alpha: float, factor: float) -> float:
+    if alpha >= 1 or 3 / sigma**2 > 700:
+        return math.inf
+    room = sigma * (1 - alpha) - 2 * math.e * math.sqrt(alpha) * factor
+    if room <= 0:
+        return math.inf
+    bracket = sigma / (1 - math.sqrt(alpha)) ** 2 + math.e**3 / (sigma * room)
+    return (2 + 16 * alpha * bracket * math.exp(3 / sigma**2)) / (1 - alpha)
+
+
+def gamma(sigma: float, ratio: float) -> float:
+    """The smallest γ satisfying (55), by the derivation's denominator: γ = 2 + O(ᾱ).
+
+    Args:
+        sigma: σ. ratio: εN/K.
+    """
+    return _gamma(sigma, ratio, 1.0)
+
+
+def gamma_printed(sigma: float, ratio: float) -> float:
+    """The smallest γ satisfying the condition as Theorems 3.1 and B.4 print it."""
+    return _gamma(sigma, ratio, real("sigma", sigma, above=0))
+
+
+def _gamma(sigma: float, ratio: float, factor: float) -> float:
+    size, share = real("sigma", sigma, above=0), real("ratio", ratio, above=0)
+    low, high = 2.0, 4.0
+
+    def short(value: float) -> bool:
+        return value < _gamma_right(size, share / value, factor)
+
+    # The right side falls to 2 as γ grows, so there is exactly one crossing.
+    while short(high):
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            break
+        if short(middle):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """A sequence of sample sizes s_i, as runs of equal ones.
+
+    Args:
+        sizes: the size in each run, in records (expected, under Poisson sampling).
+        rounds: how many rounds each run lasts.
+        examples: N.
+    """
+
+    sizes: tuple[float, ...]
+    rounds: tuple[int, ...]
+    examples: int
+
+    def __post_init__(self) -> None:
+        examples = whole("examples", self.examples)
+        sizes = tuple(real("sample size", s, above=0, most=examples) for s in self.sizes)
+        if not sizes or len(sizes) != len(self.rounds):
+            raise ValueError("one number of rounds per sample size, and at least one of each")
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "rounds", tuple(whole("rounds", n) for n in self.rounds))
+
+    @classmethod
+    def constant(cls, size: float, rounds: int, examples: int) -> SampleSizes:
+        """s_i = ``size`` in every round."""
+        return cls((size,), (rounds,), examples)
+
+    @classmethod
+    def growing(cls, q: float, power: float, rounds: int, examples: int) -> SampleSizes:
+        """s_i = ⌈q N (i + 1)^power⌉ for i = 0 … ``rounds`` − 1: θ near 1 + power (Appendix B.4).
+
+        Raises:
+            ValueError: the last size is larger than N.
+        """
+        share, exponent = real("q", q, above=0), real("power", power, least=0)
+        count, N = whole("rounds", rounds), whole("examples", examples)
+        if math.ceil(share * N * count**exponent) > N:
+            raise ValueError(
+                f"q N i^p grows past N = {N} in {count} rounds: take q at most "
+                f"{count**-exponent:.3g}, or fewer rounds"
+            )
+        return cls.of([max(1, math.ceil(share * N * i**exponent)) for i in range(1, count + 1)], N)
+
+    @classmethod
+    def of(cls, sizes: Sequence[float], examples: int) -> SampleSizes:
+        """From one size per round."""
+        runs: list[list[float]] = []
+        for size in sizes:
+            if runs and runs[-1][0] == size:
+                runs[-1][1] += 1
+            else:
+                runs.append([size, 1])
+        return cls(tuple(r[0] for r in runs), tuple(int(r[1]) for r in runs), examples)
+
+    def __iter__(self) -> Iterator[tuple[float, int]]:
+        return iter(zip(self.sizes, self.rounds, strict=True))
+
+    @property
+    def total_rounds(self) -> int:
+        """T."""
+        return sum(self.rounds)
+
+    @property
+    def gradients(self) -> float:
+        """K = Σ s_i, gradient computations."""
+        return math.fsum(size * count for size, count in self)
+
+    @property
+    def epochs(self) -> float:
+        """k = K/N."""
+        return self.gradients / self.examples
+
+    @property
+    def mean(self) -> float:
+        """s̄ = K/T."""
+        return self.gradients / self.total_rounds
+
+    @property
+    def largest(self) -> float:
+        """s_max."""
+        return max(self.sizes)
+
+    @property
+    def theta(self) -> float:
+        """θ = s_max/s̄: 1 for a constant sequence."""
+        return self.largest / self.mean
+
+    def moment(self, j: int) -> float:
+        """Ŝ_j = (1/T) Σ s_i^j/(N (N − s_i)^{j−1}), Theorem B.2; infinite when some s_i = N."""
+        N = self.examples
+        if j > 1 and self.largest >= N:
+            return math.inf
+        terms = (
+            count * (s / N) * (s / (N - s)) ** (j - 1) if j > 1 else count * s / N
+            for s, count in self
+        )
+        return math.fsum(terms) / self.total_rounds
+
+    @property
+    def rho(self) -> float:
+        """ρ = Ŝ_1 Ŝ_3/Ŝ_2², the smallest that Theorem B.2 allows."""
+        return self.moment(1) * self.moment(3) / self.moment(2) ** 2
+
+    @property
+    def rho_hat(self) -> float:
+        """ρ̂ = Ŝ_1²/Ŝ_2, the smallest that Theorem B.2 allows."""
+        return self.moment(1) ** 2 / self.moment(2)
+
+    def mechanism(self, sigma: float) -> Mechanism:
+        """The mechanism of the run: Poisson rounds at rates s_i/N under add-or-remove."""
+        return Mechanism(
+            *(Rounds(sigma, count, Poisson(size / self.examples)) for size, count in self)
+        )
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One requirement of a theorem: ``left`` is at most ``right``."""
+
+    name: str
+    left: float
+    right: float
+
+    @property
+    def holds(self) -> bool:
+        """True if it is met, up to rounding."""
+        return self.left <= self.right * (1 + 1e-12)
+
+    @property
+    def margin(self) -> float:
+        """right/left: above 1 is room to spare, below 1 what is lacking."""
+        return math.inf if self.left == 0 else self.right / self.left
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """The claim of a theorem about a run: (ε, δ)-DP if every condition holds."""
+
+    theorem: str
+    epsilon: float
+    delta: float
+    sigma: float
+    sizes: SampleSizes
+    conditions: tuple[Condition, ...]
+
+    @property
+    def holds(self) -> bool:
+        """True if all conditions hold, i.e. the theorem proves (ε, δ)-DP."""
+        return all(condition.holds for condition in self.conditions)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The run that the theorem speaks of."""
+        return self.sizes.mechanism(self.sigma)
+
+    @cached_property
+    def exact(self) -> Interval:
+        """The certified ε of the same run at the same δ, computed on first use."""
+        from forethought.accounting.exact import epsilon
+
+        return epsilon(self.mechanism, self.delta)
+
+
+def _checked(epsilon: float, delta: float, sigma: float) -> tuple[float, float, float]:
+    return (
+        real("epsilon", epsilon, above=0),
+        real("delta", delta, above=0, below=1),
+        real("sigma", sigma, above=0),
+    )
+
+
+def theorem_3_1(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) -> ClosedForm:
+    """Theorem 3.1: readable, for ε < 0.5 and δ ≤ 1/N. γ by the derivation's denominator."""
+    eps, tail, size = _checked(epsilon, delta, sigma)
+    k, theta = sizes.epochs, sizes.theta
+    gam = gamma(size, eps / k)
+    conditions = (
+        Condition("(6) sigma ≥ sqrt(2(ε + ln(1/δ))/ε)", closed_form_sigma(eps, tail), size),
+        Condition("δ ≤ 1/N", tail, 1 / sizes.examples),
+        # Strict in the theorem: the largest double below 0.5.
+        Condition("ε < 0.5", eps, math.nextafter(0.5, 0) / (1 + 1e-12)),
+        Condition("N ≥ 10000", 10000.0, float(sizes.examples)),
+        Condition("θ ≤ 6.85", theta, 6.85),
+        Condition("(7) 1/2 + ln(1/δ) ≤ (2/e)² k²", 0.5 - math.log(tail), (2 / math.e * k) ** 2),
+        Condition("(8) γ θ² k²/ε ≤ T", gam * theta**2 * k**2 / eps, float(sizes.total_rounds)),
+    )
+    return ClosedForm("Theorem 3.1", eps, tail, size, sizes, conditions)
+
+
+def theorem_b_4(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) -> ClosedForm:
+    """Theorem B.4: any ε and δ. γ by the derivation's denominator."""
+    eps, tail, size = _checked(epsilon, delta, sigma)
+    k, N, theta, mean = sizes.epochs, sizes.examples, sizes.theta, sizes.mean
+    gam = gamma(size, eps / k)
+    least = closed_form_sigma(eps, tail)
+    conditions = (
+        Condition("(32) s̄ ≤ g(sqrt(2(ε + ln(1/δ))/ε)) N/θ", mean, g(least) * N / theta),
+        Condition("(33) ε ≤ γ h(σ) K/N", eps, gam * h(size) * k),
+        Condition("(34) γ θ² (K/N)(s̄/N) ≤ ε", gam * theta**2 * k * mean / N, eps),
+        Condition("(35) sqrt(2(ε + ln(1/δ))/ε) ≤ σ", least, size),
+    )
+    return ClosedForm("Theorem B.4", eps, tail, size, sizes, conditions)
+
+
+def theorem_b_2(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) -> ClosedForm:
+    """Theorem B.2: the general one, with r_0 = σ s_max/N, its smallest value.
+
+    ρ and ρ̂ are the smallest that the moments Ŝ_j allow; c_0 = c(c_1) with ε = c_1 T Ŝ_1².
+    """
+    eps, tail, size = _checked(epsilon, delta, sigma)
+    r0 = size * sizes.largest / sizes.examples
+    gap = size - r0
+    u0 = 2 * math.sqrt(r0 * size) / gap if gap > 0 else math.inf
+    u1 = math.e * u0 / size
+    below_one = math.nextafter(1.0, 0) / (1 + 1e-12)
+    needed = math.inf
+    if u0 < 1 and u1 < 1:
+        r = r0 * 8 * (1 / (1 - u0) + math.e**3 / ((1 - u1) * size**3)) * math.exp(3 / size**2)
+        x = eps / (sizes.total_rounds * sizes.moment(1) ** 2)
+        product = r * sizes.rho * x
+        # (sqrt(2y + 1) − 1)/y without cancellation for small y.
+        c0 = min(2 / (math.sqrt(2 * product + 1) + 1), 2 / (sizes.rho_hat * x))
+        spread = sizes.moment(2) * sizes.total_rounds * (eps - math.log(tail))
+        needed = 2 / math.sqrt(c0) * math.sqrt(spread) / eps
+    conditions = (
+        Condition("216/215 ≤ σ", 216 / 215, size),
+        Condition("r_0 ≤ 1/e", r0, 1 / math.e),
+        Condition("u_0 < 1", u0, below_one),
+        Condition("u_1 < 1", u1, below_one),
+        Condition("(2/√c_0) sqrt(Ŝ_2 T (ε + ln(1/δ)))/ε ≤ σ", needed, size),
+    )
+    return ClosedForm("Theorem B.2", eps, tail, size, sizes, conditions)
+
+
+# The central limit theorem for private training: an approximation, on neither side of the truth.
+#
+# Everything here carries ``approximate`` in its name and never reaches a Statement. Source: Bu,
+# Dong, Long and Su 2020, Section 3 (Poisson sampling); Dong, Roth and Su 2022, Corollary 5.4
+# (without replacement).
+
+
+def approximate_clt_mu(mechanism: Mechanism) -> float:
+    """μ of the Gaussian that many weakly informative rounds approach.
+
+    Poisson: μ² = Σ T q²(e^{(Δ/σ)²} − 1). An epoch of random allocation in t rounds:
+    (e^{(Δ/σ)²} − 1)/t. Without replacement: the limit of the symmetrised subsampled curve. Full
+    batches and shuffled epochs are Gaussian as they are. Infinite without noise, and where the
+    exponential overflows.
+    """
+    total = 0.0
+    for part in all_uncorrelated(mechanism):
+        if part.noise_multiplier == 0:
+            return math.inf
+        shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier
+        total += releases(part) * _squared(part, shift)
+    return math.sqrt(total)
+
+
+def _squared(part: Rounds, shift: float) -> float:
+    match part.sampling:
+        case FullBatch() | Shuffled():
+            return shift**2
+        case _ if shift > 26:
+            return math.inf
+        case Poisson(rate=rate) | CyclicPoisson(rate=rate):
+            return rate**2 * math.expm1(shift**2) if rate < 1 else shift**2
+        case RandomAllocation(rate=rate):
+            # A mean of 1/rate independent likelihood ratios of mean 1.
+            return rate * math.expm1(shift**2)
+        case WithoutReplacement(rate=rate):
+            if rate == 1:
+                return shift**2
+            normal = math.exp(shift**2) * ndtr(1.5 * shift) + 3 * ndtr(-0.5 * shift) - 2
+            return float(2 * rate**2 * normal)
+        case other:
+            raise UnsupportedMechanismError(
+                f"no central limit is known for {type(other).__name__} sampling; there is one for "
+                "Poisson, CyclicPoisson, RandomAllocation, WithoutReplacement, Shuffled, FullBatch"
+            )
+
+
+def approximate_clt_epsilon(mechanism: Mechanism, delta: float) -> float:
+    """ε of the limiting Gaussian at δ: may be too small as well as too large."""
+    mu = approximate_clt_mu(mechanism)
+    return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf

@@ -1,0 +1,141 @@
+"""One mechanism, every accountant: the exact interval beside what the other analyses say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from forethought.accounting import exact
+from forethought.accounting.interval import at_least
+from forethought.accounting.renyi import rdp
+from forethought.accounting.strong_adversary import KnownHits
+from forethought.papers.closed_form import (
+    SampleSizes,
+    approximate_clt_epsilon,
+    closed_form_epsilon,
+    theorem_3_1,
+    theorem_b_4,
+)
+from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
+from forethought.values.samplings import Poisson
+
+
+@dataclass(frozen=True)
+class Row:
+    """The ε of one analysis.
+
+    Args:
+        name: the analysis.
+        epsilon: its ε; None where it does not apply.
+        guarantee: whether the number is a proven upper bound for the stated attacker.
+        note: what to know about it, or why it does not apply.
+    """
+
+    name: str
+    epsilon: float | None
+    guarantee: bool
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        finite = self.epsilon is not None and math.isfinite(self.epsilon)
+        return {
+            "name": self.name,
+            "epsilon": self.epsilon if finite or self.epsilon is None else "infinity",
+            "guarantee": self.guarantee,
+            "note": self.note,
+        }
+
+
+class _Answer(NamedTuple):
+    """ε, whether it is a proven upper bound, and what to know about it."""
+
+    epsilon: float
+    guarantee: bool
+    note: str
+
+
+class _DoesNotApplyError(ValueError):
+    """The reason why an analysis says nothing about a mechanism."""
+
+
+def compare(
+    mechanism: Mechanism, delta: float, examples: int | None = None, group: int = 1
+) -> list[Row]:
+    """ε by every analysis this library has.
+
+    Args:
+        mechanism: what is released. delta: in (0, 1).
+        examples: number of records; the closed form needs it.
+        group: how many records ε is for; analyses of one record do not apply to more.
+
+    Returns:
+        Rows, the exact one first.
+
+    Raises:
+        UnsupportedMechanismError: no theorem covers the mechanism.
+    """
+    interval = exact.epsilon(mechanism, delta, group)
+    note = f"certified; at least {at_least(interval.lower, '.6g')}"
+    rows = [Row("exact", interval.upper, True, note)]
+    analyses: dict[str, Callable[[], _Answer]] = {
+        "Rényi": lambda: _Answer(
+            rdp(mechanism).epsilon(delta), True, "loses what orders cannot see"
+        ),
+        "closed form": lambda: _closed_form(mechanism, delta, examples),
+        "CLT (approximate)": lambda: _Answer(
+            approximate_clt_epsilon(mechanism, delta),
+            False,
+            "no bound: may be too small as well as too large",
+        ),
+        "strong adversary": lambda: _strong_adversary(mechanism, delta),
+    }
+    for name, analyse in analyses.items():
+        try:
+            if group > 1:
+                raise _DoesNotApplyError(f"speaks of one record, not of {group} together")
+            rows.append(Row(name, *analyse()))
+        except (_DoesNotApplyError, UnsupportedMechanismError) as error:
+            rows.append(Row(name, None, False, str(error)))
+    return rows
+
+
+def _only(mechanism: Mechanism) -> Rounds:
+    if len(mechanism.rounds) != 1:
+        raise _DoesNotApplyError("speaks of equal rounds only")
+    return mechanism.rounds[0]
+
+
+def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> _Answer:
+    part = _only(mechanism)
+    if (
+        not isinstance(part.sampling, Poisson)
+        or part.clipping != "example"
+        or mechanism.adjacency == "replace-one"
+    ):
+        raise _DoesNotApplyError("speaks of Poisson batches and clipped examples only")
+    if examples is None:
+        raise _DoesNotApplyError("needs the number of examples")
+    sigma = part.noise_multiplier
+    if sigma**2 <= 2:
+        raise _DoesNotApplyError("needs σ above √2")
+    epsilon = closed_form_epsilon(sigma, delta)
+    sizes = SampleSizes.constant(part.sampling.rate * examples, part.count, examples)
+    for theorem in (theorem_b_4, theorem_3_1):
+        found = theorem(epsilon, delta, sigma, sizes)
+        if found.holds:
+            return _Answer(epsilon, True, f"{found.theorem} of the proactive paper holds")
+    found = theorem_b_4(epsilon, delta, sigma, sizes)
+    failed = next(condition for condition in found.conditions if not condition.holds)
+    return _Answer(epsilon, False, f"not proven here: Theorem B.4 lacks {failed.name}")
+
+
+def _strong_adversary(mechanism: Mechanism, delta: float) -> _Answer:
+    part = _only(mechanism)
+    if part.noise_multiplier == 0:
+        raise _DoesNotApplyError("there is no noise")
+    known = KnownHits.of_rounds(part, mechanism.adjacency)
+    note = "the attacker also knows which batches held the record"
+    return _Answer(known.epsilon(delta).upper, True, note)

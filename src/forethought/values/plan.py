@@ -1,0 +1,956 @@
+"""Figures of the private data that are paid for before training: which, and with how much noise.
+
+Each statistic is one release of its own: a sum over all records of a vector whose norm is bounded
+by what is declared, with Gaussian noise. It is a round like those of training, and composed with
+them. What a later one asks may depend on what an earlier one released.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
+
+from forethought.values.caveats import Caveat, caveats, choice
+from forethought.values.checks import one_of, real, whole
+from forethought.values.contributions import (
+    Augmentation,
+    Contribution,
+    Examples,
+    Groups,
+    LinearExamples,
+    Local,
+    LocalUpdates,
+    Persons,
+)
+from forethought.values.mechanism import (
+    Budget,
+    Clipping,
+    Correlated,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+)
+from forethought.values.samplings import FullBatch, Sampling
+from forethought.values.serialisation import Stored, build, exact_keys, plain
+from forethought.values.strategies import Strategy
+from forethought.values.use import (
+    Assumed,
+    Averaging,
+    GradientFilter,
+    Optimizer,
+    Schedule,
+    Use,
+)
+
+Statistic = Literal["moments", "quantiles", "classes", "means", "norms"]
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+# What each release is called in transcripts and statements.
+NAMES: dict[str, str] = {
+    "moments": "means and squares of the features",
+    "quantiles": "histograms of the features",
+    "classes": "numbers of records by class",
+    "means": "means of the features",
+    "norms": "usual norm of the centred features",
+}
+
+
+# The reach of means, in usual norms of a record: numbers at the ends of their ranges measure √3.
+REACH = 1.5
+# A centred record's norm counts between a quarter and four times :data:`LIKELY` usual norms, as a
+# logarithm: half of what declared ranges make it is what it most often is.
+LIKELY, WITHIN = 0.5, 4.0
+# The noise multiplier of the norms, in that of the means: one number is known well enough with it.
+NORMS_NOISE = 2.0
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Every record's vector of one statistic is a contribution.
+
+    Args:
+        name: what is released, one of :data:`NAMES`' values.
+    """
+
+    name: str
+    kind: ClassVar[str] = "statistics"
+    clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = False
+    groups: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        one_of("statistics", self.name, tuple(NAMES.values()))
+
+    @property
+    def released(self) -> str:
+        """The release's name in the transcript."""
+        return self.name
+
+    def expected(self, batch: float) -> float:
+        """One for each record."""
+        return batch
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The release of the training data before training, to prepare inputs with.
+
+    Args:
+        statistics: ``"moments"``: mean and variance of every feature, for standardised inputs.
+            ``"quantiles"``: a histogram of every feature, from which the least and the greatest
+            value worth having are taken (``tails`` left out on each side), for inputs in [0, 1].
+            ``"classes"``: how many records each class has. ``"means"``: the mean of every feature,
+            for centred inputs. ``"norms"``, after means: the usual norm of what is left when these
+            are subtracted, the mean of its logarithm, so that inputs can be scaled to a known one.
+            Of moments, quantiles and means there is one at most.
+        bounds: (low, high), the range that every feature is declared to have, without looking at
+            the private data. What lies beyond counts as the bound.
+        features: how many features (or channels, each of which is one) there are.
+        classes: how many classes there are, for ``"classes"``.
+        bins: of a histogram.
+        tails: share of the records left out at each end of a histogram.
+        reach: of ``"means"``: the norm to which longer records are shortened in their sum.
+        becomes: of ``"means"``: the norm that usual records are scaled to; without ``"norms"``
+            they are taken to have norm reach/1.5. The intercept's feature is 1. Default:
+            √features, a usual feature's size being 1 as well.
+        noise_multiplier: σ of each release, in units of its bound; of ``"norms"`` twice that.
+            None: the planner's choice.
+
+    Raises:
+        ValueError, TypeError: unknown statistics, or what they need is missing.
+    """
+
+    statistics: tuple[Statistic, ...] = ("moments",)
+    bounds: tuple[float, float] | None = None
+    features: int | None = None
+    classes: int | None = None
+    bins: int = 64
+    tails: float = 0.01
+    reach: float | None = None
+    becomes: float | None = None
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        def settle(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        names = (self.statistics,) if isinstance(self.statistics, str) else tuple(self.statistics)
+        settle("statistics", names)
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"statistics must name each once, and at least one, not {names!r}")
+        for name in names:
+            one_of("statistics", name, STATISTICS)
+        if len({"moments", "quantiles", "means"} & set(names)) > 1:
+            raise ValueError(
+                "moments, quantiles and means all move the features: ask for one of them"
+            )
+        if "norms" in names and "means" not in names[: names.index("norms")]:
+            raise ValueError(
+                'private norms are those of centred features: put "means" before "norms"'
+            )
+        if {"moments", "quantiles"} & set(names):
+            if self.bounds is None or self.features is None:
+                raise ValueError(
+                    "private moments and quantiles need bounds=(low, high) and features=: how far "
+                    "one record can move them follows from these, as declared"
+                )
+            low, high = (real("bounds", end) for end in self.bounds)
+            if not low < high:
+                raise ValueError(f"bounds must be (low, high) with low < high, not {self.bounds!r}")
+            settle("bounds", (low, high))
+            settle("features", whole("features", self.features))
+        if "means" in names:
+            if self.reach is None or self.features is None:
+                raise ValueError(
+                    "private means need reach= and features=: records longer than the reach are "
+                    "shortened to it, so that it is how far one can move the sum"
+                )
+            settle("reach", real("reach", self.reach, above=0))
+            settle("features", whole("features", self.features))
+            norm = math.sqrt(self.features or 1) if self.becomes is None else self.becomes
+            settle("becomes", real("becomes", norm, above=0))
+        if "classes" in names:
+            if self.classes is None:
+                raise ValueError("private class counts need classes=, their declared number")
+            settle("classes", whole("classes", self.classes, least=2))
+        settle("bins", whole("bins", self.bins, least=2, most=10_000))
+        settle("tails", real("tails", self.tails, above=0, below=0.5))
+        if self.noise_multiplier is not None:
+            sigma = real("noise_multiplier of preparation", self.noise_multiplier, least=0)
+            settle("noise_multiplier", sigma)
+
+    def length(self, statistic: Statistic) -> int:
+        """Entries of one record's vector."""
+        match statistic:
+            case "moments":
+                return 2 * (self.features or 0)
+            case "quantiles":
+                return self.bins * (self.features or 0)
+            case "classes":
+                return self.classes or 0
+            case "means":
+                return self.features or 0
+            case "norms":
+                return 1
+
+    def norm(self, statistic: Statistic) -> float:
+        """The most that one record's vector can measure.
+
+        Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
+        moments' norm, and at most 1 to that of the histograms'; a record has one class.
+        """
+        match statistic:
+            case "moments":
+                return math.sqrt(2 * (self.features or 0))
+            case "quantiles":
+                return math.sqrt(self.features or 0)
+            case "classes":
+                return 1.0
+            case "means":
+                return self.reach or 0.0
+            case "norms":
+                return math.log(WITHIN)
+
+    @property
+    def centres(self) -> bool:
+        """True if it does nothing but centre the features, which no linear model needs to know."""
+        return self.statistics in (("means",), ("means", "norms"))
+
+    @property
+    def releases(self) -> float:
+        """The number of releases with ``noise_multiplier`` that cost as much, in μ², as these
+        together."""
+        return math.fsum(self._relative(name) ** -2 for name in self.statistics)
+
+    def sigma(self, statistic: Statistic) -> float:
+        """Noise multiplier of one statistic.
+
+        Raises:
+            ValueError: no noise multiplier yet.
+        """
+        if self.noise_multiplier is None:
+            raise ValueError("the preparation has no noise_multiplier: forethought.plan chooses it")
+        return self.noise_multiplier * self._relative(statistic)
+
+    def _relative(self, statistic: Statistic) -> float:
+        return NORMS_NOISE if statistic == "norms" else 1.0
+
+    def parts(self) -> tuple[Rounds, ...]:
+        """The releases, as they are accounted: those of equal noise in a row are one part.
+
+        Raises:
+            ValueError: no noise multiplier yet.
+        """
+        alike = groupby(self.sigma(name) for name in self.statistics)
+        return tuple(Rounds(sigma, len(list(those)), FullBatch()) for sigma, those in alike)
+
+    def before(self, mechanism: Mechanism) -> Mechanism:
+        """The releases, then a mechanism."""
+        return Mechanism(*self.parts(), *mechanism, adjacency=mechanism.adjacency)
+
+
+# The part of a plan that privacy needs, and the one place where a round's numbers are derived from
+# it.
+
+
+ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
+NoiseKind = Literal["gaussian", "grid"]
+# Below this a round's noise hides nothing: ε of one round alone is in the thousands. 0 says so.
+LEAST_NOISE = 0.01
+NOISES: tuple[NoiseKind, ...] = get_args(NoiseKind)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The bound on one contribution in L2 norm, ``norm``.
+
+    Args:
+        norm: the clipping norm C. Under ``"quantile"`` it is only the first round's norm.
+        rule: ``"flat"`` scales by min(1, C/‖g‖); ``"automatic"`` by C/(‖g‖ + gamma)
+            (Bu et al. 2022); ``"per-layer"`` clips every parameter tensor to its own share of C;
+            ``"quantile"`` follows a quantile of the norms, estimated privately each round
+            (Andrew et al. 2021), which is part of the mechanism.
+        gamma: stability constant of the automatic rule.
+        quantile, quantile_rate: target quantile and step of the quantile rule.
+        count_noise: standard deviation of the noise on the count of clipped contributions; the
+            quantile rule needs it, and its cost is taken from the plan's noise multiplier.
+        final: norm of the last round, to which the norm goes geometrically from the first; a
+            public schedule. None keeps the norm.
+        shares: per-layer rule: parameter name → share of C. The squares sum to at most 1.
+            None splits evenly.
+    """
+
+    norm: float = 1.0
+    rule: ClipRule = "flat"
+    gamma: float = 0.01
+    quantile: float = 0.5
+    quantile_rate: float = 0.2
+    count_noise: float | None = None
+    shares: tuple[tuple[str, float], ...] | None = None
+    final: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", real("clip_norm", self.norm, above=0))
+        one_of("clip rule", self.rule, get_args(ClipRule))
+        real("gamma", self.gamma, above=0)
+        real("quantile", self.quantile, above=0, below=1)
+        real("quantile_rate", self.quantile_rate, above=0)
+        if (self.rule == "quantile") != (self.count_noise is not None):
+            raise ValueError("count_noise goes with the clip rule 'quantile', and only with it")
+        if self.count_noise is not None:
+            real("count_noise", self.count_noise, above=0)
+        if self.final is not None:
+            if self.rule == "quantile":
+                raise ValueError("the clip rule 'quantile' moves the norm by itself: drop final")
+            object.__setattr__(self, "final", real("final clip norm", self.final, above=0))
+        if self.shares is not None:
+            if self.rule != "per-layer":
+                raise ValueError("shares go with the clip rule 'per-layer' only")
+            pairs = self.shares.items() if isinstance(self.shares, Mapping) else self.shares
+            shares = tuple(
+                (str(name), real(f"share of {name!r}", share, above=0)) for name, share in pairs
+            )
+            object.__setattr__(self, "shares", shares)
+            if math.fsum(share**2 for _, share in shares) > 1 + 1e-12:
+                raise ValueError("the squares of the per-layer shares must sum to at most 1")
+
+    def at(self, index: int, rounds: int) -> float:
+        """The norm of round ``index`` of so many, as planned."""
+        if self.final is None or rounds == 1:
+            return self.norm
+        return self.norm * math.pow(self.final / self.norm, index / (rounds - 1))
+
+    def gradient_noise(self, noise_multiplier: float) -> float:
+        """Noise multiplier left for the gradients when the round's total is ``noise_multiplier``.
+
+        The quantile rule's count has sensitivity 1/2 where the gradient has C, so both together
+        are one Gaussian release with σ⁻² = σ_g⁻² + (2 σ_b)⁻² (Andrew et al. 2021, Theorem 1).
+
+        Raises:
+            ValueError: the count's noise alone is too small for the total.
+        """
+        if self.count_noise is None or noise_multiplier == 0:
+            return noise_multiplier
+        left = noise_multiplier**-2 - (2 * self.count_noise) ** -2
+        if left <= 0:
+            raise ValueError(
+                f"count_noise {self.count_noise} spends more than a noise multiplier of "
+                f"{noise_multiplier} allows: it must be above {noise_multiplier / 2:.4g}"
+            )
+        return float(left**-0.5)
+
+
+# mypy lists what a kind does not say.
+_KINDS: tuple[type[Contribution], ...] = (
+    Examples,
+    Groups,
+    LinearExamples,
+    LocalUpdates,
+    Persons,
+    Statistics,
+)
+CONTRIBUTIONS: dict[str, type[Any]] = {kind.kind: kind for kind in _KINDS}
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: everything that its noised sum depends on besides data, weights and secrets.
+
+    Args:
+        index: its number in the run, from 0.
+        origin: number of the first round of its part; shuffled epochs begin there.
+        examples: number of records.
+        sampling: how its batch is drawn.
+        contribution: what is clipped. clip: the rule that clips it.
+        clip_norm: bound C on the L2 norm of one contribution.
+        noise_multiplier: noise on the sum, in units of C.
+        accounted: noise multiplier of all of the round's releases together, as it is accounted.
+        noise: which noise. strategy: how it is correlated with that of the part's other rounds;
+            None: not at all. Then ``noise_multiplier`` is that of each round's own numbers.
+        groups: how many groups its batch is accounted as dealt into; None: any number.
+        augmentation: how many altered copies of each record enter, and how altered; None: none.
+        divisor: what the noised sum is divided by: the expected number of contributions, public.
+    """
+
+    index: int
+    origin: int
+    examples: int
+    sampling: Sampling
+    contribution: Contribution
+    clip: Clip
+    clip_norm: float
+    noise_multiplier: float
+    accounted: float
+    noise: NoiseKind
+    divisor: float
+    strategy: Strategy | None = None
+    groups: int | None = None
+    augmentation: Augmentation | None = None
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation σC of the noise on every coordinate of the sum; where noise is
+        correlated, of the numbers that it is made of.
+        """
+        return self.noise_multiplier * self.clip_norm
+
+    @property
+    def mean_variance(self) -> float:
+        """Variance of the noise on every coordinate of the mean, where rounds are independent."""
+        return (self.noise_std / self.divisor) ** 2
+
+    @property
+    def count_noise(self) -> float | None:
+        """Standard deviation of the noise on the count below the norm; None: no such count."""
+        return self.clip.count_noise
+
+    @property
+    def mechanism(self) -> Rounds:
+        """The round by itself, as it is accounted.
+
+        Raises:
+            UnsupportedMechanismError: its noise is correlated: only the whole run is accounted.
+        """
+        if self.strategy is not None:
+            raise UnsupportedMechanismError(
+                f"round {self.index} has correlated noise and is no mechanism of its own: account "
+                "for the whole run"
+            )
+        return Rounds(
+            self.accounted, 1, self.sampling, self.contribution.clipping, groups=self.groups
+        )
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The releases of a run: all that its guarantee depends on.
+
+    Args:
+        mechanism: the releases, all with the same clipping kind.
+        examples: size N of the training set, taken as public.
+        delta: the δ at which the Statement gives ε.
+        clip: how one contribution is bounded.
+        contribution: what is clipped.
+        noise: ``"gaussian"``: in floating-point numbers. ``"grid"``: discrete Gaussian noise on
+            the gridded sum, in whole numbers, see :mod:`forethought.rounds.grid`.
+        budget: the target that was asked for, if any. The mechanism need not use it up.
+        preparation: what is released before the rounds, to prepare the inputs with.
+        records_per_person: how many of the examples may be one person's: the budget and every
+            statement are about so many together.
+        augmentation: which altered copies of a record its contribution is the mean over. Nothing
+            here depends on it: the mean follows from that record alone.
+
+    Raises:
+        ValueError, TypeError: parts that contradict each other.
+    """
+
+    mechanism: Mechanism
+    examples: int
+    delta: float
+    clip: Clip = Clip()
+    contribution: Contribution = Examples()  # noqa: RUF009 (frozen)
+    noise: NoiseKind = "gaussian"
+    budget: Budget | None = None
+    preparation: Preparation | None = None
+    records_per_person: int = 1
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        each = whole("records_per_person", self.records_per_person)
+        object.__setattr__(self, "records_per_person", each)
+        if each > 1 and isinstance(self.contribution, Persons):
+            raise ValueError(
+                "the examples of these contributions are persons already: drop records_per_person"
+            )
+        if not isinstance(self.mechanism, Mechanism):
+            raise TypeError("mechanism must be a forethought.Mechanism")
+        object.__setattr__(self, "examples", whole("examples", self.examples))
+        object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
+        one_of("noise", self.noise, NOISES)
+        if type(self.contribution) not in CONTRIBUTIONS.values():
+            raise TypeError(
+                f"contribution must be one of {', '.join(CONTRIBUTIONS)}, not {self.contribution!r}"
+            )
+        self._require_augmentable()
+        kinds = {part.clipping for part in self.mechanism}
+        if len(kinds) > 1:
+            raise ValueError("all rounds of a plan clip the same kind of contribution")
+        if kinds != {self.contribution.clipping}:
+            raise ValueError(
+                "groups= goes with clipping='group' (1 is batch clipping), and only with it: the "
+                f"mechanism clips {kinds.pop()!r}, the contribution is {self.contribution!r}"
+            )
+        count = self.contribution.groups
+        for part in self.mechanism:
+            if part.groups not in (None, count):
+                raise ValueError(
+                    f"the mechanism speaks of {part.groups} groups, the contribution of {count}: "
+                    "several records are charged by the number of groups that they can be in"
+                )
+            told = part.sampling.known_examples()
+            if told not in (None, self.examples):
+                raise ValueError(
+                    f"the sampling speaks of {told} examples, the plan of {self.examples}"
+                )
+            self.clip.gradient_noise(part.noise_multiplier)
+            if isinstance(part, Correlated) and (
+                self.noise != "gaussian" or self.clip.rule == "quantile"
+            ):
+                raise ValueError(
+                    "correlated noise goes with noise='gaussian' and a fixed clip norm: on a grid, "
+                    "or with the rule 'quantile', rounds do not cancel each other's noise"
+                )
+
+    def _require_augmentable(self) -> None:
+        if not isinstance(self.augmentation, Augmentation | None):
+            raise TypeError(
+                f"augmentation must be a forethought.Augmentation, not {self.augmentation!r}"
+            )
+        if self.augmentation is not None and not self.contribution.alterable:
+            raise ValueError(
+                "augment= averages gradients of altered copies before clipping, which goes with "
+                f"examples, groups and persons, not with {self.contribution.kind!r} contributions: "
+                "drop it, or local="
+            )
+
+    @cached_property
+    def accounted(self) -> Mechanism:
+        """Everything that is released: the preparation, then the rounds."""
+        if self.preparation is None:
+            return self.mechanism
+        return self.preparation.before(self.mechanism)
+
+    @property
+    def rounds(self) -> int:
+        """The number of noised sums that training releases."""
+        return self._ends[-1]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(part.count for part in self.mechanism))
+
+    def part(self, index: int) -> tuple[Rounds, int]:
+        """The Rounds that round ``index`` (from 0) belongs to, and the number of its first round.
+
+        Raises:
+            IndexError: no such round.
+        """
+        if not 0 <= index < self._ends[-1]:
+            raise IndexError(f"round {index} of a plan with {self._ends[-1]}")
+        place = bisect_right(self._ends, index)
+        return self.mechanism.rounds[place], self._ends[place - 1] if place else 0
+
+    def round(self, index: int, clip_norm: float | None = None) -> Round:
+        """Round ``index``, from 0: sampling, clip norm, noise and divisor, derived here only.
+
+        Args:
+            index: the round's number.
+            clip_norm: the norm that earlier releases led to; goes with the quantile rule only,
+                whose first norm is the plan's.
+
+        Raises:
+            IndexError: no such round. ValueError: ``clip_norm`` under another rule.
+        """
+        part, origin = self.part(index)
+        if clip_norm is None or clip_norm == self.clip.norm:
+            clip_norm = self.clip.at(index, self.rounds)
+        else:
+            if self.clip.rule != "quantile":
+                raise ValueError(
+                    f"the clip rule {self.clip.rule!r} keeps its norm of {self.clip.norm}: only "
+                    "'quantile' moves it"
+                )
+            clip_norm = real("clip_norm", clip_norm, above=0)
+        return Round(
+            index,
+            origin,
+            self.examples,
+            part.sampling,
+            self.contribution,
+            self.clip,
+            clip_norm,
+            self.clip.gradient_noise(part.noise_multiplier),
+            part.noise_multiplier,
+            self.noise,
+            self.contribution.expected(part.sampling.expected_batch(self.examples)),
+            part.strategy if isinstance(part, Correlated) else None,
+            part.groups,
+            self.augmentation,
+        )
+
+    @cached_property
+    def _examples_before(self) -> list[float]:
+        sizes = (
+            part.count * part.sampling.expected_batch(self.examples) for part in self.mechanism
+        )
+        return [0.0, *accumulate(sizes)]
+
+    def examples_before(self, index: int) -> float:
+        """Expected number of records that the rounds before round ``index`` use; index may be N."""
+        place = bisect_right(self._ends, index)
+        before = self._examples_before[place]
+        if place == len(self._ends):
+            return before
+        start = self._ends[place - 1] if place else 0
+        part = self.mechanism.rounds[place]
+        return before + (index - start) * part.sampling.expected_batch(self.examples)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        shares = self.clip.shares
+        values["clip"]["shares"] = None if shares is None else dict(shares)
+        values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Privacy:
+        """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
+        known = dict(values)
+        exact_keys("privacy", known, {field.name for field in fields(cls)})
+        if known["preparation"] is not None:
+            known["preparation"] = build(Preparation, known["preparation"])
+        if known["augmentation"] is not None:
+            known["augmentation"] = build(Augmentation, known["augmentation"])
+        known["mechanism"] = Mechanism.from_dict(known["mechanism"])
+        known["clip"] = build(Clip, known["clip"])
+        contribution = dict(known["contribution"])
+        kind = contribution.pop("kind", None)
+        one_of("contribution", kind, tuple(CONTRIBUTIONS))
+        known["contribution"] = build(CONTRIBUTIONS[kind], contribution)
+        if known["budget"] is not None:
+            known["budget"] = build(Budget, known["budget"])
+        return cls(**known)
+
+
+# The Plan: one frozen value that is planned, run, accounted and stored with the result.
+
+
+PLAN_SCHEMA = "forethought/plan/2"
+DECLARED = Caveat("declared")
+
+
+class Parts(TypedDict, total=False):
+    """Short forms: ``groups=`` of ``contribution=Groups(...)``, with ``local=`` of
+    ``contribution=LocalUpdates(...)``; ``preparation=``, ``records_per_person=`` and
+    ``augmentation=`` of the Privacy; the rest of ``use=Use(...)``.
+    """
+
+    groups: int | None
+    local: Local | None
+    preparation: Preparation | None
+    records_per_person: int
+    augmentation: Augmentation | None
+    optimizer: Optimizer
+    schedule: Schedule
+    averaging: Averaging
+    assumed: Assumed | None
+    gradient_filter: GradientFilter | None
+
+
+@dataclass(frozen=True, init=False)
+class Plan(Stored):
+    """Everything a private run needs, decided before any private data is touched.
+
+    Args:
+        mechanism, examples, delta, clip, contribution, noise, budget, preparation,
+            records_per_person, augmentation: see :class:`Privacy`. ``mechanism`` is that of
+            training alone; the attribute has it all.
+        use: what happens to the noised means; post-processing.
+        hyperparameters: how this plan's numbers were chosen, for the Statement: a
+            :class:`~forethought.values.caveats.Caveat` of that role, or words.
+        not_covered: ways in which private data was used outside the mechanism, and assumptions,
+            for the Statement: caveats, or words.
+        reasons: pairs (what, why it is what it is), written by the planner for :meth:`explain`.
+        parts: short forms, see :class:`Parts`.
+
+    Attributes:
+        privacy: what privacy needs. use: how the releases are used.
+    """
+
+    SCHEMA: ClassVar[str] = PLAN_SCHEMA
+    CALLED: ClassVar[str] = "plan"
+
+    privacy: Privacy
+    use: Use
+    hyperparameters: Caveat
+    not_covered: tuple[Caveat, ...]
+    reasons: tuple[tuple[str, str], ...]
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        examples: int,
+        delta: float,
+        clip: Clip = Clip(),
+        *,
+        contribution: Contribution | None = None,
+        noise: NoiseKind = "gaussian",
+        budget: Budget | None = None,
+        use: Use = Use(),  # noqa: B008 (frozen)
+        hyperparameters: Caveat | str = DECLARED,
+        not_covered: Iterable[Caveat | str] = (),
+        reasons: tuple[tuple[str, str], ...] = (),
+        **parts: Unpack[Parts],
+    ) -> None:
+        groups, local = parts.pop("groups", None), parts.pop("local", None)
+        preparation = parts.pop("preparation", None)
+        records_per_person = parts.pop("records_per_person", 1)
+        augmentation = parts.pop("augmentation", None)
+        if contribution is None:
+            contribution = Examples() if groups is None else Groups(groups)
+            if local is not None:
+                contribution = LocalUpdates(1 if groups is None else groups, local)
+        elif groups is not None or local is not None:
+            raise ValueError(
+                "groups= and local= are short for contribution=Groups(...) or LocalUpdates(...): "
+                "give one of them"
+            )
+        privacy = Privacy(
+            mechanism,
+            examples,
+            delta,
+            clip,
+            contribution,
+            noise,
+            budget,
+            preparation,
+            records_per_person,
+            augmentation,
+        )
+        changed: dict[str, Any] = dict(parts)
+        self._set(privacy, replace(use, **changed), hyperparameters, not_covered, reasons)
+
+    def _set(
+        self,
+        privacy: Privacy,
+        use: Use,
+        hyperparameters: Caveat | str,
+        not_covered: Iterable[Caveat | str],
+        reasons: tuple[tuple[str, str], ...],
+    ) -> None:
+        object.__setattr__(self, "privacy", privacy)
+        object.__setattr__(self, "use", use)
+        object.__setattr__(self, "hyperparameters", choice(hyperparameters))
+        object.__setattr__(self, "not_covered", caveats(not_covered))
+        pairs = tuple((str(what), str(why)) for what, why in reasons)
+        object.__setattr__(self, "reasons", pairs)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Everything that is released, the preparation of the data first."""
+        return self.privacy.accounted
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """The release of the data before training, to prepare inputs with."""
+        return self.privacy.preparation
+
+    @property
+    def examples(self) -> int:
+        """Size N of the training set."""
+        return self.privacy.examples
+
+    @property
+    def delta(self) -> float:
+        """The δ at which the Statement gives ε."""
+        return self.privacy.delta
+
+    @property
+    def clip(self) -> Clip:
+        """The bound on one contribution."""
+        return self.privacy.clip
+
+    @property
+    def contribution(self) -> Contribution:
+        """The unit that is clipped."""
+        return self.privacy.contribution
+
+    @property
+    def records_per_person(self) -> int:
+        """The number of examples that may be one person's, protected together."""
+        return self.privacy.records_per_person
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """The altered copies of a record that its contribution is the mean over; None: none."""
+        return self.privacy.augmentation
+
+    @property
+    def groups(self) -> int | None:
+        """The number of groups that a batch is dealt into; None where examples are clipped."""
+        return self.contribution.groups
+
+    @property
+    def local(self) -> Local | None:
+        """The algorithm inside a group; None where gradients are clipped."""
+        return self.contribution.local if isinstance(self.contribution, LocalUpdates) else None
+
+    @property
+    def noise(self) -> NoiseKind:
+        """The kind of noise."""
+        return self.privacy.noise
+
+    @property
+    def budget(self) -> Budget | None:
+        """The target that was asked for."""
+        return self.privacy.budget
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that steps along a noised mean."""
+        return self.use.optimizer
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its step sizes."""
+        return self.use.schedule
+
+    @property
+    def averaging(self) -> Averaging:
+        """The average of the iterates that is reported."""
+        return self.use.averaging
+
+    @property
+    def assumed(self) -> Assumed | None:
+        """The model that the planner chose for; see :mod:`forethought.values.use`."""
+        return self.use.assumed
+
+    @property
+    def gradient_filter(self) -> GradientFilter | None:
+        """The filter of noised means before the optimizer; None: none."""
+        return self.use.gradient_filter
+
+    @property
+    def rounds(self) -> int:
+        """The number of noised sums that are released."""
+        return self.privacy.rounds
+
+    def round(self, index: int, clip_norm: float | None = None) -> Round:
+        """Round ``index``, from 0; see :meth:`forethought.values.plan.Privacy.round`."""
+        return self.privacy.round(index, clip_norm)
+
+    def _only(self, what: str) -> Any:
+        values = {getattr(part, what) for part in self.privacy.mechanism}
+        if len(values) > 1:
+            raise ValueError(
+                f"this plan has several values of {what}; see each of plan.mechanism.rounds"
+            )
+        return values.pop()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ, when all rounds share one (ValueError otherwise)."""
+        return float(self._only("noise_multiplier"))
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling of batches, when all rounds share one way (ValueError otherwise)."""
+        sampling: Sampling = self._only("sampling")
+        return sampling
+
+    @property
+    def clip_norm(self) -> float:
+        """The bound C on the L2 norm of one contribution."""
+        return self.clip.norm
+
+    @property
+    def batch(self) -> float:
+        """Expected batch size, when all rounds share one (ValueError otherwise)."""
+        return self.sampling.expected_batch(self.examples)
+
+    @property
+    def mean_batch(self) -> float:
+        """Expected batch size in the mean over the run: :attr:`batch` where all are alike."""
+        return self.epochs * self.examples / self.rounds
+
+    @property
+    def epochs(self) -> float:
+        """Expected passes over the data in the whole run."""
+        sizes = (
+            part.count * part.sampling.expected_batch(self.examples)
+            for part in self.privacy.mechanism
+        )
+        return math.fsum(sizes) / self.examples
+
+    def round_at(self, index: int) -> Rounds:
+        """The Rounds that round ``index`` (from 0) belongs to."""
+        return self.privacy.part(index)[0]
+
+    def explain(self) -> str:
+        """The reason for each number, a sentence each; as the planner wrote it down."""
+        if not self.reasons:
+            return "This plan was written by hand: every number was given."
+        return "\n".join(f"{what}: {why}" for what, why in self.reasons)
+
+    def with_(self, **changes: Any) -> Plan:
+        """A copy with the named arguments of :class:`Plan` replaced."""
+        values: dict[str, Any] = {
+            **{field.name: getattr(self.privacy, field.name) for field in fields(Privacy)},
+            "use": self.use,
+            "hyperparameters": self.hyperparameters,
+            "not_covered": self.not_covered,
+            "reasons": self.reasons,
+        }
+        if {"groups", "local"} & set(changes):
+            del values["contribution"]
+            changes = {"groups": self.groups, "local": self.local, **changes}
+            if any(part.groups for part in self.mechanism):
+                parts = (replace(part, groups=changes["groups"]) for part in self.mechanism)
+                moved = Mechanism(*parts, adjacency=self.mechanism.adjacency)
+                changes = {"mechanism": moved, **changes}
+        return Plan(**{**values, **changes})
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "privacy": self.privacy.to_dict(),
+            "use": self.use.to_dict(),
+            "hyperparameters": plain(self.hyperparameters),
+            "not_covered": plain(self.not_covered),
+            "reasons": plain(self.reasons),
+        }
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Plan:
+        privacy, use = Privacy.from_dict(values["privacy"]), Use.from_dict(values["use"])
+        plan = cls.__new__(cls)
+        plan._set(
+            privacy,
+            use,
+            Caveat.from_dict(values["hyperparameters"]),
+            map(Caveat.from_dict, values["not_covered"]),
+            values["reasons"],
+        )
+        return plan
+
+
+def promised(plan: Plan) -> dict[str, Any]:
+    """The terms that a plan's guarantee is about and rests on, but for the figures that decide ε.
+
+    Noise, rates and rounds are not in it: their ε is computed and held against a budget.
+    """
+    found: dict[str, Any] = plain(plan.privacy)
+    found.pop("budget", None)
+    found["clip"].pop("norm", None)  # the noise goes with it
+    mechanism = plan.mechanism
+    kinds = {
+        (type(part).__name__, type(part.sampling).__name__, part.clipping, str(part.groups))
+        for part in mechanism
+    }
+    return {"adjacency": mechanism.adjacency, **found, "mechanism": sorted(kinds)}
+
+
+def other_terms(own: Mapping[str, Any], given: Mapping[str, Any], file: str) -> str | None:
+    """The first of one's own terms that a file has otherwise, in words; None: all are the same."""
+    for name, value in own.items():
+        if given[name] != value:
+            return (
+                f"{file} has {name.replace('_', ' ')} {given[name]!r}, the job here {value!r}: "
+                f"the guarantee rests on that. Take the {file} that was made from this job, or "
+                "the job that it was made from"
+            )
+    return None

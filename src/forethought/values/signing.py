@@ -1,0 +1,290 @@
+"""Ed25519 signatures (RFC 8032): who vouches for a statement, and for the folder it lies in.
+
+A statement is signed as an in-toto attestation: a DSSE envelope (Dead Simple Signing Envelope,
+version 1) whose payload is an in-toto Statement, version 1. Its subjects are the files of the
+folder with their SHA-256, its predicate is the privacy statement. A signature says that the holder
+of a key stood behind exactly these files. It proves nothing about the run; whose key it is, the
+reader must know from elsewhere.
+
+Statements of earlier schemas hold a signature of their own, over canonical JSON: :func:`check`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forethought.values.serialisation import build, canonical, parse
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+ALGORITHM = "Ed25519"
+# Written before what is signed in earlier schemas, so that a signature of something else can never
+# be passed off.
+_CONTEXT = b"forethought signed statement 1\n"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:forethought:privacy-statement:v1"
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+_MOST_SIGNATURES, _MOST_SUBJECTS = 20, 40
+
+
+class SignatureError(ValueError):
+    """A key that cannot be read, or a signature that does not fit."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature inside a statement of an earlier schema.
+
+    Args:
+        public_key: 32 bytes in hexadecimal. value: 64 bytes in hexadecimal.
+        algorithm: ``"Ed25519"``.
+    """
+
+    public_key: str
+    value: str
+    algorithm: str = ALGORITHM
+
+    def __post_init__(self) -> None:
+        if self.algorithm != ALGORITHM:
+            raise SignatureError(f"the signature must be {ALGORITHM}, not {self.algorithm!r}")
+        for name, size in (("public_key", 32), ("value", 64)):
+            text = getattr(self, name)
+            try:
+                good = isinstance(text, str) and len(bytes.fromhex(text)) == size
+            except ValueError:
+                good = False
+            if not good or text != text.lower() or len(text) != 2 * size:
+                raise SignatureError(f"the signature's {name} must be {size} bytes in hexadecimal")
+
+    @property
+    def fingerprint(self) -> str:
+        """Short name of the public key: 16 digits of its hash."""
+        return _fingerprint(bytes.fromhex(self.public_key))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Signature:
+        """From a JSON object that has exactly the fields. Raises ValueError."""
+        return build(cls, values, "signature")
+
+
+@dataclass(frozen=True)
+class Attested:
+    """The content of a signed envelope.
+
+    Args:
+        subjects: name → SHA-256 in hexadecimal of each file. predicate: the privacy statement.
+        fingerprint: of the key whose signature fits; None: the envelope names none that can be
+            tried, and no key was given.
+    """
+
+    subjects: Mapping[str, str]
+    predicate: Any
+    fingerprint: str | None
+
+
+def attest(files: Mapping[str, str], predicate: Mapping[str, Any], key: Path) -> str:
+    """The signed envelope of a folder, as JSON.
+
+    Args:
+        files: name → ``sha256:…`` of its contents. predicate: the privacy statement.
+        key: PEM file of an Ed25519 private key; :func:`generate` makes one.
+
+    Raises:
+        OSError: no such file. SignatureError: no such key in it.
+    """
+    private = _private_key(key)
+    subjects = [
+        {"name": name, "digest": {"sha256": value.removeprefix("sha256:")}}
+        for name, value in files.items()
+    ]
+    payload = canonical(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": subjects,
+            "predicateType": PREDICATE_TYPE,
+            "predicate": predicate,
+        }
+    ).encode()
+    signature = {
+        "keyid": private.public_key().public_bytes_raw().hex(),
+        "sig": base64.b64encode(private.sign(encoded(PAYLOAD_TYPE, payload))).decode(),
+    }
+    return canonical(
+        {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": PAYLOAD_TYPE,
+            "signatures": [signature],
+        }
+    )
+
+
+def attested(envelope: str, key: Path | None = None) -> Attested:
+    """The content of an envelope, once its signature fits.
+
+    Args:
+        key: PEM file of the public key that must have signed; None: the one that the envelope
+            names, which shows only that nothing was changed since.
+
+    Raises:
+        OSError: no such file. SignatureError, ValueError, TypeError, LookupError: no envelope of a
+            privacy statement, or a signature that does not fit.
+    """
+    values = parse(envelope)
+    payload, signatures = _bytes(values["payload"]), values["signatures"]
+    if not isinstance(signatures, list) or not 1 <= len(signatures) <= _MOST_SIGNATURES:
+        raise SignatureError(f"an envelope has 1 to {_MOST_SIGNATURES} signatures")
+    signed = encoded(values["payloadType"], payload)
+    if key is not None:
+        wanted = [_public_key(key).public_bytes_raw()]
+        tried = [(wanted[0], one) for one in signatures]
+    else:
+        named = [(str(one.get("keyid", "")), one) for one in signatures]
+        tried = [(bytes.fromhex(name), one) for name, one in named if _HEX.fullmatch(name)]
+    fits = [raw for raw, one in tried if _fits(raw, _bytes(one["sig"]), signed)]
+    if key is not None and not fits:
+        raise SignatureError(
+            f"no signature beside the statement fits the key of {key}: the statement was signed "
+            "with another key, or was changed after it was signed"
+        )
+    if key is None and len(fits) < len(tried):
+        raise SignatureError(
+            "the signature does not fit: the statement was changed after it was signed"
+        )
+    if values["payloadType"] != PAYLOAD_TYPE:
+        raise SignatureError(f"the envelope must hold {PAYLOAD_TYPE}")
+    content = parse(payload.decode())
+    if (content["_type"], content["predicateType"]) != (STATEMENT_TYPE, PREDICATE_TYPE):
+        raise SignatureError("the envelope holds no privacy statement")
+    subjects = {one["name"]: one["digest"]["sha256"] for one in content["subject"][:_MOST_SUBJECTS]}
+    if len(subjects) != len(content["subject"]) or not all(
+        isinstance(name, str) and isinstance(value, str) and _HEX.fullmatch(value)
+        for name, value in subjects.items()
+    ):
+        raise SignatureError(f"the envelope must name up to {_MOST_SUBJECTS} files, each once")
+    return Attested(subjects, content["predicate"], _fingerprint(fits[0]) if fits else None)
+
+
+def encoded(kind: str, payload: bytes) -> bytes:
+    """The bytes under a DSSE signature: PAE(UTF8(payload type), payload)."""
+    name = kind.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
+
+
+def check(signature: Signature, content: Mapping[str, Any], key: Path | None = None) -> None:
+    """Refuse an earlier schema's signature that is not of ``content``, or not by ``key``.
+
+    Args:
+        key: PEM file of the public key that must have signed; None: whichever key the signature
+            names, which shows only that the content was not changed since.
+
+    Raises:
+        OSError: no such file. SignatureError: the signature does not fit.
+    """
+    if key is not None and _public_key(key).public_bytes_raw().hex() != signature.public_key:
+        raise SignatureError(
+            f"the statement was signed with another key ({signature.fingerprint}) than that of "
+            f"{key}"
+        )
+    signed = _CONTEXT + canonical(content).encode()
+    if not _fits(bytes.fromhex(signature.public_key), bytes.fromhex(signature.value), signed):
+        raise SignatureError(
+            "the signature does not fit: the statement was changed after it was signed"
+        )
+
+
+def generate(path: Path) -> tuple[Path, str]:
+    """Make a key pair: ``path`` (owner-only, PKCS 8) and ``path`` with ``.pub`` appended.
+
+    Returns:
+        The public key's file and its fingerprint.
+
+    Raises:
+        FileExistsError: one of the files is there; a key is never overwritten.
+    """
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    public = private.public_key()
+    public_file = path.with_name(f"{path.name}.pub")
+    if public_file.exists():
+        raise FileExistsError(f"{public_file} exists; a key is never overwritten")
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FileExistsError(f"{path} exists; a key is never overwritten") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(
+            private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        )
+    public_file.write_bytes(
+        public.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return public_file, _fingerprint(public.public_bytes_raw())
+
+
+def _fits(public_key: bytes, value: bytes, signed: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(value, signed)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _fingerprint(public_key: bytes) -> str:
+    return hashlib.sha256(public_key).hexdigest()[:16]
+
+
+def _bytes(text: Any) -> bytes:
+    """Base64, of the usual alphabet or the one for addresses; verifiers read either."""
+    if not isinstance(text, str):
+        raise SignatureError("an envelope holds its payload and signatures in base64")
+    try:
+        return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+    except binascii.Error as error:
+        raise SignatureError(f"the envelope is no base64: {error}") from None
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError) as error:
+        raise SignatureError(
+            f"{path} holds no private key without a passphrase in PEM form: {error}"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SignatureError(f"{path} holds no Ed25519 key: make one with forethought keygen FILE")
+    return key
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(path.read_bytes())
+    except ValueError as error:
+        raise SignatureError(f"{path} holds no public key in PEM form: {error}") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise SignatureError(f"{path} holds no Ed25519 key")
+    return key

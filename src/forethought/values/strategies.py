@@ -1,0 +1,140 @@
+"""The correlation of noise over rounds: strategy matrices C, plain frozen values.
+
+Round t's noise is σ·C_norm·(C⁻¹z)_t with z independent standard normal. C is lower triangular and
+Toeplitz, so its first column says all, the noise needs what the rounds before it drew, and a run's
+prefix has the strategy of the same name. Sources: Denisov et al. 2022 (the mechanism);
+Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization" (bands); McMahan, Xu and
+Zhang 2024, "A hassle-free algorithm for private learning in practice" (buffers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.values.checks import one_of, real
+from forethought.values.serialisation import exact_keys
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Banded:
+    """C has ``coefficients`` down every column from the diagonal, and 0 below.
+
+    Args:
+        coefficients: c_0 = 1, c_1, …: as many as C has bands.
+
+    Raises:
+        ValueError: the first one is not 1.
+    """
+
+    coefficients: tuple[float, ...]
+    kind: ClassVar[str] = "banded"
+
+    def __post_init__(self) -> None:
+        values = tuple(real("coefficient", value) for value in self.coefficients)
+        if not values or values[0] != 1:
+            raise ValueError("a banded strategy's first coefficient, on the diagonal, must be 1")
+        object.__setattr__(self, "coefficients", values)
+
+    @property
+    def bands(self) -> int:
+        """The number of diagonals that are not 0."""
+        return len(self.coefficients)
+
+    @property
+    def nonnegative(self) -> bool:
+        """True if no coefficient is negative."""
+        return min(self.coefficients) >= 0
+
+    def words(self) -> str:
+        """The part of earlier rounds' noise that is kept, in words."""
+        return f"{self.bands:,} bands"
+
+    def column(self, count: int) -> Array:
+        """The first ``count`` entries of C's first column."""
+        found = np.zeros(count)
+        some = min(count, self.bands)
+        found[:some] = self.coefficients[:some]
+        return found
+
+
+@dataclass(frozen=True)
+class BufferedToeplitz:
+    """c_0 = 1 and c_i = Σ_j weights_j · decays_j^(i-1): one buffer each, and no last band.
+
+    Args:
+        weights: above 0, of sum at most 1, so that the coefficients fall.
+        decays: in [0, 1).
+
+    Raises:
+        ValueError: values out of range, or not as many of the one as of the other.
+    """
+
+    weights: tuple[float, ...]
+    decays: tuple[float, ...]
+    kind: ClassVar[str] = "buffered-toeplitz"
+
+    def __post_init__(self) -> None:
+        weights = tuple(real("weight", value, above=0) for value in self.weights)
+        decays = tuple(real("decay", value, least=0, below=1) for value in self.decays)
+        if not weights or len(weights) != len(decays):
+            raise ValueError(
+                f"a buffered Toeplitz strategy has as many weights as decays, and at least one; "
+                f"got {len(weights)} and {len(decays)}"
+            )
+        if math.fsum(weights) > 1:
+            raise ValueError(f"the weights must sum to at most 1, not {math.fsum(weights):g}")
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "decays", decays)
+
+    @property
+    def bands(self) -> float:
+        """Without end."""
+        return math.inf
+
+    @property
+    def nonnegative(self) -> bool:
+        """Always: weights and decays are."""
+        return True
+
+    def words(self) -> str:
+        """The part of earlier rounds' noise that is kept, in words."""
+        count = len(self.weights)
+        return f"{count} {'buffer' if count == 1 else 'buffers'}"
+
+    def column(self, count: int) -> Array:
+        """The first ``count`` entries of C's first column."""
+        powers = np.arange(max(0, count - 1), dtype=float)
+        found = np.ones(count)
+        found[1:] = sum(
+            (w * d**powers for w, d in zip(self.weights, self.decays, strict=True)),
+            np.zeros(max(0, count - 1)),
+        )
+        return found
+
+
+Strategy = Banded | BufferedToeplitz
+STRATEGIES: dict[str, type[Strategy]] = {kind.kind: kind for kind in (Banded, BufferedToeplitz)}
+
+
+def strategy_values(strategy: Strategy) -> dict[str, Any]:
+    """A JSON-ready mapping; :func:`strategy_from` reads it back."""
+    values = {field.name: list(getattr(strategy, field.name)) for field in fields(strategy)}
+    return {"kind": strategy.kind, **values}
+
+
+def strategy_from(values: Mapping[str, Any]) -> Strategy:
+    """The inverse of :func:`strategy_values`; refuses unknown kinds and keys."""
+    known = dict(values)
+    kind = known.pop("kind", None)
+    one_of("strategy kind", kind, tuple(STRATEGIES))
+    chosen = STRATEGIES[kind]
+    exact_keys(f"strategy {kind!r}", known, {field.name for field in fields(chosen)})
+    return chosen(**{name: tuple(numbers) for name, numbers in known.items()})

@@ -1,0 +1,542 @@
+"""The facts of an optimizer that planner, federation and gossip know, without torch.
+
+A row of :data:`OPTIMIZERS` says all that follows from an optimizer's name besides its steps, which
+are a class of torch.optim or of ours. Any other optimizer may step as well, torch's own by name or
+``"module:Class"``: nothing is known of it, and nothing is assumed (:data:`UNKNOWN`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from forethought.values.checks import one_of, real, whole
+from forethought.values.serialisation import build, exact_keys, plain
+
+Options = Mapping[str, Any]
+# Rounds at which a floor that falls is looked at.
+_POINTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerKind:
+    """The consequences of an optimizer's name; each has to be said.
+
+    Args:
+        home: ``"module:Class"``, imported where it steps.
+        descends: whether it is gradient descent, with or without momentum: the planner then
+            chooses its path, and a sum of its steps is a step along the sum.
+        options: what the planner gives it where nobody says.
+        divides: what a coordinate with nothing but noise is divided by, squared, from the noise's
+            variance, the options and the number of rounds; None: unknown, it steps by
+            :data:`USUAL_RATE`.
+        longest: how far a step of size 1 moves the weights at most, from the options, the norm of
+            the mean and the number of weights, without weight decay; None: unknown.
+        weight_decay: by default.
+    """
+
+    home: str
+    descends: bool
+    options: tuple[tuple[str, Any], ...]
+    divides: Callable[[float, Options, int], float] | None
+    longest: Callable[[Options, float, int], float] | None
+    weight_decay: float
+
+
+# Adam's own, where noise is not what decides.
+USUAL_RATE = 1e-3
+
+
+def _of_momentum(options: Options, mean: float, parameters: int) -> float:
+    return mean / (1 - float(options.get("momentum", 0.0)))
+
+
+def _of_adam(options: Options, mean: float, parameters: int) -> float:
+    # By Cauchy and Schwarz |m̂|/√v̂ is at most this after t steps, whatever the gradients are: 7.3
+    # at last with the usual betas, bias included. Gradients that grow by β₂/β₁ a step reach it.
+    first, second = map(float, options.get("betas", (0.9, 0.999)))
+    if first**2 >= second:
+        return math.inf if first else math.sqrt(parameters)
+    ratio = first**2 / second
+    most = max(
+        math.sqrt((1 - ratio**t) / (1 - ratio) * (1 - second**t)) / (1 - first**t)
+        for t in range(1, 1000)
+    )
+    return (
+        (1 - first)
+        / math.sqrt(1 - second)
+        * max(most, 1 / math.sqrt(1 - ratio))
+        * math.sqrt(parameters)
+    )
+
+
+def _of_nadam(options: Options, mean: float, parameters: int) -> float:
+    return 2 * _of_adam(options, mean, parameters)  # of the moment, and of the gradient itself
+
+
+def _of_radam(options: Options, mean: float, parameters: int) -> float:
+    return max(_of_adam(options, mean, parameters), mean)  # which is what it begins with
+
+
+def _of_adamax(options: Options, mean: float, parameters: int) -> float:
+    first, second = map(float, options.get("betas", (0.9, 0.999)))
+    if first >= second:
+        return math.inf
+    return max(1.0, (1 - first) / (1 - first / second)) * math.sqrt(parameters)
+
+
+def _by_noise(variance: float, options: Options, rounds: int) -> float:
+    return variance
+
+
+def _by_floor(variance: float, options: Options, rounds: int) -> float:
+    floor = options.get("floor")
+    if floor is not None:
+        return float(floor)
+    # The default floor falls over the rounds; what counts is the mean of what steps are divided by.
+    second = tuple(options.get("betas", (0.9, 0.999)))[1]
+    count = min(rounds, _POINTS)
+    total = 0.0
+    for point in range(count):
+        past = second ** (1 + point * (rounds - 1) / max(1, count - 1))
+        floor = math.sqrt(2 * (1 - second) / (1 + second) * (1 + past) / (1 - past))
+        total += floor**-0.5
+    return variance / (total / count) ** 2
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "sgd": OptimizerKind(
+        home="torch.optim:SGD",
+        descends=True,
+        options=(("momentum", 0.9),),
+        divides=None,
+        longest=_of_momentum,
+        weight_decay=0.0,
+    ),
+    "adam": OptimizerKind(
+        home="torch.optim:Adam",
+        descends=False,
+        options=(),
+        divides=_by_noise,
+        longest=_of_adam,
+        weight_decay=0.0,
+    ),
+    "adamw": OptimizerKind(
+        home="torch.optim:AdamW",
+        descends=False,
+        options=(),
+        divides=_by_noise,
+        longest=_of_adam,
+        weight_decay=0.01,
+    ),
+    "nadam": OptimizerKind(
+        home="torch.optim:NAdam",
+        descends=False,
+        options=(),
+        divides=None,
+        longest=_of_nadam,
+        weight_decay=0.0,
+    ),
+    "radam": OptimizerKind(
+        home="torch.optim:RAdam",
+        descends=False,
+        options=(),
+        divides=None,
+        longest=_of_radam,
+        weight_decay=0.0,
+    ),
+    "adamax": OptimizerKind(
+        home="torch.optim:Adamax",
+        descends=False,
+        options=(),
+        divides=None,
+        longest=_of_adamax,
+        weight_decay=0.0,
+    ),
+    "yogi": OptimizerKind(
+        home="forethought.training.descent:Yogi",
+        descends=False,
+        options=(),
+        divides=None,
+        longest=None,
+        weight_decay=0.0,
+    ),
+    "adam-bc": OptimizerKind(
+        home="forethought.training.descent:AdamBC",
+        descends=False,
+        options=(),
+        divides=_by_floor,
+        longest=None,
+        weight_decay=0.0,
+    ),
+}
+UNKNOWN = OptimizerKind(
+    home="", descends=False, options=(), divides=None, longest=None, weight_decay=0.0
+)
+
+
+def kind_of(name: str) -> OptimizerKind:
+    """The facts of an optimizer, by its name."""
+    return OPTIMIZERS.get(name.lower(), UNKNOWN)
+
+
+def check_options(optimizer: str, options: Options) -> None:
+    """Refuse options of torch's optimizers that are outside their range; own ones are not known.
+
+    Raises:
+        TypeError, ValueError: a momentum, betas or a floor that nothing can step with.
+    """
+    if ":" in optimizer:
+        return
+    if options.get("momentum") is not None:
+        real(f"momentum of {optimizer}", options["momentum"], least=0, below=1)
+    if options.get("floor") is not None:
+        real(f"floor of {optimizer}", options["floor"], above=0)
+    if "betas" in options:
+        betas = options["betas"]
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ValueError(f"betas of {optimizer} must be two numbers in [0, 1), not {betas!r}")
+        for beta in betas:
+            real(f"each of the betas of {optimizer}", beta, least=0, below=1)
+
+
+# The planner's assumptions about the model of a run, and the cost of another one.
+
+
+# A step size that is off by less costs next to nothing.
+TOLERATED = 1.1
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """The model that a plan's step size and batch were chosen for.
+
+    Args:
+        parameters: how many weights it trains.
+        feature_norm: usual norm of its features, where the rule of linear models was used; None:
+            the general rule.
+        guessed: nobody said how many weights there are.
+        chosen: what follows from the two: "step size", "batch".
+    """
+
+    parameters: int
+    feature_norm: float | None
+    guessed: bool
+    chosen: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", whole("assumed parameters", self.parameters))
+        if self.feature_norm is not None:
+            norm = real("assumed feature_norm", self.feature_norm, above=0)
+            object.__setattr__(self, "feature_norm", norm)
+        object.__setattr__(self, "chosen", tuple(map(str, self.chosen)))
+
+
+def is_linear(model: Any) -> bool:
+    """True if a torch module is one linear layer, by the names of its parts: without torch."""
+    return linear_layer(model) is not None
+
+
+def linear_layer(model: Any) -> Any:
+    """The one layer of a linear model, behind at most one that flattens; None for other models."""
+    parts = [part for part in model.modules() if not list(part.children())]
+    linear = [type(part).__name__ for part in parts] in (["Linear"], ["Flatten", "Linear"])
+    return parts[-1] if linear else None
+
+
+def module_of(model: Any) -> Any:
+    """A torch module, or what a function of no arguments builds, which is then called once.
+
+    Raises:
+        TypeError: something else.
+    """
+    built = model
+    if not hasattr(model, "parameters") and callable(model):
+        built = model()
+    if isinstance(built, type) or not hasattr(built, "parameters"):
+        what = built.__name__ if isinstance(built, type) else type(built).__name__
+        raise TypeError(
+            f"model must be a torch module, or a function without arguments that builds one, not "
+            f"{what}"
+        )
+    return built
+
+
+def trained_parameters(model: Any) -> int:
+    """The count of numbers that a torch module trains, one that several layers share once.
+
+    Raises:
+        ValueError: layers whose sizes are not known yet, or nothing to train.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    # torch.nn.LazyLinear and the like have weights without a shape until their first input.
+    if any(type(p).__name__ == "UninitializedParameter" for p in trained):
+        raise ValueError(
+            "the model has lazy layers, whose sizes nobody knows before they see an input: call it "
+            "once on zeros, such as model(torch.zeros(1, 784)), or give parameters="
+        )
+    if not trained:
+        raise ValueError("the model trains nothing: none of its parameters requires a gradient")
+    return sum(p.numel() for p in trained)
+
+
+def differences(
+    assumed: Assumed, parameters: int, linear: bool, feature_norm: float | None
+) -> tuple[str, ...]:
+    """The ways in which the model is not the one that a plan was made for, their cost and remedy; a
+    sentence each.
+
+    Args:
+        parameters: trained weights of the model that there is. linear: whether it is a linear one.
+        feature_norm: declared usual norm of its features; None: unknown.
+    """
+    chosen = " and ".join(assumed.chosen) + (" was" if len(assumed.chosen) == 1 else " were")
+    known = assumed.feature_norm
+    if known is not None and not linear:
+        return (
+            f"the plan's {chosen} chosen for a linear model on features of norm {known:.3g}, "
+            f"and the model, of {parameters:,} weights, is none: its scores may be many times as "
+            "noisy as is meant. Plan again with forethought.plan(..., model=model)",
+        )
+    if known is None:
+        found = _size(assumed, parameters, chosen)
+        if linear and feature_norm is not None:
+            found += (_unused(assumed, feature_norm, chosen),)
+        return found
+    # The noise of a linear model's scores does not depend on how many there are.
+    if feature_norm is None:
+        return ()
+    factor = math.hypot(feature_norm, 1.0) / math.hypot(known, 1.0)
+    if 1 / TOLERATED <= factor <= TOLERATED:
+        return ()
+    return (
+        f"the plan's {chosen} chosen for features of norm {known:.3g}, the data's have norm "
+        f"{feature_norm:.3g}, as declared: its steps are {_off(factor)}. Plan again with "
+        f"forethought.plan(..., feature_norm={feature_norm:.6g})",
+    )
+
+
+def _size(assumed: Assumed, parameters: int, chosen: str) -> tuple[str, ...]:
+    factor = math.sqrt(parameters / assumed.parameters)  # the longest path goes as 1/√p
+    if 1 / TOLERATED <= factor <= TOLERATED:
+        return ()
+    guess = " (a guess, since neither model= nor parameters= was given)" if assumed.guessed else ""
+    cost = (
+        f"where noise limits them, its steps are {_off(factor)}"
+        if "step size" in assumed.chosen
+        else "for so many another batch may leave less noise, or cost less"
+    )
+    return (
+        f"the plan's {chosen} chosen for {assumed.parameters:,} weights{guess}, the model "
+        f"trains {parameters:,}: {cost}. Plan again "
+        f"with forethought.plan(..., model=model), or parameters={parameters}",
+    )
+
+
+def _unused(assumed: Assumed, feature_norm: float, chosen: str) -> str:
+    return (
+        f"the plan's {chosen} chosen for features of unknown norm and {assumed.parameters:,} "
+        f"weights, the model is linear and the data's features have norm {feature_norm:.3g}, as "
+        "declared: the rule for known norms was not used, and steps may be several times too long "
+        f"or too short. Plan again with forethought.plan(..., feature_norm={feature_norm:.6g}), or "
+        "data= and model="
+    )
+
+
+def _off(factor: float) -> str:
+    """Steps that are ``factor`` times as long as is right, and their cost, in words."""
+    if factor > 1:
+        return f"{factor:.2g} times too long, and leave as much more noise in the model as is meant"
+    return f"{1 / factor:.2g} times too short, and the model gets only as far in as many rounds"
+
+
+# The use of a noised sum: optimizer, step sizes, averaging. Post-processing, hence free.
+
+
+ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"]
+AveragingKind = Literal["none", "exponential", "tail"]
+FilterKind = Literal["low-pass", "kalman"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Step size as a function of time t, counted in ``unit`` and starting at 0.
+
+    ``constant`` η₀; ``inverse`` η₀/(1 + decay·t); ``inverse-sqrt`` η₀/(1 + decay·√t); ``cosine``
+    from η₀ to 0 over the run; ``drops`` multiplies by ``decay`` (0.9, say) after every epoch in
+    which accuracy on held-out records fell, which must then be public. Over the first ``warmup``
+    rounds η grows linearly to its value.
+    """
+
+    kind: ScheduleKind = "constant"
+    decay: float = 0.0
+    warmup: int = 0
+    unit: Literal["rounds", "examples"] = "rounds"
+
+    def __post_init__(self) -> None:
+        one_of("schedule", self.kind, get_args(ScheduleKind))
+        object.__setattr__(self, "decay", real("decay", self.decay, least=0))
+        if self.kind == "drops" and not 0 < self.decay < 1:
+            raise ValueError(
+                f"the schedule 'drops' multiplies by decay: above 0 and below 1, not {self.decay:g}"
+            )
+        object.__setattr__(self, "warmup", whole("warmup", self.warmup, least=0))
+        one_of("schedule unit", self.unit, ("rounds", "examples"))
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The average of the iterates that is the reported model: free post-processing.
+
+    ``exponential`` weights by ``decay`` a round (with warm-up of the weight); ``tail`` averages
+    the last ``fraction`` of the rounds evenly; ``none`` reports the last iterate.
+    """
+
+    kind: AveragingKind = "exponential"
+    decay: float = 0.95
+    fraction: float = 0.25
+
+    def __post_init__(self) -> None:
+        one_of("averaging", self.kind, get_args(AveragingKind))
+        real("averaging decay", self.decay, least=0, below=1)
+        real("averaging fraction", self.fraction, above=0, most=1)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A torch optimizer by name: ``"sgd"``, ``"adam"``, … or ``"module:Class"``, with options."""
+
+    name: str = "sgd"
+    learning_rate: float = 0.1
+    options: tuple[tuple[str, Any], ...] = (("momentum", 0.9),)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"optimizer must be a name, not {self.name!r}")
+        rate = real("learning_rate", self.learning_rate, above=0)
+        object.__setattr__(self, "learning_rate", rate)
+        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
+        frozen = tuple(
+            (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
+        )
+        object.__setattr__(self, "options", frozen)
+        check_options(self.name, dict(frozen))
+
+
+@dataclass(frozen=True)
+class GradientFilter:
+    """The filter of noised means before the optimizer steps along them: post-processing.
+
+    What noise there is in each round is independent of that in the others, and the gradient is
+    not, so later rounds tell of earlier ones. Each kind lags behind by ``delay`` rounds.
+
+    ``low-pass``: a Butterworth filter of first or second order, corrected for its start (DOPPLER,
+    Zhang, Bu, Hong and Razaviyayn 2024, Algorithm 1). ``kalman``: a running estimate whose gain
+    follows from each round's known noise, of gradients that are taken ahead of the weights by as
+    many steps as the estimate lags behind (DiSK, Zhang et al. 2025, with γ = (1 − κ)/κ, which takes
+    one gradient a round as ever).
+
+    Args:
+        kind: which. delay: in rounds, at least 0.5 for ``low-pass``; None: a hundredth of the
+            run's rounds and at least one. Where the gain κ has settled, delay = (1 − κ)/κ.
+        order: of ``low-pass``, 1 or 2.
+
+    Raises:
+        ValueError, TypeError: no such kind, or a number outside its range.
+    """
+
+    kind: FilterKind = "low-pass"
+    delay: float | None = None
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        one_of("gradient_filter", self.kind, get_args(FilterKind))
+        if self.delay is not None:
+            least = 0.5 if self.kind == "low-pass" else 1e-3
+            delay = real("delay of gradient_filter", self.delay, least=least)
+            object.__setattr__(self, "delay", delay)
+        object.__setattr__(self, "order", whole("order of gradient_filter", self.order, most=2))
+        if self.kind == "kalman" and self.order != 1:
+            raise ValueError("order goes with the gradient_filter 'low-pass': drop it")
+
+    @classmethod
+    def of(cls, asked: object) -> GradientFilter | None:
+        """A filter from one of these, from a kind, or from the fields by name.
+
+        Raises:
+            ValueError, TypeError: none of these.
+        """
+        if asked is None or isinstance(asked, GradientFilter):
+            return asked
+        if isinstance(asked, str):
+            return cls(asked)  # type: ignore[arg-type]
+        if isinstance(asked, Mapping):
+            unknown = sorted(set(asked) - {"kind", "delay", "order"})
+            if unknown:
+                raise ValueError(
+                    "gradient_filter has kind, delay and order, not "
+                    f"{', '.join(map(repr, unknown))}"
+                )
+            return cls(**asked)
+        raise TypeError(
+            'gradient_filter must be "low-pass", "kalman" or a forethought.GradientFilter, not '
+            f"{asked!r}"
+        )
+
+    def noise_left(self, rounds: int) -> float:
+        """The share of independent noise's variance that is left, far from the run's beginning."""
+        delay = self.rounds_late(rounds)
+        if self.kind == "kalman":  # κ/(2 − κ)
+            return 1 / (1 + 2 * delay)
+        # (2/π) ∫ dx/((1 + x²)(1 + (x/w)²ⁿ)), with x the tangent of half a frequency.
+        if self.order == 1:
+            w = 0.5 / delay
+            return w / (1 + w)
+        w = math.sqrt(0.5) / delay
+        return w**4 / (1 + w**4) * (1 + math.sqrt(0.5) * (1 - w * w) / w**3)
+
+    def rounds_late(self, rounds: int) -> float:
+        """The delay, given or the default, in a run of so many rounds."""
+        return max(1.0, rounds / 100) if self.delay is None else self.delay
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of the noised means of a run.
+
+    Args:
+        optimizer: steps along a noised mean. schedule: its step sizes.
+        averaging: which average of the iterates is reported.
+        assumed: the model that the planner chose for; None: nothing follows from a model's size.
+        gradient_filter: what noised means go through first; None: nothing.
+    """
+
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    averaging: Averaging = Averaging()
+    assumed: Assumed | None = None
+    gradient_filter: GradientFilter | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        values: dict[str, Any] = plain({name: getattr(self, name) for name in _PARTS})
+        values["optimizer"]["options"] = plain(dict(self.optimizer.options))
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Use:
+        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        exact_keys("use", values, _PARTS)
+        parts = {name: part for name, part in values.items() if part is not None}
+        return cls(**{name: build(_PARTS[name], part) for name, part in parts.items()})
+
+
+_PARTS: dict[str, type[Any]] = {
+    "optimizer": Optimizer,
+    "schedule": Schedule,
+    "averaging": Averaging,
+    "assumed": Assumed,
+    "gradient_filter": GradientFilter,
+}

@@ -1,0 +1,131 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forethought.papers.closed_form import (
+    SampleSizes,
+    closed_form_epsilon,
+    closed_form_sigma,
+    g,
+    gamma,
+    gamma_printed,
+    gamma_step,
+    h,
+    theorem_3_1,
+    theorem_b_2,
+    theorem_b_4,
+)
+
+
+@given(st.floats(1e-3, 20), st.floats(-15, -0.5))
+def test_sigma_and_epsilon_invert_each_other(epsilon, log_delta):
+    delta = 10**log_delta
+    sigma = closed_form_sigma(epsilon, delta)
+    assert closed_form_epsilon(sigma, delta) == pytest.approx(epsilon, rel=1e-9)
+    assert sigma == pytest.approx(math.sqrt(2 * (epsilon + math.log(1 / delta)) / epsilon))
+
+
+def test_small_sigma_has_no_closed_form():
+    assert closed_form_epsilon(1.4, 1e-5) == math.inf
+
+
+def test_h_and_g_at_the_papers_figures():
+    assert h(6) == pytest.approx(0.42, abs=0.005)
+    assert h(10) == pytest.approx(0.58, abs=0.01)
+    assert g(6) == pytest.approx(1 / (6 * math.e))
+    # h is where the denominator of gamma vanishes.
+    assert 7 * (1 - h(7)) == pytest.approx(2 * math.e * math.sqrt(h(7)))
+
+
+@pytest.mark.parametrize(
+    ("sigma", "ratio"), [(19.3, 0.01), (12.1, 0.025), (6.57, 0.075), (3.0, 0.4)]
+)
+def test_gamma_is_the_smallest_solution(sigma, ratio):
+    value = gamma(sigma, ratio)
+    assert value == pytest.approx(gamma_step(sigma, ratio, value), rel=1e-9)
+    assert value * 0.999 < gamma_step(sigma, ratio, value * 0.999)
+    assert gamma_printed(sigma, ratio) > value
+
+
+@pytest.mark.parametrize(
+    ("examples", "sigma", "epochs", "least", "most"),
+    [(10000, 19.29962, 5, 0.0, 0.01), (50000, 6.572, 7, 0.02, 0.05)],
+)
+def test_erratum_000_2_the_two_denominators_differ_little(examples, sigma, epochs, least, most):
+    ratio = closed_form_epsilon(sigma, 1 / examples) / epochs
+    assert least < gamma_printed(sigma, ratio) / gamma(sigma, ratio) - 1 < most
+
+
+def test_moments_of_a_growing_sequence():
+    sizes = SampleSizes.growing(1e-4, 1.0, 500, 10000)
+    assert sizes.theta == pytest.approx(2, rel=0.01)
+    each = [size for size, count in sizes for _ in range(count)]
+    assert len(each) == 500 and each[0] == 1 and each[-1] == 500
+    for j in (1, 2, 3):
+        want = sum(s**j / (10000 * (10000 - s) ** (j - 1)) for s in each) / 500
+        assert sizes.moment(j) == pytest.approx(want)
+    assert sizes.rho >= 1 and sizes.rho_hat <= 1
+    assert len(sizes.mechanism(8.0)) == 500
+    with pytest.raises(ValueError, match="grows past N"):
+        SampleSizes.growing(0.1, 1.0, 500, 10000)
+
+
+def test_conditions_come_with_margins():
+    result = theorem_b_4(0.04945, 1e-4, 19.29962, SampleSizes.constant(26, 1923, 10000))
+    assert [condition.name[:4] for condition in result.conditions] == [
+        "(32)",
+        "(33)",
+        "(34)",
+        "(35)",
+    ]
+    assert result.conditions[2].margin > 1
+    # The paper's σ drops the ε inside the root, so (35) fails by a hair.
+    assert not result.holds and 0.99 < result.conditions[3].margin < 1
+    larger = theorem_b_4(0.04945, 1e-4, 19.36, SampleSizes.constant(26, 1923, 10000))
+    assert larger.holds
+    too_few = theorem_b_4(0.04945, 1e-4, 19.36, SampleSizes.constant(50, 1000, 10000))
+    assert not too_few.conditions[2].holds
+
+
+@pytest.mark.parametrize(
+    ("examples", "sigma", "size", "rounds", "delta", "claimed", "exact"),
+    [
+        (10000, 19.29962, 26, 1923, 1e-4, 0.0497, 0.01026),
+        (60000, 12.10881, 288, 1250, 1 / 60000, 0.1521, 0.03763),
+        (50000, 6.572, 406, 862, 1 / 50000, 0.5253, 0.1071),
+    ],
+)
+def test_erratum_000_4_sound_but_loose(examples, sigma, size, rounds, delta, claimed, exact):
+    epsilon = closed_form_epsilon(sigma, delta)
+    assert epsilon == pytest.approx(claimed, abs=1e-4)
+    result = theorem_b_4(epsilon, delta, sigma, SampleSizes.constant(size, rounds, examples))
+    assert result.holds
+    assert result.exact.lower <= exact * 1.001 and result.exact.upper >= exact * 0.999
+    assert result.exact.upper < epsilon / 3
+
+
+def test_theorem_3_1_names_what_fails():
+    sizes = SampleSizes.constant(26, 1923, 10000)
+    epsilon = closed_form_epsilon(19.29962, 1e-4)
+    assert theorem_3_1(epsilon, 1e-4, 19.29962, sizes).holds
+    outside = theorem_3_1(0.6, 1e-4, 19.29962, sizes)
+    failing = [condition.name for condition in outside.conditions if not condition.holds]
+    assert failing == ["ε < 0.5"]
+
+
+def test_theorem_b_2_follows_where_b_4_does():
+    for size, rounds, sigma, examples in ((26, 1923, 19.36, 10000), (288, 1250, 12.2, 60000)):
+        sizes = SampleSizes.constant(size, rounds, examples)
+        epsilon = closed_form_epsilon(sigma, 1 / examples)
+        assert theorem_b_4(epsilon, 1 / examples, sigma, sizes).holds
+        assert theorem_b_2(epsilon, 1 / examples, sigma, sizes).holds
+    assert not theorem_b_2(0.001, 1e-4, 3.0, SampleSizes.constant(26, 1923, 10000)).holds
+
+
+def test_bad_sequences_are_refused():
+    with pytest.raises(ValueError, match="number of rounds"):
+        SampleSizes((1.0, 2.0), (3,), 10)
+    with pytest.raises(ValueError, match="sample size"):
+        SampleSizes.constant(11, 3, 10)
