@@ -4,10 +4,10 @@ Each cell (sampling × clipping × adjacency) has one entry for a single record 
 g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
 
 The bounds on centres come from :func:`forethought.values.mechanism.sensitivity`. Lemma used below
-("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common centre.
-For any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k) and
-N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is at
-most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
+("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common
+centre. For any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k)
+and N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is
+at most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
 
 **Correlated noise, as the ordinary rounds that its accounting comes to.**
 

@@ -1,9 +1,9 @@
 """The transcript: what was released, in order, as it was literally done.
 
 Every noised sum appends its round, with the standard deviations that the noise was really drawn
-with. At the end the transcript, turned into a
-:class:`~forethought.values.mechanism.Mechanism`, must be the one that was accounted; else no statement is written. Other releases (scores of a search) are
-in it by their own names. No torch in here.
+with. At the end the transcript, turned into a :class:`~forethought.values.mechanism.Mechanism`,
+must be the one that was accounted; else no statement is written. Other releases (scores of a
+search) are in it by their own names. No torch in here.
 """
 
 from __future__ import annotations

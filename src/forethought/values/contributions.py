@@ -228,8 +228,8 @@ class Local:
 class LocalUpdates:
     """A batch is dealt into ``count`` groups, of which each one's weight change is a contribution.
 
-    Records are dealt as for :class:`Groups`. One more record changes one whole update, so the sensitivity is
-    that of groups.
+    Records are dealt as for :class:`Groups`. One more record changes one whole update, so the
+    sensitivity is that of groups.
 
     Args:
         count: how many groups. local: what runs on each.
