@@ -11,20 +11,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Page and section, and the results whose numbers its tables show. Other tables are held by tests of
-# their own (the README's, docs/defaults.md) or show means over rows, which no file holds.
+# their own (the README's, experiments/defaults) or show means over rows, which no file holds.
 HELD = {
-    ("adaptive_noise.md", "Schedules"): ("adaptive_noise/printed.md",),
-    ("adaptive_noise.md", "The default"): ("adaptive_noise/constants.md",),
-    ("adaptive_noise.md", "Table 3 again"): ("adaptive_noise/results.md",),
-    ("adaptive_noise.md", "Subsampled rounds"): ("adaptive_noise/printed.md",),
-    ("adaptive_noise.md", "Noise that follows the gradient"): ("adaptive_noise/printed.md",),
-    ("correlated_noise.md", "Measured"): ("correlated_noise/results.csv",),
-    ("estimators.md", "Beside diffprivlib"): ("estimators/results.md",),
-    ("federation.md", "Experiments"): ("federated/tables.md",),
-    ("gossip.md", "The paper's table and figures"): (
+    ("docs/adaptive_noise.md", "Schedules"): ("adaptive_noise/printed.md",),
+    ("docs/adaptive_noise.md", "The default"): ("adaptive_noise/constants.md",),
+    ("docs/estimators.md", "Beside diffprivlib"): ("estimators/results.md",),
+    ("experiments/adaptive_noise/README.md", "Table 3 again"): ("adaptive_noise/results.md",),
+    ("experiments/adaptive_noise/README.md", "Subsampled rounds"): ("adaptive_noise/printed.md",),
+    ("experiments/adaptive_noise/README.md", "Noise that follows the gradient"): (
+        "adaptive_noise/printed.md",
+    ),
+    ("experiments/correlated_noise/README.md", "Measured"): ("correlated_noise/results.csv",),
+    ("experiments/federated/README.md", "Experiments"): ("federated/tables.md",),
+    ("experiments/gossip/README.md", "The paper's table and figures"): (
         *("gossip/table.md", "gossip/falling.md", "gossip/choosing.md", "gossip/real.jsonl"),
     ),
-    ("gossip.md", "Beyond the paper"): ("gossip/beyond.md",),
+    ("experiments/gossip/README.md", "Beyond the paper"): ("gossip/beyond.md",),
 }
 SHOWN = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?:e-?\d+)?(?![\w.])")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -63,7 +65,7 @@ def missing(text: str, known: tuple[float, ...]) -> list[str]:
 
 def section(page: str, heading: str) -> str:
     """What stands below a heading of a page."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     return re.split(r"(?m)^## ", text.partition(f"## {heading}\n")[2])[0]
 
 

@@ -1,4 +1,4 @@
-"""docs/defaults.md says of linear models, networks and rehearsals what the kept results say."""
+"""The page on defaults, and the one beside the results, say what the kept results say."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def words(path: Path) -> str:
     return " ".join(path.read_text(encoding="utf-8").split())
 
 
+def told() -> str:
+    """The text of the two pages that speak of the default plan."""
+    return words(ROOT / "docs" / "defaults.md") + words(KEPT / "README.md")
+
+
 def groups() -> dict[str, list[str]]:
     """The paragraphs under each heading of results.md."""
     found = {}
@@ -31,10 +36,10 @@ def groups() -> dict[str, list[str]]:
 
 
 def test_the_page_has_the_summaries_that_the_command_wrote() -> None:
-    page = words(ROOT / "docs" / "defaults.md")
-    told = groups()
-    assert "Held out" in told
-    for paragraphs in told.values():
+    page = told()
+    written = groups()
+    assert "Held out" in written
+    for paragraphs in written.values():
         for paragraph in paragraphs[:-1]:  # the last is the table
             assert paragraph.split(": ", 1)[-1] in page or paragraph in page
 
@@ -55,14 +60,14 @@ def test_the_summary_is_that_of_the_rows() -> None:
 
 
 def test_the_page_has_the_rows_of_the_rehearsals() -> None:
-    page = words(ROOT / "docs" / "defaults.md")
+    page = told()
     lines = (KEPT / "rehearsals.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if re.match(r"\| (linear|perceptron|convolutional),", line)]
     assert len(rows) >= 14 and all(" ".join(row.split()) in page for row in rows)
 
 
 def test_the_page_has_the_rows_of_adult() -> None:
-    page = words(ROOT / "docs" / "defaults.md")
+    page = told()
     lines = (KEPT / "adult.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if re.match(r"\| \d", line)]
     assert len(rows) == 4 and all(row in page for row in rows)
@@ -87,7 +92,7 @@ def rows() -> list[dict[str, str]]:
 
 def test_the_page_has_the_summaries_of_the_rows(networks: ModuleType) -> None:
     """Counted here from networks.csv."""
-    page, told = words(ROOT / "docs" / "defaults.md"), words(KEPT / "networks.md")
+    page, written = told(), words(KEPT / "networks.md")
     every = rows()
     assert every
     for sets in (networks.HELD_OUT, networks.NEW, networks.AGAIN):
@@ -98,7 +103,7 @@ def test_the_page_has_the_summaries_of_the_rows(networks: ModuleType) -> None:
         within = sum(gap <= 1.5 for gap in behind)
         start = f"Median {statistics.median(behind):+.2f} points behind; within 1.5 in {within} of "
         start += f"{len(own)} cases ("
-        assert start in page and start in told
+        assert start in page and start in written
         for row in own:
             if float(row["behind"]) > 1.5:
                 name = f"{row['model']} on {row['data']} at ε = {float(row['epsilon']):g}: "
@@ -106,14 +111,14 @@ def test_the_page_has_the_summaries_of_the_rows(networks: ModuleType) -> None:
 
 
 def test_the_page_has_the_means_in_other_units() -> None:
-    page = words(ROOT / "docs" / "defaults.md")
+    page = told()
     (mean,) = (
         line.strip("| ").split(" | ")
         for line in (KEPT / "network_units.md").read_text(encoding="utf-8").splitlines()
         if line.startswith("| mean")
     )
-    for told, untold in zip(mean[-6:-3], mean[-3:], strict=True):
-        assert re.search(rf"{told} % [^%]*\({untold} %", page), (told, untold)
+    for given, guessed in zip(mean[-6:-3], mean[-3:], strict=True):
+        assert re.search(rf"{given} % [^%]*\({guessed} %", page), (given, guessed)
 
 
 def test_no_set_is_held_out_and_looked_at(networks: ModuleType) -> None:
