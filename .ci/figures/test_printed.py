@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import forethought as ft
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,3 +36,13 @@ def test_the_tables_of_a_paper_are_what_its_script_prints(room: str) -> None:
 def test_the_page_on_the_papers_ends_with_what_its_script_prints() -> None:
     page = (ROOT / "docs" / "papers.md").read_text("utf-8").strip()
     assert page.endswith(printed(ROOT / "docs" / "papers.py"))
+
+
+def test_the_page_on_budgets_says_what_attackers_reach() -> None:
+    """Percent of members found at 1 % false alarms, in the plans that the page names."""
+    page = (ROOT / "docs" / "how_to" / "choose_a_budget.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) % \|$", page, re.M)
+    assert len(rows) == 3
+    for epsilon, percent in rows:
+        plan = ft.plan(examples=10_000, epochs=20, budget=ft.Budget(float(epsilon), 1e-5))
+        assert f"succeeds at most {percent}% of" in ft.account(plan).sentences()[1]
