@@ -155,6 +155,7 @@ ENTRIES: list[Any] = [
     Absent(2),
     Returned(2),
     Left(0),
+    Left(1, 5),
 ]
 
 

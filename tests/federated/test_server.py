@@ -167,6 +167,38 @@ def test_who_left_and_begins_again_takes_part_from_there_on(rule: str) -> None:
     assert not of(handle(2, Join(5, -1)), on.Append) and machine.left == {2}
 
 
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous", "published"])
+def test_a_goodbye_that_comes_late_leaves_out_nobody_who_began_again(rule: str) -> None:
+    machine = server(rounds=5, rule=rule)
+    entries = []
+
+    def handle(client: int, message: Any, at: Any = None) -> None:
+        effects = (at or machine).handle(on.Received(client, message, 0.0))
+        entries.extend(effect.entry for effect in of(effects, on.Append))
+
+    for client in range(3):
+        handle(client, Join(0, -1, 10))
+    # Its next process was heard of first: the goodbye is of the one before.
+    handle(2, Join(0, -1, 11))
+    handle(2, Leave(0, 0, "stopped", 10))
+    assert not machine.left
+    # The goodbye was first: the next process takes it back, with or without a model, and nothing
+    # does that was said before it.
+    handle(2, Leave(0, 0, "stopped", 11))
+    for late in (Join(0, -1, 11), Join(0, 0, 11), Join(0, -1, 10)):
+        handle(2, late)
+        assert machine.left == {2}
+    snapshot = machine.snapshot()
+    for restored in (
+        ServerMachine.restored(machine.federation, START.copy(), None, entries),
+        ServerMachine.restored(machine.federation, START.copy(), snapshot, []),
+    ):
+        handle(2, Join(0, 0, 11), restored)
+        assert restored.left == {2}
+        handle(2, Join(0, 0, 12), restored)
+        assert not restored.left
+
+
 def test_who_left_hears_of_the_last_model_too() -> None:
     machine = server(clients=2, rounds=1)
     machine.handle(on.Received(1, Leave(1, 0, "plan used up"), 0.0))

@@ -11,10 +11,9 @@ import pytest
 import faults
 from forethought.exchange import events as on
 from forethought.exchange.ledger import LedgerError
-from forethought.exchange.messages import Refusal, Update
-from forethought.exchange.storage import LedgerState, Left
+from forethought.exchange.messages import Leave, Refusal, Update
 from forethought.federated.client import ClientMachine
-from forethought.federated.server import MARK, ServerMachine
+from forethought.federated.server import MARK, NO_MARK, ServerMachine
 from trials import ViolationError
 from trials.federation import CALM, Faults, Kinds, Tally, Trial, run_trials
 
@@ -68,8 +67,8 @@ class Forgets(ClientMachine):
 
     __slots__ = ()
 
-    def __init__(self, federation: Any, me: int, ledger: LedgerState | None = None) -> None:
-        super().__init__(federation, me, ledger)
+    def __init__(self, *agreed: Any, **own: Any) -> None:
+        super().__init__(*agreed, **own)
         if self.updates > 1:
             self.updates -= 1
 
@@ -79,8 +78,8 @@ class NeverStops(ClientMachine):
 
     __slots__ = ()
 
-    def __init__(self, federation: Any, me: int, ledger: LedgerState | None = None) -> None:
-        super().__init__(federation, me, ledger)
+    def __init__(self, *agreed: Any, **own: Any) -> None:
+        super().__init__(*agreed, **own)
         self._limit += 1
 
 
@@ -182,20 +181,23 @@ class AnyNorm(ServerMachine):
 class OneLeaves(ServerMachine):
     """Takes one member's leave for everybody's."""
 
-    def _take(self, entry: Any) -> None:
-        super()._take(entry)
-        if isinstance(entry, Left):
-            self._left.update(range(len(self._marks)))
-            for client in range(len(self._marks)):
-                self.rule.decided(Left(client))
+    def _received(self, event: on.Received) -> list[on.Effect]:
+        if not isinstance(event.message, Leave):
+            return super()._received(event)
+        effects: list[on.Effect] = []
+        for client in range(len(self._marks)):
+            leave = replace(event.message, life=1 << 60)
+            effects += super()._received(on.Received(client, leave, event.now))
+        return effects
 
 
 class TakesAnother(ServerMachine):
     """Takes an update that has another content than before."""
 
     def _update(self, client: int, update: Update, event: on.Received) -> list[on.Effect]:
-        if self._marks[client]:
-            del self._marks[client][MARK * update.round : MARK * (update.round + 1)]
+        marks = self._marks[client]
+        if marks and len(marks) > MARK * update.round:
+            marks[MARK * update.round : MARK * (update.round + 1)] = NO_MARK
         return super()._update(client, update, event)
 
 

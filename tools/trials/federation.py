@@ -455,7 +455,7 @@ class Trial:
                     "",
                 )
                 process.machine = self.kinds.client(
-                    self.federation, process.me, process.ledger.read()
+                    self.federation, process.me, process.ledger.read(), life=process.life
                 )
         except CrashError:
             self._crash(process)

@@ -211,53 +211,68 @@ def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | N
         DecodeError: anything but exactly such a message.
     """
     known: dict[str, Any] = dict(given or {})
-    view, at, later = memoryview(payload), 0, getattr(kind, "LATER", "")
+    content, later = _Content(payload), getattr(kind, "LATER", "")
     for name, type_ in layout(kind):
-        if name in known or (name == later and at == len(view)):
+        if name in known or (name == later and not content.left):
             continue
-        what = f"{kind.__name__}.{name}"
-        if at >= len(view) or view[at] != _TAGS[type_][0]:
-            found = _NAMES.get(view[at], "something else") if at < len(view) else "nothing"
-            raise DecodeError(f"{what} is {type_}, here is {found}")
-        at += 1
-        if at + 8 > len(view):
-            raise DecodeError(f"{what} is cut off")
-        if type_ == "int":
-            (known[name],) = _NUMBER.unpack_from(view, at)
-            at += _NUMBER.size
-            continue
-        (length,) = _LENGTH.unpack_from(view, at)
-        at += _LENGTH.size
-        if name == later and not length:
-            raise DecodeError(f"{what} is empty, and is left out then")
-        size = length * (_DTYPES[type_].itemsize if type_ in _DTYPES else 1)
-        form = b""
-        if type_ == "packed":
-            if at + 9 > len(view):
-                raise DecodeError(f"{what} is cut off")
-            form = bytes(view[at : at + 1])
-            (size,) = _LENGTH.unpack_from(view, at + 1)
-            at += 1 + _LENGTH.size
-        if size > len(view) - at:
-            raise DecodeError(f"{what} says {length} entries, which are not there")
-        content = view[at : at + size]
-        at += size
-        if type_ == "packed":
-            try:
-                known[name] = unpack(form, length, content)
-            except ValueError as problem:
-                raise DecodeError(f"{what}: {problem}") from None
-        elif type_ in _DTYPES:
-            vector = np.frombuffer(content, _DTYPES[type_]).copy()
-            vector.flags.writeable = False
-            known[name] = vector
-        elif type_ == "bytes":
-            known[name] = bytes(content)
-        else:
-            try:
-                known[name] = str(content, "utf-8")
-            except UnicodeDecodeError:
-                raise DecodeError(f"{what} is no text") from None
-    if at != len(view):
-        raise DecodeError(f"{len(view) - at} bytes follow the {kind.__name__}")
+        known[name] = content.field(type_, f"{kind.__name__}.{name}")
+        if name == later and not known[name]:
+            raise DecodeError(f"{kind.__name__}.{name} is empty, and is left out then")
+    if content.left:
+        raise DecodeError(f"{content.left} bytes follow the {kind.__name__}")
     return kind(**known)
+
+
+class _Content:
+    """Bytes that are read from their beginning to their end."""
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        self._view, self._at = memoryview(payload), 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that were not read yet."""
+        return len(self._view) - self._at
+
+    def field(self, type_: str, what: str) -> Any:
+        """The value of a field; ``what`` it is, for a message."""
+        tag = bytes(self._view[self._at : self._at + 1])
+        if tag != _TAGS[type_]:
+            found = _NAMES.get(tag[0], "something else") if tag else "nothing"
+            raise DecodeError(f"{what} is {type_}, here is {found}")
+        self._at += 1
+        if type_ == "int":
+            return self._number(_NUMBER, what)
+        length = self._number(_LENGTH, what)
+        if type_ == "packed":
+            form = bytes(self._take(1, f"{what} is cut off"))
+            size = self._number(_LENGTH, what)
+        else:
+            size = length * (_DTYPES[type_].itemsize if type_ in _DTYPES else 1)
+        content = self._take(size, f"{what} says {length} entries, which are not there")
+        match type_:
+            case "packed":
+                try:
+                    return unpack(form, length, content)
+                except ValueError as problem:
+                    raise DecodeError(f"{what}: {problem}") from None
+            case "bytes":
+                return bytes(content)
+            case "str":
+                try:
+                    return str(content, "utf-8")
+                except UnicodeDecodeError:
+                    raise DecodeError(f"{what} is no text") from None
+        vector = np.frombuffer(content, _DTYPES[type_]).copy()
+        vector.flags.writeable = False
+        return vector
+
+    def _number(self, form: struct.Struct, what: str) -> int:
+        (number,) = form.unpack(self._take(form.size, f"{what} is cut off"))
+        return int(number)
+
+    def _take(self, size: int, otherwise: str) -> memoryview:
+        if size > self.left:
+            raise DecodeError(otherwise)
+        self._at += size
+        return self._view[self._at - size : self._at]

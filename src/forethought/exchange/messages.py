@@ -8,7 +8,7 @@ is sent under a number of :data:`KINDS`; what is not registered cannot be sent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,13 @@ class Join:
     Args:
         round: how many updates its ledger holds.
         base: version of the newest model that it has; -1: none.
+        life: number of the process that says so, larger in every later one; 0: it has none.
     """
 
     round: int
     base: int
+    life: int = 0
+    LATER: ClassVar[str] = "life"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +60,14 @@ class Leave:
     Args:
         round: how many updates its ledger holds. base: version of its newest model.
         reason: a short code.
+        life: see :class:`Join`. A later process of the client takes this back.
     """
 
     round: int
     base: int
     reason: str
+    life: int = 0
+    LATER: ClassVar[str] = "life"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from blake3 import blake3
@@ -240,9 +240,11 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A client stopped for good."""
+    """A client stopped for good. ``life``: of the process that said so."""
 
     client: int
+    life: int = 0
+    LATER: ClassVar[str] = "life"
 
 
 Entry: TypeAlias = Accepted | Closed | Absent | Returned | Left

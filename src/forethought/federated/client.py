@@ -54,6 +54,8 @@ class ClientMachine:
         federation: what was agreed. me: the client's place in its members.
         ledger: what was released before.
         policy: what the client allows at most; refused here, before anything is connected.
+        life: number of this process, larger than that of any before, such as the time of day: a
+            goodbye of an earlier one that comes late is not taken for this one's. 0: none.
 
     Raises:
         FederationError: the plan exceeds the policy.
@@ -71,6 +73,7 @@ class ClientMachine:
         "_halted",
         "_held",
         "_last",
+        "_life",
         "_limit",
         "_newest",
         "_now",
@@ -88,11 +91,12 @@ class ClientMachine:
         me: int,
         ledger: LedgerState | None = None,
         policy: Policy | None = None,
+        life: int = 0,
     ) -> None:
         if policy is not None:
             policy.require(federation, me)
         ledger = _NOTHING if ledger is None else ledger
-        self.federation, self.me = federation, me
+        self.federation, self.me, self._life = federation, me, life
         self.updates = ledger.updates
         self._newest: HasVector | None = None
         self.base = -1
@@ -139,7 +143,7 @@ class ClientMachine:
         if isinstance(event, Computed):
             return self._computed(event)
         if isinstance(event, on.Connected | on.Woken):
-            joined: Effects = [Send(SERVER, Join(self.updates, self.base))]
+            joined: Effects = [Send(SERVER, Join(self.updates, self.base, self._life))]
             joined += [Send(SERVER, update) for update in self._unsent()]
             joined.append(on.Wake(event.now + self.federation.resend))
             if self._held is not None:
@@ -147,9 +151,11 @@ class ClientMachine:
             return joined
         if isinstance(event, on.Stopped):
             self._halted = True
-            leave = Leave(self.updates, self.base, "stopped")
-            return [Send(SERVER, leave), on.Done("stopped by its owner")]
+            return [self._leave("stopped"), on.Done("stopped by its owner")]
         return []
+
+    def _leave(self, reason: str) -> on.Effect:
+        return Send(SERVER, Leave(self.updates, self.base, reason, self._life))
 
     def _unsent(self) -> list[Update]:
         held = None if self._held is None else self._held[1]
@@ -240,7 +246,7 @@ class ClientMachine:
         if self.updates >= self._limit:
             if self._asynchronous:
                 return []
-            return [Send(SERVER, Leave(self.updates, self.base, "plan used up"))]
+            return [self._leave("plan used up")]
         self._computing = True
         self._begun = self._now
         return [Compute(self.updates, self.base, self._newest)]

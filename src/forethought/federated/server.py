@@ -103,7 +103,8 @@ class ServerMachine:
         members = len(federation.members)
         self.applied = np.zeros(members, dtype=np.int64)
         self.absent: set[int] = set()
-        self._left: set[int] = set()
+        # Who said goodbye, and the life (see Join) that it was.
+        self._left: dict[int, int] = {}
         # Client → the marks of its updates, round by round; zeros: not applied.
         self._marks: list[bytearray | None] = [None] * members
         self._limits: dict[int, float] = {}
@@ -112,6 +113,7 @@ class ServerMachine:
         # Not of the journal: who is connected, and when it was last heard of.
         self._present: dict[int, None] = {}
         self._heard = np.full(members, np.inf)
+        self._lives: dict[int, int] = {}
         self._ahead: set[int] = set()
         self._since: float | None = None
 
@@ -195,7 +197,8 @@ class ServerMachine:
                 # behind masks: a round whose client is back without them would never be opened.
                 able = self.federation.secure is None and not self.finished
                 able = able and message.round < self.federation.updates(client)
-                if client in self._left and message.base < 0 and able:
+                self._lives[client] = max(message.life, self._lives.get(client, 0))
+                if able and self._begun_again(client, message):
                     effects += self._decide(Returned(client), event.now)
                 # A heartbeat of a client that has the newest model does not cost another one.
                 news = message.base != self.version
@@ -211,12 +214,23 @@ class ServerMachine:
                 if self.finished or (news and self.rule.expects(client)):
                     effects.append(self._told(client))
             case Leave():
-                if client not in self._left:
-                    effects += self._decide(Left(client), event.now)
+                # A goodbye of an earlier process that comes late is not this one's.
+                late = message.life and message.life < self._lives.get(client, 0)
+                if client not in self._left and not late:
+                    effects += self._decide(Left(client, message.life), event.now)
             case _:
                 text = f"client {client} sent a {type(message).__name__}, which clients do not send"
                 effects.append(on.Alarm("kind", text))
         return effects
+
+    def _begun_again(self, client: int, join: Join) -> bool:
+        """True if a client that left says this in a later life, and not before it left."""
+        if client not in self._left:
+            return False
+        ended = self._left[client]
+        if not (ended and join.life):  # of 0.2.0: it has no model yet, so that it has just begun
+            return join.base < 0
+        return join.life > ended
 
     def _update(self, client: int, update: Update, event: on.Received) -> Effects:
         square = self._square(update.vector)
@@ -325,9 +339,9 @@ class ServerMachine:
                 self.absent.add(entry.client)
             case Returned():
                 self.absent.discard(entry.client)
-                self._left.discard(entry.client)
+                self._left.pop(entry.client, None)
             case Left():
-                self._left.add(entry.client)
+                self._left[entry.client] = entry.life
             case _:
                 pass
         self.rule.decided(entry)
@@ -367,6 +381,9 @@ class ServerMachine:
         if self.average is not None:
             held["average"] = self.average.weights
         own: dict[str, Any] = {"absent": sorted(self.absent), "left": sorted(self._left)}
+        lives = [life for _, life in sorted(self._left.items())]
+        if any(lives):
+            own["lives"] = lives
         return ServerSnapshot({"rule": values, **own}, {n: a.copy() for n, a in held.items()})
 
     def _restore(self, snapshot: ServerSnapshot) -> None:
@@ -375,7 +392,8 @@ class ServerMachine:
         rule = {name[5:]: array for name, array in arrays.items() if name.startswith("rule/")}
         self.rule.restore(values["rule"], rule)
         self.applied = np.array(arrays["applied"])
-        self.absent, self._left = set(values["absent"]), set(values["left"])
+        self.absent, left = set(values["absent"]), values["left"]
+        self._left = dict(zip(left, values.get("lives", [0] * len(left)), strict=True))
         ends = np.cumsum(arrays["marks/lengths"]).tolist()
         marks = arrays["marks"].tobytes()
         self._marks = [

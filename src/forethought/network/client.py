@@ -378,7 +378,7 @@ def take_part(
         )
 
         if federation.secure is None:
-            machine = ClientMachine(federation, me, ledger.read(), share.policy)
+            machine = ClientMachine(federation, me, ledger.read(), share.policy, time.time_ns())
         else:
             machine = _behind_masks(federation, me, ledger.read(), share, keys, roster, trainer)
 
@@ -471,6 +471,7 @@ def _behind_masks(
         me,
         ledger,
         share.policy,
+        time.time_ns(),
         elements=elements,
         sign=keys.signing.sign,
         verify=roster.signed,

@@ -52,7 +52,7 @@ class SecureClient(ClientMachine):
     """See the module.
 
     Args:
-        federation: with ``secure``. me, ledger, policy: see :class:`ClientMachine`.
+        federation: with ``secure``. me, ledger, policy, life: see :class:`ClientMachine`.
         elements: from the number of a computed update to its noised sum in the ring.
         entropy, sign, verify: see :class:`Participant`.
 
@@ -66,13 +66,14 @@ class SecureClient(ClientMachine):
         me: int,
         ledger: LedgerState | None = None,
         policy: Policy | None = None,
+        life: int = 0,
         *,
         elements: Callable[[int], Ring],
         entropy: Entropy = secrets.token_bytes,
         sign: Sign | None = None,
         verify: Verify | None = None,
     ) -> None:
-        super().__init__(federation, me, ledger, policy)
+        super().__init__(federation, me, ledger, policy, life)
         self.settings = settings_of(federation)
         self._elements, self._entropy = elements, entropy
         self._sign, self._verify = sign, verify
