@@ -127,11 +127,18 @@ class HasVector(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
-    """A client's next update, on the weights of ``model``; the answer is :class:`Computed`."""
+    """A client's next update, on the weights of ``model``; the answer is :class:`Computed`.
+
+    Args:
+        part: of so many ``parts`` of the update's batch, which are asked for in order, each on a
+            model of its own. Only the last one is answered.
+    """
 
     round: int
     base: int
     model: HasVector
+    part: int = 0
+    parts: int = 1
 
     @property
     def vector(self) -> Vector:

@@ -78,7 +78,9 @@ class ClientMachine:
         "_newest",
         "_now",
         "_older",
+        "_origin",
         "_outgoing",
+        "_parts",
         "base",
         "federation",
         "me",
@@ -112,6 +114,8 @@ class ClientMachine:
         # Older models since the newest one: how many, and when the first came.
         self._older = (0, 0.0)
         self._asynchronous = federation.rule != "synchronous"
+        # Parts of the present update that were asked for, and the model that it began with.
+        self._parts, self._origin = 0, -1
 
     @property
     def weights(self) -> Vector | None:
@@ -123,6 +127,13 @@ class ClientMachine:
         if self._halted:
             return []
         self._now = event.now
+        # Before the event: a model that it brings comes after the time of a part.
+        parts = self._further_parts()
+        if parts and self.part_at is not None and not isinstance(event, on.Connected | on.Woken):
+            parts.append(on.Wake(self.part_at))
+        return [*parts, *self._timed(event)]
+
+    def _timed(self, event: on.Event) -> Effects:
         if self._held is not None and event.now >= self._held[0]:
             if isinstance(event, on.Woken):
                 return [*self._let_go(), on.Wake(event.now + self.federation.resend)]
@@ -134,6 +145,28 @@ class ClientMachine:
         """The time at which an update leaves that is computed and waits for the cadence; None:
         there is none."""
         return None if self._held is None else self._held[0]
+
+    @property
+    def part_at(self) -> float | None:
+        """The time at which the next part of the present update begins, on the newest model; None:
+        all have begun."""
+        federation = self.federation
+        if not self._computing or self._parts > federation.refreshes or federation.cadence is None:
+            return None
+        return self._begun + self._parts * federation.cadence / (federation.refreshes + 1)
+
+    def _further_parts(self) -> Effects:
+        effects: Effects = []
+        while (at := self.part_at) is not None and self._now >= at:
+            effects.append(self._ask())
+        return effects
+
+    def _ask(self) -> on.Effect:
+        """Ask for the next part of the present update."""
+        assert self._newest is not None
+        part, self._parts = self._parts, self._parts + 1
+        parts = self.federation.refreshes + 1
+        return Compute(self.updates, self._origin, self._newest, part, parts)
 
     def _handled(self, event: on.Event) -> Effects:
         if isinstance(event, Received):
@@ -148,6 +181,8 @@ class ClientMachine:
             joined.append(on.Wake(event.now + self.federation.resend))
             if self._held is not None:
                 joined.append(on.Wake(self._held[0]))
+            if self.part_at is not None:
+                joined.append(on.Wake(self.part_at))
             return joined
         if isinstance(event, on.Stopped):
             self._halted = True
@@ -248,8 +283,9 @@ class ClientMachine:
                 return []
             return [self._leave("plan used up")]
         self._computing = True
-        self._begun = self._now
-        return [Compute(self.updates, self.base, self._newest)]
+        self._begun, self._parts, self._origin = self._now, 0, self.base
+        asked: Effects = [self._ask()]
+        return asked if self.part_at is None else [*asked, on.Wake(self.part_at)]
 
     def _computed(self, done: Computed) -> Effects:
         if not self._computing or done.round != self.updates:
@@ -262,7 +298,8 @@ class ClientMachine:
         self.updates += 1
         self._last = done.base
         release = Release(done.round, done.base, done.rounds, done.input_hash, done.state, update)
-        if self._asynchronous and self._newest is not None and self.base == done.base:
+        own = self.base == done.base or self.federation.refreshes > 0
+        if self._asynchronous and self._newest is not None and own:
             size = step_size(self.federation, self.me, done.round)
             self._newest = OwnModel(self._newest, done.vector, size)
         cadence = self.federation.cadence

@@ -128,6 +128,10 @@ class Federation(Stored):
         absence: seconds without a word after which the asynchronous rule goes on without a client.
         cadence: seconds; a client's computation of an update lasts a whole multiple of them, as
             others see it, so that the size of a batch does not show as long as one is enough.
+        refreshes: how often in a round a client takes the newest model in place of the one that the
+            round began with, as Algorithm 4 does whenever one comes: at so many equal steps of the
+            cadence. A round's records are dealt to the times between them, see
+            :meth:`~forethought.rounds.private_sum.PrivateSum.parts`, which says why that is sound.
         resend: seconds after which what was not acknowledged is sent again; also the heartbeat.
         server: how the mean of a round's updates moves the model. robust: which mean.
         averaging: of the global models, for the one that is reported.
@@ -142,6 +146,7 @@ class Federation(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/federation/1"
     CALLED: ClassVar[str] = "federation"
+    LATER: ClassVar[tuple[str, ...]] = ("refreshes",)
 
     members: tuple[Member, ...]
     plans: tuple[Plan, ...]
@@ -164,6 +169,7 @@ class Federation(Stored):
     server_key: str = ""
     nonce: str = ""
     cadence: float | None = None
+    refreshes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds"):
@@ -171,7 +177,8 @@ class Federation(Stored):
         object.__setattr__(self, "local_rounds", local_rounds_of(self.local_rounds))
         one_of("rule", self.rule, get_args(Rule))
         one_of("exchanged", self.exchanged, get_args(Exchanged))
-        whole("seed", self.seed, least=0)
+        for name in ("seed", "refreshes"):
+            whole(name, getattr(self, name), least=0)
         real("resend", self.resend, above=0)
         for name in ("deadline", "absence", "cadence"):
             value = getattr(self, name)
@@ -235,6 +242,23 @@ class Federation(Stored):
             )
         if self.cohort is not None:
             whole("cohort", self.cohort, most=len(self.members))
+        if self.refreshes:
+            self._check_refreshes()
+
+    def _check_refreshes(self) -> None:
+        if self.rule == "synchronous" or self.cadence is None:
+            raise FederationError(
+                "refreshes are at steps of a cadence, and a synchronous round has one model: give "
+                "cadence= and the rule 'published' or 'asynchronous'. Without a cadence a client's "
+                "speed, which depends on its records, would say which model a record's gradient is "
+                "taken at"
+            )
+        for plan in self.plans:
+            if plan.contribution.kind != "examples":
+                raise FederationError(
+                    f"refreshes deal single records to models; {plan.contribution.kind!r} are "
+                    "clipped together: leave refreshes out"
+                )
 
     def plan(self, client: int) -> Plan:
         """A member's plan."""
@@ -277,11 +301,6 @@ class Federation(Stored):
         """32 bytes that name this federation: a hash of plans, architecture, roster and rules."""
         text = "forethought federation\n" + canonical(self.to_dict())
         return hashlib.sha256(text.encode()).digest()
-
-    def _values(self) -> dict[str, Any]:
-        values = super()._values()
-        values["plans"] = [plan.to_dict() for plan in self.plans]
-        return values
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Federation:
@@ -329,7 +348,7 @@ _PARTS: dict[str, type[Any]] = {
 
 
 # Of a federation's rules, those that a client's own job says and no server may change.
-_AGREED = ("rule", "exchanged", "delay", "cohort", "cadence", "secure", "parameters")
+_AGREED = ("rule", "exchanged", "delay", "cohort", "cadence", "secure", "parameters", "refreshes")
 
 
 def require_contract(federation: Federation, own: Federation, client: int) -> None:

@@ -97,6 +97,8 @@ class Simulator:
         self._jittered = times.way.jitter > 0
         self._rounds = np.zeros(members, dtype=np.int64)
         self._busy = np.zeros(members)
+        # When a client is through with the parts of an update that it was asked for.
+        self._through: dict[int, float] = {}
         self._varies = [len(plan.mechanism.rounds) > 1 for plan in federation.plans]
         self._messages = self._bytes = 0
         self._alarms: list[tuple[str, str]] = []
@@ -180,30 +182,41 @@ class Simulator:
         self._act(client, self.clients[client].handle(done))
 
     def _act(self, client: int, effects: list[on.Effect]) -> None:
-        now = self._agenda.now
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(_TO_SERVER, client, effect.message)
             elif isinstance(effect, Compute):
-                seconds = self.times.compute[client] * self._factor()
-                if self.times.factors is not None:
-                    seconds *= self.times.factors(client, effect.round)
-                if self._varies[self.federation.members[client].plan]:
-                    seconds *= self._size(client, effect.round)
-                self._busy[client] += seconds
-                if self._timeline is not None:
-                    self._timeline.append((client, now, now + seconds))
-                self.trainers.begin(Work(client, effect.round, effect.base, effect.model))
-                self._agenda.add(now + seconds, _COMPUTED, client, effect)
+                self._compute(client, effect)
             elif isinstance(effect, Commit):
                 self._rounds[client] = effect.release.rounds
                 if self._committed is not None:
                     self._committed(client, effect.release)
             elif isinstance(effect, on.Wake):
-                if self._loses or effect.at == self.clients[client].held_until:
+                machine = self.clients[client]
+                if self._loses or effect.at in (machine.held_until, machine.part_at):
                     self._agenda.add(effect.at, _WAKE, client)
             elif isinstance(effect, on.Alarm):
                 self._alarms.append((effect.code, effect.text))
+
+    def _compute(self, client: int, asked: Compute) -> None:
+        now = self._agenda.now
+        seconds = self.times.compute[client] * self._factor()
+        if self.times.factors is not None:
+            seconds *= self.times.factors(client, asked.round)
+        if self._varies[self.federation.members[client].plan]:
+            seconds *= self._size(client, asked.round)
+        begin = now
+        if asked.parts > 1:
+            seconds /= asked.parts
+            begin = max(now, self._through.get(client, now))
+            self._through[client] = begin + seconds
+        self._busy[client] += seconds
+        if self._timeline is not None:
+            self._timeline.append((client, begin, begin + seconds))
+        work = Work(client, asked.round, asked.base, asked.model, asked.part, asked.parts)
+        self.trainers.begin(work)
+        if asked.part == asked.parts - 1:
+            self._agenda.add(begin + seconds, _COMPUTED, client, asked)
 
     def _serve(self, effects: list[on.Effect]) -> None:
         version = self.server.version

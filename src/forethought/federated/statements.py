@@ -213,9 +213,12 @@ def overview(
 
 def notes(federation: Federation) -> tuple[Caveat, ...]:
     """The notes in a client's statement besides its plan's."""
-    if federation.cohort is None:
-        return (_arrivals(federation),)
-    return _arrivals(federation), Caveat("no-client-amplification")
+    found = [_arrivals(federation)]
+    if federation.refreshes:
+        found.append(Caveat("refresh-times", f"{federation.refreshes + 1}"))
+    if federation.cohort is not None:
+        found.append(Caveat("no-client-amplification"))
+    return tuple(found)
 
 
 def _arrivals(federation: Federation) -> Caveat:

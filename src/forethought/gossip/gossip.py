@@ -8,9 +8,7 @@ D-PSGD (Lian et al. 2017); gradient tracking (Nedić, Olshevsky and Shi 2017).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -19,18 +17,16 @@ import numpy as np
 from forethought.exchange.messages import Vector
 from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
-from forethought.gossip.graphs import Graph
 from forethought.gossip.mixing import Mixing
 from forethought.values.checks import one_of, real, whole
 from forethought.values.plan import Plan
-from forethought.values.serialisation import Stored, build, canonical, exact_keys, plain
+from forethought.values.serialisation import Stored, build, canonical
 from forethought.values.use import kind_of
 
 # The file of it.
 GOSSIP = "gossip.json"
 # Norm of weights that no honest model has: beyond it they are refused.
 LARGEST = 1e6
-_LATER = ("stagger", "clock")
 Rule = Literal["asynchronous", "synchronous", "allreduce"]
 
 
@@ -101,6 +97,7 @@ class Gossip(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/gossip/2"
     CALLED: ClassVar[str] = "gossip"
+    LATER: ClassVar[tuple[str, ...]] = ("stagger", "clock")
 
     members: tuple[Member, ...]
     plans: tuple[Plan, ...]
@@ -308,28 +305,6 @@ class Gossip(Stored):
         text = "forethought gossip\n" + canonical(self.to_dict())
         return hashlib.sha256(text.encode()).digest()
 
-    def _values(self) -> dict[str, Any]:
-        # What came after the form was written down is there where somebody asks for it.
-        return {
-            field.name: _mixing_values(self.mixing)
-            if field.name == "mixing"
-            else plain(getattr(self, field.name))
-            for field in fields(self)
-            if field.name not in _LATER or getattr(self, field.name) != field.default
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Gossip:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            TypeError: no mapping. ValueError: another schema version, an unknown or a missing key.
-        """
-        if isinstance(values, Mapping):
-            later = {field.name: field.default for field in fields(cls) if field.name in _LATER}
-            values = {**later, **values}
-        return super().from_dict(values)
-
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Gossip:
         known = dict(values)
@@ -337,7 +312,7 @@ class Gossip(Stored):
         known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
         known["trust"] = build(Trust, values["trust"], "trust")
         known["compression"] = build(Compression, values["compression"], "compression")
-        known["mixing"] = _mixing(values["mixing"])
+        known["mixing"] = Mixing.from_dict(values["mixing"])
         return cls(**known)
 
 
@@ -345,30 +320,3 @@ def digest_of(weights: Vector) -> str:
     """The digest of the first weights, which all workers have in common."""
     held = np.ascontiguousarray(weights, dtype="<f4")
     return hashlib.sha256(b"weights\n" + held.tobytes()).hexdigest()
-
-
-def _mixing_values(mixing: Mixing) -> dict[str, Any]:
-    graph = mixing.graph
-    edges = None if graph.listed is None else [list(edge) for edge in graph.listed]
-    given = mixing.given
-    rows = None if given is None else [[[k, str(weight)] for k, weight in row] for row in given]
-    return {
-        "kind": mixing.kind,
-        "seed": mixing.seed,
-        "graph": {"kind": graph.kind, "size": graph.size, "edges": edges},
-        "given": rows,
-    }
-
-
-def _mixing(values: Mapping[str, Any]) -> Mixing:
-    exact_keys("mixing", values, ("kind", "seed", "graph", "given"))
-    graph, rows = values["graph"], values["given"]
-    exact_keys("graph", graph, ("kind", "size", "edges"))
-    edges = graph["edges"]
-    listed = None if edges is None else tuple((int(one), int(other)) for one, other in edges)
-    given = None
-    if rows is not None:
-        given = tuple(tuple((int(k), Fraction(weight)) for k, weight in row) for row in rows)
-    return Mixing(
-        values["kind"], Graph(graph["kind"], graph["size"], listed), values["seed"], given
-    )

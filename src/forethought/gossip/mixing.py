@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal, assert_never, get_args
+from typing import Any, Literal, assert_never, get_args
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from forethought.gossip import spectrum, tournament
 from forethought.gossip.colouring import colour
 from forethought.gossip.graphs import Edge, Graph, powers
 from forethought.values.checks import one_of, real, whole
+from forethought.values.serialisation import exact_keys
 
 # What a job can name, and one matrix from a file.
 Named = Literal["matchings", "metropolis", "exponential"]
@@ -339,6 +341,34 @@ class Mixing:
         }
         kept = {other: weight for other, weight in kept.items() if weight}
         return {worker: 1 - sum(kept.values(), Fraction(0)), **kept}
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        graph, edges, rows = self.graph, self.graph.listed, self.given
+        return {
+            "kind": self.kind,
+            "seed": self.seed,
+            "graph": {
+                "kind": graph.kind,
+                "size": graph.size,
+                "edges": None if edges is None else [list(edge) for edge in edges],
+            },
+            "given": rows and [[[other, str(part)] for other, part in row] for row in rows],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Mixing:
+        """The inverse of :meth:`to_dict`."""
+        exact_keys("mixing", values, ("kind", "seed", "graph", "given"))
+        graph, edges, rows = values["graph"], values["graph"]["edges"], values["given"]
+        exact_keys("graph", graph, ("kind", "size", "edges"))
+        listed = edges and tuple((int(one), int(other)) for one, other in edges)
+        given = rows and tuple(
+            tuple((int(other), Fraction(part)) for other, part in row) for row in rows
+        )
+        return cls(
+            values["kind"], Graph(graph["kind"], graph["size"], listed), values["seed"], given
+        )
 
     def _check_given(self) -> None:
         if len(self.given or ()) != self.graph.size:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 from safetensors.torch import load, save
 
 from forethought.accounting.statement import Randomness
@@ -26,9 +27,10 @@ from forethought.holders.work import HolderError, Result
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.flat import Layout
 from forethought.rounds.losses import Loss
-from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum
+from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank
+from forethought.rounds.sampling import Indices
 from forethought.rounds.together import add_together
 from forethought.rounds.transcript import Transcript
 from forethought.training.descent import descent_of
@@ -159,6 +161,10 @@ class ClientTrainer:
         self.shared, self.holder = shared, holder
         self.local_rounds, self._gradients = local_rounds, gradients
         self.noised: NoisedSum | None = None
+        # Of an update in parts: its sum, the records of each part, and the models they met.
+        self._sum: PrivateSum | None = None
+        self._dealt: list[Indices] = []
+        self._met: list[bytes] = []
         self._step_size = step_sizes(holder.plan)
         warn_of_another_model(holder.plan, shared.model)
         parameters = shared.parameters
@@ -185,6 +191,28 @@ class ClientTrainer:
             RoundError: out of order.
         """
         return compute_together([self], [round], weights)[0]
+
+    def compute_part(self, round: int, weights: Vector, part: int, parts: int) -> Result | None:
+        """One part of an update that exchanges gradients; the update with the last one.
+
+        Raises:
+            RoundError: out of order.
+        """
+        self.shared.write(weights)
+        with self.private:
+            if part == 0:
+                self._sum = self.private.open(round)
+                self._dealt, self._met = self._sum.parts(parts), []
+            total = self._sum
+            if total is None or part != len(self._met):
+                raise RoundError(f"part {part} of update {round} is not the next one")
+            total.add(self.shared.model, self.holder.records, self._dealt[part])
+            self._met.append(total.input_hash)
+            if part < parts - 1:
+                return None
+            self._sum = None
+            found = self.finished(round, total, weights)
+        return replace(found, input_hash=blake3(b"".join(self._met)).digest())
 
     def finished(self, round: int, total: PrivateSum, weights: Vector) -> Result:
         """An update from its first private sum, to which everything was added."""

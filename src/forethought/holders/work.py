@@ -28,13 +28,15 @@ class Work:
 
     Args:
         client: who. round: number of its update. base: version of the weights.
-        model: has the weights.
+        model: has the weights. part, parts: see :class:`~forethought.exchange.events.Compute`.
     """
 
     client: int
     round: int
     base: int
     model: HasVector
+    part: int = 0
+    parts: int = 1
 
     @property
     def weights(self) -> Vector:
@@ -56,7 +58,7 @@ class Trainers(Protocol):
     """Computes the updates of all clients."""
 
     def begin(self, work: Work) -> None:
-        """Take work on; it may be done now, later or elsewhere."""
+        """Take work on; it may be done now, later or elsewhere, of one client in this order."""
         ...
 
     def result(self, client: int) -> Result:

@@ -38,6 +38,9 @@ def groups_of(works: Sequence[Work], clients: int) -> list[list[Work]]:
     groups: list[list[Work]] = []
     open_at: dict[tuple[int, int], int] = {}
     for work in works:
+        if work.parts > 1:  # on several models: alone
+            groups.append([work])
+            continue
         key = (block_of(work.client, clients), work.base)
         place = open_at.get(key)
         if place is not None:
@@ -79,18 +82,18 @@ class InProcess:
         self._local, self._gradients = local_rounds, gradients
         self._states = dict(states or {})
         self._clients = len(holders) if clients is None else clients
-        self._works: dict[int, Work] = {}
+        self._works: list[Work] = []
         self._results: dict[int, Result] = {}
         self._made: dict[int, ClientTrainer] = {}
 
     def begin(self, work: Work) -> None:
         """Remember the work."""
-        self._works[work.client] = work
+        self._works.append(work)
 
     def result(self, client: int) -> Result:
         """Do all work that is there, if this is not done yet."""
         if client not in self._results:
-            works, self._works = list(self._works.values()), {}
+            works, self._works = self._works, []
             for group in groups_of(works, self._clients):
                 self.compute(group)
         return self._results.pop(client)
@@ -101,6 +104,14 @@ class InProcess:
 
     def compute(self, group: Sequence[Work]) -> dict[int, Result]:
         """Compute a group's works together."""
+        if group[0].parts > 1:
+            (work,) = group
+            done = self._trainer(work.client).compute_part(
+                work.round, work.weights, work.part, work.parts
+            )
+            last = {} if done is None else {work.client: done}
+            self._results |= last
+            return last
         trainers = [self._trainer(work.client) for work in group]
         found = compute_together(trainers, [w.round for w in group], group[0].weights)
         own = {work.client: one for work, one in zip(group, found, strict=True)}
@@ -155,7 +166,7 @@ class Workers:
     ) -> None:
         self._pools: list[Pool] = []
         self._futures: dict[int, Future[dict[int, Result]]] = {}
-        self._works: dict[int, Work] = {}
+        self._works: list[Work] = []
         self._results: dict[int, Result] = {}
         self._clients = len(holders)
         self._held = contextlib.ExitStack()
@@ -181,12 +192,12 @@ class Workers:
 
     def begin(self, work: Work) -> None:
         """Remember the work."""
-        self._works[work.client] = work
+        self._works.append(work)
 
     def result(self, client: int) -> Result:
         """Hand all work that is there to the processes; wait for this."""
         if client not in self._futures and client not in self._results:
-            works, self._works = list(self._works.values()), {}
+            works, self._works = self._works, []
             for group in groups_of(works, self._clients):
                 block = block_of(group[0].client, self._clients)
                 future = self._pools[block % len(self._pools)].submit(_compute, group)

@@ -203,6 +203,7 @@ def agreed(
         None,
         section.seed,
         cadence=section.cadence,
+        refreshes=section.refreshes,
     )
     if section.secure is not None:
         federation = secured(federation, settings_of(section, count))

@@ -374,7 +374,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
     last_words = b""
 
     def carry(
-        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed]
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         nonlocal last_words
         driver, found = client_turn(frames, make, compute)

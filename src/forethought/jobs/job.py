@@ -313,6 +313,7 @@ class FederationSection(HoldersSection):
     absence: _Float | None = Field(default=None, gt=0)
     resend: _Float = Field(default=5.0, gt=0)
     cadence: _Float | None = Field(default=None, gt=0)
+    refreshes: _Int = Field(default=0, ge=0)
     growth: _Float = Field(default=1.0, ge=1, le=1000)
     delay: DelayTable = DelayTable()
     server: ServerTable = ServerTable()

@@ -37,6 +37,7 @@ from forethought.holders.trainer import (
     randomness_of,
     released,
 )
+from forethought.holders.work import Result
 from forethought.network.driving import (
     ClientDriver,
     Guarded,
@@ -104,7 +105,7 @@ class FederationClient:
         self,
         connect: Connect,
         driver: Callable[[Send, Begin], ClientDriver],
-        compute: Callable[[Compute], Computed],
+        compute: Callable[[Compute], Computed | None],
         back_off: tuple[float, float] = BACK_OFF,
     ) -> None:
         self._connect, self._back_off = connect, back_off
@@ -193,15 +194,20 @@ class FederationClient:
     def _begin(self, asked: Compute) -> None:
         if self._ending:
             return  # the process that goes on from the ledger is asked again
-        self._worker = threading.Thread(target=self._work, args=(asked,), daemon=True)
+        work = (asked, self._worker)
+        self._worker = threading.Thread(target=self._work, args=work, daemon=True)
         self._worker.start()
 
-    def _work(self, asked: Compute) -> None:
+    def _work(self, asked: Compute, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # the parts of one update, in order
         try:
             done = self.compute(asked)
         except BaseException as error:
             outcome = _raising(error)
         else:
+            if done is None:
+                return
             outcome = lambda: self.driver.handle(done)  # noqa: E731
         with contextlib.suppress(RuntimeError):  # the loop has ended by a second signal
             if self._loop is not None:
@@ -272,7 +278,7 @@ def _raising(error: BaseException) -> Callable[[], None]:
 # Reasons of a machine to be done after which there is nothing to go on with.
 ENDINGS = ("finished", "stopped by its owner")
 Carry: TypeAlias = Callable[
-    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed]], ClientDriver
+    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
 ]
 
 
@@ -382,8 +388,14 @@ def take_part(
         else:
             machine = _behind_masks(federation, me, ledger.read(), share, keys, roster, trainer)
 
-        def compute(asked: Compute) -> Computed:
-            found = trainer.compute(asked.round, asked.vector)
+        def compute(asked: Compute) -> Computed | None:
+            found: Result | None
+            if asked.parts == 1:
+                found = trainer.compute(asked.round, asked.vector)
+            else:
+                found = trainer.compute_part(asked.round, asked.vector, asked.part, asked.parts)
+            if found is None:
+                return None
             now = time.monotonic()
             return Computed(
                 asked.round,
@@ -437,7 +449,7 @@ def over(
     """
 
     def carry(
-        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed]
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         client = FederationClient(connect, make, compute)
         asyncio.run(_until_done(client, leave, look))

@@ -345,7 +345,7 @@ def _require_tls(superlink: str, certificates: Path | None) -> None:
 def client_turn(
     frames: Sequence[bytes],
     make: Callable[[Send, Begin], ClientDriver],
-    compute: Callable[[Compute], Computed],
+    compute: Callable[[Compute], Computed | None],
 ) -> tuple[ClientDriver, list[bytes]]:
     """A client's answer to one request; updates that it leads to are computed before it returns.
 
@@ -361,7 +361,8 @@ def client_turn(
     for frame in frames:
         driver.received(frame, SERVER)
     while asked:
-        driver.handle(compute(asked.pop(0)))
+        if (done := compute(asked.pop(0))) is not None:
+            driver.handle(done)
     return driver, replies
 
 

@@ -169,6 +169,7 @@ class PrivateRounds:
         self._batches = Batches(Stream(secrets.sampling, "sampling"))
         self._groups = Stream(secrets.sampling, "groups")
         self._augment = Stream(secrets.sampling, "augment")
+        self._parts = Stream(secrets.sampling, "parts")
         self._secret = secrets.sampling
         self._noise = BoundNoise(secrets.noise)
         self._laid_out = [self.layout.names, [tuple(shape) for shape in self.layout.shapes]]
@@ -425,6 +426,20 @@ class PrivateSum:
             self._spoil()
             raise
         self._norms.append(found)
+
+    def parts(self, count: int) -> list[Indices]:
+        """The batch, dealt into parts that may be added at different weights.
+
+        Each record is in a part of its own draw, whatever else is in the batch. So with all draws
+        given, a round is the sum of one clipped function of each record, as it is at one model: a
+        record more or less changes its own term and no other, by at most C, and the theorems on
+        sampled sums hold as they are; over the draws, by joint convexity. What a later part's
+        weights are may depend on anything but this client's records beyond what it has released
+        (van Dijk et al., Lemma B.3: they belong to the auxiliary input). In order of the batch a
+        record more would move the others to other parts, and their terms with them.
+        """
+        dealt = self.rounds._parts.at(self.round.index).integers(0, count, len(self.indices))
+        return [self.indices[dealt == part] for part in range(count)]
 
     def _taken(self, hashed: bytes, model: torch.nn.Module, records: Records) -> Indices:
         """The whole batch, for :func:`forethought.rounds.together.add_together` to compute.

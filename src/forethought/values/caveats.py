@@ -381,6 +381,12 @@ KINDS: dict[str, Kind] = {
         "batch was",
         "the size of a sampled batch depends on the records",
     ),
+    "refresh-times": Kind(
+        "not-covered",
+        "how the clock of a busy process may waver: whether a model that comes in the very moment "
+        "at which one of the {detail} models of a round is replaced is met or missed",
+        "models are replaced at steps of the cadence, whatever the records are",
+    ),
     "stated": Kind(
         "not-covered",
         "{detail}",

@@ -168,19 +168,22 @@ class Stored:
 
     A subclass sets :attr:`SCHEMA` and :attr:`CALLED`, and overrides :meth:`_restore` where its
     fields are not plain numbers and words. The JSON object has a key for every field and
-    ``schema``.
+    ``schema``; those of :attr:`LATER` are left out while they have their default.
     """
 
     #: "forethought/NAME/VERSION".
     SCHEMA: ClassVar[str]
     #: The value in words, for errors: "plan".
     CALLED: ClassVar[str]
+    #: Fields that are newer than the schema's version.
+    LATER: ClassVar[tuple[str, ...]] = ()
 
     def _values(self) -> dict[str, Any]:
         """The JSON object without its schema."""
         return {
             field.name: plain(getattr(self, field.name))
             for field in fields(self)  # type: ignore[arg-type]
+            if field.name not in self.LATER or getattr(self, field.name) != field.default
         }
 
     @classmethod
@@ -207,7 +210,12 @@ class Stored:
             raise TypeError(
                 f"not a {cls.CALLED}: expected a JSON object, not {type(values).__name__}"
             )
-        known = dict(values)
+        later = {
+            field.name: field.default
+            for field in fields(cls)  # type: ignore[arg-type]
+            if field.name in cls.LATER
+        }
+        known = {**later, **values}
         if (schema := known.pop("schema", None)) != cls.SCHEMA:
             raise ValueError(
                 f"not a {cls.CALLED} this version can read: schema {schema!r}, expected "
