@@ -19,13 +19,14 @@ import numpy as np
 
 from forethought.exchange.events import Received, Send
 from forethought.exchange.messages import SERVER
-from forethought.federated.secure_aggregation import masks
-from forethought.federated.secure_aggregation.aggregator import Aggregator
-from forethought.federated.secure_aggregation.messages import MaskedSum
-from forethought.federated.secure_aggregation.participant import Participant
-from forethought.federated.secure_aggregation.ring import to_ring
-from forethought.federated.secure_aggregation.session import secure_sum
-from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.federated.secure_aggregation import masking
+from forethought.federated.secure_aggregation.masking import SecureAggregation, to_ring
+from forethought.federated.secure_aggregation.protocol import (
+    Aggregator,
+    MaskedSum,
+    Participant,
+    secure_sum,
+)
 
 STEP = 2.0**-20
 
@@ -48,7 +49,7 @@ def main() -> None:
     print("| what | parameters | clients | ms |\n| --- | --- | --- | --- |")
     for size in (1_000, 10_000) if arguments.smoke else (1_000, 1_000_000):
         total = np.zeros(size, np.uint64)
-        one = seconds(lambda t=total: masks.add_mask(t, bytes(32), 1, 48), runs)
+        one = seconds(lambda t=total: masking.add_mask(t, bytes(32), 1, 48), runs)
         print(f"| one mask of 48 bits | {size:,} | | {1e3 * one:.2f} |")
         vector = np.arange(size) * STEP
         ring = seconds(lambda v=vector: to_ring(v, STEP, 48), runs)

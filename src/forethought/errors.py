@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forethought.exchange.ledger import LedgerError as LedgerError
     from forethought.exchange.storage import LogError as LogError
     from forethought.federated.federation import FederationError as FederationError
-    from forethought.federated.secure_aggregation.settings import (
+    from forethought.federated.secure_aggregation.masking import (
         SecureAggregationError as SecureAggregationError,
     )
     from forethought.gossip.clipping import NeighbourError as NeighbourError
@@ -101,7 +101,7 @@ _HOME = {
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.folder",
     "RunFolderExistsError": "training.folder",
-    "SecureAggregationError": "federated.secure_aggregation.settings",
+    "SecureAggregationError": "federated.secure_aggregation.masking",
     "SelectionNotCoveredWarning": "estimators.estimator",
     "SettingError": "web.planner",
     "SignatureError": "values.signing",

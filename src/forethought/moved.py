@@ -22,6 +22,11 @@ MOVED: dict[str, str] = {
     "caveat_kinds": "values.caveats",
     "published": "papers",
 }
+_SECURE = "federated.secure_aggregation"
+for _part in ("masks", "ring", "settings", "shamir"):
+    MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.masking"
+for _part in ("aggregator", "messages", "participant", "session"):
+    MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.protocol"
 for _paper in ("adaptive_noise", "calculators", "closed_form", "comparison", "decentralised"):
     MOVED[f"published.{_paper}"] = f"papers.{_paper}"
 

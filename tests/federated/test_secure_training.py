@@ -16,12 +16,11 @@ from forethought.federated.federation import (
     Member,
     ServerOptimizer,
 )
-from forethought.federated.secure_aggregation.messages import MaskedSum, MaskKeys
-from forethought.federated.secure_aggregation.session import secure_sum
-from forethought.federated.secure_aggregation.settings import (
+from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
 )
+from forethought.federated.secure_aggregation.protocol import MaskedSum, MaskKeys, secure_sum
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.secure_training import train_securely
 from forethought.federated.server_optimizers import moved

@@ -12,7 +12,7 @@ import forethought as ft
 from forethought.accounting.closed_bounds import gaussian_delta
 from forethought.accounting.verification import check
 from forethought.federated.federation import Federation, FederationError, Member, Robust
-from forethought.federated.secure_aggregation.settings import (
+from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
 )

@@ -29,7 +29,7 @@ from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.statement import Release, Statement, StatementError, account
 from forethought.federated import simulate as federated
 from forethought.federated.federation import Federation, Member
-from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.statements import client_statement
 from forethought.gossip import simulate as gossiping

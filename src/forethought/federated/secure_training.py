@@ -18,11 +18,11 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storage import Storage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
-from forethought.federated.secure_aggregation.session import secure_sum
-from forethought.federated.secure_aggregation.settings import (
+from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
 )
+from forethought.federated.secure_aggregation.protocol import secure_sum
 from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.secure_checkpoint import SecureReleases, Standing
 from forethought.federated.server_optimizers import moved

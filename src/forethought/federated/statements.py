@@ -28,7 +28,7 @@ from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Randomness, Statement, StatementError, account
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.federated.federation import Federation, FederationError
-from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.rounds.grid_step import grid
 from forethought.rounds.transcript import Transcript
 from forethought.values.caveats import Caveat

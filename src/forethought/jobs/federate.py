@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forethought.federated.federation import Federation, Member, Robust, ServerOptimizer
-from forethought.federated.secure_aggregation.settings import (
+from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
 )

@@ -26,8 +26,7 @@ from forethought.exchange.storage import FolderStorage, LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import FEDERATION, Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.client import SecureClient
-from forethought.federated.secure_aggregation.ring import Ring, to_ring
-from forethought.federated.secure_aggregation.settings import SecureAggregation
+from forethought.federated.secure_aggregation.masking import Ring, SecureAggregation, to_ring
 from forethought.federated.statements import Policy, View, client_statement
 from forethought.holders.trainer import (
     ClientTrainer,

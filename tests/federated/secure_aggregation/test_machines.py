@@ -14,24 +14,24 @@ from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Join, Leave, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation, FederationError, Member
-from forethought.federated.secure_aggregation.aggregator import Aggregator
 from forethought.federated.secure_aggregation.client import SecureClient
-from forethought.federated.secure_aggregation.messages import (
+from forethought.federated.secure_aggregation.masking import (
+    SecureAggregation,
+    SecureAggregationError,
+    to_ring,
+)
+from forethought.federated.secure_aggregation.protocol import (
     SEALED_BYTES,
+    Aggregator,
     MaskedSum,
     MaskKeys,
     MaskRequest,
     MaskShares,
+    Participant,
     Unmasking,
     takes_no_part,
 )
-from forethought.federated.secure_aggregation.participant import Participant
-from forethought.federated.secure_aggregation.ring import to_ring
 from forethought.federated.secure_aggregation.server import SecureServer
-from forethought.federated.secure_aggregation.settings import (
-    SecureAggregation,
-    SecureAggregationError,
-)
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy, client_statement

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.federated.secure_aggregation.ring import (
+from forethought.federated.secure_aggregation.masking import (
     from_ring,
     overflow_chance,
     pack,

@@ -12,23 +12,27 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forethought.exchange.events import Alarm, Received, Send, Woken
 from forethought.exchange.messages import SERVER
-from forethought.federated.secure_aggregation import masks, settings
-from forethought.federated.secure_aggregation.aggregator import Aggregator
-from forethought.federated.secure_aggregation.messages import (
+from forethought.federated.secure_aggregation import masking
+from forethought.federated.secure_aggregation.masking import (
+    SecureAggregation,
+    SecureAggregationError,
+    from_ring,
+    pack,
+    to_ring,
+    unpack,
+)
+from forethought.federated.secure_aggregation.protocol import (
+    Aggregator,
     MaskedSum,
     MaskKeys,
     MaskRoster,
     MaskShares,
+    Participant,
     Survivors,
     Unmasking,
+    about,
     attempted,
-)
-from forethought.federated.secure_aggregation.participant import Participant, about
-from forethought.federated.secure_aggregation.ring import from_ring, pack, to_ring, unpack
-from forethought.federated.secure_aggregation.session import secure_sum
-from forethought.federated.secure_aggregation.settings import (
-    SecureAggregation,
-    SecureAggregationError,
+    secure_sum,
 )
 
 STEP, SIZE = 2.0**-10, 50
@@ -145,7 +149,7 @@ def _elements(clients: int, bits: int = 48) -> dict[int, np.ndarray]:
 
 def test_a_server_that_swaps_keys_is_noticed():
     cohort = _Cohort(SecureAggregation(4, 0, 0))
-    own = masks.public_key(bytes(range(32)))
+    own = masking.public_key(bytes(range(32)))
     messages = {c: one.begin()[0].message for c, one in cohort.clients.items()}
     roster = MaskRoster(
         0,
@@ -268,30 +272,30 @@ def test_settings_say_what_the_issue_says():
     assert (ten.threshold, ten.honest) == (8, 6)
     assert ten.noise_share == pytest.approx(6**-0.5)
     assert SecureAggregation.from_dict(ten.to_dict()) == ten
-    assert settings.SecureAggregation(10, 2, 0).honest == 8
+    assert masking.SecureAggregation(10, 2, 0).honest == 8
 
 
 def test_masks_of_one_pair_cancel_and_are_not_zero():
     total = np.zeros(70_000, np.uint64)
-    masks.add_mask(total, bytes(32), 1, 40)
+    masking.add_mask(total, bytes(32), 1, 40)
     assert len(np.unique(total)) > 69_900
-    masks.add_mask(total, bytes(32), -1, 40)
+    masking.add_mask(total, bytes(32), -1, 40)
     assert not total.any()
     assert unpack(pack(total, 40), 40, 70_000).sum() == 0
 
 
 def test_keys_of_small_order_are_refused():
     with pytest.raises(SecureAggregationError, match="X25519"):
-        masks.agree(bytes(range(32)), bytes(32), b"")
+        masking.agree(bytes(range(32)), bytes(32), b"")
 
 
 def test_no_key_serves_two_attempts_rounds_or_pairs():
     """Even a client whose entropy repeats itself masks otherwise in every attempt."""
     seen = {attempted(bytes(32), attempt) for attempt in range(100)}
     assert len(seen) == 100 and attempted(bytes([1] * 32), 0) not in seen
-    private, other = bytes(range(32)), masks.public_key(bytes(range(1, 33)))
+    private, other = bytes(range(32)), masking.public_key(bytes(range(1, 33)))
     keys = {
-        masks.agree(private, other, about(attempted(bytes(32), attempt), round, 1, who) + use)
+        masking.agree(private, other, about(attempted(bytes(32), attempt), round, 1, who) + use)
         for attempt in (0, 1)
         for round in (0, 1)
         for who in (2, 3)

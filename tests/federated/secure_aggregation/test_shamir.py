@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.federated.secure_aggregation.shamir import combine, split
+from forethought.federated.secure_aggregation.masking import combine, split
 
 
 @settings(max_examples=60, deadline=None)

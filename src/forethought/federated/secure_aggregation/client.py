@@ -25,23 +25,21 @@ from forethought.exchange.messages import SERVER, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation
-from forethought.federated.secure_aggregation.messages import (
+from forethought.federated.secure_aggregation.masking import (
+    Ring,
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.protocol import (
+    Entropy,
     MaskDelivery,
     MaskRequest,
     MaskRoster,
-    Survivors,
-    no_part,
-)
-from forethought.federated.secure_aggregation.participant import (
-    Entropy,
     Participant,
     Sign,
+    Survivors,
     Verify,
-)
-from forethought.federated.secure_aggregation.ring import Ring
-from forethought.federated.secure_aggregation.settings import (
-    SecureAggregation,
-    SecureAggregationError,
+    no_part,
 )
 from forethought.federated.statements import Policy
 

@@ -23,18 +23,18 @@ from forethought.exchange.events import Alarm, Effect, Received, Send, Woken
 from forethought.exchange.messages import Join, Leave, Model, Refusal, Update, Vector
 from forethought.exchange.storage import Closed
 from forethought.federated.federation import Federation
-from forethought.federated.secure_aggregation.aggregator import Aggregator
 from forethought.federated.secure_aggregation.client import settings_of
-from forethought.federated.secure_aggregation.messages import (
+from forethought.federated.secure_aggregation.masking import from_ring
+from forethought.federated.secure_aggregation.protocol import (
+    Aggregator,
     MaskedSum,
     MaskKeys,
     MaskRequest,
     MaskShares,
     Unmasking,
+    Verify,
     takes_no_part,
 )
-from forethought.federated.secure_aggregation.participant import Verify
-from forethought.federated.secure_aggregation.ring import from_ring
 from forethought.federated.server import Average, ServerMachine
 from forethought.federated.synchronous import Synchronous
 from forethought.rounds.grid_step import grid

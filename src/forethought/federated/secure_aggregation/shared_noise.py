@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 from forethought.federated.federation import Federation
-from forethought.federated.secure_aggregation.ring import overflow_chance
-from forethought.federated.secure_aggregation.settings import (
+from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
+    overflow_chance,
 )
 from forethought.rounds.grid_step import grid
 from forethought.values.mechanism import Mechanism, Rounds

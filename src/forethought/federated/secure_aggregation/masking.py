@@ -1,0 +1,437 @@
+"""The assumptions of secure aggregation about a cohort, and their consequences for noise and
+thresholds.
+
+**Threat model.** The server is honest but curious: it follows the protocol and keeps all it sees.
+Up to ``colluders`` clients tell it all they know, and up to ``dropouts`` vanish at any moment
+of a round. It then learns the modular sum of the noised sums of those who stayed, and nothing
+else (Bonawitz et al. 2017, Theorem 6.3). Of that sum at least *honest* = clients − dropouts −
+colluders carry noise that it does not know, so a client adds a share σ²/honest of the variance.
+
+Beyond it: keys are signed by the clients, every client answers one unmasking a round, for at least
+clients − dropouts survivors, and the threshold is such that a server which tells different clients
+different lists cannot open two sums (their Section 6.2: 2·threshold > clients + colluders). And
+whatever fails, each client's own noised sum still has the guarantee of its own plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from forethought.values.checks import real, whole
+from forethought.values.serialisation import build
+
+if TYPE_CHECKING:
+    from forethought.federated.federation import Federation
+
+
+# Noised sums on a grid as whole numbers of a ring, and back.
+#
+# A sum with ``noise="grid"`` (:mod:`forethought.rounds.grid`) is a multiple of its step in every
+# coordinate. The ring of 2ᵇ elements is reduced modulo 2ᵇ, which is post-processing of the integer
+# sum: what overflows costs accuracy and no privacy.
+
+
+Ring = NDArray[np.uint64]
+LEAST_BITS, MOST_BITS = 8, 64
+
+
+def to_ring(vector: NDArray[np.float64], step: float, bits: int) -> Ring:
+    """Each coordinate over ``step``, modulo 2^``bits``.
+
+    Raises:
+        ValueError: a coordinate that is no whole number of steps, or beyond 2⁵³ of them.
+    """
+    steps = np.asarray(vector, np.float64) / step
+    whole = np.rint(steps)
+    # Also false where anything is not finite. 2⁵³ bounds what a double holds exactly.
+    if not (np.abs(whole) <= 2.0**53).all() or (whole != steps).any():
+        raise ValueError(
+            f"a coordinate is no whole number of steps of {step:g}: secure aggregation takes "
+            "noised sums of a plan with noise='grid', as they were released"
+        )
+    return whole.astype(np.int64).view(np.uint64) & mask(bits)
+
+
+def from_ring(total: Ring, step: float, bits: int) -> NDArray[np.float64]:
+    """The signed number of least size that each element stands for, times ``step``."""
+    shift = np.uint64(64 - bits)
+    signed = (total << shift).view(np.int64) >> np.int64(64 - bits)
+    return signed.astype(np.float64) * step
+
+
+def mask(bits: int) -> np.uint64:
+    """2^``bits`` − 1."""
+    return np.uint64((1 << bits) - 1)
+
+
+def pack(elements: Ring, bits: int) -> bytes:
+    """Elements as whole bytes, low byte first."""
+    width = -(-bits // 8)
+    little = elements.astype("<u8").view(np.uint8).reshape(-1, 8)
+    return np.ascontiguousarray(little[:, :width]).tobytes()
+
+
+def words(content: bytes) -> NDArray[np.int64]:
+    """Bytes as whole 64-bit words, padded with zeros, as messages carry long contents."""
+    return np.frombuffer(content + bytes(-len(content) % 8), "<i8").astype(np.int64)
+
+
+def unpack_words(content: NDArray[np.int64], bits: int, size: int) -> Ring:
+    """The inverse of :func:`pack` and :func:`words`.
+
+    Raises:
+        ValueError: not ``size`` elements, or one outside the ring.
+    """
+    length = -(-bits // 8) * size
+    whole = content.astype("<i8").tobytes()
+    if len(whole) != length + -length % 8 or any(whole[length:]):
+        raise ValueError(f"{len(whole)} bytes where {length} and padding belong")
+    return unpack(whole[:length], bits, size)
+
+
+def unpack(content: bytes, bits: int, size: int) -> Ring:
+    """The inverse of :func:`pack`.
+
+    Raises:
+        ValueError: not ``size`` elements, or one outside the ring.
+    """
+    width = -(-bits // 8)
+    if len(content) != width * size:
+        raise ValueError(f"{len(content)} bytes where {size} elements of {width} bytes belong")
+    wide = np.zeros((size, 8), np.uint8)
+    wide[:, :width] = np.frombuffer(content, np.uint8).reshape(size, width)
+    elements = wide.reshape(-1).view("<u8").astype(np.uint64)
+    if (elements > mask(bits)).any():
+        raise ValueError(f"an element outside the ring of 2^{bits}")
+    return elements
+
+
+def overflow_chance(
+    largest: float, noise_std: float, step: float, bits: int, coordinates: int
+) -> float:
+    """An upper bound on the chance that a coordinate of the cohort's sum leaves the ring.
+
+    Args:
+        largest: bound on a coordinate of the cohort's sum before noise.
+        noise_std: of the noise of all clients together; its tail is that of a discrete Gaussian,
+            2·exp(−x²/(2·std²)) (Canonne, Kamath and Steinke 2020, Proposition 25).
+    """
+    room = step * 2.0 ** (bits - 1) - step - largest
+    if room <= 0:
+        return 1.0
+    return min(1.0, 2.0 * coordinates * math.exp(-0.5 * (room / noise_std) ** 2))
+
+
+# Secrets cut into shares of which some number is needed: Shamir 1979, byte by byte over GF(2⁸).
+#
+# The field is that of AES (polynomial x⁸ + x⁴ + x³ + x + 1). Fewer shares than the threshold are
+# independent of the secret. Tables are looked up by secret bytes, so the time may depend on them:
+# each side runs on its owner's machine, and no attacker of the threat model measures it.
+
+
+# The points 1 … 255 of the field.
+MOST_SHARES = 255
+# So many false shares of one secret are found out.
+_MOST_FALSE = 2
+
+_Bytes = NDArray[np.uint8]
+
+
+def _tables() -> tuple[_Bytes, NDArray[np.int64]]:
+    powers = np.zeros(510, np.uint8)
+    logarithms = np.zeros(256, np.int64)
+    value = 1
+    for exponent in range(255):
+        powers[exponent] = powers[exponent + 255] = value
+        logarithms[value] = exponent
+        doubled = value << 1
+        value ^= doubled ^ (0x11B if doubled & 0x100 else 0)  # times 3, which generates the field
+    return powers, logarithms
+
+
+_POWERS, _LOGARITHMS = _tables()
+
+
+def _times(one: _Bytes, other: _Bytes) -> _Bytes:
+    product = _POWERS[_LOGARITHMS[one] + _LOGARITHMS[other]]
+    return np.where((one == 0) | (other == 0), np.uint8(0), product)
+
+
+def split(
+    secret: bytes, points: list[int], threshold: int, entropy: Callable[[int], bytes]
+) -> dict[int, bytes]:
+    """One share for each point; any ``threshold`` of them give the secret back.
+
+    Args:
+        secret: any length. points: different, each from 1 to 255.
+        threshold: from 1 to the number of points.
+        entropy: n → n uniform secret bytes.
+
+    Raises:
+        ValueError: points or threshold outside their range.
+    """
+    if len(set(points)) < len(points) or not all(1 <= p <= MOST_SHARES for p in points):
+        raise ValueError(f"shares go to different points from 1 to {MOST_SHARES}, not {points}")
+    if not 1 <= threshold <= len(points):
+        raise ValueError(f"a threshold of {threshold} does not go with {len(points)} shares")
+    drawn = np.frombuffer(entropy((threshold - 1) * len(secret)), np.uint8)
+    higher = drawn.reshape(threshold - 1, len(secret))
+    shares = {}
+    for point in points:
+        at = np.full(1, point, np.uint8)
+        value = np.zeros(len(secret), np.uint8)
+        for coefficient in higher[::-1]:  # Horner, from the highest power down
+            value = _times(value ^ coefficient, at)
+        shares[point] = (value ^ np.frombuffer(secret, np.uint8)).tobytes()
+    return shares
+
+
+def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """The secret, by Lagrange interpolation at 0 of ``threshold`` of the shares.
+
+    Raises:
+        ValueError: too few shares, or of different lengths.
+    """
+    if len(shares) < threshold:
+        raise ValueError(f"{len(shares)} shares of {threshold} that are needed")
+    chosen = dict(sorted(shares.items())[:threshold])
+    if len({len(share) for share in chosen.values()}) != 1:
+        raise ValueError("shares of one secret have one length")
+    secret = np.zeros(len(next(iter(chosen.values()))), np.uint8)
+    for point, share in chosen.items():
+        exponent = 0
+        for other in chosen:
+            if other != point:  # other/(other − point), and minus is plus
+                exponent += int(_LOGARITHMS[other]) - int(_LOGARITHMS[other ^ point])
+        secret ^= _times(np.frombuffer(share, np.uint8), np.full(1, _POWERS[exponent % 255]))
+    return secret.tobytes()
+
+
+def opened(
+    shares: Mapping[int, bytes], threshold: int, right: Callable[[bytes], bool]
+) -> tuple[bytes | None, set[int]]:
+    """The secret in spite of a false share or two, and which do not go with it; None: not found.
+
+    Args:
+        right: whether a secret is the one that was shared.
+
+    Raises:
+        ValueError: as :func:`combine`.
+    """
+    spare = min(len(shares) - threshold, _MOST_FALSE)
+    for count in range(max(spare, 0) + 1):
+        for left_out in combinations(sorted(shares), count):
+            rest = {point: share for point, share in shares.items() if point not in left_out}
+            secret = combine(rest, threshold)
+            if not right(secret):
+                continue
+            good = dict(sorted(rest.items())[: threshold - 1])
+            others = set(shares) - set(good)
+            return secret, {
+                point
+                for point in others
+                if combine({**good, point: shares[point]}, threshold) != secret
+            }
+    return None, set()
+
+
+class SecureAggregationError(ValueError):
+    """Settings that cannot protect, a federation they do not go with, or a round that failed."""
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """A cohort whose server sees sums only.
+
+    Args:
+        clients: how many a round asks; all of a federation, or its cohort.
+        dropouts: how many of them may vanish during a round; with more the round is lost, and
+            nothing is revealed.
+        colluders: how many of them may tell the server all they know.
+        bits: of the ring; messages take ⌈bits/8⌉ bytes a parameter.
+        patience: seconds that a step of a round waits for the last client.
+
+    Raises:
+        SecureAggregationError: nothing would be left to hide behind, or no threshold protects.
+
+    >>> SecureAggregation(clients=10, dropouts=2, colluders=2).honest
+    6
+    """
+
+    clients: int
+    dropouts: int = 0
+    colluders: int = 0
+    bits: int = 48
+    patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        whole("clients", self.clients, least=2, most=MOST_SHARES)
+        whole("dropouts", self.dropouts, least=0)
+        whole("colluders", self.colluders, least=0)
+        whole("bits", self.bits, least=LEAST_BITS, most=MOST_BITS)
+        real("patience", self.patience, above=0)
+        if self.honest < 2:
+            raise SecureAggregationError(
+                f"of {self.clients} clients {self.dropouts} may drop out and {self.colluders} "
+                f"collude: {self.honest} would be left, and a sum of fewer than two hides nobody. "
+                "Ask more clients, or assume fewer of either"
+            )
+        if 2 * self.threshold <= self.clients + self.colluders:
+            raise SecureAggregationError(
+                f"with {self.dropouts} drop-outs and {self.colluders} colluders of {self.clients} "
+                "clients a server could open two sums of one round: 2·(clients − dropouts) must be "
+                "above clients + colluders"
+            )
+
+    @property
+    def threshold(self) -> int:
+        """Shares that open a secret, and the fewest clients whose sum is opened."""
+        return self.clients - self.dropouts
+
+    @property
+    def honest(self) -> int:
+        """Clients whose noise is in every opened sum and unknown to the server."""
+        return self.clients - self.dropouts - self.colluders
+
+    @property
+    def noise_share(self) -> float:
+        """The share of a client's own noise multiplier in the sum's: 1/√honest."""
+        return float(self.honest**-0.5)
+
+    def require(self, federation: Federation) -> None:
+        """Refuse a federation that these settings do not go with.
+
+        Raises:
+            SecureAggregationError: says what does not fit, and what would.
+        """
+        if federation.rule != "synchronous":
+            raise SecureAggregationError(
+                f"the rule {federation.rule!r} applies updates one by one: secure aggregation sums "
+                "a cohort, so use the rule 'synchronous'"
+            )
+        if federation.exchanged != "gradients" or federation.local_rounds != 1:
+            raise SecureAggregationError(
+                "secure aggregation sums the noised sums of one round: set exchanged to "
+                "'gradients' and local_rounds to 1. After several local rounds, or a step of the "
+                "client's own optimizer, the noise of other clients protects nothing"
+            )
+        if federation.robust.kind != "mean":
+            raise SecureAggregationError(
+                f"robust {federation.robust.kind!r} looks at single updates, which secure "
+                "aggregation hides: use 'mean', or do without one of the two"
+            )
+        asked = federation.cohort or len(federation.members)
+        if asked != self.clients:
+            raise SecureAggregationError(
+                f"a round asks {asked} clients, secure aggregation is set for {self.clients}"
+            )
+        kinds = {
+            (plan.noise, plan.clip, plan.contribution.kind, *_noises(plan))
+            for plan in federation.plans
+        }
+        if any(plan.noise != "grid" for plan in federation.plans) or len(kinds) > 1:
+            raise SecureAggregationError(
+                "clients that are summed have noise='grid', one clipping and one noise multiplier "
+                "in every round: give all plans the same (sizes and sampling rates may differ)"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping, for :attr:`Federation.secure`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SecureAggregation:
+        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        return build(cls, values, "secure aggregation")
+
+
+def _noises(plan: Any) -> tuple[tuple[int, float], ...]:
+    # Round by round: one step of the grid, and as much noise from everybody, in every sum.
+    return tuple((part.count, part.noise_multiplier) for part in plan.mechanism)
+
+
+# The means to hide a vector: key agreement, masks from a key, and sealed shares.
+#
+# X25519 (RFC 7748) agrees on a secret, HKDF-SHA256 (RFC 5869) derives one key for each purpose,
+# round and pair from it, AES-256 in counter mode expands a key to a mask of uniform ring elements,
+# and AES-256-GCM seals what one client sends another through the server. All of it is
+# ``cryptography``'s.
+
+
+KEY_BYTES = 32
+# Elements expanded at a time: stays in cache.
+_CHUNK = 1 << 15
+
+
+def public_key(private: bytes) -> bytes:
+    """The 32 public bytes of an X25519 key."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes, purpose: bytes) -> bytes:
+    """A 32-byte key that both sides of a key agreement derive.
+
+    Args:
+        private: one side's. public: the other's.
+        purpose: run, round, pair and use; keys of different purposes are independent.
+
+    Raises:
+        SecureAggregationError: a public key of small order, which no honest client has.
+    """
+    try:
+        other = X25519PublicKey.from_public_bytes(public)
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(other)
+    except ValueError as error:
+        raise SecureAggregationError(f"a client's mask key is no X25519 key: {error}") from error
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
+
+
+def add_mask(into: Ring, key: bytes, sign: int, bits: int) -> None:
+    """Add (sign 1) or take away (sign −1) the mask of ``key`` in place, modulo 2⁶⁴.
+
+    A key is used for one mask only, so the counter begins at zero.
+    """
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    width = -(-bits // 8)
+    for start in range(0, len(into), _CHUNK):
+        part = into[start : start + _CHUNK]
+        drawn = np.frombuffer(stream.update(bytes(width * len(part))), np.uint8)
+        wide = np.zeros((len(part), 8), np.uint8)
+        wide[:, :width] = drawn.reshape(-1, width)
+        elements = wide.reshape(-1).view("<u8").astype(np.uint64) & mask(bits)
+        if sign > 0:
+            part += elements
+        else:
+            part -= elements
+
+
+def seal(key: bytes, content: bytes, about: bytes) -> bytes:
+    """``content`` encrypted and authenticated together with ``about``; a key seals once."""
+    return AESGCM(key).encrypt(bytes(12), content, about)
+
+
+def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
+    """The inverse of :func:`seal`.
+
+    Raises:
+        SecureAggregationError: altered, or sealed for something else.
+    """
+    try:
+        return AESGCM(key).decrypt(bytes(12), sealed, about)
+    except InvalidTag:
+        raise SecureAggregationError(
+            "a sealed share was altered on its way, or is for another round"
+        ) from None

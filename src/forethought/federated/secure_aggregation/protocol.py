@@ -1,0 +1,795 @@
+"""The messages between participants and aggregator of one secure round.
+
+``base`` is the version of the model that a round is on, ``attempt`` tells tries at one round apart,
+and ``round`` is the number of the client's own update. Fields of bytes hold pieces of fixed length
+end to end, one for each client of the list beside them, in its order.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.exchange.events import Alarm, Done, Effect, Received, Send, Wake, Woken
+from forethought.exchange.messages import SERVER, Integers, register
+from forethought.federated.secure_aggregation.masking import (
+    KEY_BYTES,
+    Ring,
+    SecureAggregation,
+    SecureAggregationError,
+    add_mask,
+    agree,
+    from_ring,
+    mask,
+    opened,
+    pack,
+    public_key,
+    seal,
+    split,
+    to_ring,
+    unpack_words,
+    unseal,
+    words,
+)
+
+KEYS_BYTES, SIGNATURE_BYTES, SHARE_BYTES = 64, 64, 32
+# Two shares and the tag of their seal.
+SEALED_BYTES = 2 * SHARE_BYTES + 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRequest:
+    """The server begins an attempt at summing what is computed on its model."""
+
+    round: int
+    base: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskKeys:
+    """A client's fresh public keys of this round: 32 bytes to seal by, 32 to mask by.
+
+    Args:
+        keys: empty where the client takes no part in the attempt, so that nobody waits for it.
+        signature: by the client's own key over :func:`signed`; empty where nothing is signed.
+    """
+
+    round: int
+    base: int
+    attempt: int
+    keys: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskRoster:
+    """Everybody's keys, from the server, with their signatures."""
+
+    round: int
+    base: int
+    attempt: int
+    clients: Integers
+    keys: bytes
+    signatures: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskShares:
+    """A client's sealed shares, one for every other client of the roster.
+
+    Args:
+        clients: whom they are for. sealed: the shares, and behind them :func:`committed`; empty
+            where the client complains instead: what it was sent by ``clients`` does not open.
+    """
+
+    round: int
+    base: int
+    attempt: int
+    clients: Integers
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskDelivery:
+    """The sealed shares that others sent the recipient; their senders mask with each other."""
+
+    round: int
+    base: int
+    attempt: int
+    clients: Integers
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedSum:
+    """A noised sum under its masks: ring elements, packed, in whole words."""
+
+    round: int
+    base: int
+    attempt: int
+    content: Integers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survivors:
+    """The clients whose masked sums came: those are summed, the others dropped out."""
+
+    round: int
+    base: int
+    attempt: int
+    clients: Integers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unmasking:
+    """One share for each client that masked: of its own mask if it survived, else of its key."""
+
+    round: int
+    base: int
+    attempt: int
+    clients: Integers
+    shares: bytes
+
+
+for _number, _kind in enumerate(
+    (
+        MaskKeys,
+        MaskRoster,
+        MaskShares,
+        MaskDelivery,
+        MaskedSum,
+        Survivors,
+        Unmasking,
+        MaskRequest,
+    ),
+    start=32,
+):
+    register(_number, _kind)
+
+
+def committed(run_id: bytes, client: int, own: bytes) -> bytes:
+    """The commitment of a client to its own mask before anybody opens it: 32 bytes, and no hint
+    of it."""
+    head = b"forethought own mask\n" + run_id
+    return sha256(head + client.to_bytes(8, "big") + own).digest()
+
+
+def no_part(round: int, base: int, attempt: int) -> MaskKeys:
+    """The message of a client that takes no part in an attempt, or no further one."""
+    return MaskKeys(round, base, attempt, b"", b"")
+
+
+def takes_no_part(message: object) -> bool:
+    """True if a client says so."""
+    return isinstance(message, MaskKeys) and not message.keys
+
+
+def signed(run_id: bytes, round: int, client: int, keys: bytes) -> bytes:
+    """The bytes that a client signs of its keys."""
+    head = b"forethought mask keys\n" + run_id
+    return head + round.to_bytes(8, "big") + client.to_bytes(8, "big") + keys
+
+
+def attempted(run_id: bytes, attempt: int) -> bytes:
+    """The name of one attempt for keys and seals, in place of the run: none serves another."""
+    return sha256(b"forethought attempt\n" + run_id + attempt.to_bytes(8, "big")).digest()
+
+
+def pieces(content: bytes, size: int, count: int) -> list[bytes]:
+    """``count`` pieces of ``size`` bytes.
+
+    Raises:
+        ValueError: another length.
+    """
+    if len(content) != size * count:
+        raise ValueError(f"{len(content)} bytes where {count} pieces of {size} belong")
+    return [content[start : start + size] for start in range(0, len(content), size)]
+
+
+# One client's side of one secure round: Bonawitz et al. 2017, Figure 4, as a sans-IO machine.
+#
+# Its keys live for one round. It masks one sum, answers one list of survivors, and reveals of
+# another client either the share of its mask or the share of its key, never both. A restarted
+# client does not go on: it has dropped out of the round, which the protocol allows for.
+
+
+Entropy = Callable[[int], bytes]
+Sign = Callable[[bytes], bytes]
+# (client, content, signature) → whether it is that client's.
+Verify = Callable[[int, bytes, bytes], bool]
+
+
+class _NewcomerError(SecureAggregationError):
+    """A roster with a client that the sum was not masked with at first."""
+
+
+class _SealError(SecureAggregationError):
+    """Shares that do not open: their sender, or whoever says so, does not keep to the protocol."""
+
+    def __init__(self, sender: int, error: ValueError) -> None:
+        super().__init__(f"the shares of client {sender}: {error}")
+        self.sender = sender
+
+
+class Participant:
+    """One round of one client.
+
+    Args:
+        settings: what the cohort agreed on.
+        run_id: 32 bytes of the federation. round: the global round, that is the model's version.
+        me: the client's place in the roster.
+        entropy: n → n secret uniform bytes; the machine's only randomness.
+        sign, verify: of the roster's signatures. None: keys are taken as the server relays them,
+            which an honest server does.
+        number: of the client's own update. attempt: at this round.
+        within: a roster with anybody else is refused; None: any will do.
+
+    Attributes:
+        opened: whether it revealed shares; then the round's sum is not masked again.
+        masked_with: the roster behind whose masks the sum left; None: it did not leave.
+    """
+
+    def __init__(
+        self,
+        settings: SecureAggregation,
+        run_id: bytes,
+        round: int,
+        me: int,
+        entropy: Entropy,
+        sign: Sign | None = None,
+        verify: Verify | None = None,
+        number: int = 0,
+        attempt: int = 0,
+        within: frozenset[int] | None = None,
+    ) -> None:
+        self.settings, self.round, self.me = settings, round, me
+        self.number, self.attempt, self._within = number, attempt, within
+        self._entropy, self._verify = entropy, verify
+        run_id = self._run_id = attempted(run_id, attempt)
+        self._sealing, self._masking, self._own = (entropy(KEY_BYTES) for _ in range(3))
+        keys = public_key(self._sealing) + public_key(self._masking)
+        content = signed(run_id, round, me, keys)
+        self._keys = MaskKeys(number, round, attempt, keys, b"" if sign is None else sign(content))
+        self._roster: dict[int, bytes] = {}
+        self._held: dict[int, tuple[bytes, bytes]] = {}
+        self._elements: Ring | None = None
+        self._masked: MaskedSum | None = None
+        self._answered: tuple[tuple[int, ...], Unmasking] | None = None
+        self._last: Any = self._keys
+
+    def begin(self) -> list[Effect]:
+        """Send the round's keys."""
+        return self._say(self._keys)
+
+    def again(self) -> list[Effect]:
+        """Send the last message once more, as after a lost connection."""
+        return [Send(SERVER, self._last)]
+
+    @property
+    def opened(self) -> bool:
+        """True if it revealed shares."""
+        return self._answered is not None
+
+    @property
+    def masked_with(self) -> frozenset[int] | None:
+        """The roster behind whose masks the sum left; None: it did not leave."""
+        return None if self._masked is None else frozenset(self._roster)
+
+    def _say(self, message: Any) -> list[Effect]:
+        self._last = message
+        return [Send(SERVER, message)]
+
+    def contribute(self, elements: Ring) -> list[Effect]:
+        """Give the noised sum, as ring elements; it leaves as soon as the masks are agreed on.
+
+        Raises:
+            SecureAggregationError: a second sum for one round: their difference would be exposed.
+        """
+        if self._elements is not None:
+            raise SecureAggregationError(
+                f"round {self.round} has its sum: a second one under the same masks would expose "
+                "the difference of both"
+            )
+        self._elements = elements
+        return self._mask_if_ready()
+
+    def handle(self, event: Received) -> list[Effect]:
+        """Take a message of the server; what does not belong leaves the state as it was."""
+        message = event.message
+        of = (getattr(message, "base", None), getattr(message, "attempt", None))
+        if event.sender != SERVER or of != (self.round, self.attempt):
+            return [Alarm("secure-stray", f"round {self.round}: a message of another round")]
+        steps: dict[type, Callable[[Any], list[Effect]]] = {
+            MaskRoster: self._on_roster,
+            MaskDelivery: self._on_delivery,
+            Survivors: self._on_survivors,
+        }
+        step = steps.get(type(message))
+        if step is None:
+            return [Alarm("secure-kind", f"{type(message).__name__} is not for a participant")]
+        try:
+            return step(message)
+        except ValueError as error:
+            alarm: list[Effect] = [Alarm("secure-refused", f"round {self.round}: {error}")]
+            if isinstance(error, _SealError):
+                accused = _integers([error.sender])
+                return [
+                    *alarm,
+                    *self._say(MaskShares(self.number, self.round, self.attempt, accused, b"")),
+                ]
+            if not isinstance(error, _NewcomerError):
+                return alarm
+            return [*alarm, *self._say(no_part(self.number, self.round, self.attempt))]
+
+    def _on_roster(self, message: MaskRoster) -> list[Effect]:
+        clients = _clients(message.clients)
+        if self._roster:
+            if tuple(self._roster) != clients:
+                raise SecureAggregationError("a second roster for one round")
+            return []
+        if self.me not in clients or len(clients) < self.settings.threshold:
+            raise SecureAggregationError(
+                f"a roster of {len(clients)} clients, of which {self.settings.threshold} are needed"
+            )
+        if len(clients) > self.settings.clients:
+            raise SecureAggregationError(
+                f"a roster of {len(clients)} clients, the federation asks {self.settings.clients}"
+            )
+        if self._within is not None and not self._within.issuperset(clients):
+            raise _NewcomerError(
+                "its sum left behind the masks of other clients before: with somebody new it could "
+                "be opened twice, and its noise would count once"
+            )
+        keys = pieces(message.keys, KEYS_BYTES, len(clients))
+        roster = dict(zip(clients, keys, strict=True))
+        if roster[self.me] != self._keys.keys:
+            raise SecureAggregationError("the roster has other keys for this client than its own")
+        if self._verify is not None:
+            signatures = pieces(message.signatures, SIGNATURE_BYTES, len(clients))
+            for client, signature in zip(clients, signatures, strict=True):
+                content = signed(self._run_id, self.round, client, roster[client])
+                if not self._verify(client, content, signature):
+                    raise SecureAggregationError(f"the keys of client {client} are not its own")
+        points = {client: place + 1 for place, client in enumerate(clients)}
+        needed = self.settings.threshold
+        of_key = split(self._masking, list(points.values()), needed, self._entropy)
+        of_own = split(self._own, list(points.values()), needed, self._entropy)
+        sealed, others = [], []
+        for client, point in points.items():
+            shares = (of_own[point], of_key[point])
+            if client == self.me:
+                self._held[client] = shares
+                continue
+            key = self._agreed(self._sealing, roster[client][:32], self.me, client, b"seal")
+            about = self._about(self.me, client)
+            sealed.append(seal(key, b"".join(shares), about))
+            others.append(client)
+        self._roster = roster
+        commitment = committed(self._run_id, self.me, self._own)
+        clients, content = _integers(others), b"".join([*sealed, commitment])
+        return self._say(MaskShares(self.number, self.round, self.attempt, clients, content))
+
+    def _on_delivery(self, message: MaskDelivery) -> list[Effect]:
+        senders = _clients(message.clients)
+        if not self._roster or self.me in senders or not set(senders) <= set(self._roster):
+            raise SecureAggregationError("shares that do not go with the roster")
+        if len(senders) + 1 < self.settings.threshold:
+            raise SecureAggregationError(
+                f"shares of {len(senders) + 1} clients, of which {self.settings.threshold} are "
+                "needed"
+            )
+        if len(self._held) > 1:
+            return []
+        held = dict(self._held)
+        for client, sealed in zip(
+            senders, pieces(message.sealed, SEALED_BYTES, len(senders)), strict=True
+        ):
+            key = self._agreed(self._sealing, self._roster[client][:32], client, self.me, b"seal")
+            try:
+                content = unseal(key, sealed, self._about(client, self.me))
+            except ValueError as error:
+                raise _SealError(client, error) from None
+            held[client] = (content[:SHARE_BYTES], content[SHARE_BYTES:])
+        self._held = held
+        return self._mask_if_ready()
+
+    def _mask_if_ready(self) -> list[Effect]:
+        if self._elements is None or len(self._held) < 2:
+            return []
+        if self._masked is None:
+            bits, hidden = self.settings.bits, self._elements.copy()
+            add_mask(hidden, self._own, 1, bits)
+            for client in self._held:
+                if client != self.me:
+                    low, high = min(client, self.me), max(client, self.me)
+                    key = self._agreed(self._masking, self._roster[client][32:], low, high, b"mask")
+                    add_mask(hidden, key, 1 if self.me < client else -1, bits)
+            content = words(pack(hidden & mask(bits), bits))
+            self._masked = MaskedSum(self.number, self.round, self.attempt, content)
+        return self._say(self._masked)
+
+    def _on_survivors(self, message: Survivors) -> list[Effect]:
+        survivors = _clients(message.clients)
+        if self._answered is not None:
+            if self._answered[0] != survivors:
+                raise SecureAggregationError("a second list of survivors for one round")
+            return self._say(self._answered[1])
+        if self._masked is None or not set(survivors) <= set(self._held):
+            raise SecureAggregationError("survivors that never masked")
+        if len(survivors) < self.settings.threshold:
+            raise SecureAggregationError(
+                f"only {len(survivors)} clients survived, {self.settings.threshold} are agreed on: "
+                "their noise would not be enough, so nothing is revealed"
+            )
+        known = sorted(self._held)
+        chosen = [self._held[client][0 if client in survivors else 1] for client in known]
+        content = b"".join(chosen)
+        answer = Unmasking(self.number, self.round, self.attempt, _integers(known), content)
+        self._answered = (survivors, answer)
+        return self._say(answer)
+
+    def _agreed(self, private: bytes, public: bytes, one: int, other: int, use: bytes) -> bytes:
+        return agree(private, public, self._about(one, other) + use)
+
+    def _about(self, one: int, other: int) -> bytes:
+        return about(self._run_id, self.round, one, other)
+
+
+def about(run_id: bytes, round: int, one: int, other: int) -> bytes:
+    """The purpose of a key or a seal between two clients."""
+    return run_id + b"".join(value.to_bytes(8, "big") for value in (round, one, other))
+
+
+def _clients(values: Any) -> tuple[int, ...]:
+    clients = tuple(int(value) for value in values)
+    if any(after <= before for before, after in pairwise(clients)):
+        raise SecureAggregationError("a list of clients that is not in ascending order")
+    return clients
+
+
+# The server's side of one secure round: collects, relays, adds up, takes the masks off.
+#
+# Honest but curious by assumption: it follows these steps and may keep all it sees. It goes on to
+# the next step when every client has answered, or when its patience is at an end and enough have;
+# with fewer than the threshold the first step waits on, and any other loses the round, revealing
+# nothing.
+
+
+OPENED, LOST = "secure-opened", "secure-lost"
+
+
+class Aggregator:
+    """One round of the server.
+
+    Args:
+        settings: what the cohort agreed on.
+        run_id: 32 bytes of the federation. round: the global round.
+        clients: the cohort, places in the roster; those that are missing have dropped out.
+        size: length of the summed vector.
+        attempt: at this round; another one has other keys.
+        verify: of the roster's signatures; None: clients look at them alone.
+
+    Attributes:
+        total: the survivors' sum in the ring, once the machine is done.
+        survivors: who is in it, ascending.
+        numbers: client → number of the own update that it masked.
+        gone: clients that are not waited for. asked: the cohort, ascending.
+        refused: clients that said they take no part.
+        liars: clients that certainly did not keep to the protocol. blamed: pairs of clients, of
+            whom one says that the other did not, or whose share of the other's secret is false.
+        roster: whose keys everybody was told, from then on.
+    """
+
+    def __init__(
+        self,
+        settings: SecureAggregation,
+        run_id: bytes,
+        round: int,
+        clients: Sequence[int],
+        size: int,
+        attempt: int = 0,
+        verify: Verify | None = None,
+    ) -> None:
+        self.settings, self.round, self.size = settings, round, size
+        self.attempt, self._verify = attempt, verify
+        self.total: Ring | None = None
+        self.survivors: tuple[int, ...] = ()
+        self._run_id = attempted(run_id, attempt)
+        self.asked = tuple(sorted(clients))
+        if not settings.threshold <= len(self.asked) <= settings.clients:
+            raise SecureAggregationError(
+                f"a cohort of {len(self.asked)}, secure aggregation is set for {settings.clients} "
+                f"of which {settings.threshold} stay"
+            )
+        self.numbers: dict[int, int] = {}
+        self.gone: frozenset[int] = frozenset()
+        self.refused: set[int] = set()
+        self.liars: set[int] = set()
+        self.blamed: set[frozenset[int]] = set()
+        self._committed: dict[int, bytes] = {}
+        self.roster: tuple[int, ...] = ()
+        self._told: dict[int, Any] = {}
+        self._due = 0.0
+        self._steps: list[tuple[type, Callable[[float], list[Effect]]]] = [
+            (MaskKeys, self._send_roster),
+            (MaskShares, self._deliver),
+            (MaskedSum, self._ask_to_unmask),
+            (Unmasking, self._open),
+        ]
+        self._answers: dict[type, dict[int, Any]] = {kind: {} for kind, _ in self._steps}
+        self._step = 0
+
+    def begin(self, now: float) -> list[Effect]:
+        """Wait for keys."""
+        return self._wait(now)
+
+    @property
+    def done(self) -> bool:
+        """True if the round was opened or lost."""
+        return self._step >= len(self._steps)
+
+    def handle(self, event: Received | Woken) -> list[Effect]:
+        """Take a message, or the end of a step's patience."""
+        if self.done:
+            return []
+        kind, advance = self._steps[self._step]
+        answers, due = self._answers[kind], self._expected()
+        alarms: list[Effect] = []
+        if isinstance(event, Woken):
+            if event.now < self._due:
+                return [Wake(self._due)]
+        else:
+            message, sender = event.message, event.sender
+            of = (getattr(message, "base", None), getattr(message, "attempt", None))
+            if of != (self.round, self.attempt) or sender not in due or sender in answers:
+                return []  # late, doubled or of another round: nothing to learn from it
+            if takes_no_part(message):
+                self.refused.add(sender)
+            elif kind is MaskedSum and isinstance(message, MaskShares) and not message.sealed:
+                self.refused.add(sender)
+                alarms += self._blame(sender, map(int, message.clients))
+            elif type(message) is kind:
+                try:
+                    answers[sender] = self._checked(message)
+                except ValueError as error:
+                    return [Alarm("secure-malformed", f"client {sender}: {error}")]
+                self.numbers[sender] = int(getattr(message, "round", 0))
+                if isinstance(message, MaskKeys) and not self._signed(sender, message):
+                    del answers[sender]
+                    self.refused.add(sender)
+                    text = f"the keys of client {sender} are not signed by it: it is left out"
+                    alarms.append(Alarm("secure-unsigned", text))
+            else:
+                return []
+            due = self._expected()
+            if len(answers) < len(due):
+                return alarms
+        if len(answers) < self.settings.threshold and not self._step:
+            return [*alarms, *self._wait(event.now)]
+        if len(answers) < self.settings.threshold:
+            few = f"{len(answers)} of {self.settings.threshold} clients needed"
+            return [*alarms, *self._lose(few)]
+        return [*alarms, *advance(event.now)]
+
+    def _expected(self) -> tuple[int, ...]:
+        if self._step == 0:
+            due = set(self.asked) - self.gone
+        else:
+            due = set(self._answers[self._steps[self._step - 1][0]])
+        return tuple(sorted(due - self.refused))
+
+    def _signed(self, sender: int, message: MaskKeys) -> bool:
+        content = signed(self._run_id, self.round, sender, message.keys)
+        return self._verify is None or bool(self._verify(sender, content, message.signature))
+
+    def _checked(self, message: Any) -> Any:
+        match message:
+            case MaskKeys():
+                return pieces(message.keys, KEYS_BYTES, 1)[0], message.signature
+            case MaskShares():
+                found = pieces(message.sealed[:-32], SEALED_BYTES, len(message.clients))
+                given = dict(zip(map(int, message.clients), found, strict=True))
+                return given, message.sealed[-32:]
+            case MaskedSum():
+                return unpack_words(message.content, self.settings.bits, self.size)
+            case _:
+                found = pieces(message.shares, SHARE_BYTES, len(message.clients))
+                return dict(zip(map(int, message.clients), found, strict=True))
+
+    def _next(self, now: float, messages: dict[int, Any]) -> list[Effect]:
+        self._step += 1
+        self._told = messages
+        return [*(Send(client, one) for client, one in messages.items()), *self._wait(now)]
+
+    def again(self, client: int) -> list[Effect]:
+        """Say once more what a client was told last, as after a lost connection."""
+        if client in self._told:
+            return [Send(client, self._told[client])]
+        return []
+
+    def _wait(self, now: float) -> list[Effect]:
+        self._due = now + self.settings.patience
+        return [Wake(self._due)]
+
+    def _lose(self, why: str) -> list[Effect]:
+        self._step = len(self._steps)
+        return [Alarm(LOST, f"round {self.round}: {why}; nothing was revealed"), Done(LOST)]
+
+    def _send_roster(self, now: float) -> list[Effect]:
+        keys = dict(sorted(self._answers[MaskKeys].items()))
+        self.roster = tuple(keys)
+        roster = MaskRoster(
+            0,
+            self.round,
+            self.attempt,
+            _integers(keys),
+            b"".join(found for found, _ in keys.values()),
+            b"".join(signature for _, signature in keys.values()),
+        )
+        return self._next(now, dict.fromkeys(keys, roster))
+
+    def _deliver(self, now: float) -> list[Effect]:
+        alarms: list[Effect] = []
+        shares: dict[int, dict[int, bytes]] = {}
+        for client, (given, commitment) in self._answers[MaskShares].items():
+            if set(given) == set(self.roster) - {client}:
+                shares[client], self._committed[client] = given, commitment
+                continue
+            self.liars.add(client)
+            self.refused.add(client)
+            text = f"client {client} left another out of its shares: it is left out"
+            alarms.append(Alarm("secure-liar", text))
+        self._answers[MaskShares] = shares
+        if len(shares) < self.settings.threshold:
+            return [*alarms, *self._lose(f"{len(shares)} clients shared with everybody")]
+        deliveries: dict[int, Any] = {}
+        for client in sorted(shares):
+            senders = [other for other in sorted(shares) if other != client]
+            sealed = b"".join(shares[other][client] for other in senders)
+            clients = _integers(senders)
+            deliveries[client] = MaskDelivery(0, self.round, self.attempt, clients, sealed)
+        return [*alarms, *self._next(now, deliveries)]
+
+    def _blame(self, client: int, others: Iterable[int]) -> list[Effect]:
+        """One of two does not keep to the protocol, and it cannot be told which."""
+        alarms: list[Effect] = []
+        for other in others:
+            self.blamed.add(frozenset((client, other)))
+            text = f"client {client} says that the shares of client {other} are no good: one lies"
+            alarms.append(Alarm("secure-blamed", text))
+        return alarms
+
+    def _ask_to_unmask(self, now: float) -> list[Effect]:
+        self.survivors = tuple(sorted(self._answers[MaskedSum]))
+        message = Survivors(0, self.round, self.attempt, _integers(self.survivors))
+        return self._next(now, dict.fromkeys(self.survivors, message))
+
+    def _open(self, _now: float) -> list[Effect]:
+        masked, bits = self._answers[MaskedSum], self.settings.bits
+        keys = {client: found for client, (found, _) in self._answers[MaskKeys].items()}
+        points = {client: place + 1 for place, client in enumerate(sorted(keys))}
+        total = np.zeros(self.size, np.uint64)
+        for elements in masked.values():
+            total += elements
+        alarms: list[Effect] = []
+        revealed: dict[int, dict[int, bytes]] = {}
+        for client, given in self._answers[Unmasking].items():
+            if set(given) == set(self._answers[MaskShares]):
+                revealed[client] = given
+                continue
+            self.liars.add(client)
+            text = f"client {client} left another out of what it reveals"
+            alarms.append(Alarm("secure-liar", text))
+        if len(revealed) < self.settings.threshold:
+            return [*alarms, *self._lose(f"{len(revealed)} clients revealed all that they hold")]
+        for client in sorted(self._answers[MaskShares]):
+            shares = {points[who]: given[client] for who, given in revealed.items()}
+
+            def right(secret: bytes, client: int = client) -> bool:
+                if client in masked:
+                    return committed(self._run_id, client, secret) == self._committed[client]
+                return bool(public_key(secret) == keys[client][32:])
+
+            secret, false = opened(shares, self.settings.threshold, right)
+            who = sorted(keys)
+            alarms += [e for point in sorted(false) for e in self._blame(who[point - 1], [client])]
+            if secret is None:
+                what = "mask" if client in masked else "key"
+                if len(revealed) > self.settings.threshold:  # else one false share explains it
+                    others = revealed.keys() - {client}
+                    self.blamed |= {frozenset((client, other)) for other in others}
+                lost = self._lose(f"the shares of client {client}'s {what} do not give its {what}")
+                return [*alarms, *lost]
+            if client in masked:
+                add_mask(total, secret, -1, bits)
+                continue
+            for other in masked:  # undo what the others masked with the one that dropped out
+                low, high = min(client, other), max(client, other)
+                purpose = about(self._run_id, self.round, low, high) + b"mask"
+                key = agree(secret, keys[other][32:], purpose)
+                add_mask(total, key, -1 if other < client else 1, bits)
+        self.total = total & mask(bits)
+        self._step = len(self._steps)
+        return [*alarms, Done(OPENED)]
+
+
+def _integers(clients: Any) -> Any:
+    return np.array(list(clients), dtype=np.int64)
+
+
+# One secure round in memory: participants and aggregator with messages that may get lost.
+
+
+# (sender, message) → whether it gets lost, with its sender gone for the rest of the round.
+Lost = Callable[[int, Any], bool]
+
+
+def secure_sum(
+    settings: SecureAggregation,
+    sums: Mapping[int, NDArray[np.float64]],
+    step: float,
+    *,
+    round: int = 0,
+    run_id: bytes = bytes(32),
+    lost: Lost = lambda _sender, _message: False,
+    entropy: Callable[[int], bytes] = secrets.token_bytes,
+) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    """The sum of those who stayed, and who they are.
+
+    Args:
+        settings: of the cohort.
+        sums: client → its noised sum, as ``noise="grid"`` released it, (parameters,).
+        step: of the grid, the same for all: :func:`forethought.rounds.grid_step.grid`.
+        lost: which message does not arrive; its sender is gone from then on.
+
+    Raises:
+        SecureAggregationError: fewer than the threshold stayed, so nothing was revealed.
+        ValueError: a sum that is not on the grid.
+    """
+    sizes = {len(vector) for vector in sums.values()}
+    if len(sizes) != 1:
+        raise SecureAggregationError(f"sums of different lengths: {sorted(sizes)}")
+    server = Aggregator(settings, run_id, round, list(sums), sizes.pop())
+    clients = {client: Participant(settings, run_id, round, client, entropy) for client in sums}
+    waiting: deque[tuple[int, Send]] = deque()
+    gone: set[int] = set()
+
+    def take(sender: int, effects: Sequence[Any]) -> None:
+        waiting.extend((sender, effect) for effect in effects if isinstance(effect, Send))
+
+    take(SERVER, server.begin(0.0))
+    for client, vector in sums.items():
+        take(client, clients[client].begin())
+        take(client, clients[client].contribute(to_ring(vector, step, settings.bits)))
+    now = 0.0
+    while not server.done:
+        if not waiting:
+            now += 1e6  # everybody who will answer has: the step's patience is at its end
+            take(SERVER, server.handle(Woken(now)))
+            if not waiting:
+                break  # nobody else will begin
+            continue
+        sender, effect = waiting.popleft()
+        if sender in gone or effect.to in gone:
+            continue
+        if sender != SERVER and lost(sender, effect.message):
+            gone.add(sender)
+            continue
+        event = Received(sender, effect.message, now)
+        receiver = server if effect.to == SERVER else clients[effect.to]
+        take(effect.to, receiver.handle(event))
+    if server.total is None:
+        raise SecureAggregationError(
+            f"round {round} is lost: more than {settings.dropouts} of {settings.clients} clients "
+            "dropped out, so nothing was revealed"
+        )
+    return from_ring(server.total, step, settings.bits), server.survivors
