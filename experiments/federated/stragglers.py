@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import forethought as ft
-from forethought.federated.delay import Delay
-from forethought.federated.federation import Federation, Member
+from forethought.federated.federation import Delay, Federation, Member
 from forethought.federated.simulator import Simulator
 from forethought.holders.work import NoTraining, no_gradients
 from forethought.simulation.speeds import lognormal_speeds, slow_ones

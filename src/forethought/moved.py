@@ -22,6 +22,10 @@ MOVED: dict[str, str] = {
     "caveat_kinds": "values.caveats",
     "published": "papers",
 }
+MOVED["federated.delay"] = "federated.federation"
+MOVED |= dict.fromkeys(
+    [f"federated.{one}" for one in ("asynchronous", "rule", "synchronous")], "federated.rules"
+)
 _SECURE = "federated.secure_aggregation"
 for _part in ("masks", "ring", "settings", "shamir"):
     MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.masking"

@@ -24,8 +24,7 @@ from forethought.exchange.messages import (
 )
 from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
-from forethought.federated.delay import Delay
-from forethought.federated.federation import Federation, FederationError
+from forethought.federated.federation import Delay, Federation, FederationError
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy
 

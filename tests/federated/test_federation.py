@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import federation, plan
 
-from forethought.federated.delay import Delay
 from forethought.federated.federation import (
+    Delay,
     Federation,
     FederationError,
     Member,

@@ -16,6 +16,7 @@ from forethought.federated.federation import (
     Member,
     ServerOptimizer,
 )
+from forethought.federated.rules import cohort_of
 from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
@@ -26,7 +27,6 @@ from forethought.federated.secure_training import train_securely
 from forethought.federated.server_optimizers import moved
 from forethought.federated.simulate import SimulatedRun, simulate
 from forethought.federated.statements import client_statement
-from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.grid_step import grid

@@ -20,8 +20,7 @@ from forethought.exchange.messages import (
     Update,
 )
 from forethought.exchange.storage import Accepted
-from forethought.federated.delay import Delay
-from forethought.federated.federation import FederationError, Member, Robust
+from forethought.federated.federation import Delay, FederationError, Member, Robust
 from forethought.federated.server import ServerMachine
 
 START = vector(1, 1, 1, 1)

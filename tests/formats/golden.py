@@ -28,8 +28,7 @@ from forethought.exchange.frame import Endpoint
 from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import KINDS, SERVER, Update
 from forethought.exchange.storage import ENTRIES, FolderStorage, ServerSnapshot
-from forethought.federated.delay import Delay
-from forethought.federated.federation import Federation, Member
+from forethought.federated.federation import Delay, Federation, Member
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make

@@ -32,8 +32,7 @@ from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import KINDS, SERVER, Acknowledgement, Update
 from forethought.exchange.storage import Accepted, Entry
 from forethought.federated.client import ClientMachine
-from forethought.federated.delay import Delay
-from forethought.federated.federation import Federation, Member
+from forethought.federated.federation import Delay, Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.simulation.clock import Agenda
 from forethought.values.mechanism import Mechanism, Rounds

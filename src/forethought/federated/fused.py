@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, FederationError
+from forethought.federated.rules import cohort_of
 from forethought.federated.simulator import Simulated
-from forethought.federated.synchronous import cohort_of
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.blocks import UNIT, Blocks
 from forethought.gradients.clipped import clipped_sum

@@ -18,6 +18,7 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storage import Storage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.reporting import ReportedAverage
+from forethought.federated.rules import cohort_of
 from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
     SecureAggregationError,
@@ -26,7 +27,6 @@ from forethought.federated.secure_aggregation.protocol import secure_sum
 from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.secure_checkpoint import SecureReleases, Standing
 from forethought.federated.server_optimizers import moved
-from forethought.federated.synchronous import cohort_of
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.grid_step import grid
 from forethought.rounds.private_sum import PrivateRounds

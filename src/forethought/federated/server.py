@@ -36,11 +36,9 @@ from forethought.exchange.storage import (
     Returned,
     ServerSnapshot,
 )
-from forethought.federated.asynchronous import Asynchronous
 from forethought.federated.federation import Federation, FederationError
-from forethought.federated.rule import Arrays, Rule
+from forethought.federated.rules import Arrays, Asynchronous, Rule, Synchronous
 from forethought.federated.steps import longest_update
-from forethought.federated.synchronous import Synchronous
 
 Effects = list[on.Effect]
 # Bytes by which an accepted update is known again.

@@ -26,8 +26,8 @@ from pydantic import (
 )
 
 from forethought.accounting.statement import LONGEST, About
-from forethought.federated.delay import Delay
 from forethought.federated.federation import (
+    Delay,
     Exchanged,
     RobustKind,
     Rule,

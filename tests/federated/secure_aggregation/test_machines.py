@@ -14,6 +14,7 @@ from forethought.exchange import events as on
 from forethought.exchange.messages import SERVER, Join, Leave, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation, FederationError, Member
+from forethought.federated.rules import cohort_of
 from forethought.federated.secure_aggregation.client import SecureClient
 from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
@@ -35,7 +36,6 @@ from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy, client_statement
-from forethought.federated.synchronous import cohort_of
 from forethought.rounds.grid_step import grid
 from forethought.training.step_sizes import step_sizes
 from forethought.values.mechanism import Mechanism, Rounds

@@ -23,6 +23,7 @@ from forethought.exchange.events import Alarm, Effect, Received, Send, Woken
 from forethought.exchange.messages import Join, Leave, Model, Refusal, Update, Vector
 from forethought.exchange.storage import Closed
 from forethought.federated.federation import Federation
+from forethought.federated.rules import Synchronous
 from forethought.federated.secure_aggregation.client import settings_of
 from forethought.federated.secure_aggregation.masking import from_ring
 from forethought.federated.secure_aggregation.protocol import (
@@ -36,7 +37,6 @@ from forethought.federated.secure_aggregation.protocol import (
     takes_no_part,
 )
 from forethought.federated.server import Average, ServerMachine
-from forethought.federated.synchronous import Synchronous
 from forethought.rounds.grid_step import grid
 
 _OF_THE_ROUND = (MaskKeys, MaskShares, MaskedSum, Unmasking)

@@ -1,0 +1,387 @@
+"""The rules of a federation, as the server sees them: the way from accepted updates to models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.exchange.messages import Update, Vector
+from forethought.exchange.storage import Absent, Closed, Entry, Left, Returned
+from forethought.federated.aggregation import aggregate, shortened
+from forethought.federated.federation import Federation
+from forethought.federated.own_model import subtract_step
+from forethought.federated.server_optimizers import Moments, is_plain, moved
+from forethought.federated.steps import step_size
+from forethought.training.step_sizes import step_sizes
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+class Rule(Protocol):
+    """The way from accepted updates to models.
+
+    Its state changes by :meth:`apply`, :meth:`decided` and :meth:`advance` only, and follows from
+    the order of the entries alone.
+
+    Attributes:
+        version: of the newest model. finished: whether it is the last one.
+        weights: the newest weights. model: those of the newest version, as they are sent; never
+            written to.
+    """
+
+    version: int
+    finished: bool
+
+    @property
+    def weights(self) -> Vector: ...
+    @property
+    def model(self) -> Vector: ...
+
+    def refuses(self, client: int, update: Update) -> str | None:
+        """The reason why an update cannot be applied, if there is one."""
+        ...
+
+    def apply(self, client: int, update: Update) -> None:
+        """Take an update in."""
+        ...
+
+    def decided(self, entry: Entry) -> None:
+        """Take in anything else that the server decided."""
+        ...
+
+    def advance(self) -> bool:
+        """Go to the next version if the entries so far lead there; whether it did."""
+        ...
+
+    def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
+        """The decisions that are due because of time.
+
+        Args:
+            since: when the present version began. heard: when each client was last heard of.
+        """
+        ...
+
+    def patience(self) -> float | None:
+        """Seconds until :meth:`overdue` should be asked; None: time decides nothing."""
+        ...
+
+    def expects(self, client: int) -> bool:
+        """True if the newest model is for this client."""
+        ...
+
+    def recipients(self) -> Iterable[int]:
+        """All clients that the newest model is for."""
+        ...
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """For a snapshot."""
+        ...
+
+    def restore(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
+        ...
+
+
+# How often within the time of absence the clients are looked over.
+LOOKS = 4
+
+
+class Asynchronous:
+    """Asynchronous rounds: updates are applied as they come.
+
+    The model v_k is sent once all rounds below k came (van Dijk et al., Appendix A, Algorithms 2 to
+    4). Two things differ. Algorithm 4 adds η̄U for a sum U of gradients; it must be subtracted. And
+    v_k waits for every client, so a client that is slow for ever sets the pace whatever the
+    permissible delay: under the rule ``"asynchronous"`` a client that was not heard of for
+    ``absence`` seconds is not waited for until it is back; sample sizes matched to speed, with
+    weights in proportion, do the rest. ``"published"`` waits.
+
+    See :class:`Rule`.
+
+    Args:
+        federation: what was agreed. weights: the first model v_0.
+    """
+
+    def __init__(self, federation: Federation, weights: Vector) -> None:
+        self.version, self.finished = 0, False
+        self.model: Vector = weights
+        self.weights: Vector = weights.copy()
+        self._federation = federation
+        members = range(len(federation.members))
+        self._limits = np.array([federation.updates(client) for client in members], dtype=np.int64)
+        # Rounds without a gap; further ones by themselves; what a returned client is credited.
+        self._done = np.zeros(len(members), dtype=np.int64)
+        self._ahead: dict[int, set[int]] = {}
+        self._credit = np.zeros(len(members), dtype=np.int64)
+        self._absent = np.zeros(len(members), dtype=bool)
+        self._gone = np.zeros(len(members), dtype=bool)
+        self._count()
+
+    def refuses(self, client: int, update: Update) -> str | None:
+        if update.base > self.version or not self._federation.permits(update.base, update.round):
+            return "future"
+        return "late" if self.finished else None
+
+    def apply(self, client: int, update: Update) -> None:
+        bound = self._federation.robust.bound
+        vector = update.vector if bound is None else shortened(update.vector, None, bound)
+        size = step_size(self._federation, client, update.round)
+        subtract_step(self.weights, vector, size, self.weights)
+        done = int(self._done[client])
+        was = self._holds_up(client)
+        if update.round == done and client not in self._ahead:
+            done += 1
+        else:
+            ahead = self._ahead.setdefault(client, set())
+            ahead.add(update.round)
+            while done in ahead:
+                ahead.discard(done)
+                done += 1
+            if not ahead:
+                del self._ahead[client]
+        self._done[client] = done
+        self._behind -= was and not self._holds_up(client)
+
+    def decided(self, entry: Entry) -> None:
+        match entry:
+            case Absent(client=client):
+                self._absent[client] = True
+            case Returned(client=client):
+                self._absent[client] = self._gone[client] = False
+                # It is waited for again from here on, not for what it missed.
+                self._credit[client] = max(0, self.version - int(self._done[client]))
+            case Left(client=client):
+                self._gone[client] = True
+            case _:
+                return
+        self._count()
+
+    def advance(self) -> bool:
+        if self.finished or self._behind:
+            return False
+        there = ~(self._absent | self._gone)
+        if not self._active.any() and not there.any() and not self._gone.all():
+            return False  # everyone who is not through is away
+        self.finished = not self._active.any()
+        self.version += 1
+        self.model = self.weights.copy()
+        self._count()
+        return True
+
+    def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
+        limit = self._federation.absence
+        if limit is None or self.finished:
+            return ()
+        silent = self._active & (heard < now - limit)
+        return tuple(Absent(client) for client in np.flatnonzero(silent).tolist())
+
+    def patience(self) -> float | None:
+        limit = self._federation.absence
+        return None if limit is None or self.finished else limit / LOOKS
+
+    def expects(self, client: int) -> bool:
+        return not self._gone[client]
+
+    def recipients(self) -> Iterable[int]:
+        return np.flatnonzero(~self._gone & (self._done < self._limits)).tolist()
+
+    def _holds_up(self, client: int) -> bool:
+        """True if the next version waits for this client."""
+        done = self._done[client]
+        return bool(
+            not (self._absent[client] or self._gone[client])
+            and done < self._limits[client]
+            and done + self._credit[client] <= self.version
+        )
+
+    def _count(self) -> None:
+        self._active = ~(self._absent | self._gone) & (self._done < self._limits)
+        self._behind = int((self._active & (self._done + self._credit <= self.version)).sum())
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        ahead = {str(client): sorted(rounds) for client, rounds in self._ahead.items()}
+        return {"version": self.version, "finished": self.finished, "ahead": ahead}, {
+            "weights": self.weights,
+            "model": self.model,
+            "done": self._done,
+            "credit": self._credit,
+            "absent": self._absent,
+            "gone": self._gone,
+        }
+
+    def restore(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        self.version, self.finished = int(values["version"]), bool(values["finished"])
+        self._ahead = {int(client): set(rounds) for client, rounds in values["ahead"].items()}
+        for name in ("weights", "model"):
+            setattr(self, name, np.array(arrays[name], dtype=np.float32))
+        self._done, self._credit = np.array(arrays["done"]), np.array(arrays["credit"])
+        self._absent, self._gone = np.array(arrays["absent"]), np.array(arrays["gone"])
+        self._count()
+
+
+class Synchronous:
+    """Synchronous rounds: a cohort computes on one model, and their mean makes the next one.
+
+    FedAvg (McMahan et al. 2017), as in private federated learning with R global rounds of E local
+    ones. Cohorts follow from a public seed, so no amplification by them is claimed.
+
+    See :class:`Rule`.
+
+    Args:
+        federation: what was agreed. weights: the first model.
+    """
+
+    def __init__(self, federation: Federation, weights: Vector) -> None:
+        self.version, self.finished = 0, False
+        self.model: Vector = weights
+        self._federation = federation
+        members = range(len(federation.members))
+        self._limits = np.array([federation.updates(client) for client in members], dtype=np.int32)
+        self._next = np.zeros(len(members), dtype=np.int32)
+        self._gone = np.zeros(len(members), dtype=bool)
+        self._moments: Moments = {}
+        gradients = federation.exchanged == "gradients"
+        # One model takes one step: its sizes are those of the first member's plan.
+        self._step = step_sizes(federation.plan(0)) if gradients else None
+        self._begin()
+
+    @property
+    def weights(self) -> Vector:
+        """Those of the newest model: nothing is between two of them."""
+        return self.model
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """The clients that the present version was made for, those that have answered too."""
+        return self._asked
+
+    @property
+    def begun(self) -> bool:
+        """True if some of a round's updates are in, and others are waited for."""
+        return bool(self._aggregate.count and self._waiting)
+
+    def refuses(self, client: int, update: Update) -> str | None:
+        if update.base > self.version:
+            return "future"
+        if update.base < self.version or self.finished:
+            return "late"
+        if client not in self._waiting:
+            return "twice" if client in self._asked else "future"
+        if update.round < self._next[client]:
+            return "late"
+        return None
+
+    def apply(self, client: int, update: Update) -> None:
+        del self._waiting[client]
+        self._next[client] = update.round + 1
+        self._aggregate.add(client, update.vector, self._federation.shares[client])
+
+    def decided(self, entry: Entry) -> None:
+        match entry:
+            case Left():
+                self._gone[entry.client] = True
+                self._waiting.pop(entry.client, None)
+            case Returned(client=client):
+                self._gone[client] = False
+            case Closed(base=base):
+                self._lost = base == -1 - self.version
+                if self._lost or base == self.version:
+                    self._waiting.clear()
+            case _:
+                pass
+
+    def advance(self) -> bool:
+        if self.finished or self._waiting:
+            return False
+        if not self._aggregate.count:
+            # All who were asked left; or the model of the next round is this one.
+            lost = self._lost
+            self.version += lost
+            self._begin()
+            return lost
+        came = self._aggregate.result()
+        if self._step is not None:
+            change = -self._step(self.version) * came.astype(np.float64)
+            self.model = moved(self._federation.server, self._moments, self.model, change)
+        elif is_plain(self._federation.server):
+            self.model = came
+        else:
+            change = came.astype(np.float64) - self.model
+            self.model = moved(self._federation.server, self._moments, self.model, change)
+        self.version += 1
+        self._begin()
+        return True
+
+    def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
+        deadline = self._federation.deadline
+        if deadline is None or self.finished or now < since + deadline:
+            return ()
+        # Nobody's update is no model: the round stays open for the first one.
+        return (Closed(self.version),) if self.begun else ()
+
+    def patience(self) -> float | None:
+        return None if self.finished else self._federation.deadline
+
+    def expects(self, client: int) -> bool:
+        return client in self._waiting
+
+    def recipients(self) -> Iterable[int]:
+        return tuple(self._waiting)
+
+    def _begin(self) -> None:
+        """Ask a cohort for the present version; nobody left to ask is the end."""
+        self._aggregate = aggregate(
+            self._federation.robust,
+            None if self._step is not None else self.model,
+        )
+        self._asked = () if self.version >= self._federation.rounds else self._cohort()
+        self._waiting = dict.fromkeys(self._asked)
+        self._lost = False
+        self.finished = not self._waiting
+
+    def _cohort(self) -> tuple[int, ...]:
+        able = np.flatnonzero(~self._gone & (self._next < self._limits))
+        return cohort_of(self._federation, self.version, able)
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        arrays: Arrays = {
+            "weights": self.model,
+            "next": self._next,
+            "gone": self._gone,
+            "asked": np.array(self._asked, dtype=np.int64),
+            "waiting": np.array(list(self._waiting), dtype=np.int64),
+        }
+        arrays |= {f"moment/{name}": value for name, value in self._moments.items()}
+        arrays |= {f"came/{name}": value for name, value in self._aggregate.state().items()}
+        return {"version": self.version, "finished": self.finished}, arrays
+
+    def restore(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        self.version = int(values["version"])
+        self.model = np.array(arrays["weights"], dtype=np.float32)
+        self._next, self._gone = np.array(arrays["next"]), np.array(arrays["gone"])
+        parts = {name: name.partition("/") for name in arrays}
+        self._moments = {
+            own: np.array(arrays[name], dtype=np.float64)
+            for name, (kind, _, own) in parts.items()
+            if kind == "moment"
+        }
+        self._begin()
+        self._asked = tuple(arrays["asked"].tolist())
+        self._waiting = dict.fromkeys(arrays["waiting"].tolist())
+        self.finished = bool(values["finished"])
+        self._aggregate.restore(
+            {own: arrays[name] for name, (kind, _, own) in parts.items() if kind == "came"}
+        )
+
+
+def cohort_of(federation: Federation, version: int, able: NDArray[np.int64]) -> tuple[int, ...]:
+    """Whom a round asks of those who are able, ascending; all of them where there is no cohort."""
+    size = federation.cohort
+    if size is not None and size < len(able):
+        # PCG64 of (seed, version): anybody can draw the cohorts again.
+        generator = np.random.Generator(np.random.PCG64([federation.seed, version, len(able)]))
+        able = np.sort(generator.choice(able, size, replace=False))
+    return tuple(able.tolist())
