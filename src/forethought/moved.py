@@ -26,6 +26,7 @@ MOVED["federated.delay"] = "federated.federation"
 MOVED |= dict.fromkeys(
     [f"federated.{one}" for one in ("asynchronous", "rule", "synchronous")], "federated.rules"
 )
+MOVED |= dict.fromkeys(("gossip.colouring", "gossip.tournament"), "gossip.pairing")
 _SECURE = "federated.secure_aggregation"
 for _part in ("masks", "ring", "settings", "shamir"):
     MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.masking"

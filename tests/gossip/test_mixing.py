@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from forethought.gossip import mixing, tournament
-from forethought.gossip.colouring import colour
+from forethought.gossip import mixing, pairing
 from forethought.gossip.graphs import KINDS as GRAPHS
 from forethought.gossip.graphs import Graph, make
 from forethought.gossip.mixing import KINDS, Mixing, MixingError
+from forethought.gossip.pairing import colour
 
 
 @st.composite
@@ -45,7 +45,7 @@ def every_matrix(mixed):
     found = []
     if mixed.graph.kind == "complete":
         classes = [
-            [(a, b) for a, b in enumerate(tournament.opponents(size, shade)) if a < b]
+            [(a, b) for a, b in enumerate(pairing.opponents(size, shade)) if a < b]
             for shade in range(mixed.period)
         ]
     else:
@@ -143,11 +143,9 @@ def test_survivors_on_a_complete_graph_are_paired_anew():
 @pytest.mark.parametrize("players", [1, 2, 3, 4, 7, 8, 21])
 def test_in_a_tournament_every_two_meet_exactly_once(players):
     met = np.zeros((players, players), dtype=int)
-    for round in range(tournament.rounds(players)):
-        everybody = tournament.opponents(players, round)
-        assert [tournament.opponent(one, players, round) for one in range(players)] == list(
-            everybody
-        )
+    for round in range(pairing.rounds(players)):
+        everybody = pairing.opponents(players, round)
+        assert [pairing.opponent(one, players, round) for one in range(players)] == list(everybody)
         met[np.arange(players), everybody] += np.arange(players) != everybody
     assert (met == 1 - np.eye(players)).all() or players == 1
 
@@ -297,6 +295,6 @@ def test_a_broken_tournament_would_be_noticed(monkeypatch):
     def wrong(players, round):
         return (np.arange(players) + 1) % players
 
-    monkeypatch.setattr(tournament, "opponents", wrong)
+    monkeypatch.setattr(pairing, "opponents", wrong)
     with pytest.raises(MixingError, match="no matching"):
         Mixing("matchings", make("complete", 5)).check()

@@ -9,7 +9,7 @@ keep an agreement, columns that sum to 1 keep the average of all workers. Three 
 | ``"metropolis"`` | everybody averages with all neighbours (Xiao, Boyd and Kim 2007) | its degree |
 | ``"exponential"`` | everybody takes half from the worker 2^t before it (Ying et al. 2021) | 1 |
 
-The edges of the graph are dealt into matchings once (``colouring``); a step draws one of them from
+The edges of the graph are dealt into matchings once (``pairing``); a step draws one of them from
 a public seed. So a worker knows every step's matrix without asking anybody, an edge is used in one
 draw of as many as there are matchings, and all matrices that can ever be drawn can be checked.
 A fourth kind, ``"given"``, is one matrix from a file.
@@ -28,9 +28,9 @@ from typing import Any, Literal, assert_never, get_args
 
 import numpy as np
 
-from forethought.gossip import spectrum, tournament
-from forethought.gossip.colouring import colour
+from forethought.gossip import pairing, spectrum
 from forethought.gossip.graphs import Edge, Graph, powers
+from forethought.gossip.pairing import colour
 from forethought.values.checks import one_of, real, whole
 from forethought.values.serialisation import exact_keys
 
@@ -86,7 +86,7 @@ class Mixing:
         """Number of different matrices."""
         match self.kind:
             case "matchings":
-                return tournament.rounds(self.graph.size) if self._complete else len(self._classes)
+                return pairing.rounds(self.graph.size) if self._complete else len(self._classes)
             case "exponential":
                 return len(powers(self.graph.size))
             case "metropolis" | "given":
@@ -140,7 +140,7 @@ class Mixing:
         if self._complete:
             if living is None:
                 drawn = _draw(self.seed, step) % self.period
-                other = tournament.opponent(worker, self.graph.size, drawn)
+                other = pairing.opponent(worker, self.graph.size, drawn)
                 return None if other == worker else other
             return _partners_of(tuple(sorted(living)), self.seed, step).get(worker)
         other = self._partners[_draw(self.seed, step) % len(self._classes)].get(worker, worker)
@@ -408,12 +408,12 @@ def given(graph: Graph, path: str | Path) -> Mixing:
 
 
 def _tournament(players: tuple[int, ...], seed: int, step: int) -> tuple[Edge, ...]:
-    return _round(players, _draw(seed, step) % tournament.rounds(len(players)))
+    return _round(players, _draw(seed, step) % pairing.rounds(len(players)))
 
 
 @lru_cache(maxsize=64)
 def _round(players: tuple[int, ...], drawn: int) -> tuple[Edge, ...]:
-    others = tournament.opponents(len(players), drawn)
+    others = pairing.opponents(len(players), drawn)
     return tuple(
         (players[place], players[other])
         for place, other in enumerate(others.tolist())
@@ -443,8 +443,8 @@ def _present(pairs: tuple[Edge, ...], living: Living) -> tuple[Edge, ...]:
 def _check_tournament(players: int) -> None:
     """In every round the opponent of one's opponent is oneself: pairs that share nobody."""
     here = np.arange(players)
-    for round in range(tournament.rounds(players)):
-        others = tournament.opponents(players, round)
+    for round in range(pairing.rounds(players)):
+        others = pairing.opponents(players, round)
         if (others[others] != here).any():
             raise MixingError(f"round {round} of {players} workers is no matching")
 
