@@ -23,7 +23,7 @@ import pytest
 from forethought.data import Encoder, TableFormat, TableSchema, load, reading
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_many_tables import LOADS, REFUSED, rows, text  # noqa: E402
+from test_many_tables import LOADS, REFUSED, rows, text
 
 GOLDEN = Path(__file__).with_name("golden_tables.json")
 FILES: dict[str, str | bytes] = {

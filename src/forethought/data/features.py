@@ -17,16 +17,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from forethought.data import deep_patches
 from forethought.data.dataset import Dataset, Split
-from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
-from forethought.data.deep_patches import deep_patch_features
-from forethought.data.deskewing import deskewed
+from forethought.data.deep_patches import deep_patch_features, shifted_patch_features
 from forethought.data.files import DataError, cache_folder, keep_array, kept_array
-from forethought.data.handwriting import handwriting_features
+from forethought.data.handwriting import deskewed, handwriting_features
 from forethought.data.handwriting import shape_of as shape_of_handwriting
-from forethought.data.idx import usual_norm_of_pixels
+from forethought.data.images import usual_norm_of_pixels
 from forethought.data.patches import CHANNELS, GRID, LEAST, MOST, patch_features, suits
-from forethought.data.scattering import channels, group_normalised, scatter
-from forethought.data.shifted_patches import shifted_patch_features
+from forethought.data.scattering import (
+    POWER,
+    RIDGE,
+    SEED,
+    channels,
+    decorrelated,
+    group_normalised,
+    scatter,
+)
 from forethought.values.caveats import Caveat
 
 SCALES, ANGLES = 2, 8

@@ -15,16 +15,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.cifar import load_cifar10
-from forethought.data.dataset import Dataset, Split, finite, row_contents, split_off
+from forethought.data.dataset import (
+    Dataset,
+    Declared,
+    Labels,
+    Split,
+    Task,
+    finite,
+    row_contents,
+    split_off,
+)
 from forethought.data.files import DAMAGE, DataError, data_folder, read, resolve
-from forethought.data.idx import load_idx, scaled, usual_norm_of_pixels
-from forethought.data.labels import Declared, Labels, Task
+from forethought.data.images import load_cifar10, load_idx, scaled, usual_norm_of_pixels
 from forethought.data.tables import Aside, load_csv
 from forethought.values.caveats import Caveat
 
 if TYPE_CHECKING:
-    from forethought.data.encoder import TableSchema
+    from forethought.data.columns import TableSchema
     from forethought.data.reading import Kind
 
 

@@ -19,15 +19,25 @@ from forethought.data.columns import (
     MISSING_WORDS,
     Category,
     Column,
+    Encoder,
     Outside,
     Plain,
+    TableSchema,
     UndeclaredError,
 )
-from forethought.data.dataset import Dataset, Split, below, falls_out, fractions, share_held_out
-from forethought.data.encoder import Encoder, TableSchema
+from forethought.data.dataset import (
+    Dataset,
+    Declared,
+    Labels,
+    Split,
+    below,
+    falls_out,
+    fractions,
+    kept,
+    label_column,
+    share_held_out,
+)
 from forethought.data.files import DAMAGE, DataError
-from forethought.data.labels import Declared, Labels, label_column
-from forethought.data.persons import kept
 from forethought.data.reading import Kind, Table, TableFormat, opened_file
 from forethought.values.caveats import Caveat
 
@@ -553,7 +563,7 @@ class Aside:
         label: the target's. labels: those of several, in place of one.
         split_by: keeps a person's records on one side of the split.
         site: which client of a federation holds a record. person: whose row it is; all rows of a
-            person are then one record (:mod:`forethought.data.persons`).
+            person are then one record (:mod:`forethought.data.dataset`).
     """
 
     label: str

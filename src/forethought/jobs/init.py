@@ -237,7 +237,7 @@ def _features(shape: tuple[int, ...]) -> list[str]:
 
 
 def _of_idx(path: Path) -> str:
-    from forethought.data.idx import load_idx
+    from forethought.data.images import load_idx
 
     folder = path.parent
     name = folder.name if folder.name in _ORIGINAL else "mnist"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forethought.data.dataset import Dataset
-from forethought.data.persons import PersonRows
+from forethought.data.dataset import Dataset, PersonRows
 from forethought.data.synthetic import Indices, shares
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import Request, with_features
