@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from forethought.data import Encoder, TableFormat, TableSchema, load, reading
+from forethought.data import DataError, Encoder, TableFormat, TableSchema, load, reading
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_many_tables import LOADS, REFUSED, rows, text
@@ -284,7 +284,8 @@ def outcome(source: str, options: dict[str, Any]) -> dict[str, Any]:
             options["schema"] = TableSchema(**options["schema"])
         data = load(source, **options)
     except (ValueError, TypeError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        kind = "DataError" if isinstance(error, DataError) else type(error).__name__
+        return {"error": f"{kind}: {error}"}
     assert data.test is not None
     found = {
         "arrays": [

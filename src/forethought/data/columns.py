@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from forethought.data.dataset import finite
 from forethought.data.files import DataError
 from forethought.data.reading import AS_USUAL, TableFormat
 from forethought.values.serialisation import exact_keys
@@ -101,7 +102,7 @@ class Seen:
 
 Missing = Literal["refuse", "middle", "category"]
 POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")
-_MOST_CATEGORIES = 1000
+MOST_CATEGORIES = 1000
 # Days are counted from here.
 EPOCH = date(2000, 1, 1)
 CENTURY = (date(1950, 1, 1), date(2049, 12, 31))
@@ -508,6 +509,28 @@ class Plain(Column):
     ) -> list[NDArray[np.float32]]:
         return [as_numbers(where, name, entries, absent, self.decimal).astype(np.float32)]
 
+    def encode(
+        self, where: str, name: str, entries: pl.Series, first: int, outside: Outside
+    ) -> NDArray[np.float32]:
+        if self != Plain():
+            return super().encode(where, name, entries, first, outside)
+        values = entries.cast(pl.Float64, strict=False)
+        if values.null_count():
+            values = _words(entries).cast(pl.Float64, strict=False)
+        if values.null_count():
+            row = int(values.is_null().arg_true()[0])
+            entry = "" if entries[row] is None else str(entries[row])
+            missing = entry.strip().lower() in MISSING_WORDS
+            raise UndeclaredError.unexpected(
+                where,
+                f"{entry!r} in column {name}, example {first + row}",
+                f"a number{': fill or drop missing entries beforehand' if missing else ''}",
+            )
+        with np.errstate(over="ignore"):
+            numbers = values.to_numpy().astype(np.float32)
+        finite(where, numbers[:, None], [name], first)
+        return numbers[:, None]
+
     def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
         value = graph.input(name, np.float64, self.describe())
         return self._of_number(graph, value, value)
@@ -558,9 +581,9 @@ class Category(Column):
             raise UndeclaredError(
                 f"categories are one or more different words, not {list(self.words)!r}"
             )
-        if len(self.words) > _MOST_CATEGORIES:
+        if len(self.words) > MOST_CATEGORIES:
             raise UndeclaredError(
-                f"{len(self.words)} categories: at most {_MOST_CATEGORIES}; drop a column of names"
+                f"{len(self.words)} categories: at most {MOST_CATEGORIES}; drop a column of names"
             )
 
     @property
@@ -580,7 +603,7 @@ class Category(Column):
         return _absent(entries, self.codes) & ~self._known(_words(entries))
 
     def _known(self, words: pl.Series) -> pl.Series:
-        return words.is_in(list(self.words)).fill_null(False)
+        return words.is_in(list(self.words))
 
     def to_value(self) -> Any:
         found: dict[str, Any] = {"categories": list(self.words)}
@@ -603,9 +626,7 @@ class Category(Column):
                 f"{where}: found {words[row]!r} in column {name}, expected one of "
                 f"{', '.join(self.words[:20])}: declare it, or write other = true"
             )
-        found = [
-            (words == word).fill_null(False).cast(pl.Float32).to_numpy() for word in self.words
-        ]
+        found = [(words == word).cast(pl.Float32).to_numpy() for word in self.words]
         if self.other:
             found.append(strange.cast(pl.Float32).to_numpy())
         return found
@@ -961,8 +982,7 @@ def _absent(entries: pl.Series, codes: tuple[float, ...]) -> pl.Series:
 
 
 def _words(entries: pl.Series) -> pl.Series:
-    text = entries if entries.dtype == pl.String else entries.cast(pl.String)
-    return text.str.strip_chars()
+    return entries.cast(pl.String).str.strip_chars().fill_null("")
 
 
 def _table(found: dict[str, Any], column: Column) -> dict[str, Any]:

@@ -98,8 +98,10 @@ class Dataset:
         return of_role(self.caveats, "not-covered")
 
 
-def finite(path: Path | str, inputs: NDArray[Any], columns: list[str] | None = None) -> None:
-    """Refuse NaN and infinite features.
+def finite(
+    path: Path | str, inputs: NDArray[Any], columns: list[str] | None = None, first: int = 0
+) -> None:
+    """Refuse NaN and infinite features; ``first`` is the number of the first row.
 
     Raises:
         DataError: names the first row and column that holds one.
@@ -110,10 +112,8 @@ def finite(path: Path | str, inputs: NDArray[Any], columns: list[str] | None = N
         return
     row, *place = (int(index) for index in np.argwhere(~np.isfinite(inputs))[0])
     where = columns[place[0]] if columns else ", ".join(str(index) for index in place)
-    value = inputs[(row, *place)]
-    raise DataError.unexpected(
-        path, f"{value} in example {row}, feature {where} (counted from 0)", "finite features"
-    )
+    found = f"{inputs[(row, *place)]} in example {first + row}, feature {where} (counted from 0)"
+    raise DataError.unexpected(path, found, "finite features")
 
 
 def split_off(
@@ -134,33 +134,12 @@ def split_off(
     Raises:
         ValueError: a share outside (0, 1). DataError: a part would be empty.
     """
-    held = held_out(whole, holdout, identities)
-    return whole.at(~held), whole.at(held)
-
-
-def held_out(
-    whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
-) -> NDArray[np.bool_]:
-    """True for each record that falls into the test part, (N,); see :func:`split_off`."""
     own = row_contents(whole.inputs, whole.targets) if identities is None else identities
-    return below(fractions(own), holdout)
-
-
-def below(places: NDArray[np.float64], holdout: float | None) -> NDArray[np.bool_]:
-    """True for each of the :func:`fractions` that falls into the test part.
-
-    Raises:
-        ValueError: a share outside (0, 1). DataError: a part would be empty.
-    """
     share = share_held_out(holdout)
-    held = np.asarray(places < share)
+    held = fractions(own) < share
     if held.all() or not held.any():
-        raise DataError(
-            f"{len(places)} examples cannot be split with holdout {share}: one part would be "
-            "empty. Each record falls on its side by a hash of its own; choose another holdout, "
-            "or give a test file"
-        )
-    return held
+        raise cannot_split(len(held), share)
+    return whole.at(~held), whole.at(held)
 
 
 def share_held_out(holdout: float | None) -> float:
@@ -175,12 +154,13 @@ def share_held_out(holdout: float | None) -> float:
     return share
 
 
-def falls_out(identities: Iterable[bytes], share: float, count: int) -> NDArray[np.bool_]:
-    """True for each of ``count`` records that is held out, from its identity alone, (count,)."""
-    uniform = fractions(identities)
-    if len(uniform) != count:
-        raise ValueError(f"{len(uniform)} identities of {count} records")
-    return np.asarray(uniform < share)
+def cannot_split(examples: int, share: float, where: str = "") -> DataError:
+    """The error for so few examples that a part would be empty."""
+    return DataError(
+        f"{where}{examples} examples cannot be split with holdout {share}: one part would be "
+        "empty. Each record falls on its side by a hash of its own; choose another holdout, "
+        "or give a test file"
+    )
 
 
 def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:

@@ -6,8 +6,6 @@ import difflib
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +25,11 @@ from forethought.data.dataset import (
 )
 from forethought.data.files import DAMAGE, DataError, data_folder, read, resolve
 from forethought.data.images import load_cifar10, load_idx, scaled, usual_norm_of_pixels
-from forethought.data.tables import Aside, load_csv
+from forethought.data.tables import Aside, load_table
 from forethought.values.caveats import Caveat
 
 if TYPE_CHECKING:
     from forethought.data.columns import TableSchema
-    from forethought.data.reading import Kind
 
 
 # NumPy archives: ``x_train``, ``y_train`` and perhaps ``x_test``, ``y_test``; or ``x``, ``y``.
@@ -463,11 +460,6 @@ def load(  # noqa: C901, PLR0915
         file = resolve(path, where)
         one = label if isinstance(label, str) else None
         aside = Aside(one or "", split_by, site, labels=labels)
-        loaders: dict[str, Callable[[], Dataset]] = {
-            "svmlight": partial(load_svmlight, source, file, test_path, holdout, declared),
-            "csv": partial(load_csv, source, file, test_path, holdout, aside, declared),
-            "npz": partial(load_npz, source, file, holdout, declared, split_by),
-        }
         if labels and schema is None:
             raise DataError(
                 f"{source}: several labels go with declared columns: forethought init {file.name} "
@@ -475,10 +467,20 @@ def load(  # noqa: C901, PLR0915
             )
         if task == "multilabel" and kind == "svmlight":
             raise DataError(f"{source}: task='multilabel' goes with tables and npz:PATH")
-        if tabular and (schema is not None or kind != "csv"):
-            dataset = _declared(source, file, schema, aside, declared, test_path, holdout)
+        if kind == "npz":
+            dataset = load_npz(source, file, holdout, declared, split_by)
+        elif kind == "svmlight":
+            dataset = load_svmlight(source, file, test_path, holdout, declared)
+        elif schema is None and kind != "csv":
+            raise DataError(
+                f"{source}: declare the columns of a Parquet or Excel file in [data.columns]; "
+                f"forethought init {file.name} writes the table for you to correct"
+            )
         else:
-            dataset = loaders[kind]()
+            if schema is not None and schema.person is not None and (test or site):
+                raise DataError(f"{source}: person= goes without test= and site=")
+            form: Any = kind  # one of the three
+            dataset = load_table(source, file, form, schema, aside, declared, test_path, holdout)
     elif source in _BUNDLED:
         dataset = _BUNDLED[source](source, where, holdout)
     elif source in _ORIGINAL:
@@ -492,34 +494,6 @@ def load(  # noqa: C901, PLR0915
     shape = dataset.train.inputs.shape
     chosen = best_features(shape) if features == "auto" else features
     return dataset if chosen is None else with_features(dataset, chosen)
-
-
-def _declared(
-    source: str,
-    file: Path,
-    schema: TableSchema | None,
-    aside: Aside,
-    declared: Declared,
-    test: Path | None,
-    holdout: float | None,
-) -> Dataset:
-    # Imported here: polars takes a while, and most sources do without it.
-    from forethought.data.tables import load_declared
-
-    if not (aside.label or aside.labels):
-        raise DataError(f"{source}: which column is the label? Name it with label=")
-    if schema is None:
-        raise DataError(
-            f"{source}: declare the columns of a Parquet or Excel file in [data.columns]; "
-            f"forethought init {file.name} writes the table for you to correct"
-        )
-    if schema.person is not None:
-        if test is not None or aside.site is not None:
-            raise DataError(f"{source}: person= goes without test= and site=")
-        aside = replace(aside, person=schema.person, split_by=aside.split_by or schema.person)
-    kind = source.partition(":")[0]
-    kinds: dict[str, Kind] = {"csv": "csv", "parquet": "parquet", "excel": "excel"}
-    return load_declared(source, file, kinds[kind], schema, aside, declared, test, holdout)
 
 
 def _unknown(source: str) -> str:
