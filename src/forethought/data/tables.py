@@ -37,8 +37,8 @@ from forethought.data.dataset import (
     label_column,
     share_held_out,
 )
-from forethought.data.files import DAMAGE, DataError
-from forethought.data.reading import Kind, Table, TableFormat, opened_file
+from forethought.data.files import DataError, read
+from forethought.data.reading import Kind, Table, TableFormat
 from forethought.values.caveats import Caveat
 
 # What a table probably is when it cannot be what it seems: the remedy for each.
@@ -299,13 +299,7 @@ def _first_lines(path: Path) -> tuple[list[str], list[str]]:
     Raises:
         DataError: no text, or nothing in it.
     """
-    try:
-        with opened_file(path) as file:
-            start = file.read(_START)
-    except DAMAGE as error:
-        raise DataError.unexpected(
-            path, f"a truncated or corrupt compressed file ({error})", "an intact one"
-        ) from error
+    start = read(path, _START)
     end = start.rfind(b"\n") + 1 if len(start) == _START else len(start)
     text = require_text(path, start[: end or len(start)])
     try:
