@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from itertools import product
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from forethought.data.dataset import finite
 from forethought.data.files import DataError
 from forethought.data.reading import AS_USUAL, TableFormat
-from forethought.values.serialisation import exact_keys
+from forethought.values.serialisation import Stored, plain
 
 # A look at a column of a private table, for its owner alone: ``forethought init`` takes it.
 
@@ -100,6 +100,7 @@ class Seen:
 # :data:`KINDS`: docs/adding_a_column.md shows one from beginning to end.
 
 
+Common = Mapping[str, Any]  # of a column's options: ``missing`` and ``codes``
 Missing = Literal["refuse", "middle", "category"]
 POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")
 MOST_CATEGORIES = 1000
@@ -187,12 +188,14 @@ class Column(ABC):
     kind: ClassVar[str]
     #: How a job file writes it, for messages.
     form: ClassVar[str]
+    #: Largest norm that its features can have.
+    bound: ClassVar[float]
+    #: Mean square norm of its features, entries spread evenly over what is declared.
+    usual_square: ClassVar[float]
 
     @classmethod
     @abstractmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         """The column of a declaration in a job file.
 
         Args:
@@ -218,16 +221,6 @@ class Column(ABC):
         """Names of the features it becomes."""
         own = self._titles(name)
         return (*own, f"{name} missing") if own and self.missing == "category" else own
-
-    @property
-    @abstractmethod
-    def bound(self) -> float:
-        """Largest norm that its features can have."""
-
-    @property
-    @abstractmethod
-    def usual_square(self) -> float:
-        """Mean square norm of its features, entries spread evenly over what is declared."""
 
     def absent(self, entries: pl.Series) -> pl.Series:
         """True for each entry that counts as missing."""
@@ -321,7 +314,9 @@ def register(kind: _Kind) -> _Kind:
         TypeError: something that every kind says is not said, or another kind has its name.
     """
     lacking = sorted(kind.__abstractmethods__)
-    lacking += [name for name in ("kind", "form") if not hasattr(kind, name)]
+    lacking += [
+        name for name in ("kind", "form", "bound", "usual_square") if not hasattr(kind, name)
+    ]
     if lacking:
         raise TypeError(f"the kind of column {kind.__name__} does not say {', '.join(lacking)}")
     if KINDS.setdefault(kind.kind, kind) is not kind:
@@ -346,11 +341,11 @@ class Number(Column):
     log: bool = False
     kind: ClassVar[str] = "range"
     form: ClassVar[str] = '[0, 110] for a range, {range = [10, 80], missing = "middle", log = true}'
+    bound: ClassVar[float] = 1.0
+    usual_square: ClassVar[float] = 1 / 3
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         low, high = value
         log = _flag(options.pop("log", False))
         return cls(**common, low=_real(low), high=_real(high), decimal=decimal, log=log)
@@ -390,14 +385,6 @@ class Number(Column):
             raise UndeclaredError(f"[{self.low}, {self.high}] is too wide for its logarithm")
         if self.scale[1] < np.finfo(np.float64).tiny:
             raise UndeclaredError(f"[{self.low}, {self.high}] is too narrow to tell numbers apart")
-
-    @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
-    def usual_square(self) -> float:
-        return 1 / 3
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -476,11 +463,11 @@ class Plain(Column):
     decimal: str = "."
     kind: ClassVar[str] = "plain"
     form: ClassVar[str] = ""  # no owner writes it
+    bound: ClassVar[float] = math.inf
+    usual_square: ClassVar[float] = math.inf
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         return cls(**common, decimal=decimal)
 
     @classmethod
@@ -489,14 +476,6 @@ class Plain(Column):
 
     def describe(self) -> str:
         return "a number"
-
-    @property
-    def bound(self) -> float:
-        return math.inf
-
-    @property
-    def usual_square(self) -> float:
-        return math.inf
 
     def _titles(self, name: str) -> tuple[str, ...]:
         return (name,)
@@ -556,11 +535,11 @@ class Category(Column):
     lenient: bool = False
     kind: ClassVar[str] = "categories"
     form: ClassVar[str] = '{categories = ["A", "B"], other = true}'
+    bound: ClassVar[float] = 1.0
+    usual_square: ClassVar[float] = 1.0
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         words = tuple(_word(word) for word in value)
         other, lenient = (_flag(options.pop(name, False)) for name in ("other", "lenient"))
         return cls(**common, words=words, other=other, lenient=lenient)
@@ -585,14 +564,6 @@ class Category(Column):
             raise UndeclaredError(
                 f"{len(self.words)} categories: at most {MOST_CATEGORIES}; drop a column of names"
             )
-
-    @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
-    def usual_square(self) -> float:
-        return 1.0
 
     def _titles(self, name: str) -> tuple[str, ...]:
         own = tuple(f"{name}={word}" for word in self.words)
@@ -673,11 +644,11 @@ class Date(Column):
     written: str | None = None
     kind: ClassVar[str] = "date"
     form: ClassVar[str] = '"date", {date = ["2010-01-01", "2029-12-31"]}'
+    bound: ClassVar[float] = math.sqrt(2.0)
+    usual_square: ClassVar[float] = 1 / 3 + 1  # of the place; of sine and cosine together
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         first, last = CENTURY if value is True else map(_day, value)
         return cls(**common, first=first, last=last, written=options.pop("format", None))
 
@@ -702,14 +673,6 @@ class Date(Column):
                 f"a range of days is two days, the earlier one first, not "
                 f"[{self.first}, {self.last}]"
             )
-
-    @property
-    def bound(self) -> float:
-        return math.sqrt(2.0)
-
-    @property
-    def usual_square(self) -> float:
-        return 1 / 3 + 1  # of the place; of sine and cosine together
 
     def _titles(self, name: str) -> tuple[str, ...]:
         return (name, f"{name} sine of the year", f"{name} cosine of the year")
@@ -783,11 +746,11 @@ class Dropped(Column):
 
     kind: ClassVar[str] = "drop"
     form: ClassVar[str] = '"drop"'
+    bound: ClassVar[float] = 0.0
+    usual_square: ClassVar[float] = 0.0
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         return cls("category")
 
     @classmethod
@@ -798,14 +761,6 @@ class Dropped(Column):
 
     def describe(self) -> str:
         return "anything"
-
-    @property
-    def bound(self) -> float:
-        return 0.0
-
-    @property
-    def usual_square(self) -> float:
-        return 0.0
 
     def _titles(self, name: str) -> tuple[str, ...]:
         return ()
@@ -996,9 +951,6 @@ def _table(found: dict[str, Any], column: Column) -> dict[str, Any]:
 # From rows of a table to features and targets, the same for training and for new records.
 
 
-SCHEMA = "forethought/encoder/1"
-
-
 @dataclass(frozen=True)
 class TableSchema:
     """The owner's declaration of a table, so that no record decides how it is read.
@@ -1050,7 +1002,7 @@ class TableSchema:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class Encoder(Stored):
     """The way from a table to features, and the meaning of a model's outputs.
 
     Args:
@@ -1061,6 +1013,9 @@ class Encoder:
         target_range: of a regression whose targets are scaled to [−1, 1]; None: as they are.
         form: how a text is written.
     """
+
+    SCHEMA: ClassVar[str] = "forethought/encoder/1"
+    CALLED: ClassVar[str] = "encoder"
 
     columns: tuple[tuple[str, Column], ...]
     label: str | None = None
@@ -1138,44 +1093,25 @@ class Encoder:
         low, high = self.target_range
         return values * (high / 2 - low / 2) + (low / 2 + high / 2)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "schema": SCHEMA,
-            "columns": [[name, kind.to_value()] for name, kind in self.columns],
-            "label": self.label,
-            "classes": None if self.classes is None else list(self.classes),
-            "target_range": None if self.target_range is None else list(self.target_range),
-            "format": asdict(self.form),
-            "multilabel": self.multilabel,
-        }
+    def _values(self) -> dict[str, Any]:
+        columns = [[name, kind.to_value()] for name, kind in self.columns]
+        values = plain({name: getattr(self, name) for name in ("label", "classes", "target_range")})
+        rest = {"format": plain(self.form), "multilabel": self.multilabel}
+        return {"columns": columns, **values, **rest}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Encoder:
-        """The inverse of :meth:`to_dict`.
+    def _keys(cls) -> set[str]:
+        return {"format", *super()._keys()} - {"form"}
 
-        Raises:
-            ValueError: keys missing or unknown, or another schema.
-        """
-        keys = ("schema", "columns", "label", "classes", "target_range", "format", "multilabel")
-        exact_keys("encoder", values, keys)
-        if values["schema"] != SCHEMA:
-            raise DataError(
-                f"an encoder of schema {values['schema']!r}; this version reads {SCHEMA}"
-            )
-        form = TableFormat(**values["format"])
-        classes, limits = values["classes"], values["target_range"]
-        return cls(
-            tuple(
-                (name, column(name, value, decimal=form.decimal))
-                for name, value in values["columns"]
-            ),
-            values["label"],
-            None if classes is None else tuple(classes),
-            None if limits is None else (float(limits[0]), float(limits[1])),
-            form,
-            values["multilabel"],
-        )
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Self:
+        form = TableFormat(**values.pop("format"))
+        columns = [
+            (name, column(name, value, decimal=form.decimal)) for name, value in values["columns"]
+        ]
+        for name in ("classes", "target_range"):
+            values[name] = None if values[name] is None else tuple(values[name])
+        return cls(**{**values, "columns": tuple(columns)}, form=form)
 
     def with_classes(self, classes: Sequence[Any]) -> Encoder:
         """The same with what the classes are called."""

@@ -25,19 +25,13 @@ from torch.nn import functional
 
 from forethought.data import scattering
 from forethought.data.files import cache_folder, keep_array, kept_array
-from forethought.data.scattering import channels, group_normalised, scatter
+from forethought.data.scattering import ANGLES, SCALES, group_normalised, scatter, shape_of
 
-SCALES, ANGLES = 2, 8
 GROUPS = 27  # of three channels, as for scattering by itself
 DIRECTIONS, SPARE = 256, 40  # of Σ; and how many more are iterated, so that these converge
 PASSES = 4
 RIDGE, POWER = 0.3, 0.25
 _PART = 2000  # images at a time: bounds memory
-
-
-def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the features of images (N, 1, H, W)."""
-    return (shape[0], channels(SCALES, ANGLES), shape[2] // 2**SCALES, shape[3] // 2**SCALES)
 
 
 def handwriting_features(images: torch.Tensor) -> torch.Tensor:

@@ -27,15 +27,22 @@ _PI_OF_NORM = 3.1415
 _REPEATS = (-2, -1, 0, 1, 2)  # periods of the padded grid that are summed into a periodic filter
 
 Grid = tuple[int, int]
+SCALES, ANGLES = 2, 8  # of the features that data sets come with
 
 
-def channels(scales: int = 2, angles: int = 8) -> int:
+def channels(scales: int = SCALES, angles: int = ANGLES) -> int:
     """The number of features of one pixel plane: 1 + J·L + L²·J(J−1)/2; 81 by default."""
     return 1 + scales * angles + angles**2 * scales * (scales - 1) // 2
 
 
+def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the coefficients of images (N, C, H, W), of the usual scales and angles."""
+    N, C, H, W = shape
+    return (N, C * channels(SCALES, ANGLES), H // 2**SCALES, W // 2**SCALES)
+
+
 def scatter(
-    images: torch.Tensor, *, scales: int = 2, angles: int = 8, chunk: int = 16
+    images: torch.Tensor, *, scales: int = SCALES, angles: int = ANGLES, chunk: int = 16
 ) -> torch.Tensor:
     """Scattering coefficients of every plane of every image.
 
