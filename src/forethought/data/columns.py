@@ -15,8 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.dataset import finite
-from forethought.data.files import DataError
+from forethought.data.files import DataError, finite
 from forethought.data.reading import AS_USUAL, TableFormat
 from forethought.values.serialisation import Stored, plain
 
@@ -224,7 +223,16 @@ class Column(ABC):
 
     def absent(self, entries: pl.Series) -> pl.Series:
         """True for each entry that counts as missing."""
-        return _absent(entries, self.codes)
+        words = entries.dtype == pl.String
+        text = entries.str.strip_chars() if words else entries
+        absent = entries.is_null()
+        if words:
+            absent = absent | text.str.to_lowercase().is_in(list(MISSING_WORDS))
+        elif entries.dtype.is_float():
+            absent = absent | entries.is_nan().fill_null(False)
+        if self.codes:
+            absent = absent | text.cast(pl.Float64, strict=False).is_in(list(self.codes))
+        return absent.fill_null(True)
 
     @abstractmethod
     def _titles(self, name: str) -> tuple[str, ...]:
@@ -571,10 +579,7 @@ class Category(Column):
 
     def absent(self, entries: pl.Series) -> pl.Series:
         # A declared word is that word, even where others would take it for a missing entry.
-        return _absent(entries, self.codes) & ~self._known(_words(entries))
-
-    def _known(self, words: pl.Series) -> pl.Series:
-        return words.is_in(list(self.words))
+        return super().absent(entries) & ~_words(entries).is_in(list(self.words))
 
     def to_value(self) -> Any:
         found: dict[str, Any] = {"categories": list(self.words)}
@@ -588,7 +593,7 @@ class Category(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> list[NDArray[np.float32]]:
         words = _words(entries)
-        strange = ~self._known(words) & ~absent
+        strange = ~words.is_in(list(self.words)) & ~absent
         count = int(strange.sum())
         outside.note(outside.unknown, name, count)
         if count and not (self.other or self.lenient):
@@ -920,22 +925,6 @@ def as_numbers(
     return np.where(hidden, np.nan, numbers) if hidden.any() else numbers
 
 
-def _absent(entries: pl.Series, codes: tuple[float, ...]) -> pl.Series:
-    absent = entries.is_null()
-    if entries.dtype == pl.String:
-        absent = absent | entries.str.strip_chars().str.to_lowercase().is_in(list(MISSING_WORDS))
-    elif entries.dtype.is_float():
-        absent = absent | entries.is_nan().fill_null(False)
-    if codes:
-        numbers = (
-            entries.str.strip_chars().cast(pl.Float64, strict=False)
-            if entries.dtype == pl.String
-            else entries.cast(pl.Float64, strict=False)
-        )
-        absent = absent | numbers.is_in(list(codes))
-    return absent.fill_null(True)
-
-
 def _words(entries: pl.Series) -> pl.Series:
     return entries.cast(pl.String).str.strip_chars().fill_null("")
 
@@ -1101,7 +1090,7 @@ class Encoder(Stored):
 
     @classmethod
     def _keys(cls) -> set[str]:
-        return {"format", *super()._keys()} - {"form"}
+        return {"columns", "label", "classes", "target_range", "format", "multilabel"}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:

@@ -30,6 +30,24 @@ class DataError(ValueError):
         return cls(f"{path}: found {found}, expected {expected}")
 
 
+def finite(
+    path: Path | str, inputs: NDArray[Any], columns: list[str] | None = None, first: int = 0
+) -> None:
+    """Refuse NaN and infinite features; ``first`` is the number of the first row.
+
+    Raises:
+        DataError: names the first row and column that holds one.
+    """
+    # One pass without a temporary the size of the data: the sum of finite float32 values in
+    # float64 cannot overflow.
+    if np.isfinite(inputs.sum(dtype=np.float64)):
+        return
+    row, *place = (int(index) for index in np.argwhere(~np.isfinite(inputs))[0])
+    where = columns[place[0]] if columns else ", ".join(str(index) for index in place)
+    found = f"{inputs[(row, *place)]} in example {first + row}, feature {where} (counted from 0)"
+    raise DataError.unexpected(path, found, "finite features")
+
+
 # Finding data files and reading them, compressed or not; every failure names the file.
 
 

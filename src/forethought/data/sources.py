@@ -19,11 +19,10 @@ from forethought.data.dataset import (
     Labels,
     Split,
     Task,
-    finite,
     row_contents,
     split_off,
 )
-from forethought.data.files import DAMAGE, DataError, data_folder, read, resolve
+from forethought.data.files import DAMAGE, DataError, data_folder, finite, read, resolve
 from forethought.data.images import load_cifar10, load_idx, scaled, usual_norm_of_pixels
 from forethought.data.tables import Aside, load_table
 from forethought.values.caveats import Caveat

@@ -537,7 +537,7 @@ class _Reader:
     def targets(
         self, path: Path, rows: pl.DataFrame, labels: Labels | None, outside: Outside
     ) -> NDArray[np.int64] | NDArray[np.float32]:
-        """What to predict of the rows: classes, values, or several labels where ``labels`` is None.
+        """The rows' classes, values, or several labels where ``labels`` is None.
 
         Raises:
             DataError: a label that is missing, or not among those that are known.
