@@ -17,10 +17,9 @@ import numpy as np
 import torch
 
 import forethought as ft
-from forethought.data.deep_patches import deep_patch_features
+from forethought.data.deep_patches import deep_patch_features, shifted_patch_features
 from forethought.data.patches import patch_features
 from forethought.data.scattering import scatter
-from forethought.data.shifted_patches import shifted_patch_features
 from forethought.models import build
 
 COLOUR, ROUNDS = 50_000, 30  # CIFAR-10, and the rounds of its job

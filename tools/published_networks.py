@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.models.convolutional import image
-from forethought.models.wide import head, scaled
+from forethought.models.networks import head, image, scaled
 
 # Fewest channels of a group: a group of one channel and one pixel would be normalised to nothing.
 _CHANNELS, _GROUPS = 4, 32

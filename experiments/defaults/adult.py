@@ -21,8 +21,8 @@ import numpy as np
 
 import forethought as ft
 from forethought.data import Dataset, load
+from forethought.data.columns import TableSchema
 from forethought.data.dataset import Split
-from forethought.data.encoder import TableSchema
 from forethought.models import build
 
 NAMES = (

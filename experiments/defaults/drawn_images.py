@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from forethought.data.pen_strokes import pen_strokes
+from forethought.data.handwriting import pen_strokes
 from forethought.data.synthetic import images
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import forethought.data
-from forethought.data import deep_patches, shifted_patches
+from forethought.data import deep_patches
 from forethought.data.patches import Constants, constants, exact_products
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -73,7 +73,7 @@ def shifted(channels: int, write: bool) -> None:
     if write:
         np.savez_compressed(FOLDER / f"shifted_patches_{channels}.npz", **learnt)
         return
-    bundled = shifted_learner.arrays_of(shifted_patches.components(channels))
+    bundled = shifted_learner.arrays_of(deep_patches.evened_components(channels))
     for name in deep_patches.BLOCKS:
         likeness = (_rows(learnt[name]) * _rows(bundled[name])).sum(1)
         print(f"{channels}, {name}: same component, cosine: least {likeness.min():.4f}")

@@ -30,15 +30,15 @@ from forethought.data import load
 from forethought.data.deep_patches import (
     BLOCKS,
     CHANNELS,
+    SHIFTS,
     STILL,
     WEIGHTS,
     blocks_of,
     combined,
     deep_patch_features,
 )
+from forethought.data.deep_patches import evened_components as evened_out
 from forethought.data.patches import GRID, exact_products
-from forethought.data.shifted_patches import SHIFTS
-from forethought.data.shifted_patches import components as evened_out
 
 KEPT = Path(__file__).with_name("shifts.csv")
 FIELDS = ("images", "places", "second layer's weight", "epsilon 1", "epsilon 3")

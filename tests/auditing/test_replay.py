@@ -28,7 +28,7 @@ from forethought.auditing import federated, gossip, reference, replay
 from forethought.auditing.faults import replaced
 from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.replay import Replay, replaying
-from forethought.data.persons import of_persons
+from forethought.data.dataset import of_persons
 from forethought.gradients import BatchDims
 from forethought.rounds import contributions, noise, private_sum, sampling
 from forethought.rounds.noise import GaussianNoise

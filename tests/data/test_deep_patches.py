@@ -21,6 +21,8 @@ from forethought.data.deep_patches import (
     LEAST,
     WAVES,
     WEIGHTS,
+    Components,
+    Filters,
     cell_maps,
     cell_patches,
     constants,
@@ -32,7 +34,6 @@ from forethought.data.deep_patches import (
     standard_counts,
 )
 from forethought.data.patches import GRID, MOST, normalised_patches, windows
-from forethought.data.whole_filters import Components, Filters
 from learners.deep_patches import arrays_of, leading_components
 
 # Whoever changes the numbers on purpose changes Extractor.kind as well.

@@ -6,8 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.data import DataError, Dataset, Split, features, files, load
-from forethought.data.decorrelation import decorrelation, strokes
-from forethought.data.scattering import group_normalised, scatter
+from forethought.data.scattering import decorrelation, group_normalised, scatter, strokes
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from forethought.data import DataError, features, handwriting
-from forethought.data import pen_strokes as drawings
-from forethought.data.deskewing import deskewed
-from forethought.data.handwriting import POWER, RIDGE, evening
-from forethought.data.pen_strokes import pen_strokes
+from forethought.data import handwriting as drawings
+from forethought.data.handwriting import POWER, RIDGE, deskewed, evening, pen_strokes
 from forethought.data.scattering import group_normalised, scatter
 
 

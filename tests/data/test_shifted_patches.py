@@ -8,15 +8,17 @@ from tests.data.test_patches import digest, on_other_machines, pictures
 from forethought.data import deep_patches, features
 from forethought.data.deep_patches import (
     BLOCKS,
+    SHIFTS,
     STILL,
     blocks_of,
     counts_of,
     deep_patch_features,
+    evened_components,
     first_filters,
     pooled_at,
+    shifted_patch_features,
 )
 from forethought.data.patches import GRID, windows
-from forethought.data.shifted_patches import SHIFTS, components, shifted_patch_features
 
 # Whoever changes the numbers on purpose changes Extractor.kind as well.
 BITS = {1: "828be9710842021d", 3: "e133bece87bf3c92"}
@@ -121,7 +123,7 @@ def test_no_place_at_all_is_refused():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_bundled_components_have_their_shapes_and_exact_products(channels):
-    known = components(channels)
+    known = evened_components(channels)
     plain = deep_patches.components(channels)
     assert list(known) == list(BLOCKS)
     for name, one in known.items():

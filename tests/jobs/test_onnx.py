@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import forethought as ft
 from forethought.cli import app
-from forethought.data.encoder import Encoder, TableSchema
+from forethought.data.columns import Encoder, TableSchema
 from forethought.jobs import onnx_export
 from forethought.jobs.job import JobError
 from forethought.jobs.load import ModelCard

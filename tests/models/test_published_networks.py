@@ -8,7 +8,7 @@ from torch import nn
 
 from drawn import rand, randn
 from forethought.models import build
-from forethought.models.wide import StandardisedConv2d
+from forethought.models.networks import StandardisedConv2d
 from forethought.models.zoo import PUBLISHED as ONCE_INSTALLED
 from published_networks import Gate, Shuffle, norm
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from drawn import rand
 from forethought.models import build, names
-from forethought.models.activations import TemperedSigmoid
+from forethought.models.networks import TemperedSigmoid
 from forethought.models.zoo import MODELS
 
 

@@ -14,8 +14,7 @@ from torch import nn
 import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.data import DataError, TableSchema, load
-from forethought.data.dataset import Split
-from forethought.data.persons import EMPTY, by_person
+from forethought.data.dataset import EMPTY, Split, by_person
 from forethought.gradients import clipped_sum
 from forethought.jobs.audit import audit
 from forethought.jobs.job import Job, JobError

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from forethought.data.deep_patches import (
     BLOCKS,
     COMPONENTS,
+    STANDARD,
+    Components,
     Constants,
+    Filters,
     cell_maps,
     cell_patches,
     first_filters,
@@ -24,7 +27,6 @@ from forethought.data.deep_patches import (
     second_pooled,
     standard_counts,
 )
-from forethought.data.whole_filters import STANDARD, Components, Filters
 from learners.dead_leaves import dead_leaves
 from learners.patches import (
     CHANNEL_RIDGE,

@@ -19,9 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from forethought.data.deep_patches import BLOCKS, STILL, components, counts_of
+from forethought.data.deep_patches import (
+    BLOCKS,
+    STANDARD,
+    STILL,
+    Components,
+    Filters,
+    components,
+    counts_of,
+)
 from forethought.data.patches import exact_products
-from forethought.data.whole_filters import STANDARD, Components, Filters
 from learners.dead_leaves import dead_leaves
 from learners.patches import SEED, counted_filters
 

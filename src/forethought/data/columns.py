@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from itertools import product
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
@@ -15,7 +15,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.files import DataError
+from forethought.data.files import DataError, finite
+from forethought.data.reading import AS_USUAL, TableFormat
+from forethought.values.serialisation import Stored, plain
 
 # A look at a column of a private table, for its owner alone: ``forethought init`` takes it.
 
@@ -97,9 +99,10 @@ class Seen:
 # :data:`KINDS`: docs/adding_a_column.md shows one from beginning to end.
 
 
+Common = Mapping[str, Any]  # of a column's options: ``missing`` and ``codes``
 Missing = Literal["refuse", "middle", "category"]
 POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")
-_MOST_CATEGORIES = 1000
+MOST_CATEGORIES = 1000
 # Days are counted from here.
 EPOCH = date(2000, 1, 1)
 CENTURY = (date(1950, 1, 1), date(2049, 12, 31))
@@ -184,12 +187,14 @@ class Column(ABC):
     kind: ClassVar[str]
     #: How a job file writes it, for messages.
     form: ClassVar[str]
+    #: Largest norm that its features can have.
+    bound: ClassVar[float]
+    #: Mean square norm of its features, entries spread evenly over what is declared.
+    usual_square: ClassVar[float]
 
     @classmethod
     @abstractmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         """The column of a declaration in a job file.
 
         Args:
@@ -216,19 +221,18 @@ class Column(ABC):
         own = self._titles(name)
         return (*own, f"{name} missing") if own and self.missing == "category" else own
 
-    @property
-    @abstractmethod
-    def bound(self) -> float:
-        """Largest norm that its features can have."""
-
-    @property
-    @abstractmethod
-    def usual_square(self) -> float:
-        """Mean square norm of its features, entries spread evenly over what is declared."""
-
     def absent(self, entries: pl.Series) -> pl.Series:
         """True for each entry that counts as missing."""
-        return _absent(entries, self.codes)
+        words = entries.dtype == pl.String
+        text = entries.str.strip_chars() if words else entries
+        absent = entries.is_null()
+        if words:
+            absent = absent | text.str.to_lowercase().is_in(list(MISSING_WORDS))
+        elif entries.dtype.is_float():
+            absent = absent | entries.is_nan().fill_null(False)
+        if self.codes:
+            absent = absent | text.cast(pl.Float64, strict=False).is_in(list(self.codes))
+        return absent.fill_null(True)
 
     @abstractmethod
     def _titles(self, name: str) -> tuple[str, ...]:
@@ -318,7 +322,9 @@ def register(kind: _Kind) -> _Kind:
         TypeError: something that every kind says is not said, or another kind has its name.
     """
     lacking = sorted(kind.__abstractmethods__)
-    lacking += [name for name in ("kind", "form") if not hasattr(kind, name)]
+    lacking += [
+        name for name in ("kind", "form", "bound", "usual_square") if not hasattr(kind, name)
+    ]
     if lacking:
         raise TypeError(f"the kind of column {kind.__name__} does not say {', '.join(lacking)}")
     if KINDS.setdefault(kind.kind, kind) is not kind:
@@ -343,11 +349,11 @@ class Number(Column):
     log: bool = False
     kind: ClassVar[str] = "range"
     form: ClassVar[str] = '[0, 110] for a range, {range = [10, 80], missing = "middle", log = true}'
+    bound: ClassVar[float] = 1.0
+    usual_square: ClassVar[float] = 1 / 3
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         low, high = value
         log = _flag(options.pop("log", False))
         return cls(**common, low=_real(low), high=_real(high), decimal=decimal, log=log)
@@ -387,14 +393,6 @@ class Number(Column):
             raise UndeclaredError(f"[{self.low}, {self.high}] is too wide for its logarithm")
         if self.scale[1] < np.finfo(np.float64).tiny:
             raise UndeclaredError(f"[{self.low}, {self.high}] is too narrow to tell numbers apart")
-
-    @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
-    def usual_square(self) -> float:
-        return 1 / 3
 
     @property
     def scale(self) -> tuple[float, float]:
@@ -473,11 +471,11 @@ class Plain(Column):
     decimal: str = "."
     kind: ClassVar[str] = "plain"
     form: ClassVar[str] = ""  # no owner writes it
+    bound: ClassVar[float] = math.inf
+    usual_square: ClassVar[float] = math.inf
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         return cls(**common, decimal=decimal)
 
     @classmethod
@@ -486,14 +484,6 @@ class Plain(Column):
 
     def describe(self) -> str:
         return "a number"
-
-    @property
-    def bound(self) -> float:
-        return math.inf
-
-    @property
-    def usual_square(self) -> float:
-        return math.inf
 
     def _titles(self, name: str) -> tuple[str, ...]:
         return (name,)
@@ -505,6 +495,28 @@ class Plain(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> list[NDArray[np.float32]]:
         return [as_numbers(where, name, entries, absent, self.decimal).astype(np.float32)]
+
+    def encode(
+        self, where: str, name: str, entries: pl.Series, first: int, outside: Outside
+    ) -> NDArray[np.float32]:
+        if self != Plain():
+            return super().encode(where, name, entries, first, outside)
+        values = entries.cast(pl.Float64, strict=False)
+        if values.null_count():
+            values = _words(entries).cast(pl.Float64, strict=False)
+        if values.null_count():
+            row = int(values.is_null().arg_true()[0])
+            entry = "" if entries[row] is None else str(entries[row])
+            missing = entry.strip().lower() in MISSING_WORDS
+            raise UndeclaredError.unexpected(
+                where,
+                f"{entry!r} in column {name}, example {first + row}",
+                f"a number{': fill or drop missing entries beforehand' if missing else ''}",
+            )
+        with np.errstate(over="ignore"):
+            numbers = values.to_numpy().astype(np.float32)
+        finite(where, numbers[:, None], [name], first)
+        return numbers[:, None]
 
     def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
         value = graph.input(name, np.float64, self.describe())
@@ -531,11 +543,11 @@ class Category(Column):
     lenient: bool = False
     kind: ClassVar[str] = "categories"
     form: ClassVar[str] = '{categories = ["A", "B"], other = true}'
+    bound: ClassVar[float] = 1.0
+    usual_square: ClassVar[float] = 1.0
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         words = tuple(_word(word) for word in value)
         other, lenient = (_flag(options.pop(name, False)) for name in ("other", "lenient"))
         return cls(**common, words=words, other=other, lenient=lenient)
@@ -556,18 +568,10 @@ class Category(Column):
             raise UndeclaredError(
                 f"categories are one or more different words, not {list(self.words)!r}"
             )
-        if len(self.words) > _MOST_CATEGORIES:
+        if len(self.words) > MOST_CATEGORIES:
             raise UndeclaredError(
-                f"{len(self.words)} categories: at most {_MOST_CATEGORIES}; drop a column of names"
+                f"{len(self.words)} categories: at most {MOST_CATEGORIES}; drop a column of names"
             )
-
-    @property
-    def bound(self) -> float:
-        return 1.0
-
-    @property
-    def usual_square(self) -> float:
-        return 1.0
 
     def _titles(self, name: str) -> tuple[str, ...]:
         own = tuple(f"{name}={word}" for word in self.words)
@@ -575,10 +579,7 @@ class Category(Column):
 
     def absent(self, entries: pl.Series) -> pl.Series:
         # A declared word is that word, even where others would take it for a missing entry.
-        return _absent(entries, self.codes) & ~self._known(_words(entries))
-
-    def _known(self, words: pl.Series) -> pl.Series:
-        return words.is_in(list(self.words)).fill_null(False)
+        return super().absent(entries) & ~_words(entries).is_in(list(self.words))
 
     def to_value(self) -> Any:
         found: dict[str, Any] = {"categories": list(self.words)}
@@ -592,7 +593,7 @@ class Category(Column):
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> list[NDArray[np.float32]]:
         words = _words(entries)
-        strange = ~self._known(words) & ~absent
+        strange = ~words.is_in(list(self.words)) & ~absent
         count = int(strange.sum())
         outside.note(outside.unknown, name, count)
         if count and not (self.other or self.lenient):
@@ -601,9 +602,7 @@ class Category(Column):
                 f"{where}: found {words[row]!r} in column {name}, expected one of "
                 f"{', '.join(self.words[:20])}: declare it, or write other = true"
             )
-        found = [
-            (words == word).fill_null(False).cast(pl.Float32).to_numpy() for word in self.words
-        ]
+        found = [(words == word).cast(pl.Float32).to_numpy() for word in self.words]
         if self.other:
             found.append(strange.cast(pl.Float32).to_numpy())
         return found
@@ -650,11 +649,11 @@ class Date(Column):
     written: str | None = None
     kind: ClassVar[str] = "date"
     form: ClassVar[str] = '"date", {date = ["2010-01-01", "2029-12-31"]}'
+    bound: ClassVar[float] = math.sqrt(2.0)
+    usual_square: ClassVar[float] = 1 / 3 + 1  # of the place; of sine and cosine together
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         first, last = CENTURY if value is True else map(_day, value)
         return cls(**common, first=first, last=last, written=options.pop("format", None))
 
@@ -679,14 +678,6 @@ class Date(Column):
                 f"a range of days is two days, the earlier one first, not "
                 f"[{self.first}, {self.last}]"
             )
-
-    @property
-    def bound(self) -> float:
-        return math.sqrt(2.0)
-
-    @property
-    def usual_square(self) -> float:
-        return 1 / 3 + 1  # of the place; of sine and cosine together
 
     def _titles(self, name: str) -> tuple[str, ...]:
         return (name, f"{name} sine of the year", f"{name} cosine of the year")
@@ -760,11 +751,11 @@ class Dropped(Column):
 
     kind: ClassVar[str] = "drop"
     form: ClassVar[str] = '"drop"'
+    bound: ClassVar[float] = 0.0
+    usual_square: ClassVar[float] = 0.0
 
     @classmethod
-    def declared(
-        cls, value: Any, options: dict[str, Any], common: Mapping[str, Any], decimal: str
-    ) -> Self:
+    def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
         return cls("category")
 
     @classmethod
@@ -775,14 +766,6 @@ class Dropped(Column):
 
     def describe(self) -> str:
         return "anything"
-
-    @property
-    def bound(self) -> float:
-        return 0.0
-
-    @property
-    def usual_square(self) -> float:
-        return 0.0
 
     def _titles(self, name: str) -> tuple[str, ...]:
         return ()
@@ -942,25 +925,8 @@ def as_numbers(
     return np.where(hidden, np.nan, numbers) if hidden.any() else numbers
 
 
-def _absent(entries: pl.Series, codes: tuple[float, ...]) -> pl.Series:
-    absent = entries.is_null()
-    if entries.dtype == pl.String:
-        absent = absent | entries.str.strip_chars().str.to_lowercase().is_in(list(MISSING_WORDS))
-    elif entries.dtype.is_float():
-        absent = absent | entries.is_nan().fill_null(False)
-    if codes:
-        numbers = (
-            entries.str.strip_chars().cast(pl.Float64, strict=False)
-            if entries.dtype == pl.String
-            else entries.cast(pl.Float64, strict=False)
-        )
-        absent = absent | numbers.is_in(list(codes))
-    return absent.fill_null(True)
-
-
 def _words(entries: pl.Series) -> pl.Series:
-    text = entries if entries.dtype == pl.String else entries.cast(pl.String)
-    return text.str.strip_chars()
+    return entries.cast(pl.String).str.strip_chars().fill_null("")
 
 
 def _table(found: dict[str, Any], column: Column) -> dict[str, Any]:
@@ -969,3 +935,179 @@ def _table(found: dict[str, Any], column: Column) -> dict[str, Any]:
     if column.codes:
         found["codes"] = list(column.codes)
     return found
+
+
+# From rows of a table to features and targets, the same for training and for new records.
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The owner's declaration of a table, so that no record decides how it is read.
+
+    Args:
+        columns: column → what it is, in the forms of a job file's ``[data.columns]``.
+        missing: what a missing entry means where a column does not say.
+        target_range: lowest and highest value to regress on; targets are scaled to [−1, 1].
+        measured: whether any of it was taken from the private file, as ``forethought init`` does;
+            the Statement then says that this is outside the guarantee.
+        form: how a text is written.
+        person: the column that says whose row it is; then a record is a person, and every
+            guarantee is about persons. records_per_person: how many rows of one are kept at most.
+
+    Raises:
+        DataError: a declaration that cannot be used; names the column.
+    """
+
+    columns: Mapping[str, Any]
+    missing: str = "refuse"
+    target_range: tuple[float, float] | None = None
+    measured: bool = False
+    form: TableFormat = AS_USUAL
+    person: str | None = None
+    records_per_person: int = 4
+
+    def __post_init__(self) -> None:
+        if self.missing not in POLICIES:
+            raise UndeclaredError(
+                f"missing = {self.missing!r}: the choice is {', '.join(POLICIES)}"
+            )
+        if not self.columns:
+            raise UndeclaredError("[data.columns] declares nothing: name every column in it")
+        if self.target_range is not None:
+            low, high = self.target_range
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise UndeclaredError(
+                    f"target_range is two numbers, the smaller one first, not [{low}, {high}]"
+                )
+            object.__setattr__(self, "target_range", (float(low), float(high)))
+        self.parsed()
+
+    def parsed(self) -> dict[str, Column]:
+        """The columns as values."""
+        return {
+            name: column(name, value, missing=self.missing, decimal=self.form.decimal)
+            for name, value in self.columns.items()
+        }
+
+
+@dataclass(frozen=True)
+class Encoder(Stored):
+    """The way from a table to features, and the meaning of a model's outputs.
+
+    Args:
+        columns: names and kinds of the columns that become features, in their order.
+        label: the target's column. classes: what it says, class 0 first; None for a regression.
+            Of several labels: None, and the names of their columns.
+        multilabel: whether ``classes`` are labels, of which a record has several or none.
+        target_range: of a regression whose targets are scaled to [−1, 1]; None: as they are.
+        form: how a text is written.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/encoder/1"
+    CALLED: ClassVar[str] = "encoder"
+
+    columns: tuple[tuple[str, Column], ...]
+    label: str | None = None
+    classes: tuple[str, ...] | None = None
+    target_range: tuple[float, float] | None = None
+    form: TableFormat = AS_USUAL
+    multilabel: bool = False
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(title for name, kind in self.columns for title in kind.titles(name))
+
+    @property
+    def bound(self) -> float:
+        """Largest norm that an encoded record can have."""
+        return math.sqrt(math.fsum(kind.bound**2 for _, kind in self.columns))
+
+    @property
+    def usual_norm(self) -> float | None:
+        """Root mean square norm of records spread evenly over what is declared; None: no ranges."""
+        total = math.fsum(kind.usual_square for _, kind in self.columns)
+        return math.sqrt(total) if 0 < total < math.inf else None
+
+    def encode(
+        self, frame: pl.DataFrame, where: str, first: int = 0, outside: Outside | None = None
+    ) -> NDArray[np.float32]:
+        """Features, float32, (rows, features).
+
+        Args:
+            frame: has the columns by name; others are left alone.
+            where: the file, for messages. first: number of the first row.
+            outside: counts what a declaration had to bend.
+
+        Raises:
+            DataError: a column is not there, or an entry that its declaration does not cover.
+        """
+        lacking = [name for name, kind in self.columns if kind.titles(name)]
+        lacking = [name for name in lacking if name not in frame.columns]
+        if lacking:
+            raise DataError.unexpected(
+                where, f"the columns {', '.join(frame.columns[:20])}", f"also {', '.join(lacking)}"
+            )
+        noted = Outside() if outside is None else outside
+        features = np.empty((len(frame), len(self.titles)), np.float32)
+        at = 0
+        for name, kind in self.columns:
+            width = len(kind.titles(name))
+            if width:
+                found = kind.encode(where, name, frame[name], first, noted)
+                features[:, at : at + width] = found
+                at += width
+        return features
+
+    def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> NDArray[np.float32]:
+        """Values to regress on, scaled to [−1, 1] where a range is declared and clipped to it."""
+        label = self.label or ""
+        entries = frame[label]
+        values = as_numbers(where, label, entries, entries.is_null(), self.form.decimal)
+        if np.isnan(values).any():
+            row = int(np.isnan(values).argmax())
+            raise DataError.unexpected(where, f"no label in example {row}", "a number")
+        if self.target_range is None:
+            return values.astype(np.float32)
+        low, high = self.target_range
+        outside.note(outside.clipped, label, int(((values < low) | (values > high)).sum()))
+        scaled = (np.clip(values, low, high) - (low / 2 + high / 2)) / (high / 2 - low / 2)
+        return np.clip(scaled, -1, 1).astype(np.float32)
+
+    def restored(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """A regression's outputs in the unit of its targets."""
+        values = outputs.astype(np.float64)
+        if self.target_range is None:
+            return values
+        low, high = self.target_range
+        return values * (high / 2 - low / 2) + (low / 2 + high / 2)
+
+    def _values(self) -> dict[str, Any]:
+        columns = [[name, kind.to_value()] for name, kind in self.columns]
+        values = plain({name: getattr(self, name) for name in ("label", "classes", "target_range")})
+        rest = {"format": plain(self.form), "multilabel": self.multilabel}
+        return {"columns": columns, **values, **rest}
+
+    @classmethod
+    def _keys(cls) -> set[str]:
+        return {"columns", "label", "classes", "target_range", "format", "multilabel"}
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Self:
+        form = TableFormat(**values.pop("format"))
+        columns = [
+            (name, column(name, value, decimal=form.decimal)) for name, value in values["columns"]
+        ]
+        for name in ("classes", "target_range"):
+            values[name] = None if values[name] is None else tuple(values[name])
+        return cls(**{**values, "columns": tuple(columns)}, form=form)
+
+    def with_classes(self, classes: Sequence[Any]) -> Encoder:
+        """The same with what the classes are called."""
+        return replace(self, classes=tuple(_called(label) for label in classes))
+
+
+def _called(label: Any) -> str:
+    """A class as a person writes it: 1, not 1.0."""
+    number = isinstance(label, float | np.floating)
+    return str(int(label)) if number and float(label).is_integer() else str(label)

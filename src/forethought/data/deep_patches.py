@@ -20,10 +20,10 @@ from importlib.resources import files
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from forethought.data import patches
 from forethought.data.patches import GRID, MOST, normalised_patches, windows
-from forethought.data.whole_filters import STANDARD, Components, Filters
 
 LEAST = 20  # pixels a side: at half the size the windows want some patches each
 FINE, CELLS, COMPONENTS = 9, 2, 128  # the second layer's grid, a patch's cells a side, and channels
@@ -401,3 +401,86 @@ def second_pooled(maps: torch.Tensor, filters: Filters) -> torch.Tensor:
     pools = (windows(side, GRID) * 0.5) @ down.view(-1, GRID, side, both.shape[-1])
     # The mirror image's map lies as the mirror image does already.
     return _parts(pools.view(2, len(maps), 2, *pools.shape[1:]).sum(2).transpose(0, 1))
+
+
+# Linear filters in whole numbers: products with them are exact, so every machine has the same.
+
+
+STANDARD = 16  # a standardised number is counted in 1/16, to ±127
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """Linear filters in whole numbers: filter k counts in 2^−exponents[k].
+
+    Args:
+        filters: int8, (count, size). exponents: int8, (count,).
+    """
+
+    filters: NDArray[np.int8]
+    exponents: NDArray[np.int8]
+
+    @lru_cache(maxsize=32)  # noqa: B019 (there are fourteen, bundled, of grey and of colour)
+    def times(self, unit: float) -> torch.Tensor:
+        """The filters times a power of two, float32, (size, count): products stay exact."""
+        scaled = self.filters * (unit * np.exp2(-self.exponents.astype(np.float64)))[:, None]
+        return torch.from_numpy(scaled.astype(np.float32)).T.contiguous()
+
+
+@dataclass(frozen=True)
+class Components:
+    """Leading components of standardised roots, decorrelated.
+
+    Args:
+        filters: one for each component, over the channels.
+        offsets: int32, (components,): what they give for the mean of the channels, to be taken off.
+    """
+
+    filters: Filters
+    offsets: NDArray[np.int32]
+
+    def of(self, counts: torch.Tensor, unit: float) -> torch.Tensor:
+        """Components of counts (…, channels), in whole numbers of 1/unit; (…, components)."""
+        scales = unit / STANDARD * np.exp2(-self.filters.exponents.astype(np.float64))
+        offsets = torch.from_numpy((self.offsets * scales).astype(np.float32))
+        return (counts @ self.filters.times(unit / STANDARD)).sub_(offsets).round_()
+
+
+# Deep patches averaged over shifts of the image, their components evened out by alterations.
+
+
+# Even: the image at half its size is shifted by whole pixels too.
+SHIFTS: tuple[Place, ...] = ((0, 0), (-2, 0), (2, 0), (0, -2), (0, 2))
+
+
+def shifted_patch_features(images: torch.Tensor, *, chunk: int = 64) -> torch.Tensor:
+    """Shifted patch features of every image by itself.
+
+    Responses are the same ones under windows that are moved, and are computed once. What a shift
+    brings in from beyond the edge is flat: nothing responds to it.
+
+    Args:
+        images: float32, (N, 1 or 3, H, W) in [0, 1], 20 to 96 pixels a side; values are rounded
+            to 1/255.
+        chunk: images at a time. It bounds memory and changes nothing else, not a bit.
+
+    Returns:
+        float32, (N, 1280, 4, 4), each image of norm 1 less what truncation to eight bits takes.
+
+    Raises:
+        ValueError: another shape.
+    """
+    return deep_patch_features(images, chunk=chunk, places=SHIFTS, evened_out=evened_components)
+
+
+@lru_cache(maxsize=2)
+def evened_components(channels: int) -> dict[str, Components]:
+    """The bundled components for grey (1) or colour (3) images, by block."""
+    file = files("forethought.data") / f"shifted_patches_{channels}.npz"
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        return {
+            name: Components(
+                Filters(arrays[name], arrays[f"{name}_exponents"]), arrays[f"{name}_offsets"]
+            )
+            for name in BLOCKS
+        }

@@ -15,21 +15,27 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from forethought.data import deep_patches
+from forethought.data import deep_patches, patches
 from forethought.data.dataset import Dataset, Split
-from forethought.data.decorrelation import POWER, RIDGE, SEED, decorrelated
-from forethought.data.deep_patches import deep_patch_features
-from forethought.data.deskewing import deskewed
+from forethought.data.deep_patches import deep_patch_features, shifted_patch_features
 from forethought.data.files import DataError, cache_folder, keep_array, kept_array
-from forethought.data.handwriting import handwriting_features
-from forethought.data.handwriting import shape_of as shape_of_handwriting
-from forethought.data.idx import usual_norm_of_pixels
-from forethought.data.patches import CHANNELS, GRID, LEAST, MOST, patch_features, suits
-from forethought.data.scattering import channels, group_normalised, scatter
-from forethought.data.shifted_patches import shifted_patch_features
+from forethought.data.handwriting import deskewed, handwriting_features
+from forethought.data.images import usual_norm_of_pixels
+from forethought.data.patches import GRID, LEAST, MOST, patch_features
+from forethought.data.scattering import (
+    ANGLES,
+    POWER,
+    RIDGE,
+    SCALES,
+    SEED,
+    channels,
+    decorrelated,
+    group_normalised,
+    scatter,
+    shape_of,
+)
 from forethought.values.caveats import Caveat
 
-SCALES, ANGLES = 2, 8
 GROUP = 3  # channels normalised together: 27 groups for each plane of the image
 PRIVATE, _KEY, _KEY_BYTES = "private", "key", 32
 
@@ -56,7 +62,7 @@ class Extractor:
     shape: Callable[[Shape], Shape]
     compute: Callable[[torch.Tensor], torch.Tensor]
     usual_norm: Callable[[Shape], float]
-    halved: bool = False
+    halved: bool = True
 
     @property
     def caveat(self) -> Caveat:
@@ -77,97 +83,100 @@ def _scattered(images: torch.Tensor) -> torch.Tensor:
 
 
 def _grey(shape: Shape) -> bool:
-    return suits(shape) and shape[1] == 1
+    return patches.suits(shape) and shape[1] == 1
 
+
+def _unit(shape: Shape) -> float:
+    return 1.0
+
+
+def _on_grid(count: int) -> Callable[[Shape], Shape]:
+    return lambda shape: (shape[0], count, GRID, GRID)
+
+
+_ALONE = "each example normalised by itself"
+_COEFFICIENTS = f"scattering coefficients (J={SCALES}, L={ANGLES}), {_ALONE}"
+_LEARNT = "filters and constants were learnt from synthetic shapes"
+_SIDE = f"{MOST} pixels a side"
+_POOLED = f"pooled, {_ALONE}, then decorrelated"
 
 EXTRACTORS = {
-    "scattering": Extractor(
-        "scattering",
-        f"scattering/3 J={SCALES} L={ANGLES} group={GROUP} strokes={SEED} {RIDGE} {POWER}",
-        "scattering coefficients",
-        f"scattering needs images (N, C, H, W) of more than {2**SCALES} pixels a side",
-        f"inputs replaced by scattering coefficients (J={SCALES}, L={ANGLES}), each example "
-        f"normalised by itself in groups of {GROUP} channels, then decorrelated by constants "
-        "computed on synthetic strokes",
-        lambda shape: len(shape) == 4 and min(shape[2:]) > 2**SCALES,
-        lambda shape: (
-            shape[0],
-            shape[1] * channels(SCALES, ANGLES),
-            shape[2] // 2**SCALES,
-            shape[3] // 2**SCALES,
+    row.name: row
+    for row in (
+        Extractor(
+            "scattering",
+            f"scattering/3 J={SCALES} L={ANGLES} group={GROUP} strokes={SEED} {RIDGE} {POWER}",
+            "scattering coefficients",
+            f"scattering needs images (N, C, H, W) of more than {2**SCALES} pixels a side",
+            f"inputs replaced by {_COEFFICIENTS} in groups of {GROUP} channels, then decorrelated "
+            "by constants computed on synthetic strokes",
+            lambda shape: len(shape) == 4 and min(shape[2:]) > 2**SCALES,
+            shape_of,
+            _scattered,
+            # As the synthetic strokes have it: decorrelation leaves channels a deviation near 1.
+            lambda shape: 0.75 * math.sqrt(math.prod(shape[1:])),
+            halved=False,
         ),
-        _scattered,
-        # As the synthetic strokes have it: decorrelation leaves most channels a deviation near 1.
-        lambda shape: 0.75 * math.sqrt(math.prod(shape[1:])),
-    ),
-    "patches": Extractor(
-        "patches",
-        "patches/1",
-        "patch features",
-        f"patches need images (N, 1 or 3, H, W) of {LEAST} to {MOST} pixels a side",
-        "inputs replaced by patch features: responses to fixed filters, pooled, each example "
-        "normalised by itself, then decorrelated; filters and constants were learnt from "
-        "synthetic shapes",
-        suits,
-        lambda shape: (shape[0], CHANNELS, GRID, GRID),
-        lambda images: patch_features(images),
-        lambda shape: 1.0,
-        halved=True,
-    ),
-    "deep-patches": Extractor(
-        "deep-patches",
-        "deep-patches/2",
-        "deep patch features",
-        f"deep patches need images (N, 1 or 3, H, W) of {deep_patches.LEAST} to {MOST} pixels a "
-        "side",
-        "inputs replaced by deep patch features: responses to two layers of fixed filters at two "
-        "scales, pooled, each example normalised by itself, then decorrelated; filters and "
-        "constants were learnt from synthetic shapes",
-        deep_patches.suits,
-        lambda shape: (shape[0], deep_patches.CHANNELS, GRID, GRID),
-        lambda images: deep_patch_features(images),
-        lambda shape: 1.0,
-        halved=True,
-    ),
-    "shifted-patches": Extractor(
-        "shifted-patches",
-        "shifted-patches/1",
-        "shifted patch features",
-        f"shifted patches need images (N, 1 or 3, H, W) of {deep_patches.LEAST} to {MOST} pixels "
-        "a side",
-        "inputs replaced by deep patch features, averaged over the image and four shifts of it by "
-        "two pixels and evened out; filters and constants were learnt from synthetic shapes",
-        deep_patches.suits,
-        lambda shape: (shape[0], deep_patches.CHANNELS, GRID, GRID),
-        lambda images: shifted_patch_features(images),
-        lambda shape: 1.0,
-        halved=True,
-    ),
-    "deskewed": Extractor(
-        "deskewed",
-        "deskewed/1",
-        "deskewed images",
-        f"deskewing needs grey images (N, 1, H, W) of {LEAST} to {MOST} pixels a side",
-        "images deskewed, each by its own moments",
-        _grey,
-        lambda shape: shape,
-        deskewed,
-        usual_norm_of_pixels,
-    ),
-    "handwriting": Extractor(
-        "handwriting",
-        "handwriting/1",
-        "scattering coefficients of deskewed images",
-        f"handwriting needs grey images (N, 1, H, W) of {LEAST} to {MOST} pixels a side",
-        "inputs deskewed, each by its own moments, and replaced by scattering coefficients "
-        f"(J={SCALES}, L={ANGLES}), each example normalised by itself, then evened out by "
-        "constants computed on drawings of a random pen",
-        _grey,
-        shape_of_handwriting,
-        handwriting_features,
-        lambda shape: 1.0,
-        halved=True,
-    ),
+        Extractor(
+            "patches",
+            "patches/1",
+            "patch features",
+            f"patches need images (N, 1 or 3, H, W) of {LEAST} to {_SIDE}",
+            f"inputs replaced by patch features: responses to fixed filters, {_POOLED}; {_LEARNT}",
+            patches.suits,
+            _on_grid(patches.CHANNELS),
+            lambda images: patch_features(images),
+            _unit,
+        ),
+        Extractor(
+            "deep-patches",
+            "deep-patches/2",
+            "deep patch features",
+            f"deep patches need images (N, 1 or 3, H, W) of {deep_patches.LEAST} to {_SIDE}",
+            "inputs replaced by deep patch features: responses to two layers of fixed filters at "
+            f"two scales, {_POOLED}; {_LEARNT}",
+            deep_patches.suits,
+            _on_grid(deep_patches.CHANNELS),
+            lambda images: deep_patch_features(images),
+            _unit,
+        ),
+        Extractor(
+            "shifted-patches",
+            "shifted-patches/1",
+            "shifted patch features",
+            f"shifted patches need images (N, 1 or 3, H, W) of {deep_patches.LEAST} to {_SIDE}",
+            "inputs replaced by deep patch features, averaged over the image and four shifts of it "
+            f"by two pixels and evened out; {_LEARNT}",
+            deep_patches.suits,
+            _on_grid(deep_patches.CHANNELS),
+            lambda images: shifted_patch_features(images),
+            _unit,
+        ),
+        Extractor(
+            "deskewed",
+            "deskewed/1",
+            "deskewed images",
+            f"deskewing needs grey images (N, 1, H, W) of {LEAST} to {_SIDE}",
+            "images deskewed, each by its own moments",
+            _grey,
+            lambda shape: shape,
+            deskewed,
+            usual_norm_of_pixels,
+            halved=False,
+        ),
+        Extractor(
+            "handwriting",
+            "handwriting/1",
+            "scattering coefficients of deskewed images",
+            f"handwriting needs grey images (N, 1, H, W) of {LEAST} to {_SIDE}",
+            f"inputs deskewed, each by its own moments, and replaced by {_COEFFICIENTS}, then "
+            "evened out by constants computed on drawings of a random pen",
+            _grey,
+            shape_of,
+            handwriting_features,
+            _unit,
+        ),
+    )
 }
 
 

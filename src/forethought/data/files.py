@@ -10,9 +10,10 @@ import struct
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,29 @@ class DataError(ValueError):
         return cls(f"{path}: found {found}, expected {expected}")
 
 
+def finite(
+    path: Path | str, inputs: NDArray[Any], columns: list[str] | None = None, first: int = 0
+) -> None:
+    """Refuse NaN and infinite features; ``first`` is the number of the first row.
+
+    Raises:
+        DataError: names the first row and column that holds one.
+    """
+    # One pass without a temporary the size of the data: the sum of finite float32 values in
+    # float64 cannot overflow.
+    if np.isfinite(inputs.sum(dtype=np.float64)):
+        return
+    row, *place = (int(index) for index in np.argwhere(~np.isfinite(inputs))[0])
+    where = columns[place[0]] if columns else ", ".join(str(index) for index in place)
+    found = f"{inputs[(row, *place)]} in example {first + row}, feature {where} (counted from 0)"
+    raise DataError.unexpected(path, found, "finite features")
+
+
 # Finding data files and reading them, compressed or not; every failure names the file.
 
 
 FOLDER_VARIABLE = "FORETHOUGHT_DATA"
-_OPENERS = {b"\x1f\x8b": gzip.decompress, b"\xfd7zXZ\x00": lzma.decompress, b"BZh": bz2.decompress}
+_OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open}
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what a damaged compressed file raises
 
 
@@ -82,25 +101,34 @@ def resolve(path: str, folder: Path | None) -> Path:
     raise DataError(f"no file {' or '.join(map(str, tried))}")
 
 
-def read(path: Path) -> bytes:
-    """The file's content, decompressed when it starts like a gzip, xz or bzip2 file.
+def read(path: Path, most: int = -1) -> bytes:
+    """The file's content, or so many bytes of it, decompressed as by :func:`opened_file`.
 
     Raises:
         DataError: unreadable, truncated or corrupt.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    for start, decompress in _OPENERS.items():
-        if content.startswith(start):
-            try:
-                return decompress(content)
-            except (*DAMAGE, ValueError) as error:
-                raise DataError.unexpected(
-                    path, f"a truncated or corrupt compressed file ({error})", "an intact one"
-                ) from error
-    return content
+        with opened_file(path) as file:
+            return file.read(most)
+    except (*DAMAGE, ValueError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        raise DataError.unexpected(
+            path, f"a truncated or corrupt compressed file ({error})", "an intact one"
+        ) from error
+
+
+@contextmanager
+def opened_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file's bytes, decompressed where it starts like a gzip, xz or bzip2 file."""
+    with path.open("rb") as file:
+        start = file.peek(8)[:8]
+        opener = next((found for mark, found in _OPENERS.items() if start.startswith(mark)), None)
+        if opener is None:
+            yield file
+            return
+        with opener(file, "rb") as plain:
+            yield plain
 
 
 # Arrays that are computed once and kept in the user's cache folder: whole files or none.

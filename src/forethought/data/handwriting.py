@@ -3,9 +3,9 @@
 Private gradient descent takes few, noisy steps. Where the features of all records share a large
 mean and a few strong directions, these take up the clipping norm and limit the step, and what
 tells the classes apart drowns. Statistics of the private records would have to be paid for; those
-of random drawings in the middle of the image (:mod:`forethought.data.pen_strokes`) are nearly as
-good, and free: of deskewed digits' squared norm they leave six hundredths in the mean, where
-statistics of strokes all over the image (:mod:`forethought.data.decorrelation`) leave four tenths.
+of random drawings in the middle of the image (:func:`pen_strokes`) are nearly as good, and free: of
+deskewed digits' squared norm they leave six hundredths in the mean, where statistics of strokes all
+over the image (:func:`forethought.data.scattering.strokes`) leave four tenths.
 
 With Σ the covariance of the drawings' features, over channels and places together, features are
 multiplied by ((Σ + ridge) / (tail + ridge))^(−1/4), where all but the strongest directions of Σ are
@@ -20,23 +20,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn import functional
 
-from forethought.data import deskewing, pen_strokes, scattering
-from forethought.data.deskewing import deskewed
+from forethought.data import scattering
 from forethought.data.files import cache_folder, keep_array, kept_array
-from forethought.data.scattering import channels, group_normalised, scatter
+from forethought.data.scattering import ANGLES, SCALES, group_normalised, scatter, shape_of
 
-SCALES, ANGLES = 2, 8
 GROUPS = 27  # of three channels, as for scattering by itself
 DIRECTIONS, SPARE = 256, 40  # of Σ; and how many more are iterated, so that these converge
 PASSES = 4
 RIDGE, POWER = 0.3, 0.25
 _PART = 2000  # images at a time: bounds memory
-
-
-def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the features of images (N, 1, H, W)."""
-    return (shape[0], channels(SCALES, ANGLES), shape[2] // 2**SCALES, shape[3] // 2**SCALES)
 
 
 def handwriting_features(images: torch.Tensor) -> torch.Tensor:
@@ -90,7 +85,7 @@ def path_of(height: int, width: int) -> Path | None:
     digest = hashlib.sha256(f"{torch.__version__} {np.__version__}".encode())
     try:
         (folder / "constants").mkdir(parents=True, exist_ok=True, mode=0o700)
-        for source in (__file__, deskewing.__file__, pen_strokes.__file__, scattering.__file__):
+        for source in (__file__, scattering.__file__):
             digest.update(Path(source).read_bytes())
     except OSError:
         return None
@@ -100,7 +95,7 @@ def path_of(height: int, width: int) -> Path | None:
 
 def computed_for(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Subspace iteration from a fixed start, so that the same machine gives the same numbers."""
-    features = _scattered(torch.from_numpy(pen_strokes.pen_strokes(height, width))).flatten(1)
+    features = _scattered(torch.from_numpy(pen_strokes(height, width))).flatten(1)
     mean = features.double().mean(0).float()
     features -= mean
     images, size = features.shape
@@ -120,3 +115,114 @@ def computed_for(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, t
 def _scattered(images: torch.Tensor) -> torch.Tensor:
     coefficients = scatter(deskewed(images), scales=SCALES, angles=ANGLES)
     return group_normalised(coefficients, GROUPS)
+
+
+# Handwriting set upright and in the middle, each image by itself.
+
+
+MOST_SHEAR = 0.7  # pixels across for one down; a horizontal dash has no slant to speak of
+_AT_ONCE = 5000  # images at a time: bounds memory
+_INK = 1e-3  # least ink that is divided by: an empty image stays empty
+
+
+def deskewed(images: torch.Tensor) -> torch.Tensor:
+    """Bright drawings on dark ground, their slant taken out, the centre of mass in the middle.
+
+    Args:
+        images: float32, (N, 1, H, W), not negative; 0 is ground.
+
+    Returns:
+        float32 of the same shape, interpolated between pixels; ground flows in at the borders.
+
+    Raises:
+        ValueError: another number of channels or dimensions.
+    """
+    if images.ndim != 4 or images.shape[1] != 1:
+        raise ValueError(f"deskewing takes images (N, 1, H, W), not shape {tuple(images.shape)}")
+    out = torch.empty_like(images)
+    for start in range(0, len(images), _AT_ONCE):
+        part = images[start : start + _AT_ONCE]
+        lattice = functional.affine_grid(_upright(part), list(part.shape), align_corners=False)
+        out[start : start + _AT_ONCE] = functional.grid_sample(part, lattice, align_corners=False)
+    return out
+
+
+def _upright(images: torch.Tensor) -> torch.Tensor:
+    """Of each image, where a pixel of the result comes from: (N, 2, 3), in halves of a side."""
+    _, _, H, W = images.shape
+    ink = images[:, 0]
+    y, x = torch.arange(H, dtype=ink.dtype), torch.arange(W, dtype=ink.dtype)
+    total = ink.sum((1, 2)).clamp_min(_INK)
+    middle_y, middle_x = (ink.sum(2) @ y) / total, (ink.sum(1) @ x) / total
+    down, across = y - middle_y[:, None], x - middle_x[:, None]
+    height = (ink.sum(2) * down**2).sum(1) / total
+    slant = torch.einsum("nhw,nh,nw->n", ink, down, across) / total
+    shear = (slant / height.clamp_min(1.0)).clamp(-MOST_SHEAR, MOST_SHEAR)
+    found = torch.zeros(len(images), 2, 3)
+    found[:, 0, 0] = found[:, 1, 1] = 1
+    found[:, 0, 1] = shear * H / W
+    found[:, 0, 2] = 2 * (middle_x - (W - 1) / 2) / W
+    found[:, 1, 2] = 2 * (middle_y - (H - 1) / 2) / H
+    # An empty image has its middle nowhere: it stays where it is.
+    found[ink.sum((1, 2)) < _INK] = torch.eye(3)[:2]
+    return found
+
+
+# Images of random pen strokes: statistics of handwriting without anybody's hand.
+
+
+IMAGES, SEED = 6000, 11
+FILLED = 20 / 28  # of the image's shorter side: the frame that a drawing fills
+NARROWEST, WIDEST = 0.7 / 28, 1.5 / 28  # half the pen's width, likewise
+EDGE = 1 / 28  # over which ink fades
+SECOND_STROKE = 0.4  # probability of one
+SLIMNESS = 0.75  # control points fill a box this much narrower than high
+_POINTS = 80  # of a curve
+
+
+def pen_strokes(
+    height: int, width: int, images: int = IMAGES, seed: int = SEED
+) -> NDArray[np.float32]:
+    """Random drawings, bright on dark.
+
+    Returns:
+        float32 in [0, 1], (images, 1, height, width).
+    """
+    random = np.random.default_rng(seed)
+    side = min(height, width)
+    middle = (np.array([height, width]) - 1) / 2
+    out = np.empty((images, 1, height, width), np.float32)
+    for image in out:
+        strokes = 2 if random.random() < SECOND_STROKE else 1
+        points = np.concatenate([_curve(random) for _ in range(strokes)])
+        pen = random.uniform(NARROWEST, WIDEST) * side
+        low, high = points.min(0), points.max(0)
+        frame = FILLED * side - 2 * pen
+        points = (points - (low + high) / 2) * (
+            frame / max(float((high - low).max()), 0.2)
+        ) + middle
+        down, across = (
+            (np.arange(n)[:, None] - points[:, axis]) ** 2 for axis, n in enumerate((height, width))
+        )
+        distance = np.sqrt((down[:, None] + across).min(-1))
+        image[0] = np.clip(1 - (distance - pen) / (EDGE * side), 0, 1)
+    return out
+
+
+def _curve(random: np.random.Generator) -> NDArray[np.float64]:
+    """Points (80, 2) of a cubic B-spline through a box, from three to six control points."""
+    control = random.uniform(0, 1, (int(random.integers(3, 7)), 2)) * [1.0, SLIMNESS]
+    control = np.concatenate([control[:1], control[:1], control, control[-1:], control[-1:]])
+    at = np.linspace(0, len(control) - 3, _POINTS, endpoint=False)
+    first = at.astype(int)
+    t = (at - first)[:, None]
+    weights = (
+        (1 - t) ** 3,
+        3 * t**3 - 6 * t**2 + 4,
+        -3 * t**3 + 3 * t**2 + 3 * t + 1,
+        t**3,
+    )
+    curve: NDArray[np.float64] = sum(
+        (w * control[first + i] for i, w in enumerate(weights)), np.zeros((1, 2))
+    )
+    return curve / 6

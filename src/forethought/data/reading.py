@@ -7,22 +7,19 @@ line lacks is an error here, where other readers fill it in.
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import contextlib
-import gzip
 import io
-import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.files import DAMAGE, DataError
+from forethought.data.files import DAMAGE, DataError, opened_file
 
 Kind = Literal["csv", "parquet", "excel"]
 # How a file's name ends that is no text.
@@ -34,7 +31,6 @@ _ENDINGS: dict[str, Kind] = {
 PIECE = 16 << 20
 _ROWS = 100_000
 _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
-_OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open}
 
 
 @dataclass(frozen=True)
@@ -249,19 +245,6 @@ class Table:
             raise DataError.unexpected(
                 self.path, f"no readable {kind} file ({first})", f"a {kind} file"
             ) from None
-
-
-@contextlib.contextmanager
-def opened_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed where it starts like a gzip, xz or bzip2 file."""
-    with path.open("rb") as file:
-        start = file.peek(8)[:8]
-        opener = next((found for mark, found in _OPENERS.items() if start.startswith(mark)), None)
-        if opener is None:
-            yield file
-            return
-        with opener(file, "rb") as plain:
-            yield plain
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
 from torch.nn import functional
 
 # kymatio normalises its filters with this truncated π; the exact one moves features by 3e-5.
@@ -26,15 +27,22 @@ _PI_OF_NORM = 3.1415
 _REPEATS = (-2, -1, 0, 1, 2)  # periods of the padded grid that are summed into a periodic filter
 
 Grid = tuple[int, int]
+SCALES, ANGLES = 2, 8  # of the features that data sets come with
 
 
-def channels(scales: int = 2, angles: int = 8) -> int:
+def channels(scales: int = SCALES, angles: int = ANGLES) -> int:
     """The number of features of one pixel plane: 1 + J·L + L²·J(J−1)/2; 81 by default."""
     return 1 + scales * angles + angles**2 * scales * (scales - 1) // 2
 
 
+def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the coefficients of images (N, C, H, W), of the usual scales and angles."""
+    N, C, H, W = shape
+    return (N, C * channels(SCALES, ANGLES), H // 2**SCALES, W // 2**SCALES)
+
+
 def scatter(
-    images: torch.Tensor, *, scales: int = 2, angles: int = 8, chunk: int = 16
+    images: torch.Tensor, *, scales: int = SCALES, angles: int = ANGLES, chunk: int = 16
 ) -> torch.Tensor:
     """Scattering coefficients of every plane of every image.
 
@@ -239,3 +247,58 @@ def _periodised(spectrum: NDArray[np.float64], res: int, axis: int) -> NDArray[n
     moved = np.moveaxis(spectrum, axis, -1) * keep
     folded = moved.reshape(*moved.shape[:-1], 2**res, side >> res).sum(-2)
     return np.moveaxis(folded, -1, axis)
+
+
+# A fixed linear map that decorrelates scattering channels, learned from synthetic strokes only.
+
+
+IMAGES, SEED = 2000, 7
+WIDTH = 2.0  # of the smooth random fields whose level lines are the strokes, in pixels
+# Σ is replaced by (Σ + RIDGE)^(−POWER): the usual −1/2, with weak directions held back by a ridge.
+RIDGE, POWER = 0.1, 0.5
+
+
+def strokes(height: int, width: int, images: int = IMAGES, seed: int = SEED) -> torch.Tensor:
+    """Random curved strokes: bright level lines of smooth random fields, (images, 1, H, W)."""
+    random = np.random.default_rng(seed)
+    noise = random.standard_normal((images, height, width))
+    fields = gaussian_filter(noise, (0, WIDTH, WIDTH))
+    fields /= fields.std((1, 2), keepdims=True)
+    lines = np.clip(1.2 - 3 * np.abs(fields), 0, 1)
+    return torch.from_numpy(lines.astype(np.float32))[:, None]
+
+
+@lru_cache(maxsize=4)
+def decorrelation(
+    height: int, width: int, scales: int, angles: int, groups: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean (channels, h, w) and symmetric matrix (channels, channels) for one plane of an image."""
+    features = group_normalised(
+        scatter(strokes(height, width), scales=scales, angles=angles), groups
+    ).double()
+    mean = features.mean(0)
+    rows = (features - mean).movedim(1, -1).reshape(-1, channels(scales, angles))
+    values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
+    matrix = vectors * (values.clamp_min(0) + RIDGE) ** -POWER @ vectors.T
+    return mean.float(), matrix.float()
+
+
+def decorrelated(
+    features: torch.Tensor, height: int, width: int, *, scales: int, angles: int, groups: int
+) -> torch.Tensor:
+    """Group-normalised scattering features, centred and decorrelated by the constants above.
+
+    Args:
+        features: float32, (N, C · channels, h, w), of images of ``height`` × ``width`` pixels that
+            were normalised in ``groups`` groups for each plane.
+
+    Returns:
+        float32 of the same shape; every plane of an image is treated alike.
+    """
+    mean, matrix = decorrelation(height, width, scales, angles, groups)
+    planes = features.reshape(-1, *mean.shape)
+    out = torch.empty_like(planes)
+    for start in range(0, len(planes), 1024):  # bounds memory
+        part = (planes[start : start + 1024] - mean).flatten(2)
+        out[start : start + 1024] = (matrix @ part).view(-1, *mean.shape)
+    return out.reshape(features.shape)

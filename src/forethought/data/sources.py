@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.cifar import load_cifar10
-from forethought.data.dataset import Dataset, Split, finite, row_contents, split_off
-from forethought.data.files import DAMAGE, DataError, data_folder, read, resolve
-from forethought.data.idx import load_idx, scaled, usual_norm_of_pixels
-from forethought.data.labels import Declared, Labels, Task
-from forethought.data.tables import Aside, load_csv
+from forethought.data.dataset import (
+    Dataset,
+    Declared,
+    Labels,
+    Split,
+    Task,
+    row_contents,
+    split_off,
+)
+from forethought.data.files import DAMAGE, DataError, data_folder, finite, read, resolve
+from forethought.data.images import load_cifar10, load_idx, scaled, usual_norm_of_pixels
+from forethought.data.tables import Aside, load_table
 from forethought.values.caveats import Caveat
 
 if TYPE_CHECKING:
-    from forethought.data.encoder import TableSchema
-    from forethought.data.reading import Kind
+    from forethought.data.columns import TableSchema
 
 
 # NumPy archives: ``x_train``, ``y_train`` and perhaps ``x_test``, ``y_test``; or ``x``, ``y``.
@@ -49,26 +52,20 @@ def load_npz(
             that are not one number or word an example.
     """
     arrays = _archive(path)
-    own_test = {"x_test", "y_test"} & set(arrays)
-    wanted: tuple[str, ...] = ("x_train", "y_train") if "x_train" in arrays else ("x", "y")
-    wanted += ("x_test", "y_test") if own_test and wanted[0] == "x_train" else ()
-    missing = [key for key in wanted if key not in arrays]
-    if missing:
-        raise DataError.unexpected(
-            path,
-            f"the arrays {', '.join(arrays) or 'of none'}",
-            "x_train and y_train (perhaps with x_test and y_test), or x and y",
-        )
+    wanted = wanted_arrays(path, arrays)
     declared = declared or Declared()
-    if declared.task == "multilabel":
-        labels: Labels | None = None
-        raw = _labels(path, wanted[1], arrays)
-    else:
-        raw = _column(path, wanted[1], arrays)
+    targets = [_targets(path, key, arrays, declared.task == "multilabel") for key in wanted[1::2]]
+    raw, labels = targets[0], None
+    if declared.task != "multilabel":
         labels = Labels(f"{path}, {wanted[1]}", raw, declared)
-    splits = [
-        _split(path, x, y, arrays, labels) for x, y in zip(wanted[::2], wanted[1::2], strict=True)
-    ]
+    splits = []
+    for x, y, values in zip(wanted[::2], wanted[1::2], targets, strict=True):
+        inputs = _inputs(f"{path}, {x}", arrays[x])
+        if len(inputs) != len(values):
+            found = f"{len(inputs)} examples in {x} and {len(values)} in {y}"
+            raise DataError.unexpected(path, found, "as many of each")
+        known = values if labels is None else labels.encode(f"{path}, {y}", values)
+        splits.append(Split(inputs, known))
     shapes = {split.inputs.shape[1:] for split in splits}
     if len(shapes) > 1:
         raise DataError.unexpected(path, f"examples of shapes {sorted(shapes)}", "one shape")
@@ -85,10 +82,27 @@ def load_npz(
         persons = None if split_by is None else _persons(path, split_by, arrays, len(raw))
         content = row_contents(arrays[wanted[0]], raw) if persons is None else persons
         train, test = split_off(splits[0], holdout, content)
-    if labels is None:
-        return Dataset(name, train, test, raw.shape[1], (scaling,), declared.caveats)
-    caveats = (*declared.caveats, *labels.caveats)
-    return Dataset(name, train, test, labels.classes, (scaling,), caveats)
+    classes = raw.shape[1] if labels is None else labels.classes
+    caveats = (*declared.caveats, *(() if labels is None else labels.caveats))
+    return Dataset(name, train, test, classes, (scaling,), caveats)
+
+
+def wanted_arrays(path: Path, found: Collection[str]) -> tuple[str, ...]:
+    """The names of an archive's inputs and labels, and of those of its test part if it has one.
+
+    Raises:
+        DataError: some are missing.
+    """
+    wanted: tuple[str, ...] = ("x_train", "y_train") if "x_train" in found else ("x", "y")
+    if wanted[0] == "x_train" and {"x_test", "y_test"} & {*found}:
+        wanted += ("x_test", "y_test")
+    if not {*wanted} <= {*found}:
+        raise DataError.unexpected(
+            path,
+            f"the arrays {', '.join(found) or 'of none'}",
+            "x_train and y_train (perhaps with x_test and y_test), or x and y",
+        )
+    return wanted
 
 
 def load_records(path: Path) -> NDArray[np.float32]:
@@ -125,15 +139,23 @@ def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
     return _channels_first(np.broadcast_to(np.uint8(0), shape)).shape
 
 
-def _labels(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    values = arrays[key]
-    if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biuf":
-        raise DataError.unexpected(
-            f"{path}, {key}", f"{values.dtype} of shape {values.shape}", "0 and 1, (N, labels)"
-        )
-    if not np.isin(values, (0, 1)).all():
-        raise DataError.unexpected(f"{path}, {key}", "other numbers", "labels of 0 and 1")
-    return values.astype(np.float32)
+def _targets(
+    path: Path, key: str, arrays: dict[str, NDArray[Any]], several: bool = False
+) -> NDArray[Any]:
+    """One label an example, (N,), or ``several`` of 0 and 1, (N, labels)."""
+    values, where = arrays[key], f"{path}, {key}"
+    found = f"{values.dtype} of shape {values.shape}"
+    if several:
+        if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biuf":
+            raise DataError.unexpected(where, found, "0 and 1, (N, labels)")
+        if not np.isin(values, (0, 1)).all():
+            raise DataError.unexpected(where, "other numbers", "labels of 0 and 1")
+        return values.astype(np.float32)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in "biufU" or not len(values):
+        raise DataError.unexpected(where, found, "one label an example")
+    return values
 
 
 def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: int) -> list[bytes]:
@@ -141,7 +163,7 @@ def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: in
         raise DataError.unexpected(
             path, f"the arrays {', '.join(arrays)}", f"one named {key!r}, to split by"
         )
-    values = _column(path, key, arrays)
+    values = _targets(path, key, arrays)
     if len(values) != examples:
         raise DataError.unexpected(path, f"{len(values)} entries in {key}", f"{examples}")
     return [str(value).encode() for value in values]
@@ -155,31 +177,6 @@ def _archive(path: Path) -> dict[str, NDArray[Any]]:
         raise DataError.unexpected(
             path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
         ) from error
-
-
-def _column(path: Path, key: str, arrays: dict[str, NDArray[Any]]) -> NDArray[Any]:
-    values = arrays[key]
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != 1 or values.dtype.kind not in "biufU" or not len(values):
-        raise DataError.unexpected(
-            f"{path}, {key}", f"{values.dtype} of shape {values.shape}", "one label an example"
-        )
-    return values
-
-
-def _split(
-    path: Path, x: str, y: str, arrays: dict[str, NDArray[Any]], labels: Labels | None
-) -> Split:
-    inputs = _inputs(f"{path}, {x}", arrays[x])
-    targets = _labels(path, y, arrays) if labels is None else _column(path, y, arrays)
-    if len(inputs) != len(targets):
-        raise DataError.unexpected(
-            path, f"{len(inputs)} examples in {x} and {len(targets)} in {y}", "as many of each"
-        )
-    if labels is None:
-        return Split(inputs, targets)
-    return Split(inputs, labels.encode(f"{path}, {y}", targets))
 
 
 def _inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
@@ -343,6 +340,7 @@ _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
 }
 _FORMATS = ("svmlight", "csv", "npz", "parquet", "excel")
 _TABLES = ("csv", "parquet", "excel")
+_TESTED = (*_TABLES, "svmlight")  # may have a file of its own for testing
 _ENDINGS = {
     **dict.fromkeys(("csv", "tsv", "txt", "data"), "csv"),
     **dict.fromkeys(("svm", "svmlight", "libsvm"), "svmlight"),
@@ -366,7 +364,7 @@ def names() -> tuple[str, ...]:
     return (*_BUNDLED, *_ORIGINAL, *(f"{kind}:PATH" for kind in _FORMATS))
 
 
-def load(  # noqa: C901, PLR0915
+def load(
     source: str,
     *,
     folder: Path | None = None,
@@ -425,53 +423,61 @@ def load(  # noqa: C901, PLR0915
         raise DataError(f"features must be at least 1, not {width}")
     where = data_folder(folder)
     kind, colon, path = source.partition(":")
-    tabular = kind in _TABLES
-    if label is not None and not tabular:
-        raise DataError(f"{source}: label= goes with a table, such as csv:PATH, only")
-    if schema is not None and not tabular:
-        raise DataError(f"{source}: declared columns go with {', '.join(_TABLES)}:PATH only")
-    if test is not None and not tabular and kind != "svmlight":
-        raise DataError(f"{source}: test= goes with tables and svmlight:PATH only")
-    if holdout is not None and (kind in _ORIGINAL or test is not None):
-        raise DataError(f"{source}: has a test part of its own; leave holdout out")
-    if split_by is not None and (not (tabular or kind == "npz") or test is not None):
-        raise DataError(f"{source}: split_by= goes with tables and npz:PATH, without test=")
-    if site is not None and not tabular:
-        raise DataError(f"{source}: site= goes with a table, such as csv:PATH, only")
+    tabular, own_file = kind in _TABLES, kind in _FORMATS
     labels = () if label is None or isinstance(label, str) else tuple(label)
-    if tabular and bool(labels) != (task == "multilabel"):
-        raise DataError(
-            f"{source}: task='multilabel' goes with a list of columns as label, one for each label"
-        )
-    if len(labels) == 1 or len(set(labels)) < len(labels):
-        raise DataError(f"{source}: label lists {list(labels)}: two or more different columns")
     declared = Declared(task, None if classes is None else tuple(classes), width)
-    if declared != Declared() and kind not in _FORMATS:
-        raise DataError(
-            f"{source}: task=, classes= and a number of features go with files of your own; this "
-            "set's are public"
-        )
-    if colon and kind in _FORMATS:
+    tested = test is not None
+    person = schema is not None and schema.person is not None
+    refused = {
+        "label= goes with a table, such as csv:PATH, only": label is not None and not tabular,
+        f"declared columns go with {', '.join(_TABLES)}:PATH only": schema and not tabular,
+        "test= goes with tables and svmlight:PATH only": tested and kind not in _TESTED,
+        "has a test part of its own; leave holdout out": (
+            holdout is not None and (kind in _ORIGINAL or tested)
+        ),
+        "split_by= goes with tables and npz:PATH, without test=": (
+            split_by is not None and (tested or kind not in (*_TABLES, "npz"))
+        ),
+        "site= goes with a table, such as csv:PATH, only": site is not None and not tabular,
+        "task='multilabel' goes with a list of columns as label, one for each label": (
+            tabular and bool(labels) != (task == "multilabel")
+        ),
+        f"label lists {list(labels)}: two or more different columns": (
+            len(labels) == 1 or len(set(labels)) < len(labels)
+        ),
+        "task=, classes= and a number of features go with files of your own; this set's are "
+        "public": declared != Declared() and not own_file,
+        "task='multilabel' goes with tables and npz:PATH": (
+            task == "multilabel" and kind == "svmlight"
+        ),
+        "person= goes without test= and site=": person and (tested or site is not None),
+    }
+    for words, found in refused.items():
+        if found:
+            raise DataError(f"{source}: {words}")
+    if colon and own_file:
         test_path = None if test is None else resolve(test, where)
         file = resolve(path, where)
-        one = label if isinstance(label, str) else None
-        aside = Aside(one or "", split_by, site, labels=labels)
-        loaders: dict[str, Callable[[], Dataset]] = {
-            "svmlight": partial(load_svmlight, source, file, test_path, holdout, declared),
-            "csv": partial(load_csv, source, file, test_path, holdout, aside, declared),
-            "npz": partial(load_npz, source, file, holdout, declared, split_by),
-        }
+        init = f"forethought init {file.name} writes"
         if labels and schema is None:
             raise DataError(
-                f"{source}: several labels go with declared columns: forethought init {file.name} "
-                "writes [data.columns] for you to correct"
+                f"{source}: several labels go with declared columns: {init} [data.columns] for you "
+                "to correct"
             )
-        if task == "multilabel" and kind == "svmlight":
-            raise DataError(f"{source}: task='multilabel' goes with tables and npz:PATH")
-        if tabular and (schema is not None or kind != "csv"):
-            dataset = _declared(source, file, schema, aside, declared, test_path, holdout)
+        if schema is None and kind in ("parquet", "excel"):
+            raise DataError(
+                f"{source}: declare the columns of a Parquet or Excel file in [data.columns]; "
+                f"{init} the table for you to correct"
+            )
+        if kind == "npz":
+            dataset = load_npz(source, file, holdout, declared, split_by)
+        elif kind == "svmlight":
+            dataset = load_svmlight(source, file, test_path, holdout, declared)
         else:
-            dataset = loaders[kind]()
+            one = label if isinstance(label, str) else ""
+            aside = Aside(one, split_by, site, labels=labels)
+            table: Any = kind  # one of three words
+            dataset = load_table(source, file, table, schema, aside, declared, test_path, holdout)
     elif source in _BUNDLED:
         dataset = _BUNDLED[source](source, where, holdout)
     elif source in _ORIGINAL:
@@ -485,34 +491,6 @@ def load(  # noqa: C901, PLR0915
     shape = dataset.train.inputs.shape
     chosen = best_features(shape) if features == "auto" else features
     return dataset if chosen is None else with_features(dataset, chosen)
-
-
-def _declared(
-    source: str,
-    file: Path,
-    schema: TableSchema | None,
-    aside: Aside,
-    declared: Declared,
-    test: Path | None,
-    holdout: float | None,
-) -> Dataset:
-    # Imported here: polars takes a while, and most sources do without it.
-    from forethought.data.tables import load_declared
-
-    if not (aside.label or aside.labels):
-        raise DataError(f"{source}: which column is the label? Name it with label=")
-    if schema is None:
-        raise DataError(
-            f"{source}: declare the columns of a Parquet or Excel file in [data.columns]; "
-            f"forethought init {file.name} writes the table for you to correct"
-        )
-    if schema.person is not None:
-        if test is not None or aside.site is not None:
-            raise DataError(f"{source}: person= goes without test= and site=")
-        aside = replace(aside, person=schema.person, split_by=aside.split_by or schema.person)
-    kind = source.partition(":")[0]
-    kinds: dict[str, Kind] = {"csv": "csv", "parquet": "parquet", "excel": "excel"}
-    return load_declared(source, file, kinds[kind], schema, aside, declared, test, holdout)
 
 
 def _unknown(source: str) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 from forethought.data import DataError, TableFormat
 from forethought.data.columns import Seen, outward, proposal
 from forethought.data.features import best_features, reason_for
-from forethought.data.files import DAMAGE
+from forethought.data.files import DAMAGE, read
 from forethought.data.reading import Kind, Table, kind_of
-from forethought.data.sources import shape_read
+from forethought.data.sources import shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.request import toml_key, toml_value
 
@@ -117,8 +117,7 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
     kind = kind_of(path)
     if kind != "csv":
         return kind, TableFormat()
-    with path.open("rb") as file:
-        start = file.read(1 << 16)
+    start = read(path, 1 << 16)
     encoding = _encoding(path, start)
     lines = start.decode(encoding, errors="ignore").splitlines()[:50]
     counts: Callable[[str], int] = lambda mark: lines[0].count(mark) if lines else 0  # noqa: E731
@@ -131,8 +130,6 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
 def _encoding(path: Path, start: bytes) -> str:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
-    if start.startswith((b"\x1f\x8b", b"\xfd7zXZ", b"BZh")):
-        return "utf-8"
     try:
         start[: start.rfind(b"\n") + 1].decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -202,13 +199,7 @@ def job_for_arrays(path: Path) -> str:
 
 def _of_archive(path: Path) -> str:
     found = _headers(path)
-    x, y = ("x_train", "y_train") if "x_train" in found else ("x", "y")
-    if x not in found or y not in found:
-        raise DataError.unexpected(
-            path,
-            f"the arrays {', '.join(found) or 'of none'}",
-            "x_train and y_train (perhaps with x_test and y_test), or x and y",
-        )
+    x, y = wanted_arrays(path, found)[:2]
     inputs, targets = found[x], found[y]
     if len(inputs.shape) < 2:
         raise DataError.unexpected(f"{path}, {x}", f"shape {inputs.shape}", "(N, features, …)")
@@ -237,7 +228,7 @@ def _features(shape: tuple[int, ...]) -> list[str]:
 
 
 def _of_idx(path: Path) -> str:
-    from forethought.data.idx import load_idx
+    from forethought.data.images import load_idx
 
     folder = path.parent
     name = folder.name if folder.name in _ORIGINAL else "mnist"

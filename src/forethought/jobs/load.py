@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from forethought.data.dataset import Dataset
-from forethought.data.persons import PersonRows
+from forethought.data.dataset import Dataset, PersonRows
 from forethought.data.synthetic import Indices, shares
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import Request, with_features
@@ -22,16 +20,14 @@ from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
 from forethought.values.plan import Plan
-from forethought.values.serialisation import exact_keys
+from forethought.values.serialisation import Stored
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from forethought.data import Dataset, Encoder
-    from forethought.planning.plan_request import PlanRequest
+    from forethought.data import Encoder
     from forethought.rounds.losses import Loss
     from forethought.training.records import Arranged
-    from forethought.values.plan import Plan
 
 
 # What a run folder says of its model besides the weights: enough to apply it to new records.
@@ -39,23 +35,10 @@ if TYPE_CHECKING:
 
 CARD_NAME = "model.json"
 PREPARED = "prepared.json"
-SCHEMA = "forethought/model/1"
-_KEYS = {
-    "schema",
-    "name",
-    "options",
-    "inputs",
-    "classes",
-    "features",
-    "standardise",
-    "encoder",
-    "multilabel",
-    "images",
-}
 
 
 @dataclass(frozen=True)
-class ModelCard:
+class ModelCard(Stored):
     """Architecture and encoding; the weights are in ``model.safetensors`` beside it.
 
     Args:
@@ -69,6 +52,9 @@ class ModelCard:
         images: shape of one image that features are made of; None: no features, or an older card.
     """
 
+    SCHEMA: ClassVar[str] = "forethought/model/1"
+    CALLED: ClassVar[str] = "model card"
+
     name: str
     options: Mapping[str, Any]
     inputs: tuple[int, ...]
@@ -79,63 +65,41 @@ class ModelCard:
     multilabel: bool = False
     images: tuple[int, ...] | None = None
 
-    def to_json(self) -> str:
-        """One JSON object; plain values only, nothing that runs."""
-        values = {
-            "schema": SCHEMA,
-            "name": self.name,
-            "options": dict(self.options),
-            "inputs": list(self.inputs),
-            "classes": self.classes,
-            "features": self.features,
-            "standardise": self.standardise,
-            "encoder": None if self.encoder is None else self.encoder.to_dict(),
-            "multilabel": self.multilabel,
-        }
-        if self.images is not None:
-            values["images"] = list(self.images)
-        return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
-
     @classmethod
-    def load(cls, path: Path) -> ModelCard:
+    def load(cls, path: str | Path) -> Self:
         """Read a card.
 
         Raises:
             JobError: no such file, or damaged; says what to do.
         """
         try:
-            read = json.loads(path.read_text(encoding="utf-8"))
-            values = {"multilabel": False, "images": None, **read}
-            exact_keys(
-                str(path),
-                values,
-                _KEYS,
-            )
+            return super().load(path)
         except FileNotFoundError:
             raise JobError(
-                f"{path.parent} holds no model that can be applied: there is no {path.name} in it. "
-                "Give a run folder that forethought train has finished"
+                f"{Path(path).parent} holds no model that can be applied: there is no "
+                f"{Path(path).name} in it. Give a run folder that forethought train has finished"
             ) from None
         except (OSError, ValueError) as error:
             raise JobError(f"{path} is damaged: {error}. Restore it from a copy") from None
-        if values["schema"] != SCHEMA:
-            raise JobError(f"{path} has schema {values['schema']!r}; this version reads {SCHEMA}")
-        encoder, scaled = None, values["standardise"]
-        if values["encoder"] is not None:
-            from forethought.data import Encoder
 
-            encoder = Encoder.from_dict(values["encoder"])
-        return cls(
-            values["name"],
-            values["options"],
-            tuple(values["inputs"]),
-            values["classes"],
-            values["features"],
-            tuple(scaled) if isinstance(scaled, list) else scaled,
-            encoder,
-            values["multilabel"],
-            None if values["images"] is None else tuple(values["images"]),
-        )
+    def _values(self) -> dict[str, Any]:
+        values = super()._values()
+        return {key: values[key] for key in values if key != "images" or self.images is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        # Cards of 0.2 know neither several labels nor the shape of images.
+        return super().from_dict({"multilabel": False, "images": None, **values})
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Self:
+        from forethought.data import Encoder
+
+        if values["encoder"] is not None:
+            values["encoder"] = Encoder.from_dict(values["encoder"])
+        for name in ("inputs", "standardise", "images"):
+            values[name] = tuple(values[name]) if isinstance(values[name], list) else values[name]
+        return cls(**values)
 
 
 _DECLARED = Caveat(

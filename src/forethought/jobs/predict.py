@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
-from forethought.data.columns import Outside
 from forethought.data.features import features_of
 from forethought.data.reading import Table, kind_of
 from forethought.data.sources import load_records
@@ -86,9 +85,11 @@ class Predictor:
 
     def shares(self, outputs: NDArray[np.float32]) -> NDArray[np.float64]:
         """The probabilities that the network's outputs (N, classes) stand for."""
+        values = outputs.astype(np.float64)
         if self.card.multilabel:
-            return np.asarray(1 / (1 + np.exp(-outputs.astype(np.float64))))
-        return _softmax(outputs)
+            return np.asarray(1 / (1 + np.exp(-values)))
+        values = np.exp(values - values.max(axis=1, keepdims=True))
+        return np.asarray(values / values.sum(axis=1, keepdims=True))
 
     def predict_file(self, source: Path, out: Path) -> int:
         """A CSV file with a row for each record: ``prediction`` and one column a class.
@@ -148,11 +149,12 @@ class Predictor:
             return self._array(records)
         if isinstance(records, str | Path):
             parts = [
-                self._encoded(frame, str(records), first)
+                self._encoder().encode(frame, str(records), first)
                 for frame, first in self._pieces(Path(records))
             ]
             return np.concatenate(parts)
-        return self._encoded(_frame_of(records, self._encoder()), "the records", 0)
+        encoder = self._encoder()
+        return encoder.encode(_frame_of(records, encoder), "the records")
 
     def _array(self, records: object) -> NDArray[np.float32]:
         given = np.asarray(records)
@@ -182,9 +184,6 @@ class Predictor:
             )
         return self.card.encoder
 
-    def _encoded(self, frame: pl.DataFrame, where: str, first: int) -> NDArray[np.float32]:
-        return self._encoder().encode(frame, where, first, Outside())
-
     def _read(self, source: Path) -> Iterator[NDArray[np.float32]]:
         """Inputs of the network, piece by piece."""
         if self.card.encoder is None and source.suffix.lower() in (".npy", ".npz"):
@@ -193,7 +192,7 @@ class Predictor:
                 yield self._array(records[at : at + _PIECE])
             return
         for frame, first in self._pieces(source):
-            yield self._encoded(frame, str(source), first)
+            yield self._encoder().encode(frame, str(source), first)
 
     def _pieces(self, source: Path) -> Iterator[tuple[pl.DataFrame, int]]:
         if not source.is_file():
@@ -246,12 +245,6 @@ def _constants(card: ModelCard, path: Path) -> Constants:
         return Constants()
     shift, scale = ((value,) * card.inputs[0] for value in card.standardise)
     return Constants(shift, scale)
-
-
-def _softmax(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
-    values = outputs.astype(np.float64)
-    values = np.exp(values - values.max(axis=1, keepdims=True))
-    return np.asarray(values / values.sum(axis=1, keepdims=True))
 
 
 def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:

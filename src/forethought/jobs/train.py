@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.data.dataset import Split
-from forethought.data.persons import PersonRows, one_row_each
+from forethought.data.dataset import PersonRows, Split, one_row_each
 from forethought.jobs.job import JobError
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, on_pixels, overridden

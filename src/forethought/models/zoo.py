@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from forethought.models.convolutional import cnn, gabor_cnn, lenet5, tempered_cnn
-from forethought.models.dense import linear, mlp
-from forethought.models.recurrent import PRESETS
-from forethought.models.wide import wrn_16_4, wrn_40_4
+from forethought.models.networks import (
+    PRESETS,
+    cnn,
+    gabor_cnn,
+    lenet5,
+    linear,
+    mlp,
+    tempered_cnn,
+    wrn_16_4,
+    wrn_40_4,
+)
 from forethought.turns import turns
 from forethought.values.checks import imported
 

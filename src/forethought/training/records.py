@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from forethought.data import Dataset
+from forethought.data.dataset import EMPTY, PersonRows, by_person
 from forethought.data.files import DataError
-from forethought.data.persons import EMPTY, PersonRows, by_person
 from forethought.preparing.prepare import Constants, Prepared, require_prepared
 from forethought.rounds.losses import Loss, cross_entropy, label_cross_entropy, squared_error
 from forethought.rounds.records import Records, content
@@ -230,7 +230,7 @@ def person_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     Args:
         outputs: (P, rows, classes) or (P, rows, 1) of persons; of rows as for the usual losses.
         targets: labels (P, rows), or values and weights (P, rows, 2), as
-            :func:`forethought.data.persons.by_person` makes them.
+            :func:`forethought.data.dataset.by_person` makes them.
     """
     labels = not targets.is_floating_point()
     if targets.ndim == 1:

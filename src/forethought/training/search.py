@@ -32,7 +32,7 @@ from forethought.accounting.adaptive import (
 )
 from forethought.accounting.statement import SCORE, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
-from forethought.data.persons import PersonRows
+from forethought.data.dataset import PersonRows
 from forethought.preparing.prepare import require_unprepared
 from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss

@@ -16,9 +16,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
 
-from forethought.data.persons import PersonRows
+from forethought.data.dataset import PersonRows
 from forethought.gradients import trees
-from forethought.models.activations import TemperedSigmoid
+from forethought.models.networks import TemperedSigmoid
 from forethought.planning.defaults import default_delta
 from forethought.rounds.losses import Loss, correct
 from forethought.rounds.records import as_records
