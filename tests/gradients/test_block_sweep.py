@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.gradients import SlowGradientsWarning
-from forethought.gradients.blocks import Blocks, planned
+from forethought.gradients.batches import Blocks, planned
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.lanes import bits
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from drawn import randint, randn, reseed
 from forethought.gradients import Dense, Outer, Term, Use, clipped_sum
-from forethought.gradients.blocks import Batch
+from forethought.gradients.batches import Batch
 from forethought.gradients.passes import contributions
 from forethought.gradients.terms import RULES
 

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from forethought.gradients import boundary, trees
+from forethought.gradients import batches, boundary
+from forethought.gradients.batches import Loss
 from forethought.gradients.boundary import (
     DROPOUTS,
     FRESH,
@@ -69,7 +70,6 @@ from forethought.gradients.terms import (
     slot,
     wide,
 )
-from forethought.gradients.trees import Loss
 from forethought.turns import turns
 
 # A fingerprint of every number that a pass computes, for each example: to compare two passes.
@@ -1575,10 +1575,10 @@ def loss_in_lanes(
                 return lanes.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
 
             with answered(lanes), lanes:
-                found = loss(wrap(outputs), trees.mapped(targets, wrap))
+                found = loss(wrap(outputs), batches.mapped(targets, wrap))
             if isinstance(found, Tensor) and found.dim() == 0:
                 found = found.reshape(1)
-            if lanes.stopped is not None or not boundary.is_lane(trees.losses(found, 1)):
+            if lanes.stopped is not None or not boundary.is_lane(batches.losses(found, 1)):
                 return None
             with boundary.outside():
                 total = boundary.rows(found).sum()

@@ -10,9 +10,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from types import MethodType
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +22,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from forethought.gradients import boundary, trees
-from forethought.gradients.blocks import LONG, MULTIPLES, Batch, repeated
+from forethought.gradients import batches, boundary
+from forethought.gradients.batches import LONG, MULTIPLES, Batch, Loss, repeated
 from forethought.gradients.boundary import (
     GETTERS,
     OPERATORS,
@@ -39,7 +41,6 @@ from forethought.gradients.boundary import (
     wrapped,
     writes,
 )
-from forethought.gradients.chain import memory_of
 from forethought.gradients.lanes import (
     DRAWN_FOR,
     WATCH,
@@ -65,12 +66,7 @@ from forethought.gradients.state import (
     copied,
 )
 from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
-from forethought.gradients.trees import Loss
 from forethought.turns import turns
-
-if TYPE_CHECKING:
-    from forethought.gradients.blocks import Batch
-
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
 #
@@ -182,6 +178,58 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         )
 
 
+# What is kept between passes of a model: only speed and the comparison of losses depend on it.
+
+
+@dataclass
+class Remembered:
+    """The memory between passes of a model on which only speed depends.
+
+    Attributes:
+        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
+            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
+    """
+
+    unshared: bool = False
+    without: frozenset[str] = frozenset()
+    asks: bool = False
+    judged: list[weakref.ref[Any]] = field(default_factory=list)
+    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
+
+    def has_judged(self, loss: Any) -> bool:
+        """True if the loss was compared with that of a whole batch."""
+        self.judged = [known for known in self.judged if known() is not None]
+        return any(known() == loss for known in self.judged)
+
+    def judge(self, loss: Any) -> None:
+        """It was."""
+        self.judged.append(_weak(loss))
+
+    def found(self, loss: Any, key: Any) -> Any:
+        """The answer that :meth:`note` kept of the loss under this key; None: nothing."""
+        self.probed = [known for known in self.probed if known[0]() is not None]
+        for kept, named, value in self.probed:
+            if named == key and kept() == loss:
+                return value
+        return None
+
+    def note(self, loss: Any, key: Any, value: Any) -> None:
+        """Keep a value for :meth:`found`."""
+        self.probed.append((_weak(loss), key, value))
+
+
+def _weak(loss: Any) -> weakref.ref[Any]:
+    return weakref.WeakMethod(loss) if isinstance(loss, MethodType) else weakref.ref(loss)
+
+
+_REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()
+
+
+def memory_of(model: nn.Module) -> Remembered:
+    """The memory of the model so far."""
+    return _REMEMBERED.setdefault(model, Remembered())
+
+
 # From a batch to every example's gradients: passes over lanes, and what is done when one stops.
 
 
@@ -211,7 +259,7 @@ def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> T
     Raises:
         ValueError: what cannot be trained privately, with the module and the remedy.
     """
-    batch = Batch(trees.detached(inputs), trees.detached(targets))
+    batch = Batch(batches.detached(inputs), batches.detached(targets))
     if not batch.lanes:
         return torch.zeros(0)
     with _refusing(model):
@@ -461,17 +509,17 @@ class _Attempt:
             lanes.parameters = self._parameters
 
             if settings.unshared:
-                inputs, targets = (trees.mapped(t, Tensor.clone) for t in (inputs, targets))
+                inputs, targets = (batches.mapped(t, Tensor.clone) for t in (inputs, targets))
             else:
-                leaves = (*trees.tensors(inputs), *trees.tensors(targets))
+                leaves = (*batches.tensors(inputs), *batches.tensors(targets))
                 lanes.inputs = {leaf.untyped_storage().data_ptr() for leaf in leaves}
 
             def wrap(leaf: Tensor) -> Tensor:
                 return lanes.followed(boundary.lane(leaf, 0, level))
 
             with answered(lanes), lanes:
-                outputs = trees.call(self.model, trees.mapped(inputs, wrap))
-                wanted = trees.mapped(targets, wrap)
+                outputs = batches.call(self.model, batches.mapped(inputs, wrap))
+                wanted = batches.mapped(targets, wrap)
                 found = self.loss(outputs, wanted)
             if lanes.stopped is not None:  # swallowed by a bare except
                 raise lanes.stopped
@@ -496,7 +544,7 @@ class _Attempt:
             return
         try:
             with boundary.outside():
-                flat = trees.mapped(targets, lambda leaf: leaf.flatten(0, 1))
+                flat = batches.mapped(targets, lambda leaf: leaf.flatten(0, 1))
                 check_loss(self.loss, partial(of_lanes, outputs), flat, values)
         finally:
             surroundings.restore()
@@ -506,7 +554,7 @@ class _Attempt:
         each = self.batch.each
         if isinstance(found, Tensor) and found.dim() == 0 and each == 1:
             found = found.reshape(1)
-        found = trees.losses(found, each)
+        found = batches.losses(found, each)
         if not boundary.is_lane(found):
             if not found.requires_grad:
                 return torch.mean(found.detach().expand(lanes.size, each), 1)
@@ -565,7 +613,7 @@ class _Attempt:
             )
             if answers:
                 outputs, values = zip(*answers, strict=True)
-                targets = trees.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
+                targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
                 check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values))
                 self._known.judge(self.loss)
             return found
@@ -627,7 +675,7 @@ class Alone(TorchFunctionMode):
         self._parameters = {*map(_storage, model.parameters())} - {0}
         owned = list(model.buffers())
         for module in model.modules():
-            owned += trees.tensors(list(vars(module).values()))
+            owned += batches.tensors(list(vars(module).values()))
         self._owned = {*map(_storage, owned)} - {0} - self._parameters
         self._known = self._owned | self._parameters
         self._made: dict[int, weakref.ref[Tensor]] = {}
@@ -671,7 +719,7 @@ class Alone(TorchFunctionMode):
         if isinstance(result, Tensor):
             leaves = [result]
         else:
-            leaves = [*trees.tensors(result)] if isinstance(result, tuple | list) else []
+            leaves = [*batches.tensors(result)] if isinstance(result, tuple | list) else []
         for leaf in leaves:
             place = _storage(leaf)
             if place not in self._known:  # in-place functions return what the model holds
@@ -747,12 +795,12 @@ def _run(
             parameter.grad = None
         with torch.set_grad_enabled(trained is not None), alone:
             inputs, targets = batch.some(torch.tensor([at]))
-            inputs, targets = (trees.mapped(tree, _only) for tree in (inputs, targets))
-            outputs = trees.call(model, inputs)
+            inputs, targets = (batches.mapped(tree, _only) for tree in (inputs, targets))
+            outputs = batches.call(model, inputs)
             values = loss(outputs, targets)
         if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
             values = values.reshape(1)
-        value = trees.losses(values, batch.each).mean()
+        value = batches.losses(values, batch.each).mean()
         if answers is not None:
             answers.append((of_one(outputs), value.detach().clone()))
         del outputs
@@ -834,10 +882,10 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to explain")
-    size = trees.batch_size(example, ())
+    size = batches.batch_size(example, ())
     if not size:
         raise ValueError("the example batch is empty: pass at least one example")
-    inputs = trees.detached(example)
+    inputs = batches.detached(example)
     seen: dict[str, list[tuple[str, str]]] = {name: [] for name in trained}
 
     def observe(name: str, rule: str, term: Term) -> None:
@@ -846,7 +894,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     terms = contributions(model, _any_loss, Batch(inputs, torch.zeros(size)), trained, observe)
     rows = []
     for name, parameter in trained.items():
-        width = trees.zeros_for(parameter, 0).element_size()
+        width = batches.zeros_for(parameter, 0).element_size()
         uses, way = seen[name], terms[name].way()
         rules = [rule for rule, _ in uses]
         if not uses and way != "unused":
@@ -873,7 +921,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
 def _any_loss(outputs: Any, targets: Tensor) -> Tensor:
     # Any loss shows the ways; squares make every output count.
     total = targets
-    for leaf in trees.tensors(outputs):
+    for leaf in batches.tensors(outputs):
         if leaf.is_floating_point() and leaf.dim() and leaf.shape[0] == len(targets):
             total = total + leaf.float().reshape(len(targets), -1).square().sum(1)
     return total

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from forethought.gradients.blocks import UNIT
+from forethought.gradients.batches import UNIT
 from forethought.gradients.terms import (
     CHARGE,
     MASS,

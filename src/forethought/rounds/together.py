@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from forethought.gradients.blocks import together
+from forethought.gradients.batches import together
 from forethought.gradients.clipped import Sums, clipped_sums
 from forethought.rounds.private_sum import PrivateSum, RoundError, input_hash
 from forethought.rounds.records import Records, TensorRecords
