@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ from forethought.gradients.batches import (
 )
 from forethought.gradients.boundary import RefusedError
 from forethought.gradients.lanes import DRAWN_FOR, WATCH, Watch, bits, loss_in_lanes, vjp_rows
-from forethought.gradients.passes import SlowGradientsWarning, contributions, memory_of
+from forethought.gradients.passes import SlowGradientsWarning, contributions, memory_of, trained_of
 from forethought.gradients.state import Generators, State, changes_itself
 from forethought.gradients.sums import (
     ClippingRule,
@@ -366,7 +366,83 @@ _ = rules  # importing them registers what the lanes intercept
 
 
 Computed = list[Once] | dict[str, Term]
+Sums = tuple[dict[str, Tensor], Tensor]
 Compute = Callable[[Any, int, Blocks], Computed]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its loss, and the examples that are one contribution.
+
+    Attributes:
+        trained: the parameters whose gradients are wanted, by name.
+        each: examples of one contribution. mixing: these may see each other: a group.
+        dims: where a model that takes a whole batch has its examples; None: it runs in lanes.
+    """
+
+    model: nn.Module
+    loss: Loss
+    trained: Mapping[str, nn.Parameter]
+    each: int = 1
+    mixing: bool = False
+    dims: BatchDims | None = None
+
+    def gradients(self, rows: tuple[Any, Any], real: int, blocks: Blocks) -> Computed:
+        """Gradients of one block, of which the first ``real`` contributions count."""
+        model, loss, trained = self.model, self.loss, self.trained
+        if self.dims is not None:
+            return declared_contributions(model, loss, *rows, trained, self.dims)
+        members = None
+        if self.mixing or self.each > 1:
+            members = torch.arange(batches.batch_size(*rows)).view(-1, self.each)
+        else:
+            uses = uses_of(model, loss, *rows, trained)
+            if uses is not None:
+                return uses
+        copies = members is not None and not self.mixing
+        batch = Batch(*rows, members, copies=copies, real=real, blocks=blocks)
+        return contributions(model, loss, batch, trained)
+
+    def pieces(self, data: Any, blocks: Blocks | None) -> Iterator[Piece]:
+        """Contributions as they lie, cut into blocks that are filled up."""
+        shape, each = self.tried(data, blocks), self.each
+        for start, end, size in shape.cut(batches.batch_size(*data) // each):
+            rows = filled(data, start * each, end * each, size * each)
+            yield Piece(self, rows, end - start, size, shape)
+
+    def tried(self, data: Any, blocks: Blocks | None) -> Blocks:
+        """Blocks in which every example has the same bits at every place; None: any."""
+        if blocks is None:
+            return MULTIPLES
+        return probed(blocks, self, data, self.gradients)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A block of contributions.
+
+    Attributes:
+        real: how many of them count, the first ones. size: how many there are.
+    """
+
+    subject: Subject
+    rows: tuple[Any, Any]
+    real: int
+    size: int
+    blocks: Blocks
+
+    def gradients(self) -> Computed:
+        """Every contribution's."""
+        return self.subject.gradients(self.rows, self.real, self.blocks)
+
+    def clipped(self, clip_norm: float, clip: ClippingRule, round_size: int) -> Sums:
+        """Their clipped sum and norms, see :func:`clipped_sum`."""
+        found, trained = self.gradients(), self.subject.trained
+        if isinstance(found, list):
+            return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)
+        return clip_and_sum(found, trained, clip_norm, clip, round_size, self.real)
+
+
 # The weights themselves, and the same with noise: zeros would hide what they are multiplied with.
 _WEIGHTS = 2
 # At least so many examples are compared: in short blocks few are at the places that differ.
@@ -376,44 +452,30 @@ _ROWS = 256
 _MADE_UP = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 1))
 
 
-def probed(
-    blocks: Blocks,
-    model: nn.Module,
-    loss: Loss,
-    data: Any,
-    trained: Mapping[str, Tensor],
-    copies: int,
-    compute: Compute,
-    *,
-    mixing: bool = False,
-) -> Blocks:
+def probed(blocks: Blocks, subject: Subject, data: Any, compute: Compute) -> Blocks:
     """The blocks, or others in which every example has the same bits at every place.
 
     Args:
         data: what a block is cut from: its shapes and types count, its values do not.
-        trained: its trained parameters. copies: examples of one contribution.
-        mixing: these may see each other: a group.
         compute: gradients of ``(rows, real, blocks)``.
 
     Warns:
         SlowGradientsWarning: one example goes at a time.
     """
-    known = memory_of(model)
+    known = memory_of(subject.model)
     leaves = [*batches.tensors(data)]
     facts = (
-        blocks,
-        copies,
-        mixing,
+        *(blocks, subject.each, subject.mixing),
         tuple([(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]),
-        tuple([(name, p.shape, p.dtype) for name, p in trained.items()]),
-        tuple([module.training for module in model.modules()]),
+        tuple([(name, p.shape, p.dtype) for name, p in subject.trained.items()]),
+        tuple([module.training for module in subject.model.modules()]),
         torch.get_num_threads(),
         torch.is_autocast_enabled(leaves[0].device.type),
     )
-    found: Blocks | None = known.found(loss, (known.unshared, known.without, facts))
+    found: Blocks | None = known.found(subject.loss, (known.unshared, known.without, facts))
     if found is None:
-        found = _settled(blocks, model, data, copies, compute)
-        known.note(loss, (known.unshared, known.without, facts), found)
+        found = _settled(blocks, subject.model, data, subject.each, compute)
+        known.note(subject.loss, (known.unshared, known.without, facts), found)
     return found
 
 
@@ -843,10 +905,7 @@ def clipped_sum(
             trained privately, with the module and the remedy. TypeError: groups not integers;
             numbers or arrays among the inputs. RuntimeError: what batch_dims declares is not true.
     """
-    bound = real("clip_norm", clip_norm, above=0)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
+    bound, trained = real("clip_norm", clip_norm, above=0), trained_of(model, "train")
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:
         if groups is not None:
@@ -859,51 +918,38 @@ def clipped_sum(
         raise ValueError(f"{size} examples are not {copies} copies of each record")
     count = None if groups is None else group_numbers(groups, size, group_count)
     if not size:
-        sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
-        return sums, batches.zeros_for(next(iter(trained.values())), count or 0)
-    if groups is None or count is None:
-        records = size // copies
-        compute = partial(computed, model, loss, trained, batch_dims, copies)
-        if blocks is None:
-            blocks = MULTIPLES
-        else:
-            blocks = probed(blocks, model, loss, (inputs, targets), trained, copies, compute)
-        total: dict[str, Tensor] = {}
-        found = []
-        for start, end, width in blocks.cut(records):
-            rows = filled((inputs, targets), start * copies, end * copies, width * copies)
-            terms = compute(rows, end - start, blocks)
-            share = round_size or records
-            if isinstance(terms, list):
-                one, norms = clip_uses(terms, trained, width, bound, clip, share, end - start)
-            else:
-                one, norms = clip_and_sum(terms, trained, bound, clip, share, end - start)
-            total = {name: one[name] + total[name] if total else one[name] for name in one}
-            found.append(norms)
-        return total, found[0] if len(found) == 1 else torch.cat(found)
-    sums, norms, data = (
-        {},
-        batches.zeros_for(next(iter(trained.values())), count),
-        (inputs, targets),
-    )
+        nothing = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
+        return nothing, batches.zeros_for(next(iter(trained.values())), count or 0)
+    subject = Subject(model, loss, trained, copies, dims=batch_dims)
+    work = subject.pieces((inputs, targets), blocks)
+    places: list[Tensor] = []
+    if groups is not None:
+        work = _of_groups(subject, (inputs, targets), groups, blocks, places)
+    share = round_size or count or size // copies
+    total: dict[str, Tensor] = {}
+    found = []
+    for piece in work:
+        one, norms = piece.clipped(bound, clip, share)
+        total = {name: one[name] + total[name] if total else one[name] for name in one}
+        found.append(norms)
+    norms = found[0] if len(found) == 1 else torch.cat(found)
+    if count is not None:
+        norms = norms.new_zeros(count).index_copy_(0, torch.cat(places), norms)
+    return total, norms
+
+
+def _of_groups(
+    subject: Subject, data: Any, groups: Tensor, blocks: Blocks | None, places: list[Tensor]
+) -> Iterator[Piece]:
+    """The pieces of groups, of one size after the other; ``places`` takes the groups' numbers."""
     for which, members in by_size(groups):
-        each = members.shape[1]
-        grouped = partial(side_by_side, model, loss, trained, each, True)
-        shape = blocks or MULTIPLES
-        if each >= LONG:  # one after the other
-            shape = Blocks((len(members),))
-        elif blocks is not None:
-            shape = probed(blocks, model, loss, data, trained, each, grouped, mixing=True)
+        own = replace(subject, each=members.shape[1], mixing=True)
+        long = own.each >= LONG  # one after the other
+        shape = Blocks((len(members),)) if long else own.tried(data, blocks)
         for start, end, width in shape.cut(len(members)):
+            places.append(which[start:end])
             lanes = members[start:end][repeated(end - start, width)]
-            rows = batches.select(data, lanes.flatten())
-            terms = grouped(rows, end - start, shape)
-            share = round_size or count
-            some, norms[which[start:end]] = clip_and_sum(
-                terms, trained, bound, clip, share, end - start
-            )
-            sums = {name: some[name] + sums[name] if sums else some[name] for name in some}
-    return sums, norms
+            yield Piece(own, batches.select(data, lanes.flatten()), end - start, width, shape)
 
 
 def numbers_behind(
@@ -924,72 +970,26 @@ def numbers_behind(
     Args:
         of: the examples are the first of so many, for a model that draws random numbers for each.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    compute = partial(computed, model, loss, trained, None, 1)
-    if blocks is None:
-        blocks = MULTIPLES
-    else:
-        blocks = probed(blocks, model, loss, (inputs, targets), trained, 1, compute)
-    if blocks.alone:
-        return []
-    parts = []
-    size = batches.batch_size(inputs, targets)
+    subject = Subject(model, loss, trained_of(model, "train"))
+    parts, start, size = [], 0, batches.batch_size(inputs, targets)
     most = of or size
-    for start, end, width in blocks.cut(size):
-        rows = filled((inputs, targets), start, end, width)
-        which = torch.cat([torch.arange(start, end), most + torch.arange(width - (end - start))])
-        drawn_for = which, most + blocks.sizes[-1]
-        found = watched(compute, rows, end - start, blocks, model, drawn_for)
-        parts.append([part[: end - start] for part in found])
+    for piece in subject.pieces((inputs, targets), blocks):
+        if piece.blocks.alone:
+            return []
+        end = start + piece.real
+        which = torch.cat([torch.arange(start, end), most + torch.arange(piece.size - piece.real)])
+        drawn_for = which, most + piece.blocks.sizes[-1]
+        compute = subject.gradients
+        found = watched(compute, piece.rows, piece.real, piece.blocks, model, drawn_for)
+        parts.append([part[: piece.real] for part in found])
+        start = end
     return [torch.cat(column) for column in zip(*parts, strict=True)]
-
-
-def computed(
-    model: nn.Module,
-    loss: Loss,
-    trained: Mapping[str, nn.Parameter],
-    dims: BatchDims | None,
-    copies: int,
-    rows: tuple[Any, Any],
-    real: int,
-    blocks: Blocks,
-) -> list[Once] | dict[str, Term]:
-    """Gradients of one block, of which the first ``real`` contributions count."""
-    inputs, targets = rows
-    if dims is not None:
-        return declared_contributions(model, loss, inputs, targets, trained, dims)
-    if copies > 1:
-        return side_by_side(model, loss, trained, copies, False, rows, real, blocks)
-    uses = uses_of(model, loss, inputs, targets, trained)
-    if uses is not None:
-        return uses
-    batch = Batch(inputs, targets, real=real, blocks=blocks)
-    return contributions(model, loss, batch, trained)
-
-
-def side_by_side(
-    model: nn.Module,
-    loss: Loss,
-    trained: Mapping[str, nn.Parameter],
-    each: int,
-    mixing: bool,
-    rows: tuple[Any, Any],
-    real: int,
-    blocks: Blocks,
-) -> dict[str, Term]:
-    """Gradients of contributions of ``each`` examples, which may see each other or not."""
-    members = torch.arange(batches.batch_size(*rows)).view(-1, each)
-    batch = Batch(*rows, members, copies=not mixing, real=real, blocks=blocks)
-    return contributions(model, loss, batch, trained)
 
 
 # Clipped sums of several parts of one batch: one pass over all examples, a sum for each part.
 #
 # Every part has the theorem of :func:`~forethought.gradients.clipped.clipped_sum`: its sum is
 # formed from its own examples' gradients by the same proven steps, and no lane sees another.
-
-
-Sums = tuple[dict[str, Tensor], Tensor]
 
 
 def clipped_sums(
@@ -1013,10 +1013,7 @@ def clipped_sums(
     Raises:
         ValueError: sizes that do not add up to the batch, and what ``clipped_sum`` refuses.
     """
-    bound = real("clip_norm", clip_norm, above=0)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
+    bound, trained = real("clip_norm", clip_norm, above=0), trained_of(model, "train")
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     size = batches.batch_size(inputs, targets)
     if sum(sizes) != size or min(sizes, default=0) < 0:
@@ -1024,37 +1021,21 @@ def clipped_sums(
     some = [count for count in sizes if count]
     found: Iterator[Sums] = iter(())
     if size:
-        compute = partial(computed, model, loss, trained, None, 1)
-        if blocks is None:
-            blocks = MULTIPLES
-        else:
-            blocks = probed(blocks, model, loss, (inputs, targets), trained, 1, compute)
-        [*cut] = blocks.cut(size)
+        subject = Subject(model, loss, trained)
+        shape = subject.tried((inputs, targets), blocks)
+        [*cut] = shape.cut(size)
         if len(cut) > 1:  # more than were planned for: each part by itself
             ends = list(accumulate(sizes))
             pairs = zip([0, *ends[:-1]], ends, strict=True)
+            parts = [batches.mapped((inputs, targets), itemgetter(slice(*at))) for at in pairs]
             return [
-                clipped_sum(
-                    model,
-                    loss,
-                    _part(inputs, *at),
-                    _part(targets, *at),
-                    bound,
-                    clip=clip,
-                    blocks=blocks,
-                )
-                for at in pairs
+                clipped_sum(model, loss, x, y, bound, clip=clip, blocks=shape) for x, y in parts
             ]
-        rows = filled((inputs, targets), 0, size, cut[0][2])
-        terms = compute(rows, size, blocks)
-        if isinstance(terms, list):
-            found = iter(clip_uses_parts(terms, trained, some, bound, clip))
+        found_of = subject.gradients(filled((inputs, targets), 0, size, cut[0][2]), size, shape)
+        if isinstance(found_of, list):
+            found = iter(clip_uses_parts(found_of, trained, some, bound, clip))
         else:
-            found = iter(clip_and_sum_parts(terms, trained, bound, some, clip))
+            found = iter(clip_and_sum_parts(found_of, trained, bound, some, clip))
     nothing = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in trained.items()}
     empty = nothing, batches.zeros_for(next(iter(trained.values())), 0)
     return [next(found) if count else empty for count in sizes]
-
-
-def _part(tree: Any, start: int, end: int) -> Any:
-    return batches.mapped(tree, lambda leaf: leaf[start:end])

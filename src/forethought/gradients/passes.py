@@ -233,6 +233,18 @@ def memory_of(model: nn.Module) -> Remembered:
 # From a batch to every example's gradients: passes over lanes, and what is done when one stops.
 
 
+def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
+    """The parameters whose gradients are wanted, by name.
+
+    Raises:
+        ValueError: none; there is nothing to do ``what`` to.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"the model has no parameter with requires_grad=True: nothing to {what}")
+    return trained
+
+
 def contributions(
     model: nn.Module,
     loss: Loss,
@@ -879,9 +891,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     Raises:
         ValueError: no trainable parameter, or a batch without a size.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to explain")
+    trained = trained_of(model, "explain")
     size = batches.batch_size(example, ())
     if not size:
         raise ValueError("the example batch is empty: pass at least one example")
