@@ -18,7 +18,7 @@ from drawn import rand
 from forethought.gradients import SlowGradientsWarning, batches, clipped, clipped_sum
 from forethought.gradients.batches import UNIT, Blocks, filled, planned
 from forethought.gradients.clipped import Subject, numbers_behind
-from forethought.gradients.lanes import bits
+from forethought.gradients.vmap_mode import bits
 from forethought.rounds.losses import cross_entropy, squared_error
 
 

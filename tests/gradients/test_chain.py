@@ -164,13 +164,13 @@ def test_numbers_out_of_range_are_left_to_the_general_sum(value: float) -> None:
 
 
 def test_the_short_sum_refuses_what_its_bound_does_not_cover() -> None:
-    uses = [sums.Once(torch.ones(300, 2), torch.ones(300, 3), "w", None)]
+    uses = [sums.SingleUseLinear(torch.ones(300, 2), torch.ones(300, 3), "w", None)]
     assert sums.clip_and_sum_once(uses, 1.0, None) is None  # too long for one float32 block
-    few = [sums.Once(torch.ones(30, 2), torch.ones(30, 3), "w", None)]
+    few = [sums.SingleUseLinear(torch.ones(30, 2), torch.ones(30, 3), "w", None)]
     assert sums.clip_and_sum_once(few, 1.0, None) is not None
     assert sums.clip_and_sum_once(few, 1.0, 10_000) is None  # a small piece of a long round
     assert sums.clip_and_sum_once(few, 2.0**-70, None) is None
-    many = [sums.Once(torch.full((3, 2), 1e30), torch.ones(3, 3), "w", None)]
+    many = [sums.SingleUseLinear(torch.full((3, 2), 1e30), torch.ones(3, 3), "w", None)]
     assert sums.clip_and_sum_once(many, 1.0, None) is None
 
 
@@ -292,7 +292,8 @@ def test_a_forgotten_bias_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forgetful(*arguments: Any) -> Any:
         return [
-            sums.Once(use.inputs, use.gradients, use.weight, None) for use in uses_of(*arguments)
+            sums.SingleUseLinear(use.inputs, use.gradients, use.weight, None)
+            for use in uses_of(*arguments)
         ]
 
     monkeypatch.setattr(clipped, "uses_of", forgetful)

@@ -17,9 +17,9 @@ from zoo import oracle
 from zoo.oracle import assert_isolated, compare
 
 from drawn import randn, reseed
-from forethought.gradients import boundary, clipped_sum, lanes, passes, sums, terms
-from forethought.gradients.lanes import Site
-from forethought.gradients.state import State, Surroundings
+from forethought.gradients import boundary, clipped_sum, passes, sums, terms, vmap_mode
+from forethought.gradients.state import ExternalState, State
+from forethought.gradients.vmap_mode import Site
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_state_kept_across_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(State, "restore", lambda self: None)
-    monkeypatch.setattr(Surroundings, "restore", lambda self: None)
+    monkeypatch.setattr(ExternalState, "restore", lambda self: None)
     for name in ("number_in_an_attribute", "number_in_an_object", "number_in_a_closure"):
         with caught():
             withstand(test_state.attack[name])
@@ -159,14 +159,14 @@ def test_hooks_on_saved_tensors_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_vmap_rule_of_the_users_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "call", lambda lanes, kind, args, own: own(kind, *args))
+    monkeypatch.setattr(vmap_mode, "call", lambda lanes, kind, args, own: own(kind, *args))
     with caught():
         withstand(test_backward.attack["own_function_with_a_mixing_vmap_rule"])
 
 
 def test_a_batching_rule_of_torch_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (torch.roll, Tensor.roll):
-        for table in (lanes.HANDLERS, lanes.ALWAYS, terms.PHYSICAL):
+        for table in (vmap_mode.HANDLERS, vmap_mode.ALWAYS, terms.PHYSICAL):
             monkeypatch.delitem(table, function, raising=False)
     with caught():
         withstand(test_batching_rules.attack["rolling_a_number"])

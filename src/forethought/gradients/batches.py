@@ -140,7 +140,7 @@ def zeros_for(parameter: Tensor, *shape: int) -> Tensor:
 # A kernel may compute a row in another order when there are more rows, or fewer. So a batch is
 # filled up to one of the sizes of a :class:`Blocks`, which follow from the plan, and is cut where
 # it is longer than the largest. That a record's numbers are the same bits in all of these sizes and
-# at every place is probed before they are used (:mod:`.probing`).
+# at every place is probed before they are used (:func:`~forethought.gradients.clipped.probed`).
 
 
 # Vectorised loops of torch's CPU kernels and the inner blocks of products end on such numbers.

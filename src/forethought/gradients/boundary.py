@@ -26,11 +26,11 @@ from torch.utils import checkpoint as checkpointing
 # They pass through ``except Exception`` in user code, which must not answer for other lanes.
 
 
-class Stopped(BaseException):
+class PassAborted(BaseException):
     """The pass cannot go on as it is."""
 
 
-class Parted(Stopped):
+class DivergentControlFlow(PassAborted):
     """The lanes disagree on what Python is about to see; they go on apart.
 
     Attributes:
@@ -42,22 +42,22 @@ class Parted(Stopped):
         self.keys = tuple(keys)
 
 
-class Asking(Stopped):
+class NeedsStateSnapshot(PassAborted):
     """A value of the examples is about to reach Python, for the first time: start again, prepared.
 
     What Python can remember is noted now, before it learns anything.
     """
 
 
-class Unshared(Stopped):
+class SharedBufferWrite(PassAborted):
     """A tensor made for all lanes at once is written to by each: make one for each lane."""
 
 
-class Unable(Stopped):
+class NotVectorisable(PassAborted):
     """The lanes cannot run this; alone, an example can."""
 
 
-class RuleFailed(Stopped):
+class RuleFailed(PassAborted):
     """A rule raised, or did not answer what it must."""
 
     def __init__(self, rule: str, error: BaseException) -> None:
@@ -65,7 +65,7 @@ class RuleFailed(Stopped):
         self.rule = rule
 
 
-class Refused(Stopped):
+class Refused(PassAborted):
     """The model or loss cannot be trained privately as it is; the text says what to do."""
 
 
@@ -76,30 +76,16 @@ class RefusedError(ValueError):
 # What a call of a torch function does: writes to its argument, draws numbers, makes a tensor.
 
 
-FRESH = frozenset(
-    {
-        torch.zeros,
-        torch.ones,
-        torch.empty,
-        torch.full,
-        torch.zeros_like,
-        torch.ones_like,
-        torch.empty_like,
-        torch.full_like,
-        torch.arange,
-        torch.eye,
-        torch.tensor,
-        torch.clone,
-        torch.Tensor.clone,
-        torch.Tensor.new_zeros,
-        torch.Tensor.new_ones,
-        torch.Tensor.new_empty,
-        torch.Tensor.new_full,
-        torch.Tensor.new_tensor,
-    }
-)
+def named(words: str, *owners: Any) -> tuple[Any, ...]:
+    """The functions of these names that every owner has."""
+    return tuple([getattr(owner, word) for owner in owners for word in words.split()])
+
+
+_LIKE = "zeros ones empty full zeros_like ones_like empty_like full_like"
+_NEW = "clone new_zeros new_ones new_empty new_full new_tensor"
+FRESH = frozenset(named(f"{_LIKE} arange eye tensor clone", torch) + named(_NEW, Tensor))
 # What they return is whatever was in memory, until something is written there.
-UNSET = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
+UNSET = frozenset({torch.empty, torch.empty_like, Tensor.new_empty})
 DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
 
 

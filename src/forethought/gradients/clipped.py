@@ -27,12 +27,11 @@ from forethought.gradients.batches import (
     repeated,
 )
 from forethought.gradients.boundary import RefusedError
-from forethought.gradients.lanes import DRAWN_FOR, WATCH, Watch, bits, loss_in_lanes, vjp_rows
 from forethought.gradients.passes import SlowGradientsWarning, contributions, memory_of, trained_of
 from forethought.gradients.state import Generators, State, changes_itself
 from forethought.gradients.sums import (
     ClippingRule,
-    Once,
+    SingleUseLinear,
     clip_and_sum,
     clip_and_sum_once,
     clip_and_sum_once_parts,
@@ -52,6 +51,14 @@ from forethought.gradients.terms import (
     Term,
     Unused,
     wide,
+)
+from forethought.gradients.vmap_mode import (
+    DRAWN_FOR,
+    FINGERPRINT,
+    Fingerprint,
+    bits,
+    loss_in_lanes,
+    vjp_rows,
 )
 from forethought.turns import turns
 from forethought.values.checks import real, whole
@@ -139,7 +146,7 @@ def uses_of(
     inputs: Any,
     targets: Any,
     trained: Mapping[str, nn.Parameter],
-) -> list[Once] | None:
+) -> list[SingleUseLinear] | None:
     """Every trained layer's inputs and output gradients, (B, …, m) and (B, …, n).
 
     None where the general way must be taken. A layer that the loss does not depend on is left out.
@@ -158,7 +165,7 @@ def uses_of(
     # One layer, and a loss whose derivative is known: nothing to differentiate.
     kinds = [type(layer) for layer in layers]
     alone = slope is not None and kinds[-1] is nn.Linear and kinds.count(nn.Linear) == 1
-    watch = WATCH.get()
+    watch = FINGERPRINT.get()
     if watch is not None:
         watch.begin(len(inputs))
     with torch.set_grad_enabled(not alone):
@@ -195,7 +202,7 @@ def uses_of(
     if watch is not None:
         watch.keep()
     return [
-        Once(before, gradient, names.get(id(layer.weight)), names.get(id(layer.bias)))
+        SingleUseLinear(before, gradient, names.get(id(layer.weight)), names.get(id(layer.bias)))
         for (layer, before, _), gradient in zip(uses, found, strict=True)
         if gradient is not None
     ]
@@ -215,7 +222,7 @@ def _differentiated(
 
 
 def clip_uses(
-    uses: list[Once],
+    uses: list[SingleUseLinear],
     trained: Mapping[str, nn.Parameter],
     size: int,
     clip_norm: float,
@@ -237,7 +244,7 @@ def clip_uses(
 
 
 def clip_uses_parts(
-    uses: list[Once],
+    uses: list[SingleUseLinear],
     trained: Mapping[str, nn.Parameter],
     sizes: Sequence[int],
     clip_norm: float,
@@ -251,19 +258,24 @@ def clip_uses_parts(
     parts, start = [], 0
     for size in sizes:
         end = start + size
-        own = [Once(u.inputs[start:end], u.gradients[start:end], u.weight, u.bias) for u in uses]
+        own = [
+            SingleUseLinear(u.inputs[start:end], u.gradients[start:end], u.weight, u.bias)
+            for u in uses
+        ]
         parts.append(clip_uses(own, trained, size, clip_norm, clip, None, size))
         start = end
     return parts
 
 
-def _each_once(uses: Sequence[Once], trained: Mapping[str, nn.Parameter]) -> bool:
+def _each_once(uses: Sequence[SingleUseLinear], trained: Mapping[str, nn.Parameter]) -> bool:
     return sum((u.weight is not None) + (u.bias is not None) for u in uses) == len(trained) and all(
         u.inputs.dim() == 2 and u.inputs.dtype == torch.float32 for u in uses
     )
 
 
-def as_terms(uses: list[Once], trained: Mapping[str, nn.Parameter], size: int) -> dict[str, Term]:
+def as_terms(
+    uses: list[SingleUseLinear], trained: Mapping[str, nn.Parameter], size: int
+) -> dict[str, Term]:
     """The same as terms by parameter, of ``size`` rows."""
     result: dict[str, Term] = {}
     for use in uses:
@@ -365,7 +377,7 @@ _ = rules  # importing them registers what the lanes intercept
 # nothing else is. Where there is a difference other sizes are tried, down to one example at a time.
 
 
-Computed = list[Once] | dict[str, Term]
+Computed = list[SingleUseLinear] | dict[str, Term]
 Sums = tuple[dict[str, Tensor], Tensor]
 Compute = Callable[[Any, int, Blocks], Computed]
 
@@ -605,13 +617,13 @@ def watched(
     Args:
         drawn_for: which of how many contributions they are: each has its own random numbers.
     """
-    watch = Watch(len(drawn_for[0]))
-    kept, drawn, generators = WATCH.set(watch), DRAWN_FOR.set(drawn_for), Generators([])
+    watch = Fingerprint(len(drawn_for[0]))
+    kept, drawn, generators = FINGERPRINT.set(watch), DRAWN_FOR.set(drawn_for), Generators([])
     torch.default_generator.manual_seed(0)
     try:
         found = compute(rows, real, blocks)
     finally:
-        WATCH.reset(kept)
+        FINGERPRINT.reset(kept)
         DRAWN_FOR.reset(drawn)
         generators.restore()
     return [*_numbers(found, model), watch.marks]
@@ -638,7 +650,7 @@ def _fingerprint(term: Any, size: int) -> Tensor:
             width = part.size if isinstance(part, Filled) else len(index)
             whole[index] = _fingerprint(inner, width)[: len(index)]
         return whole
-    watch = Watch(size)
+    watch = Fingerprint(size)
     for held in _stored(term):
         watch.see(held.detach())
     watch.keep()
@@ -777,7 +789,7 @@ def declared_contributions(
     try:
         with torch.enable_grad():
             values = _losses(model, loss, inputs, targets, dims, size)
-            watch = WATCH.get()
+            watch = FINGERPRINT.get()
             if watch is not None:
                 watch.begin(size)
                 watch.see(values)

@@ -27,13 +27,13 @@ from forethought.gradients.batches import LONG, MULTIPLES, Batch, Loss, repeated
 from forethought.gradients.boundary import (
     GETTERS,
     OPERATORS,
-    Asking,
-    Parted,
+    DivergentControlFlow,
+    NeedsStateSnapshot,
+    NotVectorisable,
     Refused,
     RefusedError,
     RuleFailed,
-    Unable,
-    Unshared,
+    SharedBufferWrite,
     is_lane,
     operator_name,
     rows,
@@ -41,31 +41,31 @@ from forethought.gradients.boundary import (
     wrapped,
     writes,
 )
-from forethought.gradients.lanes import (
+from forethought.gradients.state import (
+    ExternalState,
+    Generators,
+    State,
+    alike,
+    changes_itself,
+    copied,
+)
+from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
+from forethought.gradients.vmap_mode import (
     DRAWN_FOR,
-    WATCH,
+    FINGERPRINT,
     Draws,
-    Lanes,
     Masks,
     Observer,
-    Place,
-    Places,
+    ParameterView,
+    ParameterViews,
     Settings,
+    VmapMode,
     answered,
     hooked,
     module_at_fault,
     own_fault,
     seeded,
 )
-from forethought.gradients.state import (
-    Generators,
-    State,
-    Surroundings,
-    alike,
-    changes_itself,
-    copied,
-)
-from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
 from forethought.turns import turns
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
@@ -182,7 +182,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
 
 
 @dataclass
-class Remembered:
+class ModelMemory:
     """The memory between passes of a model on which only speed depends.
 
     Attributes:
@@ -222,12 +222,12 @@ def _weak(loss: Any) -> weakref.ref[Any]:
     return weakref.WeakMethod(loss) if isinstance(loss, MethodType) else weakref.ref(loss)
 
 
-_REMEMBERED: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()
+_REMEMBERED: WeakKeyDictionary[nn.Module, ModelMemory] = WeakKeyDictionary()
 
 
-def memory_of(model: nn.Module) -> Remembered:
+def memory_of(model: nn.Module) -> ModelMemory:
     """The memory of the model so far."""
-    return _REMEMBERED.setdefault(model, Remembered())
+    return _REMEMBERED.setdefault(model, ModelMemory())
 
 
 # From a batch to every example's gradients: passes over lanes, and what is done when one stops.
@@ -288,13 +288,13 @@ def _refusing(model: nn.Module) -> Iterator[None]:
         raise RefusedError(f"{module}: {reason}") from None
 
 
-def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
+def _split(index: Tensor | None, parted: DivergentControlFlow, count: int) -> list[Tensor]:
     """The lanes of every answer, of all that the batch has and that count."""
     lanes: dict[Any, list[int]] = {}
     for at, key in enumerate(parted.keys[: count if index is None else len(index)]):
         lanes.setdefault(key, []).append(at)
     if index is not None and len(lanes) == 1:  # it would part in the same way for ever
-        raise Unable("an example that is repeated gives Python another answer every time")
+        raise NotVectorisable("an example that is repeated gives Python another answer every time")
     places = [torch.tensor(same) for same in lanes.values()]
     return places if index is None else [index[mine] for mine in places]
 
@@ -328,15 +328,15 @@ class _Attempt:
         self._generators = Generators([p.device for p in trained.values()][:1])
         self._state = State(self._modules)
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._surroundings: Surroundings | None = None
+        self._surroundings: ExternalState | None = None
         self._masks: Masks | None = None
         self._drawn_for: Tensor | None = None
         self._unable: BaseException | None = None
 
-    def _survey(self) -> Surroundings:
+    def _survey(self) -> ExternalState:
         """Note what Python could remember, before it learns anything of the examples."""
         if self._surroundings is None:
-            found = Surroundings([m for _, m in self._modules], self.model, self.loss)
+            found = ExternalState([m for _, m in self._modules], self.model, self.loss)
             if found.waits:
                 raise Refused(
                     f"{found.waits} while values of the examples reach Python: a pass that begins "
@@ -349,7 +349,7 @@ class _Attempt:
         if self._surroundings is None:
             self._survey()
             self._known.asks = True
-            raise Asking
+            raise NeedsStateSnapshot
 
     def _restore(self) -> None:
         if self._surroundings is not None:
@@ -394,7 +394,7 @@ class _Attempt:
         Alone they may have others, so one example's failure must not be what the others go by.
         """
         blocks = self.batch.blocks
-        return blocks is not MULTIPLES and blocks.sizes != (1,) and WATCH.get() is None
+        return blocks is not MULTIPLES and blocks.sizes != (1,) and FINGERPRINT.get() is None
 
     def losses(self) -> Tensor:
         """Every lane's loss, without gradients."""
@@ -418,9 +418,9 @@ class _Attempt:
         while True:
             try:
                 return self._all_parts(one, settings)
-            except Asking:
+            except NeedsStateSnapshot:
                 pass
-            except Unshared:
+            except SharedBufferWrite:
                 settings = replace(settings, unshared=True)
                 self._note(settings, "it writes to what is made for all at once")
             except RuleFailed as failed:
@@ -433,7 +433,7 @@ class _Attempt:
                 self._note(settings, failed)
             except Refused:
                 raise
-            except (Unable, Exception) as error:  # alone, the example will tell what it is
+            except (NotVectorisable, Exception) as error:  # alone, the example will tell what it is
                 if boundary.refused_hooks(error):
                     raise Refused(str(error)).with_traceback(error.__traceback__) from None
                 own_fault(error)
@@ -457,13 +457,13 @@ class _Attempt:
                 filled = index
                 if index is not None:
                     filled = index[repeated(len(index), self._width(index))]
-                watch = WATCH.get()
+                watch = FINGERPRINT.get()
                 if watch is not None:
                     watch.begin(self.batch.lanes if filled is None else len(filled))
                 done.append((index, contextvars.copy_context().run(one, filled, settings)))
                 if watch is not None:
                     watch.keep(index, None if index is None else len(index))
-            except Parted as parted:
+            except DivergentControlFlow as parted:
                 pending += _split(index, parted, self.batch.count)
             if pending:
                 self._generators.restore()
@@ -476,15 +476,17 @@ class _Attempt:
 
     def _pass(self, index: Tensor | None, settings: Settings) -> dict[str, Term]:
         size = self.batch.lanes if index is None else len(index)
-        places = Places(self.trained)
+        places = ParameterViews(self.trained)
         with self._around(), torch.enable_grad():
-            values, lanes = self._forward(index, size, places, settings)
-            left = self._backward(values, lanes)
+            values, mode = self._forward(index, size, places, settings)
+            left = self._backward(values, mode)
             del values
             if left:
-                raise Unable(f"{', '.join(left[:3])} is used where no torch function shows it")
-            self._check_state(lanes)
-        terms = places.resolve(lanes.uses, size)
+                raise NotVectorisable(
+                    f"{', '.join(left[:3])} is used where no torch function shows it"
+                )
+            self._check_state(mode)
+        terms = places.resolve(mode.uses, size)
         return {
             name: terms.get(name) or Unused(size, parameter)
             for name, parameter in self.trained.items()
@@ -493,8 +495,8 @@ class _Attempt:
     def _loss_pass(self, index: Tensor | None, settings: Settings) -> Tensor:
         size = self.batch.lanes if index is None else len(index)
         with self._around(), torch.no_grad():
-            values, lanes = self._forward(index, size, Places({}), settings)
-            self._check_state(lanes)
+            values, mode = self._forward(index, size, ParameterViews({}), settings)
+            self._check_state(mode)
         return values
 
     @contextmanager
@@ -510,37 +512,37 @@ class _Attempt:
         self,
         index: Tensor | None,
         size: int,
-        places: Places,
+        places: ParameterViews,
         settings: Settings,
-    ) -> tuple[Tensor, Lanes]:
+    ) -> tuple[Tensor, VmapMode]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
             draws = None if self._masks is None else self._draws(self._masks, index)
             observe = None if self._observe is None else _named(self._observe)
-            lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
-            lanes.parameters = self._parameters
+            mode = VmapMode(size, level, places, settings, draws, observe, self._asked)
+            mode.parameters = self._parameters
 
             if settings.unshared:
                 inputs, targets = (batches.mapped(t, Tensor.clone) for t in (inputs, targets))
             else:
                 leaves = (*batches.tensors(inputs), *batches.tensors(targets))
-                lanes.inputs = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+                mode.inputs = {leaf.untyped_storage().data_ptr() for leaf in leaves}
 
             def wrap(leaf: Tensor) -> Tensor:
-                return lanes.followed(boundary.lane(leaf, 0, level))
+                return mode.followed(boundary.lane(leaf, 0, level))
 
-            with answered(lanes), lanes:
+            with answered(mode), mode:
                 outputs = batches.call(self.model, batches.mapped(inputs, wrap))
                 wanted = batches.mapped(targets, wrap)
                 found = self.loss(outputs, wanted)
-            if lanes.stopped is not None:  # swallowed by a bare except
-                raise lanes.stopped
+            if mode.stopped is not None:  # swallowed by a bare except
+                raise mode.stopped
             boundary.require_bare_torch()  # nor did the model leave anything behind
-            values = self._values(found, lanes)
+            values = self._values(found, mode)
             first = index is None and self.batch.each == 1 and self.batch.count > 1
             if first and not self._known.has_judged(self.loss):
                 self._judge(outputs, targets, values)
-        return values, lanes
+        return values, mode
 
     def _draws(self, masks: Masks, index: Tensor | None) -> Draws:
         mine, apart = self._drawn_for, index is not None
@@ -551,7 +553,7 @@ class _Attempt:
     def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
         """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""
         try:
-            surroundings = Surroundings([m for _, m in self._modules], self.loss)
+            surroundings = ExternalState([m for _, m in self._modules], self.loss)
         except Refused:  # a check of meaning: no pass is less private without it
             return
         try:
@@ -562,34 +564,34 @@ class _Attempt:
             surroundings.restore()
         self._known.judge(self.loss)
 
-    def _values(self, found: Any, lanes: Lanes) -> Tensor:
+    def _values(self, found: Any, mode: VmapMode) -> Tensor:
         each = self.batch.each
         if isinstance(found, Tensor) and found.dim() == 0 and each == 1:
             found = found.reshape(1)
         found = batches.losses(found, each)
         if not boundary.is_lane(found):
             if not found.requires_grad:
-                return torch.mean(found.detach().expand(lanes.size, each), 1)
-            found = lanes.rows_of(found)
+                return torch.mean(found.detach().expand(mode.size, each), 1)
+            found = mode.rows_of(found)
         with boundary.outside():
             values: Tensor = boundary.rows(found).mean(1)
         return values
 
-    def _backward(self, values: Tensor, lanes: Lanes) -> list[str]:
+    def _backward(self, values: Tensor, mode: VmapMode) -> list[str]:
         """Differentiate; the parameters that a gradient reached without being reported."""
         total = values.sum()
         if not total.requires_grad:
             return []
-        leaves = (lanes.anchor, *self.trained.values())
+        leaves = (mode.anchor, *self.trained.values())
         found = torch.autograd.grad(total, leaves, allow_unused=True)[1:]
-        if lanes.failed is not None:
-            raise lanes.failed
+        if mode.failed is not None:
+            raise mode.failed
         return [n for n, g in zip(self.trained, found, strict=True) if g is not None]
 
-    def _check_state(self, lanes: Lanes) -> None:
-        if lanes.remaining():
+    def _check_state(self, mode: VmapMode) -> None:
+        if mode.remaining():
             gc.collect()
-            if lanes.remaining():
+            if mode.remaining():
                 changed = self._state.changes() or ["something outside the model"]
                 raise changes_itself(changed, "keeps values of the examples")
         written = self._state.parameters_changed()
@@ -634,7 +636,7 @@ class _Attempt:
 
 
 def _named(observe: Callable[[str, str, Term], None]) -> Observer:
-    def named(place: Place, rule: str, term: Term) -> None:
+    def named(place: ParameterView, rule: str, term: Term) -> None:
         observe(getattr(place, "name", ""), rule, term)
 
     return named

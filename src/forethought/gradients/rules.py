@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from forethought.gradients.boundary import (
-    Unable,
+    NotVectorisable,
     is_lane,
     lane,
     outside,
@@ -24,7 +24,6 @@ from forethought.gradients.boundary import (
     rows,
     safe_softmax,
 )
-from forethought.gradients.lanes import HANDLERS, Draws, Lanes, Site
 from forethought.gradients.terms import (
     Accepts,
     Convolved,
@@ -42,6 +41,7 @@ from forethought.gradients.terms import (
     register_physical,
     wide,
 )
+from forethought.gradients.vmap_mode import HANDLERS, Draws, Site, VmapMode
 
 Terms = Iterator[tuple[str, Term]]
 Named = Mapping[str, Any]
@@ -353,7 +353,7 @@ for _function, _given, _normalised, _total, _accepts in _NORMALISATIONS:
     _decorate(_affine(_normalised, _total))
 
 
-def _group_on_the_batch(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     # vmap takes it apart; on the whole batch it is one kernel.
     given = dict(zip(("num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
     shared = (given.get("weight"), given.get("bias"))
@@ -362,7 +362,7 @@ def _group_on_the_batch(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kw
     with outside():
         whole = rows(input)
         normalised = func(whole.flatten(0, 1), **given).view(whole.shape)
-    return lane(normalised, 0, lanes.level)
+    return lane(normalised, 0, mode.level)
 
 
 register_physical(_group_on_the_batch, F.group_norm)
@@ -371,19 +371,19 @@ register_physical(_group_on_the_batch, F.group_norm)
 # Dropout on the whole batch, which draws what an ordinary pass would.
 
 
-def _dropout(lanes: Lanes, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _dropout(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     given = dict(zip(("p", "training", "inplace"), args, strict=False)) | kwargs
     if given.get("inplace"):
         return NotImplemented
     chance = given.get("p", 0.5)
-    if lanes.draws is None or not given.get("training", True) or not 0 < chance <= 1:
+    if mode.draws is None or not given.get("training", True) or not 0 < chance <= 1:
         whole, dim = physical(input)
         with outside():
-            return lane(func(whole, **given), dim, lanes.level)
+            return lane(func(whole, **given), dim, mode.level)
     with outside():
         whole = rows(input)
-        dropped = whole * lanes.draws.mask(tuple(whole.shape[1:]), chance, whole)
-    return lane(dropped, 0, lanes.level)
+        dropped = whole * mode.draws.mask(tuple(whole.shape[1:]), chance, whole)
+    return lane(dropped, 0, mode.level)
 
 
 register_physical(_dropout, F.dropout)
@@ -396,7 +396,7 @@ _CROSS_ENTROPY = ("weight", "size_average", "ignore_index", "reduce", "reduction
 
 
 def _cross_entropy(
-    lanes: Lanes, func: Any, input: Tensor, target: Tensor, *args: Any, **kwargs: Any
+    mode: VmapMode, func: Any, input: Tensor, target: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     given = dict(zip((*_CROSS_ENTROPY, "label_smoothing"), args, strict=False)) | kwargs
     if any(given.get(name) is not None for name in ("weight", "size_average", "reduce")):
@@ -414,13 +414,13 @@ def _cross_entropy(
         options = {"ignore_index": ignored, "label_smoothing": given.get("label_smoothing", 0.0)}
         values = func(logits, wanted, reduction="none", **options)
         if batched:
-            values = values.unflatten(0, (lanes.size, batch))
+            values = values.unflatten(0, (mode.size, batch))
         if reduction != "none" and batched:
             values = values.flatten(1).sum(1)
             if reduction == "mean":
-                counted = (wanted != ignored).view(lanes.size, -1).sum(1) if labels else batch
+                counted = (wanted != ignored).view(mode.size, -1).sum(1) if labels else batch
                 values = values / counted
-    return lane(values, 0, lanes.level)
+    return lane(values, 0, mode.level)
 
 
 register_physical(_cross_entropy, F.cross_entropy)
@@ -430,12 +430,12 @@ register_physical(_cross_entropy, F.cross_entropy)
 
 
 def _attention(
-    lanes: Lanes, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    mode: VmapMode, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     given = dict(zip(("attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
     mask, rank, batch = given.pop("attn_mask", None), query.dim(), query.shape[0]
-    draws = lanes.draws if given.get("dropout_p") else None
-    size = lanes.size
+    draws = mode.draws if given.get("dropout_p") else None
+    size = mode.size
     if rank < 3 or any(t.dim() != rank or t.shape[0] != batch for t in (key, value)):
         return NotImplemented
     if mask is not None:
@@ -454,7 +454,7 @@ def _attention(
         else:
             out = _dropped(draws, size, whole, mask, given)
         out = out.unflatten(0, (size, batch))
-    return lane(out, 0, lanes.level)
+    return lane(out, 0, mode.level)
 
 
 def _dropped(
@@ -760,13 +760,13 @@ def _hidden(use: Use) -> Terms:
 _HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("before",), _hidden)
 
 
-def _scan_in_lanes(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The scan over all lanes at once: their batches side by side in one."""
     steps, reverse, gates, h, c, weight, bias, active = args[:8]
     if any(isinstance(t, Tensor) and is_lane(t) for t in (weight, bias, active)):
-        raise Unable("a recurrent layer with a weight for each example")
-    lanes.here()
-    size, batch = lanes.size, gates.shape[1]
+        raise NotVectorisable("a recurrent layer with a weight for each example")
+    mode.here()
+    size, batch = mode.size, gates.shape[1]
     weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     trained = {
         role: value
@@ -794,21 +794,21 @@ def _scan_in_lanes(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[
     site = Site(_HIDDEN, trained, {}, detached, (), (), size)
     emit: Any = None
     if trained:
-        lanes.count(trained)
+        mode.count(trained)
 
         def emit(gradient: Tensor, before: Tensor) -> None:
             saved, roles = {"before": by_lane(before)}, frozenset(trained)
-            lanes.report(site, Use({}, detached, saved, by_lane(gradient), roles))
+            mode.report(site, Use({}, detached, saved, by_lane(gradient), roles))
 
     with outside():
         states = (side_by_side(gates, 1), side_by_side(h, 0), side_by_side(c, 0))
         shared = (detached["weight"], detached.get("bias"), side_by_side(active, 1))
-        anchor = lanes.anchor if trained else None
+        anchor = mode.anchor if trained else None
         out, last, cell = func(steps, reverse, *states, *shared, emit, anchor)
         out = out.unflatten(1, (size, batch))
         last = last.unflatten(0, (size, batch))
         cell = None if cell is None else cell.unflatten(0, (size, batch))
-    level = lanes.level
+    level = mode.level
     return lane(out, 1, level), lane(last, 0, level), None if cell is None else lane(cell, 0, level)
 
 
@@ -887,7 +887,7 @@ def _long_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _whole(steps: Steps, cell: bool) -> Callable[..., Any]:
-    def layers(lanes: Lanes, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
+    def layers(mode: VmapMode, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
         if isinstance(third, bool):  # x, states, weights would put has_biases fourth
             raise TypeError("a recurrent layer is called with states and a list of weights")
         if isinstance(second, Tensor) and second.dtype == torch.long and second.dim() == 1:
@@ -938,13 +938,13 @@ def _two_maps(
 
 
 def _long_cell(
-    lanes: Lanes, x: Tensor, states: Sequence[Tensor], *weights: Any, **named: Any
+    mode: VmapMode, x: Tensor, states: Sequence[Tensor], *weights: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
     one, two = _two_maps(x, states[0], *weights, **named)
     return _long_step(one + two, states[1])
 
 
-def _gated_cell(lanes: Lanes, x: Tensor, h: Tensor, *weights: Any, **named: Any) -> Tensor:
+def _gated_cell(mode: VmapMode, x: Tensor, h: Tensor, *weights: Any, **named: Any) -> Tensor:
     one, two = _two_maps(x, h, *weights, **named)
     (r, u, n), (hr, hu, hn) = one.chunk(3, 1), two.chunk(3, 1)
     r, u = (r + hr).sigmoid(), (u + hu).sigmoid()
@@ -952,7 +952,7 @@ def _gated_cell(lanes: Lanes, x: Tensor, h: Tensor, *weights: Any, **named: Any)
 
 
 def _plain_cell(relu: bool) -> Callable[..., Tensor]:
-    def cell(lanes: Lanes, x: Tensor, h: Tensor, *weights: Any, **named: Any) -> Tensor:
+    def cell(mode: VmapMode, x: Tensor, h: Tensor, *weights: Any, **named: Any) -> Tensor:
         one, two = _two_maps(x, h, *weights, **named)
         return (one + two).relu() if relu else (one + two).tanh()
 

@@ -408,8 +408,8 @@ class _Certificate:
 
 # Clip and add the gradients of linear layers that each example uses once: a few operations.
 #
-# The general way (:mod:`.sums`) with everything left out that does not occur here: the gradient of
-# a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1), nothing cancels,
+# The general way (:func:`clip_and_sum`) with everything left out that does not occur here: the
+# gradient of a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1), nothing cancels,
 # and no mass exceeds C. The same theorem holds by the same bounds; where they are not met at once
 # (long sums, numbers near the ends of float32, nothing finite), the general way decides.
 
@@ -419,7 +419,7 @@ SMALLEST, SAFE = 2.0**-60, 2.0**40
 
 
 @dataclass(frozen=True)
-class Once:
+class SingleUseLinear:
     """One layer's use: inputs (B, m), gradients of its outputs (B, n), names of its parameters."""
 
     inputs: Tensor
@@ -429,7 +429,10 @@ class Once:
 
 
 def clip_and_sum_once(
-    uses: Sequence[Once], clip_norm: float, round_size: int | None, count: int | None = None
+    uses: Sequence[SingleUseLinear],
+    clip_norm: float,
+    round_size: int | None,
+    count: int | None = None,
 ) -> tuple[dict[str, Tensor], Tensor] | None:
     """As :func:`.sums.clip_and_sum` with flat clipping; None where that must be asked.
 
@@ -447,7 +450,7 @@ def clip_and_sum_once(
 
 
 def clip_and_sum_once_parts(
-    uses: Sequence[Once], clip_norm: float, sizes: Sequence[int]
+    uses: Sequence[SingleUseLinear], clip_norm: float, sizes: Sequence[int]
 ) -> list[tuple[dict[str, Tensor], Tensor]] | None:
     """The same for each of several parts of a batch, one after the other; none of them is empty.
 
@@ -468,7 +471,7 @@ def clip_and_sum_once_parts(
 
 
 def _scaled(
-    uses: Sequence[Once], clip_norm: float, size: int, whole: int, count: int
+    uses: Sequence[SingleUseLinear], clip_norm: float, size: int, whole: int, count: int
 ) -> tuple[Tensor, list[Tensor]] | None:
     """Norms, float32, and every use's clipped gradients of its outputs.
 
@@ -505,7 +508,7 @@ def _scaled(
 
 
 def _summed(
-    uses: Sequence[Once], scaled: Sequence[Tensor], part: slice | None
+    uses: Sequence[SingleUseLinear], scaled: Sequence[Tensor], part: slice | None
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):
@@ -675,7 +678,7 @@ def _replaced(bounds: Bounds, index: Tensor, better: Sequence[Bounds]) -> Bounds
 #
 # Norms and factors are of one contribution each. Where the sum of all contributions may be formed
 # in float32 at once, so may a part's, and it is what the part decides by itself: every bound of
-# :mod:`.precision` grows with the number of products and with the masses, and what is allowed is
+# the certificate grows with the number of products and with the masses, and what is allowed is
 # the same. Everywhere else each part is summed by itself, so that no part's bits follow from
 # another's numbers.
 

@@ -362,7 +362,7 @@ def _dense_inner(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> 
 # parameters and is done only where the cost model finds it cheaper.
 #
 # All of it is arithmetic on stored numbers, and each number that comes out carries a bound on its
-# own rounding (:mod:`.rounding`): docs/gradients.md, "The sum in floating point".
+# own rounding: docs/gradients.md, "The sum in floating point".
 
 
 # So many terms of a float64 sum are added up at a time, fewer where they are long: what is

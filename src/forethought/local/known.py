@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from forethought.gradients import boundary, lanes
+from forethought.gradients import boundary, vmap_mode
 from forethought.gradients.batches import Loss
 from forethought.gradients.boundary import Refused
 from forethought.gradients.clipped import declared_separable
@@ -23,7 +23,7 @@ def separable(model: nn.Module, loss: Loss) -> bool:
     """True if the network and the loss are of parts that are known to keep rows apart."""
     modules = list(model.named_modules())
     try:
-        lanes.hooked(modules)
+        vmap_mode.hooked(modules)
     except Refused:
         return False
     known = all(
