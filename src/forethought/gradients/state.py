@@ -278,10 +278,10 @@ class Generators:
 # What Python code can remember outside modules: objects, closures, globals, generators, settings.
 #
 # Values of the examples reach Python only through questions that the lanes answer
-# (:mod:`.vmap_mode`), or where examples run one at a time. Before the first of these, everything that model and loss can
-# reach is noted here, and put back before other examples see it. What can be reached and is not
-# understood is refused. Trusted are the code of the standard library and of installed packages, and
-# what their objects keep outside Python's attributes.
+# (:mod:`.vmap_mode`), or where examples run one at a time. Before the first of these, everything
+# that model and loss can reach is noted here, and put back before other examples see it. What can
+# be reached and is not understood is refused. Trusted are the code of the standard library and of
+# installed packages, and what their objects keep outside Python's attributes.
 
 
 LIMIT = 200_000  # objects: far more than any model's own

@@ -409,9 +409,10 @@ class _Certificate:
 # Clip and add the gradients of linear layers that each example uses once: a few operations.
 #
 # The general way (:func:`clip_and_sum`) with everything left out that does not occur here: the
-# gradient of a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1), nothing cancels,
-# and no mass exceeds C. The same theorem holds by the same bounds; where they are not met at once
-# (long sums, numbers near the ends of float32, nothing finite), the general way decides.
+# gradient of a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1),
+# nothing cancels, and no mass exceeds C. The same theorem holds by the same bounds; where they are
+# not met at once (long sums, numbers near the ends of float32, nothing finite), the general way
+# decides.
 
 
 # Between these no underflow or overflow matters.
