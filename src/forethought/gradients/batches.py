@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -250,6 +251,12 @@ def filled(tree: Any, start: int, end: int, size: int) -> Any:
         return part.index_select(0, repeated(count, size).to(leaf.device))
 
     return mapped(tree, change)
+
+
+def in_a_row(sizes: Sequence[int]) -> list[slice]:
+    """Where parts of these sizes are that lie one after the other."""
+    ends = list(accumulate(sizes))
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def repeated(count: int, size: int) -> Tensor:

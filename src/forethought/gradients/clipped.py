@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -32,6 +31,7 @@ from forethought.gradients.state import Generators, State, changes_itself
 from forethought.gradients.sums import (
     ClippingRule,
     SingleUseLinear,
+    Sums,
     clip_and_sum,
     clip_and_sum_once,
     clip_and_sum_once_parts,
@@ -229,7 +229,7 @@ def clip_uses(
     clip: ClippingRule,
     round_size: int | None,
     count: int,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> Sums:
     """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them.
 
     Args:
@@ -249,21 +249,16 @@ def clip_uses_parts(
     sizes: Sequence[int],
     clip_norm: float,
     clip: ClippingRule,
-) -> list[tuple[dict[str, Tensor], Tensor]]:
+) -> list[Sums]:
     """:func:`clip_uses` for each of several parts of a batch, to the bit; none of them is empty."""
     if clip is flat and _each_once(uses, trained):
         found = clip_and_sum_once_parts(uses, clip_norm, sizes)
         if found is not None:
             return [({name: sums[name] for name in trained}, norms) for sums, norms in found]
-    parts, start = [], 0
-    for size in sizes:
-        end = start + size
-        own = [
-            SingleUseLinear(u.inputs[start:end], u.gradients[start:end], u.weight, u.bias)
-            for u in uses
-        ]
+    parts = []
+    for at, size in zip(batches.in_a_row(sizes), sizes, strict=True):
+        own = [replace(u, inputs=u.inputs[at], gradients=u.gradients[at]) for u in uses]
         parts.append(clip_uses(own, trained, size, clip_norm, clip, None, size))
-        start = end
     return parts
 
 
@@ -378,7 +373,6 @@ _ = rules  # importing them registers what the lanes intercept
 
 
 Computed = list[SingleUseLinear] | dict[str, Term]
-Sums = tuple[dict[str, Tensor], Tensor]
 Compute = Callable[[Any, int, Blocks], Computed]
 
 
@@ -875,7 +869,7 @@ def clipped_sum(
     batch_dims: BatchDims | None = None,
     copies: int = 1,
     blocks: Blocks | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> Sums:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
     Args:
@@ -1037,9 +1031,9 @@ def clipped_sums(
         shape = subject.tried((inputs, targets), blocks)
         [*cut] = shape.cut(size)
         if len(cut) > 1:  # more than were planned for: each part by itself
-            ends = list(accumulate(sizes))
-            pairs = zip([0, *ends[:-1]], ends, strict=True)
-            parts = [batches.mapped((inputs, targets), itemgetter(slice(*at))) for at in pairs]
+            parts = [
+                batches.mapped((inputs, targets), itemgetter(at)) for at in batches.in_a_row(sizes)
+            ]
             return [
                 clipped_sum(model, loss, x, y, bound, clip=clip, blocks=shape) for x, y in parts
             ]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from forethought.gradients.batches import UNIT
+from forethought.gradients.batches import UNIT, in_a_row
 from forethought.gradients.terms import (
     CHARGE,
     MASS,
@@ -21,7 +20,6 @@ from forethought.gradients.terms import (
     BoundedTerm,
     Bounds,
     Dense,
-    OneHot,
     Outer,
     Term,
     bounded,
@@ -61,6 +59,9 @@ class Norms:
 
 # Smaller factors are zero.
 LEAST = 2.0**-120
+
+Sums = tuple[dict[str, Tensor], Tensor]
+"""Parameter name → clipped sum, float64, and the norms before clipping, shape (contributions,)."""
 
 ClippingRule = Callable[[Norms, float], Tensor]
 """(norms, clip_norm) → factors, shape (contributions,) or (parameters, contributions)."""
@@ -434,7 +435,7 @@ def clip_and_sum_once(
     clip_norm: float,
     round_size: int | None,
     count: int | None = None,
-) -> tuple[dict[str, Tensor], Tensor] | None:
+) -> Sums | None:
     """As :func:`.sums.clip_and_sum` with flat clipping; None where that must be asked.
 
     Args:
@@ -452,23 +453,18 @@ def clip_and_sum_once(
 
 def clip_and_sum_once_parts(
     uses: Sequence[SingleUseLinear], clip_norm: float, sizes: Sequence[int]
-) -> list[tuple[dict[str, Tensor], Tensor]] | None:
+) -> list[Sums] | None:
     """The same for each of several parts of a batch, one after the other; none of them is empty.
 
     What holds for the longest part's sum holds for shorter ones: each bound grows with the length.
     None where one part by itself might be formed in another way.
     """
-    parts, start = [], 0
     with exactly(uses[0].inputs.device.type):
         found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes))
         if found is None:
             return None
         norms, scaled = found
-        for size in sizes:
-            part = slice(start, start + size)
-            parts.append((_summed(uses, scaled, part), norms[part]))
-            start += size
-    return parts
+        return [(_summed(uses, scaled, part), norms[part]) for part in in_a_row(sizes)]
 
 
 def _scaled(
@@ -537,7 +533,7 @@ def clip_and_sum(
     clip: ClippingRule = flat,
     round_size: int | None = None,
     count: int | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> Sums:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
     Args:
@@ -690,7 +686,7 @@ def clip_and_sum_parts(
     clip_norm: float,
     sizes: Sequence[int],
     clip: ClippingRule = flat,
-) -> list[tuple[dict[str, Tensor], Tensor]]:
+) -> list[Sums]:
     """For each part of a batch, what :func:`.sums.clip_and_sum` returns.
 
     Args:
@@ -700,31 +696,25 @@ def clip_and_sum_parts(
     Raises:
         ValueError: see :func:`.sums.clip_and_sum`.
     """
-    whole = {name: _sliceable(term) for name, term in terms.items()}
+    whole = {
+        name: term if isinstance(term, Dense | Outer) else Dense(term.rows())
+        for name, term in terms.items()
+    }
     terms.clear()
-    ends = list(accumulate(sizes))
-    places = list(zip([0, *ends[:-1]], ends, strict=True))
     ready = weighed(dict(whole), trained, clip_norm, clip, None) if clip is flat else None
     if ready is None or not _at_once(ready):
-        return [
-            clip_and_sum(
-                {name: _slice(term, start, end) for name, term in whole.items()},
-                trained,
-                clip_norm,
-                clip,
-            )
-            for start, end in places
-        ]
+        each: Iterator[dict[str, Term]] = (
+            {name: term.some(at) for name, term in whole.items()} for at in in_a_row(sizes)
+        )
+        return [clip_and_sum(part, trained, clip_norm, clip) for part in each]
     found = []
     with exactly(ready.norms.device.type):
-        for start, end in places:
-            sums = {
-                name: _slice(whole[name], start, end)
-                .summed(row[start:end], length)
-                .view(trained[name].shape)
-                for name, row, length in zip(ready.names, ready.factors, ready.lengths, strict=True)
-            }
-            found.append((sums, ready.norms[start:end]))
+        for at in in_a_row(sizes):
+            sums = {}
+            for name, row, length in zip(ready.names, ready.factors, ready.lengths, strict=True):
+                part = whole[name].some(at).summed(row[at], length)
+                sums[name] = part.view(trained[name].shape)
+            found.append((sums, ready.norms[at]))
     return found
 
 
@@ -734,23 +724,3 @@ def _at_once(ready: Weighed) -> bool:
         term.dtype == torch.float64 if length is None else term.added <= length
         for term, length in zip(ready.held, ready.lengths, strict=True)
     )
-
-
-def _sliceable(term: Term) -> Dense | Outer:
-    return term if isinstance(term, Dense | Outer) else Dense(term.rows())
-
-
-def _slice(term: Dense | Outer, start: int, end: int) -> Dense | Outer:
-    """The term of some examples in a row, sharing memory."""
-    if isinstance(term, Dense):
-        return Dense(term.values[start:end])
-    blocks = [
-        (
-            OneHot(left.index[start:end], left.size)
-            if isinstance(left, OneHot)
-            else left[start:end],
-            right[start:end],
-        )
-        for left, right in term.blocks
-    ]
-    return Outer(blocks, term.transposed)

@@ -551,6 +551,10 @@ class Dense(_Exact):
     def picked(self, index: Tensor) -> Dense:
         return Dense(self.values[index].double())
 
+    def some(self, part: slice) -> Dense:
+        """The term of some examples, sharing memory."""
+        return Dense(self.values[part])
+
     def without(self, bad: Tensor) -> Dense:
         return Dense(zeroed(self.values, bad))
 
