@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from drawn import randn, reseed
 from forethought.gradients import clipped, clipped_sum, sums
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE
 from forethought.rounds.losses import cross_entropy
 
 

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from drawn import randint, randn, reseed
 from forethought.gradients import clipped_sum, example_losses, terms
-from forethought.gradients.sums import automatic, per_layer
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE, automatic, per_layer
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

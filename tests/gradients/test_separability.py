@@ -16,7 +16,7 @@ from drawn import randint, randn, reseed
 from forethought.gradients import Dense, Outer, Term, Use, clipped_sum
 from forethought.gradients.batches import Batch
 from forethought.gradients.passes import contributions
-from forethought.gradients.terms import RULES
+from forethought.gradients.vmap_mode import RULES
 
 # Sixteen and more: for fewer rows a matrix product takes another kernel.
 B, CHANGED = 16, 5

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from drawn import rand, randn, stream
 from forethought.gradients import clipped_sum, sums, terms
-from forethought.gradients.sums import Measured, clip_and_sum
+from forethought.gradients.sums import CHARGE, Measured, clip_and_sum
 from forethought.gradients.terms import (
-    CHARGE,
     BoundedTerm,
     Convolved,
     Dense,

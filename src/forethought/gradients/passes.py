@@ -35,11 +35,9 @@ from forethought.gradients.boundary import (
     RuleFailed,
     SharedBufferWrite,
     is_lane,
-    operator_name,
     rows,
     unseen_kernel,
     wrapped,
-    writes,
 )
 from forethought.gradients.state import (
     ExternalState,
@@ -63,8 +61,10 @@ from forethought.gradients.vmap_mode import (
     answered,
     hooked,
     module_at_fault,
+    operator_name,
     own_fault,
     seeded,
+    writes,
 )
 from forethought.turns import turns
 

@@ -24,24 +24,21 @@ from forethought.gradients.boundary import (
     rows,
     safe_softmax,
 )
-from forethought.gradients.terms import (
+from forethought.gradients.terms import Convolved, Dense, OneHot, Outer, Term, Window, wide
+from forethought.gradients.vmap_mode import (
+    HANDLERS,
     Accepts,
-    Convolved,
-    Dense,
+    Draws,
     Gradients,
-    OneHot,
-    Outer,
     Rule,
-    Term,
+    Site,
     Use,
-    Window,
+    VmapMode,
     always,
     register,
     register_parts,
     register_physical,
-    wide,
 )
-from forethought.gradients.vmap_mode import HANDLERS, Draws, Site, VmapMode
 
 Terms = Iterator[tuple[str, Term]]
 Named = Mapping[str, Any]

@@ -12,11 +12,6 @@ from torch import Tensor
 
 from forethought.gradients.batches import UNIT, in_a_row
 from forethought.gradients.terms import (
-    CHARGE,
-    MASS,
-    NARROW,
-    OWN,
-    RECORDS,
     BoundedTerm,
     Bounds,
     Dense,
@@ -31,6 +26,29 @@ from forethought.gradients.terms import (
 )
 from forethought.values.checks import real
 from forethought.values.plan import Clip
+
+# Constants of the theorem that a sum of contributions keeps its bound in floating point.
+#
+# docs/gradients.md, "The sum in floating point", states and proves it. In short: contributions are
+# clipped to (1 − r)·C, whatever the batch the computed sum is within r·C/2 of the exact sum of the
+# computed contributions, so neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
+
+
+CHARGE = 5 * 2.0**-9
+"""r: the share of the clipping norm set aside for rounding, just under 1 %, whatever the batch."""
+
+MASS = 2.0**10
+"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
+
+NARROW = 1 - 2.0**-22
+"""Room for rounding a factor to float32."""
+
+RECORDS = 1 << 20
+"""The most contributions a round may have: up to here float64 always keeps the promise."""
+
+# What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
+OWN = 1 - 2.0**-7
+
 
 # Clipping rules: from the norms of contributions to the factors that bound them.
 #

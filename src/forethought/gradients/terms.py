@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
@@ -42,36 +42,13 @@ def rates(device: torch.device) -> Rates:
     return CUDA if device.type == "cuda" else CPU
 
 
-# Constants of the theorem that a sum of contributions keeps its bound in floating point.
-#
-# docs/gradients.md, "The sum in floating point", states and proves it. In short: contributions are
-# clipped to (1 − r)·C, whatever the batch the computed sum is within r·C/2 of the exact sum of the
-# computed contributions, so neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
-#
 # Error bounds are those of Higham, *Accuracy and Stability of Numerical Algorithms* (2002), Section
 # 3.1 and 4.2: a sum of products in which no term meets more than n roundings is off by at most
 # γ_n = n·u/(1 − n·u) times the sum of the absolute products, in any order, with or without fused
 # operations.
 
-
-CHARGE = 5 * 2.0**-9
-"""r: the share of the clipping norm set aside for rounding, just under 1 %, whatever the batch."""
-
-MASS = 2.0**10
-"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
-
-NARROW = 1 - 2.0**-22
-"""Room for rounding a factor to float32."""
-
-RECORDS = 1 << 20
-"""The most contributions a round may have: up to here float64 always keeps the promise."""
-
 SLACK = 1 + 2.0**-40
 """More than what a few float64 operations on a bound can take from it."""
-
-# What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
-OWN = 1 - 2.0**-7
-
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 _TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
@@ -748,20 +725,6 @@ class Outer(_Exact):
         return "per-example" if self._writing_wins() else "ghost"
 
 
-def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
-    extra = values.dim() - 1 - len(shape)
-    dims = [*range(1, 1 + extra)]
-    dims += [
-        1 + extra + i
-        for i, size in enumerate(shape)
-        if size == 1 and values.shape[1 + extra + i] != 1
-    ]
-    total = wide(values)
-    total = total.sum(dims) if dims else total
-    return total.reshape(values.shape[0], *shape)
-
-
 # Where in a parameter a gradient belongs: whole, a view of it, or several views.
 #
 # ``weight.t()``, one third of a packed projection, a reshaped kernel: all are strided views of the
@@ -1100,115 +1063,6 @@ def _merge(terms: list[Term]) -> Term:
 
 def _sum(terms: list[Term]) -> Dense:
     return Dense(reduce(torch.add, (term.rows() for term in terms)))
-
-
-# Rules: how a torch function's parameters get per-example gradients from its input and output.
-#
-# One rule covers one function (or several that take the same arguments). In the lanes it runs on
-# the whole batch with its parameters detached, and the gradient of its output is caught on the way
-# back. A function without a rule needs none: its parameters are then written out for every example.
-
-
-@dataclass(frozen=True)
-class Use:
-    """One use of parameters in one pass, seen on the way back.
-
-    Attributes:
-        arguments: the call's arguments by name, without the saved tensors and the parameters.
-        parameters: role → the parameter (detached), trained or frozen.
-        saved: name → the saved argument, one row an example: shape (B, *shape in a lane). A lane
-            is a batch of one, so an input of a layer usually has the shape (B, 1, …).
-        gradient: of the output, likewise.
-        trained: the roles whose gradients are wanted.
-    """
-
-    arguments: Mapping[str, Any]
-    parameters: Mapping[str, Tensor]
-    saved: Mapping[str, Tensor]
-    gradient: Tensor
-    trained: frozenset[str]
-
-    def reduced(self, values: Tensor, role: str) -> Tensor:
-        """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
-        return sums_to(values, tuple(self.parameters[role].shape))
-
-
-Gradients = Callable[[Use], Iterator[tuple[str, Term]]]
-Accepts = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
-
-
-def always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
-    return True
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The way in which one function's parameters get their gradients.
-
-    Attributes:
-        name: what ``explain`` prints.
-        signature: the function's argument names, in order.
-        parameters: the arguments that may be parameters.
-        saved: the arguments whose values the gradients need.
-        gradients: yields (role, :class:`Term`) for every role in ``use.trained``; what it yields
-            for other roles is dropped.
-        accepts: whether the rule covers these arguments, given the trained parameters by role;
-            otherwise they are written out for every example.
-    """
-
-    name: str
-    signature: tuple[str, ...]
-    parameters: tuple[str, ...]
-    saved: tuple[str, ...]
-    gradients: Gradients
-    accepts: Accepts = always
-
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments by name; None for a form of the call that the rule does not know."""
-        if len(args) > len(self.signature) or not kwargs.keys() <= set(self.signature):
-            return None
-        return {**dict(zip(self.signature, args, strict=False)), **kwargs}
-
-
-RULES: dict[Any, Rule] = {}
-
-
-def register(rule: Rule, *functions: Any) -> Rule:
-    """Use ``rule`` for calls of ``functions`` (a later rule replaces an earlier one).
-
-    Raises:
-        TypeError: no function given, or one that cannot be called.
-    """
-    if not functions or not all(callable(function) for function in functions):
-        raise TypeError("register(rule, *functions) needs at least one function to apply it to")
-    for function in functions:
-        RULES[function] = rule
-    return rule
-
-
-PARTS: dict[Any, Callable[..., Any]] = {}
-
-
-def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
-    """Run calls of ``functions`` in the lanes as ``parts(lanes, *args, **kwargs)``.
-
-    ``parts`` must compute the same value for one example; what it calls is intercepted in turn.
-    """
-    for function in functions:
-        PARTS[function] = parts
-
-
-PHYSICAL: dict[Any, Callable[..., Any]] = {}
-
-
-def register_physical(run: Callable[..., Any], *functions: Any) -> None:
-    """Run calls of ``functions`` that see examples as ``run(lanes, function, *args, **kwargs)``.
-
-    For functions that vmap cannot run, or only slowly. ``run`` works on the whole batch and must
-    treat every row alike and alone; it may answer ``NotImplemented`` to leave the call to vmap.
-    """
-    for function in functions:
-        PHYSICAL[function] = run
 
 
 # Per-example weight gradients of convolutions, without holding every patch.

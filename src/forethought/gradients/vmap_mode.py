@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -23,54 +24,16 @@ from torch.utils._pytree import tree_map
 from forethought.gradients import batches, boundary
 from forethought.gradients.batches import Loss
 from forethought.gradients.boundary import (
-    DROPOUTS,
-    FRESH,
-    FUNCTION_CALL,
     GETTERS,
-    OPERATORS,
-    PACK,
-    PAD,
-    UNSET,
-    Answers,
-    DivergentControlFlow,
     NotVectorisable,
-    PassAborted,
     Refused,
-    RuleFailed,
-    SharedBufferWrite,
-    answering,
-    changes,
-    current_level,
-    dispatched,
-    entered,
-    global_hooks,
     is_lane,
     lane,
-    named,
-    opened,
     outside,
-    own_operator,
     physical,
     rows,
-    saving_hooks,
-    sets_up_context,
-    writes,
 )
-from forethought.gradients.terms import (
-    PARTS,
-    PHYSICAL,
-    RULES,
-    Dense,
-    OneHot,
-    Outer,
-    Rule,
-    Slot,
-    Term,
-    Use,
-    combine,
-    slot,
-    wide,
-)
+from forethought.gradients.terms import Dense, OneHot, Outer, Slot, Term, combine, slot, wide
 from forethought.turns import turns
 
 # A fingerprint of every number that a pass computes, for each example: to compare two passes.
@@ -138,6 +101,88 @@ class Fingerprint:
 FINGERPRINT: ContextVar[Fingerprint | None] = ContextVar("WATCH", default=None)
 # Which of how many examples the rows of a pass are: each keeps its random numbers at every place.
 DRAWN_FOR: ContextVar[tuple[Tensor, int] | None] = ContextVar("DRAWN_FOR", default=None)
+
+
+# What a call of a torch function does: writes to its argument, draws numbers, makes a tensor.
+
+
+def named(words: str, *owners: Any) -> tuple[Any, ...]:
+    """The functions of these names that every owner has."""
+    return tuple([getattr(owner, word) for owner in owners for word in words.split()])
+
+
+_LIKE = "zeros ones empty full zeros_like ones_like empty_like full_like"
+_NEW = "clone new_zeros new_ones new_empty new_full new_tensor"
+FRESH = frozenset(named(f"{_LIKE} arange eye tensor clone", torch) + named(_NEW, Tensor))
+# What they return is whatever was in memory, until something is written there.
+UNSET = frozenset({torch.empty, torch.empty_like, Tensor.new_empty})
+DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
+
+
+def own_operator(func: Any) -> bool:
+    """True if an operator is none of torch's, and may have a batching rule of its own."""
+    return operator_name(func).partition("::")[0] not in ("aten", "prims", "prim")
+
+
+def operator_name(func: Any) -> str:
+    """The name by which an operator is registered."""
+    return str(func._qualified_op_name if hasattr(func, "_qualified_op_name") else func.name())
+
+
+@cache
+def opened(function: FunctionType) -> FunctionType:
+    """A copy of a Python function that does not hand itself over to the mode as a whole.
+
+    The functions inside it are then caught one by one.
+    """
+
+    def never(*_: Any) -> bool:
+        return False
+
+    asked = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    scope = {**function.__globals__, **dict.fromkeys(asked, never)}
+    copy = FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """True if a function changes its first argument."""
+    name: str = getattr(func, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        return name != "requires_grad_"
+    return name == "__setitem__" or name in _INPLACE or kwargs.get("out") is not None
+
+
+@cache
+def _place_of_inplace(function: FunctionType) -> int:
+    names = [*inspect.signature(function).parameters]
+    return names.index("inplace") if "inplace" in names else -1
+
+
+def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True if a call changes its first argument, ``inplace=True`` included."""
+    known = _WRITES.get(func)
+    if known is None:
+        known = _WRITES[func] = writes(func, {})
+    if known or kwargs.get("out") is not None or kwargs.get("inplace"):
+        return True
+    if isinstance(func, FunctionType) and func.__globals__ is vars(F):
+        place = _place_of_inplace(func)
+        return 0 < place < len(args) and bool(args[place])
+    return False
+
+
+_WRITES: dict[Any, bool] = {}
+_INPLACE = frozenset(
+    f"__i{name}__"
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+)
 
 
 # Random numbers of lanes that run apart: each lane keeps the ones it drew together.
@@ -267,7 +312,7 @@ class Draws:
         kwargs: Mapping[str, Any],
         copy: bool = False,
     ) -> Any:
-        with outside(), entered(self._width) as inner:
+        with outside(), boundary.entered(self._width) as inner:
 
             def widen(value: Any) -> Any:
                 if not isinstance(value, Tensor):
@@ -295,6 +340,126 @@ class Draws:
                     again = whole.narrow(dim, self._real, len(self._mine) - self._real)
                     whole = torch.cat([here, again.detach()], dim)
         return lane(whole, dim, level)
+
+
+# Rules: how a torch function's parameters get per-example gradients from its input and output.
+#
+# One rule covers one function (or several that take the same arguments). In the lanes it runs on
+# the whole batch with its parameters detached, and the gradient of its output is caught on the way
+# back. A function without a rule needs none: its parameters are then written out for every example.
+
+
+def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
+    extra = values.dim() - 1 - len(shape)
+    dims = [*range(1, 1 + extra)]
+    dims += [
+        1 + extra + i
+        for i, size in enumerate(shape)
+        if size == 1 and values.shape[1 + extra + i] != 1
+    ]
+    total = wide(values)
+    total = total.sum(dims) if dims else total
+    return total.reshape(values.shape[0], *shape)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of parameters in one pass, seen on the way back.
+
+    Attributes:
+        arguments: the call's arguments by name, without the saved tensors and the parameters.
+        parameters: role → the parameter (detached), trained or frozen.
+        saved: name → the saved argument, one row an example: shape (B, *shape in a lane). A lane
+            is a batch of one, so an input of a layer usually has the shape (B, 1, …).
+        gradient: of the output, likewise.
+        trained: the roles whose gradients are wanted.
+    """
+
+    arguments: Mapping[str, Any]
+    parameters: Mapping[str, Tensor]
+    saved: Mapping[str, Tensor]
+    gradient: Tensor
+    trained: frozenset[str]
+
+    def reduced(self, values: Tensor, role: str) -> Tensor:
+        """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
+        return sums_to(values, tuple(self.parameters[role].shape))
+
+
+Gradients = Callable[[Use], Iterator[tuple[str, Term]]]
+Accepts = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+
+
+def always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The way in which one function's parameters get their gradients.
+
+    Attributes:
+        name: what ``explain`` prints.
+        signature: the function's argument names, in order.
+        parameters: the arguments that may be parameters.
+        saved: the arguments whose values the gradients need.
+        gradients: yields (role, :class:`Term`) for every role in ``use.trained``; what it yields
+            for other roles is dropped.
+        accepts: whether the rule covers these arguments, given the trained parameters by role;
+            otherwise they are written out for every example.
+    """
+
+    name: str
+    signature: tuple[str, ...]
+    parameters: tuple[str, ...]
+    saved: tuple[str, ...]
+    gradients: Gradients
+    accepts: Accepts = always
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments by name; None for a form of the call that the rule does not know."""
+        if len(args) > len(self.signature) or not kwargs.keys() <= set(self.signature):
+            return None
+        return {**dict(zip(self.signature, args, strict=False)), **kwargs}
+
+
+RULES: dict[Any, Rule] = {}
+
+
+def register(rule: Rule, *functions: Any) -> Rule:
+    """Use ``rule`` for calls of ``functions`` (a later rule replaces an earlier one).
+
+    Raises:
+        TypeError: no function given, or one that cannot be called.
+    """
+    if not functions or not all(callable(function) for function in functions):
+        raise TypeError("register(rule, *functions) needs at least one function to apply it to")
+    RULES.update(dict.fromkeys(functions, rule))
+    return rule
+
+
+PARTS: dict[Any, Callable[..., Any]] = {}
+
+
+def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` in the lanes as ``parts(mode, *args, **kwargs)``.
+
+    ``parts`` must compute the same value for one example; what it calls is intercepted in turn.
+    """
+    PARTS.update(dict.fromkeys(functions, parts))
+
+
+PHYSICAL: dict[Any, Callable[..., Any]] = {}
+
+
+def register_physical(run: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` that see examples as ``run(mode, function, *args, **kwargs)``.
+
+    For functions that vmap cannot run, or only slowly. ``run`` works on the whole batch and must
+    treat every row alike and alone; it may answer ``NotImplemented`` to leave the call to vmap.
+    """
+    PHYSICAL.update(dict.fromkeys(functions, run))
 
 
 # What is computed from parameters alone: weight normalisation, ``1 + w``, positions, LoRA merges.
@@ -602,8 +767,8 @@ class VmapMode(TorchFunctionMode):
         self.places = places
         self.draws = draws
         self.uses: list[tuple[ParameterView, Term]] = []
-        self.failed: RuleFailed | None = None
-        self.stopped: PassAborted | None = None
+        self.failed: boundary.RuleFailed | None = None
+        self.stopped: boundary.PassAborted | None = None
         self._observe = observe
         self._watch = FINGERPRINT.get()
         self._times: Counter[ParameterView] = Counter()
@@ -617,7 +782,7 @@ class VmapMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if dispatched():
+        if boundary.dispatched():
             raise NotVectorisable(
                 "a TorchDispatchMode of the model's, which sees all examples at once"
             )
@@ -640,7 +805,7 @@ class VmapMode(TorchFunctionMode):
                 result = self._with_examples(func, args, kwargs, trained)
             else:
                 result = self._without(func, args, kwargs, trained)
-        except PassAborted as reason:
+        except boundary.PassAborted as reason:
             self.stopped = reason
             raise
         if isinstance(result, Tensor):
@@ -654,7 +819,7 @@ class VmapMode(TorchFunctionMode):
 
     def _took(self, value: Tensor, written: bool = True) -> None:
         self._kept.append(weakref.ref(value))
-        if self._watch is not None and written and current_level() == self.level:
+        if self._watch is not None and written and boundary.current_level() == self.level:
             whole, dim = physical(value)
             with outside():
                 self._watch.see(whole, dim)
@@ -667,7 +832,7 @@ class VmapMode(TorchFunctionMode):
     def _with_examples(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
     ) -> Any:
-        if type(func) in OPERATORS and own_operator(func):
+        if type(func) in boundary.OPERATORS and own_operator(func):
             raise NotVectorisable(f"{func} is an operator of the model's own")
         handler = HANDLERS.get(func) or ALWAYS.get(func)
         if handler is not None:
@@ -737,7 +902,7 @@ class VmapMode(TorchFunctionMode):
             if not writes(func, kwargs) or not isinstance(target, Tensor) or is_lane(target):
                 raise
             if not self.settings.unshared:
-                raise SharedBufferWrite from error
+                raise boundary.SharedBufferWrite from error
             raise Refused(
                 "values of the examples are written into a tensor that is not theirs (a buffer, a "
                 "parameter, or one kept from elsewhere): compute a new tensor instead"
@@ -752,13 +917,13 @@ class VmapMode(TorchFunctionMode):
         whole = physical(value)[0] if is_lane(value) else value
         place = whole.untyped_storage().data_ptr()
         if place in self.inputs:
-            raise SharedBufferWrite
+            raise boundary.SharedBufferWrite
         if place in self.parameters:
             raise Refused("a parameter is written to in the forward pass: compute a new tensor")
 
     def here(self) -> None:
         """Stop inside a transform of the model's own, where the examples are at another level."""
-        if current_level() != self.level:
+        if boundary.current_level() != self.level:
             raise NotVectorisable("the model uses torch.func inside")
 
     # Where parameters meet examples
@@ -864,7 +1029,7 @@ class VmapMode(TorchFunctionMode):
         try:
             terms = dict(_terms_of(site, use))
         except Exception as error:  # whatever an outsider's rule raises
-            self.failed = self.failed or RuleFailed(site.rule.name, error)
+            self.failed = self.failed or boundary.RuleFailed(site.rule.name, error)
             return
         for role, term in terms.items():
             self._add(self.places.of(site.trained[role]), site.rule.name, term)
@@ -887,7 +1052,7 @@ class VmapMode(TorchFunctionMode):
         first = keys[0]
         self._before_answer()
         if any(key != first for key in keys):
-            raise DivergentControlFlow(keys)
+            raise boundary.DivergentControlFlow(keys)
         fork(first)
 
     def remaining(self) -> list[Tensor]:
@@ -1063,7 +1228,7 @@ def _set(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return None
 
 
-@handles(PACK)
+@handles(boundary.PACK)
 def _packed(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values, lengths, batch_first = args
     if is_lane(lengths):
@@ -1076,7 +1241,7 @@ def _packed(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return lane(whole, 0, mode.level), answers[0][1]
 
 
-@handles(PAD)
+@handles(boundary.PAD)
 def _padded(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     answers = each(mode, func, args, kwargs)
     with outside():
@@ -1095,13 +1260,13 @@ def _padded(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def answered(mode: VmapMode) -> AbstractContextManager[None]:
     """While active, Functions and checkpoints of user code work inside the lanes."""
-    return answering(Answers(partial(call, mode), partial(_checkpointed, mode)))
+    return boundary.answering(boundary.Answers(partial(call, mode), partial(_checkpointed, mode)))
 
 
 @contextmanager
 def _inside(mode: VmapMode) -> Iterator[int]:
     """The lanes once more, on physical tensors."""
-    with entered(mode.size) as level:
+    with boundary.entered(mode.size) as level:
         if level != mode.level:
             raise NotVectorisable("the model uses torch.func inside")
         with answered(mode), mode:
@@ -1189,7 +1354,7 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
             plain = list(args)
             for i, (whole, dim) in zip(places, wholes, strict=True):
                 plain[i] = mode.followed(lane(whole.detach(), dim, level))
-            if sets_up_context(kind):
+            if boundary.sets_up_context(kind):
                 result = kind.forward(*plain)
                 kind.setup_context(notes, tuple(plain), result)
             else:
@@ -1251,7 +1416,10 @@ def _checkpointed(
             function(*args, **kwargs)
 
     parts = own(again)
-    with outside(), saving_hooks(None):  # torch's own, which keep each lane's values where they are
+    with (
+        outside(),
+        boundary.saving_hooks(None),
+    ):  # torch's own, which keep each lane's values where they are
         next(parts)
     try:
         yield
@@ -1314,7 +1482,7 @@ def _table(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return NotImplemented
 
 
-@handles(FUNCTION_CALL, always=True)
+@handles(boundary.FUNCTION_CALL, always=True)
 def _function(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kind = args[0]  # its ``apply`` was taken before the pass
     return call(mode, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
@@ -1370,7 +1538,7 @@ def _fill(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _refuse(
-    kind: type[PassAborted], why: str, *functions: Any, always: bool = False
+    kind: type[boundary.PassAborted], why: str, *functions: Any, always: bool = False
 ) -> None:  # ``why`` may say the function's name
     def handler(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise kind(why.format(getattr(func, "__name__", func)))
@@ -1418,7 +1586,7 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
     Raises:
         Refused: naming the module or parameter.
     """
-    if global_hooks(forwards=False):
+    if boundary.global_hooks(forwards=False):
         raise Refused("global backward hooks of modules see all examples at once: remove them")
     for name, module in modules:
         if isinstance(module, torch.jit.ScriptModule):
@@ -1541,7 +1709,10 @@ def loss_in_lanes(
             return (None,) * len(points)
         leaves = (mode.anchor, *trained.values(), *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except (Exception, PassAborted) as error:  # the general way finds out, and says, what is wrong
+    except (
+        Exception,
+        boundary.PassAborted,
+    ) as error:  # the general way finds out, and says, what is wrong
         own_fault(error)
         return None
     direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
