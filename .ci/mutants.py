@@ -1008,7 +1008,7 @@ MUTANTS = [
     Mutant("reach: settings", "_settings", "get() != kept", "False",
            "test_state[threads_of_torch]"),
     Mutant("reach: operators made with a library", "Alone.__torch_function__",
-           "unseen_kernel(operator_name(func))", "False",
+           "boundary.unseen_kernel(operator)", "False",
            "test_backward[operator_of_a_library_that_remembers]"),
     Mutant("reach: a mode below the transforms", "VmapMode.__torch_function__",
            "boundary.dispatched()", "False", "test_backward[mode_of_dispatch_inside]"),

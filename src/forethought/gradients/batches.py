@@ -254,7 +254,7 @@ def filled(tree: Any, start: int, end: int, size: int) -> Any:
 
 
 def in_a_row(sizes: Sequence[int]) -> list[slice]:
-    """Where parts of these sizes are that lie one after the other."""
+    """The places of parts of these sizes that lie one after the other."""
     ends = list(accumulate(sizes))
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 

@@ -13,53 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.gradients import batches, boundary, rules, sums
-from forethought.gradients.batches import (
-    LONG,
-    MULTIPLES,
-    Batch,
-    Blocks,
-    Loss,
-    by_size,
-    filled,
-    group_numbers,
-    repeated,
-)
+from forethought.gradients import batches, boundary, rules, sums, terms, vmap_mode
+from forethought.gradients.batches import MULTIPLES, Batch, Blocks, Loss
 from forethought.gradients.boundary import RefusedError
 from forethought.gradients.passes import SlowGradientsWarning, contributions, memory_of, trained_of
 from forethought.gradients.state import Generators, State, changes_itself
-from forethought.gradients.sums import (
-    ClippingRule,
-    SingleUseLinear,
-    Sums,
-    clip_and_sum,
-    clip_and_sum_once,
-    clip_and_sum_once_parts,
-    clip_and_sum_parts,
-    flat,
-    weighed,
-)
-from forethought.gradients.terms import (
-    Dense,
-    Disjoint,
-    Filled,
-    Moved,
-    OneHot,
-    Outer,
-    Separate,
-    Split,
-    Term,
-    Unused,
-    wide,
-)
-from forethought.gradients.vmap_mode import (
-    DRAWN_FOR,
-    FINGERPRINT,
-    Fingerprint,
-    bits,
-    loss_in_lanes,
-    vjp_rows,
-)
+from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, clip_and_sum
+from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
+from forethought.gradients.vmap_mode import FINGERPRINT, Fingerprint, bits
 from forethought.turns import turns
 from forethought.values.checks import real, whole
 
@@ -196,7 +157,7 @@ def uses_of(
                 watch.see(values)
             found = _differentiated(values, points)
         else:
-            found = loss_in_lanes(loss, x, targets, points, trained)
+            found = vmap_mode.loss_in_lanes(loss, x, targets, points, trained)
     if found is None:
         return None
     if watch is not None:
@@ -235,12 +196,12 @@ def clip_uses(
     Args:
         size: rows of every use. count: how many of them count, the first ones.
     """
-    if clip is flat and _each_once(uses, trained):
-        found = clip_and_sum_once(uses, clip_norm, round_size, count)
+    if clip is sums.flat and _each_once(uses, trained):
+        found = sums.clip_and_sum_once(uses, clip_norm, round_size, count)
         if found is not None:
             return {name: found[0][name] for name in trained}, found[1]
-    terms = as_terms(uses, trained, size)
-    return clip_and_sum(terms, dict(trained), clip_norm, clip, round_size, count)
+    every = as_terms(uses, trained, size)
+    return clip_and_sum(every, dict(trained), clip_norm, clip, round_size, count)
 
 
 def clip_uses_parts(
@@ -251,8 +212,8 @@ def clip_uses_parts(
     clip: ClippingRule,
 ) -> list[Sums]:
     """:func:`clip_uses` for each of several parts of a batch, to the bit; none of them is empty."""
-    if clip is flat and _each_once(uses, trained):
-        found = clip_and_sum_once_parts(uses, clip_norm, sizes)
+    if clip is sums.flat and _each_once(uses, trained):
+        found = sums.clip_and_sum_once_parts(uses, clip_norm, sizes)
         if found is not None:
             return [({name: sums[name] for name in trained}, norms) for sums, norms in found]
     parts = []
@@ -413,7 +374,7 @@ class Subject:
         """Contributions as they lie, cut into blocks that are filled up."""
         shape, each = self.tried(data, blocks), self.each
         for start, end, size in shape.cut(batches.batch_size(*data) // each):
-            rows = filled(data, start * each, end * each, size * each)
+            rows = batches.filled(data, start * each, end * each, size * each)
             yield Piece(self, rows, end - start, size, shape)
 
     def tried(self, data: Any, blocks: Blocks | None) -> Blocks:
@@ -612,13 +573,17 @@ def watched(
         drawn_for: which of how many contributions they are: each has its own random numbers.
     """
     watch = Fingerprint(len(drawn_for[0]))
-    kept, drawn, generators = FINGERPRINT.set(watch), DRAWN_FOR.set(drawn_for), Generators([])
+    kept, drawn, generators = (
+        FINGERPRINT.set(watch),
+        vmap_mode.DRAWN_FOR.set(drawn_for),
+        Generators([]),
+    )
     torch.default_generator.manual_seed(0)
     try:
         found = compute(rows, real, blocks)
     finally:
         FINGERPRINT.reset(kept)
-        DRAWN_FOR.reset(drawn)
+        vmap_mode.DRAWN_FOR.reset(drawn)
         generators.restore()
     return [*_numbers(found, model), watch.marks]
 
@@ -627,9 +592,9 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(computed, list):
         computed = as_terms(computed, trained, len(computed[0].inputs))
-    if any(isinstance(term, Separate) for term in computed.values()):
+    if any(isinstance(term, terms.Separate) for term in computed.values()):
         raise _AloneError
-    ready = weighed(dict(computed), trained, 1.0, flat, None)
+    ready = sums.weighed(dict(computed), trained, 1.0, sums.flat, None)
     size = ready.factors.shape[1]
     stored = [_fingerprint(term, size) for term in ready.held]
     return [*stored, ready.norms, ready.factors.t()]
@@ -637,11 +602,11 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
 
 def _fingerprint(term: Any, size: int) -> Tensor:
     """Of the numbers that the term holds of each of ``size`` examples."""
-    if isinstance(term, Split):
+    if isinstance(term, terms.Split):
         whole = torch.zeros(size, dtype=torch.int64)
         for index, part in term.parts:
-            inner = part.term if isinstance(part, Filled) else part
-            width = part.size if isinstance(part, Filled) else len(index)
+            inner = part.term if isinstance(part, terms.Filled) else part
+            width = part.size if isinstance(part, terms.Filled) else len(index)
             whole[index] = _fingerprint(inner, width)[: len(index)]
         return whole
     watch = Fingerprint(size)
@@ -656,11 +621,11 @@ def _stored(term: Any) -> Iterator[Tensor]:
         yield term.values
     elif isinstance(term, Outer):
         for left, right in term.blocks:
-            yield left.index if isinstance(left, OneHot) else left
+            yield left.index if isinstance(left, terms.OneHot) else left
             yield right
-    elif isinstance(term, Moved):
+    elif isinstance(term, terms.Moved):
         yield from _stored(term.term)
-    elif isinstance(term, Disjoint):
+    elif isinstance(term, terms.Disjoint):
         for part in term.terms:
             yield from _stored(part)
     elif not isinstance(term, Unused):
@@ -788,7 +753,7 @@ def declared_contributions(
                 watch.begin(size)
                 watch.see(values)
                 watch.keep()
-            rows = vjp_rows([values], leaves, [torch.eye(size).to(values)], size)
+            rows = vmap_mode.vjp_rows([values], leaves, [torch.eye(size).to(values)], size)
             drawn = not torch.equal(torch.get_rng_state(), before)
             changed = [*state.changes(), *state.parameters_changed()]
             state.restore()
@@ -922,7 +887,7 @@ def clipped_sum(
     size = batches.batch_size(inputs, targets)
     if size % whole("copies", copies):
         raise ValueError(f"{size} examples are not {copies} copies of each record")
-    count = None if groups is None else group_numbers(groups, size, group_count)
+    count = None if groups is None else batches.group_numbers(groups, size, group_count)
     if not size:
         nothing = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
         return nothing, batches.zeros_for(next(iter(trained.values())), count or 0)
@@ -948,13 +913,13 @@ def _of_groups(
     subject: Subject, data: Any, groups: Tensor, blocks: Blocks | None, places: list[Tensor]
 ) -> Iterator[Piece]:
     """The pieces of groups, of one size after the other; ``places`` takes the groups' numbers."""
-    for which, members in by_size(groups):
+    for which, members in batches.by_size(groups):
         own = replace(subject, each=members.shape[1], mixing=True)
-        long = own.each >= LONG  # one after the other
+        long = own.each >= batches.LONG  # one after the other
         shape = Blocks((len(members),)) if long else own.tried(data, blocks)
         for start, end, width in shape.cut(len(members)):
             places.append(which[start:end])
-            lanes = members[start:end][repeated(end - start, width)]
+            lanes = members[start:end][batches.repeated(end - start, width)]
             yield Piece(own, batches.select(data, lanes.flatten()), end - start, width, shape)
 
 
@@ -1037,11 +1002,13 @@ def clipped_sums(
             return [
                 clipped_sum(model, loss, x, y, bound, clip=clip, blocks=shape) for x, y in parts
             ]
-        found_of = subject.gradients(filled((inputs, targets), 0, size, cut[0][2]), size, shape)
+        found_of = subject.gradients(
+            batches.filled((inputs, targets), 0, size, cut[0][2]), size, shape
+        )
         if isinstance(found_of, list):
             found = iter(clip_uses_parts(found_of, trained, some, bound, clip))
         else:
-            found = iter(clip_and_sum_parts(found_of, trained, bound, some, clip))
+            found = iter(sums.clip_and_sum_parts(found_of, trained, bound, some, clip))
     nothing = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in trained.items()}
     empty = nothing, batches.zeros_for(next(iter(trained.values())), 0)
     return [next(found) if count else empty for count in sizes]

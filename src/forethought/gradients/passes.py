@@ -22,23 +22,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from forethought.gradients import batches, boundary
+from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import LONG, MULTIPLES, Batch, Loss, repeated
-from forethought.gradients.boundary import (
-    GETTERS,
-    OPERATORS,
-    DivergentControlFlow,
-    NeedsStateSnapshot,
-    NotVectorisable,
-    Refused,
-    RefusedError,
-    RuleFailed,
-    SharedBufferWrite,
-    is_lane,
-    rows,
-    unseen_kernel,
-    wrapped,
-)
+from forethought.gradients.boundary import NotVectorisable, Refused, is_lane, rows
 from forethought.gradients.state import (
     ExternalState,
     Generators,
@@ -48,24 +34,7 @@ from forethought.gradients.state import (
     copied,
 )
 from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
-from forethought.gradients.vmap_mode import (
-    DRAWN_FOR,
-    FINGERPRINT,
-    Draws,
-    Masks,
-    Observer,
-    ParameterView,
-    ParameterViews,
-    Settings,
-    VmapMode,
-    answered,
-    hooked,
-    module_at_fault,
-    operator_name,
-    own_fault,
-    seeded,
-    writes,
-)
+from forethought.gradients.vmap_mode import FINGERPRINT, ParameterViews, Settings, VmapMode
 from forethought.turns import turns
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
@@ -284,11 +253,11 @@ def _refusing(model: nn.Module) -> Iterator[None]:
         with turns:
             yield
     except Refused as reason:
-        module = module_at_fault(model, reason)
-        raise RefusedError(f"{module}: {reason}") from None
+        module = vmap_mode.module_at_fault(model, reason)
+        raise boundary.RefusedError(f"{module}: {reason}") from None
 
 
-def _split(index: Tensor | None, parted: DivergentControlFlow, count: int) -> list[Tensor]:
+def _split(index: Tensor | None, parted: boundary.DivergentControlFlow, count: int) -> list[Tensor]:
     """The lanes of every answer, of all that the batch has and that count."""
     lanes: dict[Any, list[int]] = {}
     for at, key in enumerate(parted.keys[: count if index is None else len(index)]):
@@ -324,12 +293,12 @@ class _Attempt:
         boundary.check()
         self._known = memory_of(model)
         self._modules = list(model.named_modules())
-        hooked(self._modules)
+        vmap_mode.hooked(self._modules)
         self._generators = Generators([p.device for p in trained.values()][:1])
         self._state = State(self._modules)
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self._surroundings: ExternalState | None = None
-        self._masks: Masks | None = None
+        self._masks: vmap_mode.Masks | None = None
         self._drawn_for: Tensor | None = None
         self._unable: BaseException | None = None
 
@@ -349,7 +318,7 @@ class _Attempt:
         if self._surroundings is None:
             self._survey()
             self._known.asks = True
-            raise NeedsStateSnapshot
+            raise boundary.NeedsStateSnapshot
 
     def _restore(self) -> None:
         if self._surroundings is not None:
@@ -418,12 +387,12 @@ class _Attempt:
         while True:
             try:
                 return self._all_parts(one, settings)
-            except NeedsStateSnapshot:
+            except boundary.NeedsStateSnapshot:
                 pass
-            except SharedBufferWrite:
+            except boundary.SharedBufferWrite:
                 settings = replace(settings, unshared=True)
                 self._note(settings, "it writes to what is made for all at once")
-            except RuleFailed as failed:
+            except boundary.RuleFailed as failed:
                 warnings.warn(
                     f"{failed}; the gradients of its parameters are written out for every example",
                     SlowGradientsWarning,
@@ -436,7 +405,7 @@ class _Attempt:
             except (NotVectorisable, Exception) as error:  # alone, the example will tell what it is
                 if boundary.refused_hooks(error):
                     raise Refused(str(error)).with_traceback(error.__traceback__) from None
-                own_fault(error)
+                vmap_mode.own_fault(error)
                 self._say_slow(error)
                 self._unable = error
                 return None
@@ -445,9 +414,9 @@ class _Attempt:
     def _all_parts(
         self, one: Callable[..., Any], settings: Settings
     ) -> list[tuple[Tensor | None, Any]]:
-        self._drawn_for, width = DRAWN_FOR.get() or (None, self.batch.lanes)
+        self._drawn_for, width = vmap_mode.DRAWN_FOR.get() or (None, self.batch.lanes)
         asked = self._known.asks or self._drawn_for is not None
-        self._masks = Masks(width) if asked else None
+        self._masks = vmap_mode.Masks(width) if asked else None
         pending: list[Tensor | None] = [None]
         done: list[tuple[Tensor | None, Any]] = []
         while pending:
@@ -463,7 +432,7 @@ class _Attempt:
                 done.append((index, contextvars.copy_context().run(one, filled, settings)))
                 if watch is not None:
                     watch.keep(index, None if index is None else len(index))
-            except DivergentControlFlow as parted:
+            except boundary.DivergentControlFlow as parted:
                 pending += _split(index, parted, self.batch.count)
             if pending:
                 self._generators.restore()
@@ -531,7 +500,7 @@ class _Attempt:
             def wrap(leaf: Tensor) -> Tensor:
                 return mode.followed(boundary.lane(leaf, 0, level))
 
-            with answered(mode), mode:
+            with vmap_mode.answered(mode), mode:
                 outputs = batches.call(self.model, batches.mapped(inputs, wrap))
                 wanted = batches.mapped(targets, wrap)
                 found = self.loss(outputs, wanted)
@@ -544,11 +513,11 @@ class _Attempt:
                 self._judge(outputs, targets, values)
         return values, mode
 
-    def _draws(self, masks: Masks, index: Tensor | None) -> Draws:
+    def _draws(self, masks: vmap_mode.Masks, index: Tensor | None) -> vmap_mode.Draws:
         mine, apart = self._drawn_for, index is not None
         if mine is not None and index is not None:
             mine = mine[index]
-        return Draws(masks, index if mine is None else mine, apart)
+        return vmap_mode.Draws(masks, index if mine is None else mine, apart)
 
     def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
         """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""
@@ -601,7 +570,7 @@ class _Attempt:
     def _say_slow(self, reason: BaseException) -> None:
         size = self.batch.count
         cause = str(reason) or type(reason).__name__
-        where = module_at_fault(self.model, reason)
+        where = vmap_mode.module_at_fault(self.model, reason)
         warnings.warn(
             f"{where} goes one example at a time, {size} passes a batch instead of one: "
             f"{cause.strip().splitlines()[0][:200]}",
@@ -635,8 +604,8 @@ class _Attempt:
             self._restore()
 
 
-def _named(observe: Callable[[str, str, Term], None]) -> Observer:
-    def named(place: ParameterView, rule: str, term: Term) -> None:
+def _named(observe: Callable[[str, str, Term], None]) -> vmap_mode.Observer:
+    def named(place: vmap_mode.ParameterView, rule: str, term: Term) -> None:
         observe(getattr(place, "name", ""), rule, term)
 
     return named
@@ -653,7 +622,7 @@ class SlowGradientsWarning(UserWarning):
     """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
 
 
-_DATA = GETTERS["data"].__get__
+_DATA = boundary.GETTERS["data"].__get__
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
@@ -669,7 +638,7 @@ def _normalised_alone(given: Mapping[str, Any]) -> Tensor:
 def _storage(value: Tensor) -> int:
     """The place of a tensor's memory; 0 for one that has none of its own (sparse, or of
     torch.func)."""
-    if value.layout is not torch.strided or wrapped(value):
+    if value.layout is not torch.strided or boundary.wrapped(value):
         return 0
     return value.untyped_storage().data_ptr()
 
@@ -705,10 +674,11 @@ class Alone(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if type(func) in OPERATORS and unseen_kernel(operator_name(func)):
+        operator = vmap_mode.operator_name(func) if type(func) in boundary.OPERATORS else None
+        if operator is not None and boundary.unseen_kernel(operator):
             raise Refused(
-                f"{operator_name(func)} is an operator made with torch.library.Library: nobody can "
-                "see what its code keeps of the examples; make it with torch.library.custom_op"
+                f"{operator} is an operator made with torch.library.Library: nobody can see what "
+                "its code keeps of the examples; make it with torch.library.custom_op"
             )
         if func is _DATA:
             return args[0].detach()  # the same memory; unlike .data, its changes are counted
@@ -719,7 +689,7 @@ class Alone(TorchFunctionMode):
                 if given["input"].numel() == given["input"].shape[1]:
                     return _normalised_alone(given)
                 return func(**{**given, "running_mean": None, "running_var": None})
-        if writes(func, kwargs):
+        if vmap_mode.writes(func, kwargs):
             target = kwargs.get("out", args[0] if args else None)
             if isinstance(target, Tensor) and not self._mine(target):
                 raise Refused(
@@ -778,7 +748,7 @@ def one_at_a_time(
     # Each draws from a stream of its own: how much one draws must not matter to the next.
     seeds = torch.randint(2**62, (batch.count + 1,)).tolist()
     for at in range(batch.count):
-        seeded(seeds[at])
+        vmap_mode.seeded(seeds[at])
         alone = Alone(model, batch.mixing)
         found = contextvars.copy_context().run(
             _run, alone, model, loss, batch, trained, at, answers
@@ -789,7 +759,7 @@ def one_at_a_time(
             raise changes_itself({**changed, **first}, "depends on the examples that it has seen")
         for name, value in found.items():
             rows[name].append(value)
-    seeded(seeds[-1])
+    vmap_mode.seeded(seeds[-1])
     return rows
 
 
