@@ -17,7 +17,7 @@ from zoo import oracle
 from zoo.oracle import assert_isolated, compare
 
 from drawn import randn, reseed
-from forethought.gradients import boundary, clipped_sum, passes, sums, vmap_mode
+from forethought.gradients import boundary, clipped_sum, sums, vmap_mode
 from forethought.gradients.state import ExternalState, State
 from forethought.gradients.vmap_mode import Site
 
@@ -147,7 +147,7 @@ def test_state_kept_across_examples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_backward_hooks_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "hooked", lambda modules: None)
+    monkeypatch.setattr(vmap_mode, "hooked", lambda modules: None)
     with caught():
         withstand(test_backward.attack["hook_of_a_parameter"])
 

@@ -471,7 +471,7 @@ def _settled(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: 
         warnings.warn(
             f"{type(model).__name__} goes one example at a time: {why}",
             SlowGradientsWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
     return tried
 

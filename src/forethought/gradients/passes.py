@@ -396,7 +396,7 @@ class _Attempt:
                 warnings.warn(
                     f"{failed}; the gradients of its parameters are written out for every example",
                     SlowGradientsWarning,
-                    stacklevel=7,
+                    stacklevel=9,
                 )
                 settings = replace(settings, without=settings.without | {failed.rule})
                 self._note(settings, failed)
@@ -575,7 +575,7 @@ class _Attempt:
             f"{where} goes one example at a time, {size} passes a batch instead of one: "
             f"{cause.strip().splitlines()[0][:200]}",
             SlowGradientsWarning,
-            stacklevel=8,
+            stacklevel=10,
         )
 
     def _one_at_a_time(self, differentiate: bool) -> dict[str, list[Tensor]]:
