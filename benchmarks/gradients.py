@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from forethought import gradients
-from forethought.gradients.blocks import Blocks, planned
+from forethought.gradients.batches import Blocks, planned
 
 warnings.filterwarnings("ignore", module="opacus")
 warnings.filterwarnings("ignore", message=".*non-full backward hook.*")

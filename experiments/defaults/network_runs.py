@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import forethought as ft
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE
 
 
 def train(model: nn.Sequential, inputs: Tensor, targets: Tensor, plan: ft.Plan, seed: int) -> None:

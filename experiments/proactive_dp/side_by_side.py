@@ -24,7 +24,7 @@ from clients import ONE, Holders, secrets_of
 from comparison import CHOSEN, TIMED, Preset, Problem, Row, measure, train, wanted_of
 
 import forethought as ft
-from forethought.gradients.terms import CHARGE, NARROW
+from forethought.gradients.sums import CHARGE, NARROW
 from forethought.rounds.randomness import BoundNoise, Secrets, Stream
 from forethought.rounds.sampling import Indices, sampler
 from forethought.training.step_sizes import step_sizes

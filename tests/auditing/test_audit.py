@@ -20,8 +20,8 @@ from forethought.auditing.local_faults import LOCAL_FAULTS
 from forethought.auditing.sensitivity import model_sensitivity
 from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit, Finding, certain
-from forethought.gradients import chain
-from forethought.gradients.blocks import Blocks
+from forethought.gradients import clipped
+from forethought.gradients.batches import Blocks
 from forethought.rounds import contributions
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.records import TensorRecords
@@ -156,7 +156,7 @@ def test_a_block_that_varies_with_the_batch_is_refuted(monkeypatch: pytest.Monke
         return output + nudge
 
     functions = SimpleNamespace(**{**vars(torch.nn.functional), "linear": ending_otherwise})
-    monkeypatch.setattr(chain, "F", functions)
+    monkeypatch.setattr(clipped, "F", functions)
     assert [finding.violated for finding in findings()] == [False]
     monkeypatch.setattr(Blocks, "fit", lambda self, count: count)
     assert [finding.violated for finding in findings()] == [True]

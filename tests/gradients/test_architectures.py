@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from drawn import initialised, rand, randint, randn, reseed
 from forethought.gradients import SlowGradientsWarning, clipped_sum
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE
 
 B = 5
 Case = tuple[nn.Module, Any]

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.gradients import SlowGradientsWarning, Term, Use, clipped_sum, sums
-from forethought.gradients.blocks import Blocks, planned
-from forethought.gradients.terms import RULES
+from forethought.gradients.batches import Blocks, planned
+from forethought.gradients.vmap_mode import RULES
 from forethought.rounds.contributions import Batch, ExampleGradients, Gradients
 from forethought.rounds.records import TensorRecords
 from forethought.values.plan import Clip, Examples, Round

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.gradients import SlowGradientsWarning
-from forethought.gradients.blocks import Blocks, planned
+from forethought.gradients.batches import Blocks, planned
 from forethought.gradients.clipped import numbers_behind
-from forethought.gradients.lanes import bits
+from forethought.gradients.vmap_mode import bits
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{

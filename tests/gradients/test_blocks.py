@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from drawn import rand
-from forethought.gradients import SlowGradientsWarning, blocks, chain, clipped, clipped_sum
-from forethought.gradients.blocks import UNIT, Blocks, filled, planned
-from forethought.gradients.clipped import numbers_behind
-from forethought.gradients.lanes import bits
+from forethought.gradients import SlowGradientsWarning, batches, clipped, clipped_sum
+from forethought.gradients.batches import UNIT, Blocks, filled, planned
+from forethought.gradients.clipped import Subject, numbers_behind
+from forethought.gradients.vmap_mode import bits
 from forethought.rounds.losses import cross_entropy, squared_error
 
 
@@ -72,7 +72,7 @@ def chained(count: int = 40) -> Case:
 @pytest.fixture
 def nudged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], slice]], None]]:
     """A product whose last bit is another in some rows of so many."""
-    plain = chain._linear
+    plain = clipped._linear
 
     def plant(which: Callable[[int], slice]) -> None:
         def linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def nudged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int]
             nudge[some] = other[some]
             return output + nudge
 
-        monkeypatch.setattr(chain, "_linear", linear)
+        monkeypatch.setattr(clipped, "_linear", linear)
 
     yield plant
 
@@ -92,15 +92,11 @@ def settled(sizes: tuple[int, ...]) -> Blocks:
     seen: list[Blocks] = []
 
     def compute(rows: object, real: int, used: Blocks) -> object:
-        from forethought.gradients.clipped import computed
-
         seen.append(used)
-        trained = dict(model.named_parameters())
-        return computed(model, cross_entropy, trained, None, 1, rows, real, used)
+        return subject.gradients(rows, real, used)
 
-    return clipped.probed(
-        Blocks(sizes), model, cross_entropy, (x, y), dict(model.named_parameters()), 1, compute
-    )
+    subject = Subject(model, cross_entropy, dict(model.named_parameters()))
+    return clipped.probed(Blocks(sizes), subject, (x, y), compute)
 
 
 def test_what_a_first_pass_learns_changes_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +172,8 @@ def test_what_the_data_say_does_not_reach_the_probe() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with contextlib.suppress(Exception):
-                clipped.probed(planned(40, 6), model, cross_entropy, (x * scale, y), {}, 1, compute)
+                subject = Subject(model, cross_entropy, {})
+                clipped.probed(planned(40, 6), subject, (x * scale, y), compute)
         tried.append(torch.stack(made[:1]))
     assert torch.equal(*tried)
 
@@ -284,7 +281,7 @@ def test_examples_that_run_apart_keep_their_gradients_through_a_random_function(
 
 
 def test_a_size_that_follows_from_the_batch_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_up", lambda count, step: max(1, math.ceil(count)))
+    monkeypatch.setattr(batches, "_up", lambda count, step: max(1, math.ceil(count)))
     monkeypatch.setattr(Blocks, "fit", lambda self, count: count)
     torch.manual_seed(3)
     x = torch.randn(70, 784).double()

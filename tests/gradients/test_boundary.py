@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from forethought.gradients import SlowGradientsWarning, boundary, clipped_sum, lanes
-from forethought.gradients.lanes import Lanes
+from forethought.gradients import SlowGradientsWarning, boundary, clipped_sum, vmap_mode
+from forethought.gradients.vmap_mode import VmapMode
 
 
 def test_a_lane_is_one_example_and_its_physical_tensor_is_all() -> None:
@@ -103,8 +103,8 @@ def test_a_fault_of_our_own_is_not_called_the_model_s(monkeypatch: pytest.Monkey
     def faulty(lanes: Any) -> Any:
         return lanes.no_such_thing
 
-    monkeypatch.setattr(Lanes, "__enter__", faulty)
-    monkeypatch.setattr(lanes, "_OURS", Path(__file__).parent)
+    monkeypatch.setattr(VmapMode, "__enter__", faulty)
+    monkeypatch.setattr(vmap_mode, "_OURS", Path(__file__).parent)
     with pytest.raises(RuntimeError, match=r"fault of forethought's.*no_such_thing"):
         clipped_sum(nn.Conv1d(2, 2, 1), square, torch.randn(3, 2, 4), torch.zeros(3), 1.0)
 

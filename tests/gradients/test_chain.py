@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drawn import randn, reseed
-from forethought.gradients import chain, clipped_sum, sums
-from forethought.gradients.terms import CHARGE
+from forethought.gradients import clipped, clipped_sum, sums
+from forethought.gradients.sums import CHARGE
 from forethought.rounds.losses import cross_entropy
 
 
@@ -41,14 +41,14 @@ def one_at_a_time(
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the direct way gave an answer, call by call."""
     answered: list[bool] = []
-    uses_of = chain.uses_of
+    uses_of = clipped.uses_of
 
     def counted(*arguments: Any) -> Any:
         found = uses_of(*arguments)
         answered.append(found is not None)
         return found
 
-    monkeypatch.setattr(chain, "uses_of", counted)
+    monkeypatch.setattr(clipped, "uses_of", counted)
     return answered
 
 
@@ -124,10 +124,10 @@ def test_many_positions_of_one_example(taken: list[bool]) -> None:
 @pytest.mark.parametrize("rule", [sums.automatic(0.1), sums.per_layer()])
 def test_other_rules_and_long_batches_take_the_general_sum(rule: Any) -> None:
     model, (inputs, targets) = deep(nn.Tanh()), data(20, examples=600)
-    given = [chain.uses_of(model, cross_entropy, inputs, targets, dict(model.named_parameters()))]
+    given = [clipped.uses_of(model, cross_entropy, inputs, targets, dict(model.named_parameters()))]
     found, norms = clipped_sum(model, cross_entropy, inputs, targets, 0.5, clip=rule)
     wanted, other = sums.clip_and_sum(
-        chain.as_terms(given[0], dict(model.named_parameters()), 600),
+        clipped.as_terms(given[0], dict(model.named_parameters()), 600),
         dict(model.named_parameters()),
         0.5,
         rule,
@@ -141,10 +141,10 @@ def test_other_rules_and_long_batches_take_the_general_sum(rule: Any) -> None:
 def test_the_short_sum_is_the_general_one(examples: int, clip_norm: float) -> None:
     model, (inputs, targets) = deep(nn.Tanh()), data(20, examples=examples)
     trained = dict(model.named_parameters())
-    uses = chain.uses_of(model, cross_entropy, inputs, targets, trained)
+    uses = clipped.uses_of(model, cross_entropy, inputs, targets, trained)
     short = sums.clip_and_sum_once(uses, clip_norm, None)
     assert short is not None
-    terms = chain.as_terms(uses, trained, examples)
+    terms = clipped.as_terms(uses, trained, examples)
     wanted, norms = sums.clip_and_sum(terms, trained, clip_norm)
     torch.testing.assert_close(short[1], norms, rtol=1e-6, atol=0)
     for name in trained:
@@ -164,13 +164,13 @@ def test_numbers_out_of_range_are_left_to_the_general_sum(value: float) -> None:
 
 
 def test_the_short_sum_refuses_what_its_bound_does_not_cover() -> None:
-    uses = [sums.Once(torch.ones(300, 2), torch.ones(300, 3), "w", None)]
+    uses = [sums.SingleUseLinear(torch.ones(300, 2), torch.ones(300, 3), "w", None)]
     assert sums.clip_and_sum_once(uses, 1.0, None) is None  # too long for one float32 block
-    few = [sums.Once(torch.ones(30, 2), torch.ones(30, 3), "w", None)]
+    few = [sums.SingleUseLinear(torch.ones(30, 2), torch.ones(30, 3), "w", None)]
     assert sums.clip_and_sum_once(few, 1.0, None) is not None
     assert sums.clip_and_sum_once(few, 1.0, 10_000) is None  # a small piece of a long round
     assert sums.clip_and_sum_once(few, 2.0**-70, None) is None
-    many = [sums.Once(torch.full((3, 2), 1e30), torch.ones(3, 3), "w", None)]
+    many = [sums.SingleUseLinear(torch.full((3, 2), 1e30), torch.ones(3, 3), "w", None)]
     assert sums.clip_and_sum_once(many, 1.0, None) is None
 
 
@@ -288,13 +288,14 @@ def test_hooks_on_saved_tensors_take_the_general_way_which_refuses_them(taken: l
 
 
 def test_a_forgotten_bias_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    uses_of = chain.uses_of
+    uses_of = clipped.uses_of
 
     def forgetful(*arguments: Any) -> Any:
         return [
-            sums.Once(use.inputs, use.gradients, use.weight, None) for use in uses_of(*arguments)
+            sums.SingleUseLinear(use.inputs, use.gradients, use.weight, None)
+            for use in uses_of(*arguments)
         ]
 
-    monkeypatch.setattr(chain, "uses_of", forgetful)
+    monkeypatch.setattr(clipped, "uses_of", forgetful)
     with pytest.raises(AssertionError):
         agree(nn.Linear(5, 3), cross_entropy, *data(5))

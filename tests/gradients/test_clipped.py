@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from drawn import randint, randn, reseed
-from forethought.gradients import clipped_sum, example_losses, patches
-from forethought.gradients.sums import automatic, per_layer
-from forethought.gradients.terms import CHARGE
+from forethought.gradients import clipped_sum, example_losses, terms
+from forethought.gradients.sums import CHARGE, automatic, per_layer
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -463,10 +462,10 @@ def test_convolution_gradients_do_not_depend_on_how_many_are_written_at_a_time(
     monkeypatch: pytest.MonkeyPatch, groups: int, channels: int
 ) -> None:
     image, gradient = randn(5, channels, 6, 6), randn(5, 9, 6, 6)
-    window = patches.Window((3, 3), (1, 1), (1, 1), (1, 1))
-    term = patches.Convolved(image, gradient, window, groups)
+    window = terms.Window((3, 3), (1, 1), (1, 1), (1, 1))
+    term = terms.Convolved(image, gradient, window, groups)
     whole = term.rows()
-    monkeypatch.setattr(patches, "EXAMPLES", 2)
+    monkeypatch.setattr(terms, "EXAMPLES", 2)
     torch.testing.assert_close(term.rows(), whole)
     summed = term.weighted(torch.ones(5)).float()
     torch.testing.assert_close(term.rows().sum(0), summed)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from drawn import randint, randn, randperm, reseed
 from forethought.gradients import SlowGradientsWarning, clipped, clipped_sum
-from forethought.gradients.blocks import Blocks
+from forethought.gradients.batches import Blocks
 from forethought.gradients.terms import Dense
 
 

@@ -17,9 +17,9 @@ from zoo import oracle
 from zoo.oracle import assert_isolated, compare
 
 from drawn import randn, reseed
-from forethought.gradients import boundary, clipped_sum, lanes, passes, sums, terms
-from forethought.gradients.lanes import Site
-from forethought.gradients.state import State, Surroundings
+from forethought.gradients import boundary, clipped_sum, sums, vmap_mode
+from forethought.gradients.state import ExternalState, State
+from forethought.gradients.vmap_mode import Site
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -71,14 +71,14 @@ def test_a_rule_that_is_off_by_half_a_thousandth(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x, y = subject()
-    rules = {f: rule for f, rule in terms.RULES.items() if rule.name == name}
+    rules = {f: rule for f, rule in vmap_mode.RULES.items() if rule.name == name}
     own = next(iter(rules.values())).gradients
 
     def off(use: Any) -> Any:
         return own(dataclasses.replace(use, gradient=use.gradient * 1.0005))
 
     for function, rule in rules.items():
-        monkeypatch.setitem(terms.RULES, function, dataclasses.replace(rule, gradients=off))
+        monkeypatch.setitem(vmap_mode.RULES, function, dataclasses.replace(rule, gradients=off))
     with caught():
         compare(model.double(), loss, x.double(), y, 1e-6)
 
@@ -122,7 +122,7 @@ def test_a_saved_value_of_the_next_example(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = subject()
     function = F.scaled_dot_product_attention
-    own = terms.PHYSICAL[function]
+    own = vmap_mode.PHYSICAL[function]
 
     def mixing(lanes: Any, *args: Any, **kwargs: Any) -> Any:
         result = own(lanes, *args, **kwargs)
@@ -131,7 +131,7 @@ def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> N
             whole = whole + 0.01 * whole.mean(dim, keepdim=True)
         return boundary.lane(whole, dim, lanes.level)
 
-    monkeypatch.setitem(terms.PHYSICAL, function, mixing)
+    monkeypatch.setitem(vmap_mode.PHYSICAL, function, mixing)
     with caught():
         compare(model, loss, x, y, wide=True)
     with caught():
@@ -140,14 +140,14 @@ def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_state_kept_across_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(State, "restore", lambda self: None)
-    monkeypatch.setattr(Surroundings, "restore", lambda self: None)
+    monkeypatch.setattr(ExternalState, "restore", lambda self: None)
     for name in ("number_in_an_attribute", "number_in_an_object", "number_in_a_closure"):
         with caught():
             withstand(test_state.attack[name])
 
 
 def test_backward_hooks_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "hooked", lambda modules: None)
+    monkeypatch.setattr(vmap_mode, "hooked", lambda modules: None)
     with caught():
         withstand(test_backward.attack["hook_of_a_parameter"])
 
@@ -159,14 +159,14 @@ def test_hooks_on_saved_tensors_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_vmap_rule_of_the_users_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "call", lambda lanes, kind, args, own: own(kind, *args))
+    monkeypatch.setattr(vmap_mode, "call", lambda lanes, kind, args, own: own(kind, *args))
     with caught():
         withstand(test_backward.attack["own_function_with_a_mixing_vmap_rule"])
 
 
 def test_a_batching_rule_of_torch_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (torch.roll, Tensor.roll):
-        for table in (lanes.HANDLERS, lanes.ALWAYS, terms.PHYSICAL):
+        for table in (vmap_mode.HANDLERS, vmap_mode.ALWAYS, vmap_mode.PHYSICAL):
             monkeypatch.delitem(table, function, raising=False)
     with caught():
         withstand(test_batching_rules.attack["rolling_a_number"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from drawn import randn, reseed
 from forethought.gradients import SlowGradientsWarning, clipped_sum
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE
 
 B = 4
 

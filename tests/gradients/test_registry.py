@@ -20,7 +20,8 @@ from forethought.gradients import (
     clipped_sum,
     explain,
 )
-from forethought.gradients.terms import CHARGE, RULES, register
+from forethought.gradients.sums import CHARGE
+from forethought.gradients.vmap_mode import RULES, register
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from drawn import randint, randn, reseed
 from forethought.gradients import Dense, Outer, Term, Use, clipped_sum
-from forethought.gradients.blocks import Batch
+from forethought.gradients.batches import Batch
 from forethought.gradients.passes import contributions
-from forethought.gradients.terms import RULES
+from forethought.gradients.vmap_mode import RULES
 
 # Sixteen and more: for fewer rows a matrix product takes another kernel.
 B, CHANGED = 16, 5

@@ -69,3 +69,15 @@ def test_no_model_loses_or_wins_a_fast_path_unnoticed(attacks: Any) -> None:
             if slow(model, loss, *vectors()):
                 found.add(name)
     assert found == SLOW[attacks]
+
+
+def test_the_warning_points_at_the_line_of_the_caller() -> None:
+    attack = test_backward.attack["vmap_inside"]
+    model, loss = attack.make()
+    with pytest.warns(SlowGradientsWarning) as said:
+        slowly(model, loss)
+    assert {warning.filename for warning in said} == {__file__}
+
+
+def slowly(model: Any, loss: Any) -> None:
+    clipped_sum(model, loss, *vectors(), 1.0)

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from drawn import rand, randn, stream
 from forethought.gradients import clipped_sum, sums, terms
-from forethought.gradients.patches import Convolved, Window
-from forethought.gradients.sums import Measured, clip_and_sum
+from forethought.gradients.sums import CHARGE, Measured, clip_and_sum
 from forethought.gradients.terms import (
-    CHARGE,
     BoundedTerm,
+    Convolved,
     Dense,
     OneHot,
     Outer,
     Term,
+    Window,
     bounded,
     mass_of,
 )

@@ -18,7 +18,7 @@ from scipy.stats import norm
 import forethought as ft
 from drawn import randint, randn, reseed, stream
 from forethought.data import load
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE
 from forethought.models import build
 from forethought.planning import defaults
 from forethought.planning.defaults import noise_to_signal

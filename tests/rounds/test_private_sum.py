@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 
 from drawn import randint, randn, reseed, stream
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE
 from forethought.rounds.losses import cross_entropy, squared_error
 from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError

@@ -27,8 +27,8 @@ from forethought.auditing.module_state import changes, state_of
 from forethought.auditing.planted import PlantedRecords, divisors, observe, recorded_plan, watching
 from forethought.auditing.verdict import Finding, certain
 from forethought.gradients.clipped import numbers_behind
-from forethought.gradients.lanes import bits
 from forethought.gradients.sums import flat
+from forethought.gradients.vmap_mode import bits
 from forethought.rounds.contributions import Gradients
 from forethought.rounds.losses import Loss
 from forethought.rounds.records import Records

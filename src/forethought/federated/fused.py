@@ -25,7 +25,7 @@ from forethought.federated.federation import Federation, FederationError
 from forethought.federated.rules import cohort_of
 from forethought.federated.simulator import Simulated
 from forethought.gradients import rule as clipping_rule
-from forethought.gradients.blocks import UNIT, Blocks
+from forethought.gradients.batches import UNIT, Blocks
 from forethought.gradients.clipped import clipped_sum
 from forethought.gradients.state import Generators
 from forethought.holders.trainer import Holder, SharedModel

@@ -16,7 +16,7 @@ from forethought.gradients.sums import quantile_update as quantile_update
 from forethought.gradients.sums import rule as rule
 from forethought.gradients.terms import Dense as Dense
 from forethought.gradients.terms import Outer as Outer
-from forethought.gradients.terms import Rule as Rule
 from forethought.gradients.terms import Term as Term
-from forethought.gradients.terms import Use as Use
-from forethought.gradients.terms import register as register
+from forethought.gradients.vmap_mode import Rule as Rule
+from forethought.gradients.vmap_mode import Use as Use
+from forethought.gradients.vmap_mode import register as register

@@ -4,48 +4,323 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
-from typing import Any
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.gradients import chain, rules, sums, trees
-from forethought.gradients.blocks import (
-    LONG,
-    MULTIPLES,
-    Batch,
-    Blocks,
-    by_size,
-    filled,
-    group_numbers,
-    repeated,
-)
+from forethought.gradients import batches, boundary, rules, sums, terms, vmap_mode
+from forethought.gradients.batches import MULTIPLES, Batch, Blocks, Loss
 from forethought.gradients.boundary import RefusedError
-from forethought.gradients.chain import as_terms
-from forethought.gradients.lanes import DRAWN_FOR, WATCH, Watch, bits, vjp_rows
-from forethought.gradients.passes import SlowGradientsWarning, contributions
+from forethought.gradients.passes import SlowGradientsWarning, contributions, memory_of, trained_of
 from forethought.gradients.state import Generators, State, changes_itself
-from forethought.gradients.sums import Once, clip_and_sum, clip_and_sum_parts, flat, weighed
-from forethought.gradients.terms import (
-    Dense,
-    Disjoint,
-    Filled,
-    Moved,
-    OneHot,
-    Outer,
-    Separate,
-    Split,
-    Term,
-    Unused,
-    wide,
-)
-from forethought.gradients.trees import Loss
+from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, clip_and_sum
+from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
+from forethought.gradients.vmap_mode import FINGERPRINT, Fingerprint, bits
 from forethought.turns import turns
 from forethought.values.checks import real, whole
+
+# A chain of linear layers and activations: nothing to intercept.
+#
+# For a small model the interception costs more than the arithmetic. Here the layers run one after
+# the other on the whole batch, their parameters detached, and the gradients at their outputs come
+# from one backward pass; from there on the terms are those of the rule for ``F.linear``.
+#
+# That no example sees another follows from the structure: every layer is one of torch's own, by its
+# exact type and its own ``forward``, and works on each row by itself. The loss is one that is known
+# to be a sum over rows (:func:`separable`), or it runs in lanes as everywhere else. Whatever is not
+# so is left to the general way.
+
+
+Known = TypeVar("Known", bound=Callable[..., Any])
+
+Slope = Callable[[Tensor, Any], Tensor | None]
+_SEPARABLE: dict[Callable[..., Any], Slope | None] = {}
+
+
+def separable(slope: Slope | None = None) -> Callable[[Known], Known]:
+    """Declare that value i of a loss depends on row i of outputs and targets only (a decorator).
+
+    It must hold by the loss's definition, bit for bit: nothing checks it.
+
+    Args:
+        slope: the loss's derivative by the outputs, row by row as well, where that is known:
+            ``slope(outputs, targets)``, or None for arguments that it does not cover.
+    """
+
+    def declare(loss: Known) -> Known:
+        _SEPARABLE[loss] = slope
+        return loss
+
+    return declare
+
+
+def declared_separable(loss: Any) -> bool:
+    """True if a loss was declared with :func:`separable`."""
+    try:
+        return loss in _SEPARABLE
+    except TypeError:  # not hashable
+        return False
+
+
+def cross_entropy_slope(outputs: Tensor, targets: Any) -> Tensor | None:
+    """softmax − 1 at the label, for (B, classes) and (B,); None for labels that are ignored."""
+    if outputs.dim() != 2 or targets.dim() != 1 or targets.dtype != torch.int64:
+        return None
+    try:
+        return torch.softmax(outputs, 1).scatter_add_(
+            1, targets.unsqueeze(1), outputs.new_full((1, 1), -1.0).expand(len(targets), 1)
+        )
+    except RuntimeError:
+        return None
+
+
+def _identity(layer: Any, x: Tensor) -> Tensor:
+    return x
+
+
+# Never in place: the value before is that of a layer whose gradient is asked for.
+_ROW_BY_ROW: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.Identity: _identity,
+    nn.Dropout: _identity,  # where it drops nothing
+    nn.Flatten: lambda layer, x: x.flatten(layer.start_dim, layer.end_dim),
+    nn.ReLU: lambda layer, x: F.relu(x),
+    nn.Tanh: lambda layer, x: torch.tanh(x),
+    nn.Sigmoid: lambda layer, x: torch.sigmoid(x),
+    nn.GELU: lambda layer, x: F.gelu(x, approximate=layer.approximate),
+    nn.SiLU: lambda layer, x: F.silu(x),
+    nn.Softplus: lambda layer, x: F.softplus(x, layer.beta, layer.threshold),
+    nn.ELU: lambda layer, x: F.elu(x, layer.alpha),
+    nn.LeakyReLU: lambda layer, x: F.leaky_relu(x, layer.negative_slope),
+}
+_KINDS: tuple[type[nn.Module], ...] = (nn.Sequential, nn.Linear, *_ROW_BY_ROW)
+_FORWARD = {kind: kind.forward for kind in _KINDS}
+
+
+def uses_of(
+    model: nn.Module,
+    loss: Loss,
+    inputs: Any,
+    targets: Any,
+    trained: Mapping[str, nn.Parameter],
+) -> list[SingleUseLinear] | None:
+    """Every trained layer's inputs and output gradients, (B, …, m) and (B, …, n).
+
+    None where the general way must be taken. A layer that the loss does not depend on is left out.
+    """
+    layers: list[nn.Module] = []
+    if not _collect(model, layers) or not _plain(layers, inputs):
+        return None
+    known = loss in _SEPARABLE or _own_cross_entropy(loss)
+    if not known and not memory_of(model).has_judged(loss):
+        return None
+    names = {id(parameter): name for name, parameter in trained.items()}
+    uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    slope = _SEPARABLE.get(loss) if loss in _SEPARABLE else None
+    if slope is None and known and _plain_cross_entropy(loss):
+        slope = cross_entropy_slope
+    # One layer, and a loss whose derivative is known: nothing to differentiate.
+    kinds = [type(layer) for layer in layers]
+    alone = slope is not None and kinds[-1] is nn.Linear and kinds.count(nn.Linear) == 1
+    watch = FINGERPRINT.get()
+    if watch is not None:
+        watch.begin(len(inputs))
+    with torch.set_grad_enabled(not alone):
+        x = inputs
+        for layer in layers:
+            if type(layer) is nn.Linear:
+                before, x = x.detach(), _linear(layer, x)
+                if id(layer.weight) in names or id(layer.bias) in names:
+                    if not (alone or x.requires_grad):
+                        x.requires_grad_()
+                    uses.append((layer, before, x))
+            else:
+                x = _ROW_BY_ROW[type(layer)](layer, x)
+            if watch is not None:
+                watch.see(x)
+        points = [output for _, _, output in uses]
+        steep = None if slope is None else slope(x.detach(), targets)
+        if steep is not None:
+            found: tuple[Tensor | None, ...] | None = (
+                (steep,) * len(points) if alone else _differentiated(x, points, steep)
+            )
+        elif known:
+            if alone:
+                x.requires_grad_()
+            with torch.enable_grad():
+                values = batches.losses(loss(x, targets), len(inputs))
+            if watch is not None:
+                watch.see(values)
+            found = _differentiated(values, points)
+        else:
+            found = vmap_mode.loss_in_lanes(loss, x, targets, points, trained)
+    if found is None:
+        return None
+    if watch is not None:
+        watch.keep()
+    return [
+        SingleUseLinear(before, gradient, names.get(id(layer.weight)), names.get(id(layer.bias)))
+        for (layer, before, _), gradient in zip(uses, found, strict=True)
+        if gradient is not None
+    ]
+
+
+def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+
+
+def _differentiated(
+    values: Tensor, points: list[Tensor], slope: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    if not values.requires_grad:
+        return (None,) * len(points)
+    slope = torch.ones_like(values) if slope is None else slope
+    return torch.autograd.grad(values, points, slope, allow_unused=True)
+
+
+def clip_uses(
+    uses: list[SingleUseLinear],
+    trained: Mapping[str, nn.Parameter],
+    size: int,
+    clip_norm: float,
+    clip: ClippingRule,
+    round_size: int | None,
+    count: int,
+) -> Sums:
+    """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them.
+
+    Args:
+        size: rows of every use. count: how many of them count, the first ones.
+    """
+    if clip is sums.flat and _each_once(uses, trained):
+        found = sums.clip_and_sum_once(uses, clip_norm, round_size, count)
+        if found is not None:
+            return {name: found[0][name] for name in trained}, found[1]
+    every = as_terms(uses, trained, size)
+    return clip_and_sum(every, dict(trained), clip_norm, clip, round_size, count)
+
+
+def clip_uses_parts(
+    uses: list[SingleUseLinear],
+    trained: Mapping[str, nn.Parameter],
+    sizes: Sequence[int],
+    clip_norm: float,
+    clip: ClippingRule,
+) -> list[Sums]:
+    """:func:`clip_uses` for each of several parts of a batch, to the bit; none of them is empty."""
+    if clip is sums.flat and _each_once(uses, trained):
+        found = sums.clip_and_sum_once_parts(uses, clip_norm, sizes)
+        if found is not None:
+            return [({name: sums[name] for name in trained}, norms) for sums, norms in found]
+    parts = []
+    for at, size in zip(batches.in_a_row(sizes), sizes, strict=True):
+        own = [replace(u, inputs=u.inputs[at], gradients=u.gradients[at]) for u in uses]
+        parts.append(clip_uses(own, trained, size, clip_norm, clip, None, size))
+    return parts
+
+
+def _each_once(uses: Sequence[SingleUseLinear], trained: Mapping[str, nn.Parameter]) -> bool:
+    return sum((u.weight is not None) + (u.bias is not None) for u in uses) == len(trained) and all(
+        u.inputs.dim() == 2 and u.inputs.dtype == torch.float32 for u in uses
+    )
+
+
+def as_terms(
+    uses: list[SingleUseLinear], trained: Mapping[str, nn.Parameter], size: int
+) -> dict[str, Term]:
+    """The same as terms by parameter, of ``size`` rows."""
+    result: dict[str, Term] = {}
+    for use in uses:
+        rows = use.gradients.reshape(size, -1, use.gradients.shape[-1])
+        if use.weight is not None:
+            before = use.inputs.reshape(size, -1, use.inputs.shape[-1])
+            result[use.weight] = Outer([(rows, before)]).settled()
+        if use.bias is not None:
+            result[use.bias] = Dense(rows[:, 0] if rows.shape[1] == 1 else wide(rows).sum(1))
+    return {name: result.get(name) or Unused(size, p) for name, p in trained.items()}
+
+
+def _collect(module: nn.Module, layers: list[nn.Module]) -> bool:
+    """Append the layers in order; False for anything but a plain chain."""
+    kind = type(module)
+    known = _FORWARD.get(kind)
+    if known is None or known is not kind.forward or _altered(module):
+        return False
+    if isinstance(module, nn.Sequential):  # children() would leave out a layer's second use
+        return all(_collect(part, layers) for part in module)
+    if isinstance(module, nn.Dropout) and module.training and module.p:
+        return False
+    if isinstance(module, nn.Flatten) and module.start_dim < 1:
+        return False
+    layers.append(module)
+    return True
+
+
+def _altered(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def _plain(layers: list[nn.Module], inputs: Any) -> bool:
+    """True if only torch's own arithmetic on plain tensors would run."""
+    if boundary.global_hooks():
+        return False
+    if type(inputs) is not Tensor or inputs.dim() < 2 or inputs.layout is not torch.strided:
+        return False
+    kind, device = inputs.dtype, inputs.device
+    seen = set()
+    for layer in layers:
+        if type(layer) is not nn.Linear:
+            continue
+        for p in (layer.weight, layer.bias):
+            if p is None:
+                continue
+            if (
+                type(p) is not nn.Parameter
+                or type(p.data) is not Tensor
+                or p.dtype != kind
+                or p.device != device
+                or p._backward_hooks
+                or getattr(p, "_post_accumulate_grad_hooks", None)
+                or id(p) in seen  # used twice
+            ):
+                return False
+            seen.add(id(p))
+    return bool(seen) and not torch.is_autocast_enabled(device.type) and not boundary.interrupted()
+
+
+def _own_cross_entropy(loss: Any) -> bool:
+    return (
+        type(loss) is nn.CrossEntropyLoss
+        and loss.reduction == "none"
+        and type(loss).forward is _CROSS_ENTROPY
+        and not _altered(loss)
+    )
+
+
+def _plain_cross_entropy(loss: Any) -> bool:
+    return (
+        _own_cross_entropy(loss)
+        and loss.weight is None
+        and loss.label_smoothing == 0
+        and loss.ignore_index < 0
+    )
+
+
+_CROSS_ENTROPY = nn.CrossEntropyLoss.forward
+
+
+# The sum of clipped gradients of a batch: what DP-SGD adds noise to.
+
 
 _ = rules  # importing them registers what the lanes intercept
 
@@ -58,55 +333,116 @@ _ = rules  # importing them registers what the lanes intercept
 # nothing else is. Where there is a difference other sizes are tried, down to one example at a time.
 
 
-Computed = list[Once] | dict[str, Term]
+Computed = list[SingleUseLinear] | dict[str, Term]
 Compute = Callable[[Any, int, Blocks], Computed]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its loss, and the examples that are one contribution.
+
+    Attributes:
+        trained: the parameters whose gradients are wanted, by name.
+        each: examples of one contribution. mixing: these may see each other: a group.
+        dims: where a model that takes a whole batch has its examples; None: it runs in lanes.
+    """
+
+    model: nn.Module
+    loss: Loss
+    trained: Mapping[str, nn.Parameter]
+    each: int = 1
+    mixing: bool = False
+    dims: BatchDims | None = None
+
+    def gradients(self, rows: tuple[Any, Any], real: int, blocks: Blocks) -> Computed:
+        """Gradients of one block, of which the first ``real`` contributions count."""
+        model, loss, trained = self.model, self.loss, self.trained
+        if self.dims is not None:
+            return declared_contributions(model, loss, *rows, trained, self.dims)
+        members = None
+        if self.mixing or self.each > 1:
+            members = torch.arange(batches.batch_size(*rows)).view(-1, self.each)
+        else:
+            uses = uses_of(model, loss, *rows, trained)
+            if uses is not None:
+                return uses
+        copies = members is not None and not self.mixing
+        batch = Batch(*rows, members, copies=copies, real=real, blocks=blocks)
+        return contributions(model, loss, batch, trained)
+
+    def pieces(self, data: Any, blocks: Blocks | None) -> Iterator[Piece]:
+        """Contributions as they lie, cut into blocks that are filled up."""
+        shape, each = self.tried(data, blocks), self.each
+        for start, end, size in shape.cut(batches.batch_size(*data) // each):
+            rows = batches.filled(data, start * each, end * each, size * each)
+            yield Piece(self, rows, end - start, size, shape)
+
+    def tried(self, data: Any, blocks: Blocks | None) -> Blocks:
+        """Blocks in which every example has the same bits at every place; None: any."""
+        if blocks is None:
+            return MULTIPLES
+        return probed(blocks, self, data, self.gradients)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A block of contributions.
+
+    Attributes:
+        real: how many of them count, the first ones. size: how many there are.
+    """
+
+    subject: Subject
+    rows: tuple[Any, Any]
+    real: int
+    size: int
+    blocks: Blocks
+
+    def gradients(self) -> Computed:
+        """Every contribution's."""
+        return self.subject.gradients(self.rows, self.real, self.blocks)
+
+    def clipped(self, clip_norm: float, clip: ClippingRule, round_size: int) -> Sums:
+        """Their clipped sum and norms, see :func:`clipped_sum`."""
+        found, trained = self.gradients(), self.subject.trained
+        if isinstance(found, list):
+            return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)
+        return clip_and_sum(found, trained, clip_norm, clip, round_size, self.real)
+
+
 # The weights themselves, and the same with noise: zeros would hide what they are multiplied with.
 _WEIGHTS = 2
 # At least so many examples are compared: in short blocks few are at the places that differ.
 _ROWS = 256
 # How inputs and targets are made up, and below what whole numbers are: the first that the model
 # takes. A run is tried on zeros before it starts, so these it does take.
-_KINDS = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 1))
+_MADE_UP = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 1))
 
 
-def probed(
-    blocks: Blocks,
-    model: nn.Module,
-    loss: Loss,
-    data: Any,
-    trained: Mapping[str, Tensor],
-    copies: int,
-    compute: Compute,
-    *,
-    mixing: bool = False,
-) -> Blocks:
+def probed(blocks: Blocks, subject: Subject, data: Any, compute: Compute) -> Blocks:
     """The blocks, or others in which every example has the same bits at every place.
 
     Args:
         data: what a block is cut from: its shapes and types count, its values do not.
-        trained: its trained parameters. copies: examples of one contribution.
-        mixing: these may see each other: a group.
         compute: gradients of ``(rows, real, blocks)``.
 
     Warns:
         SlowGradientsWarning: one example goes at a time.
     """
-    known = chain.memory_of(model)
-    leaves = [*trees.tensors(data)]
+    known = memory_of(subject.model)
+    leaves = [*batches.tensors(data)]
     facts = (
-        blocks,
-        copies,
-        mixing,
+        *(blocks, subject.each, subject.mixing),
         tuple([(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]),
-        tuple([(name, p.shape, p.dtype) for name, p in trained.items()]),
-        tuple([module.training for module in model.modules()]),
+        tuple([(name, p.shape, p.dtype) for name, p in subject.trained.items()]),
+        tuple([module.training for module in subject.model.modules()]),
         torch.get_num_threads(),
         torch.is_autocast_enabled(leaves[0].device.type),
     )
-    found: Blocks | None = known.found(loss, (known.unshared, known.without, facts))
+    found: Blocks | None = known.found(subject.loss, (known.unshared, known.without, facts))
     if found is None:
-        found = _settled(blocks, model, data, copies, compute)
-        known.note(loss, (known.unshared, known.without, facts), found)
+        found = _settled(blocks, subject.model, data, subject.each, compute)
+        known.note(subject.loss, (known.unshared, known.without, facts), found)
     return found
 
 
@@ -135,7 +471,7 @@ def _settled(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: 
         warnings.warn(
             f"{type(model).__name__} goes one example at a time: {why}",
             SlowGradientsWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
     return tried
 
@@ -168,13 +504,13 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
     """True if made-up examples have the same bits in all sizes, at all places."""
     generator = torch.Generator().manual_seed(len(blocks.sizes) + blocks.sizes[-1])
     most = blocks.sizes[-1]
-    kinds = iter(_KINDS)
+    kinds = iter(_MADE_UP)
     kind: tuple[str, str, int] | None = next(kinds)
     rows: Any = None
 
     def run(index: Tensor) -> list[Tensor]:
         whole = (index.unsqueeze(1) * copies + torch.arange(copies)).flatten()
-        chosen = trees.select(rows, whole)
+        chosen = batches.select(rows, whole)
         return watched(compute, chosen, len(index), blocks, model, (index, most))
 
     for turn in range(max(_WEIGHTS, _ROWS // most)):
@@ -236,14 +572,18 @@ def watched(
     Args:
         drawn_for: which of how many contributions they are: each has its own random numbers.
     """
-    watch = Watch(len(drawn_for[0]))
-    kept, drawn, generators = WATCH.set(watch), DRAWN_FOR.set(drawn_for), Generators([])
+    watch = Fingerprint(len(drawn_for[0]))
+    kept, drawn, generators = (
+        FINGERPRINT.set(watch),
+        vmap_mode.DRAWN_FOR.set(drawn_for),
+        Generators([]),
+    )
     torch.default_generator.manual_seed(0)
     try:
         found = compute(rows, real, blocks)
     finally:
-        WATCH.reset(kept)
-        DRAWN_FOR.reset(drawn)
+        FINGERPRINT.reset(kept)
+        vmap_mode.DRAWN_FOR.reset(drawn)
         generators.restore()
     return [*_numbers(found, model), watch.marks]
 
@@ -252,9 +592,9 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(computed, list):
         computed = as_terms(computed, trained, len(computed[0].inputs))
-    if any(isinstance(term, Separate) for term in computed.values()):
+    if any(isinstance(term, terms.Separate) for term in computed.values()):
         raise _AloneError
-    ready = weighed(dict(computed), trained, 1.0, flat, None)
+    ready = sums.weighed(dict(computed), trained, 1.0, sums.flat, None)
     size = ready.factors.shape[1]
     stored = [_fingerprint(term, size) for term in ready.held]
     return [*stored, ready.norms, ready.factors.t()]
@@ -262,14 +602,14 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
 
 def _fingerprint(term: Any, size: int) -> Tensor:
     """Of the numbers that the term holds of each of ``size`` examples."""
-    if isinstance(term, Split):
+    if isinstance(term, terms.Split):
         whole = torch.zeros(size, dtype=torch.int64)
         for index, part in term.parts:
-            inner = part.term if isinstance(part, Filled) else part
-            width = part.size if isinstance(part, Filled) else len(index)
+            inner = part.term if isinstance(part, terms.Filled) else part
+            width = part.size if isinstance(part, terms.Filled) else len(index)
             whole[index] = _fingerprint(inner, width)[: len(index)]
         return whole
-    watch = Watch(size)
+    watch = Fingerprint(size)
     for held in _stored(term):
         watch.see(held.detach())
     watch.keep()
@@ -281,11 +621,11 @@ def _stored(term: Any) -> Iterator[Tensor]:
         yield term.values
     elif isinstance(term, Outer):
         for left, right in term.blocks:
-            yield left.index if isinstance(left, OneHot) else left
+            yield left.index if isinstance(left, terms.OneHot) else left
             yield right
-    elif isinstance(term, Moved):
+    elif isinstance(term, terms.Moved):
         yield from _stored(term.term)
-    elif isinstance(term, Disjoint):
+    elif isinstance(term, terms.Disjoint):
         for part in term.terms:
             yield from _stored(part)
     elif not isinstance(term, Unused):
@@ -315,7 +655,7 @@ def _made_up(data: Any, size: int, kind: Any, generator: torch.Generator) -> Any
             draw = torch.randn if kind == "normal" else torch.rand
             return draw(shape, generator=generator).to(leaf)
 
-        return trees.mapped(given, made)
+        return batches.mapped(given, made)
 
     return tree(data[0], of_inputs), tree(data[1], of_targets)
 
@@ -401,26 +741,26 @@ def declared_contributions(
         ValueError: the model changes itself, or its loss has another shape than (B,).
         RuntimeError: an example alone has another gradient than in its batch.
     """
-    size = trees.batch_size(inputs, targets)
+    size = batches.batch_size(inputs, targets)
     leaves = list(trained.values())
     state = State(model.named_modules())
     before = torch.get_rng_state()
     try:
         with torch.enable_grad():
             values = _losses(model, loss, inputs, targets, dims, size)
-            watch = WATCH.get()
+            watch = FINGERPRINT.get()
             if watch is not None:
                 watch.begin(size)
                 watch.see(values)
                 watch.keep()
-            rows = vjp_rows([values], leaves, [torch.eye(size).to(values)], size)
+            rows = vmap_mode.vjp_rows([values], leaves, [torch.eye(size).to(values)], size)
             drawn = not torch.equal(torch.get_rng_state(), before)
             changed = [*state.changes(), *state.parameters_changed()]
             state.restore()
             which = int(torch.randint(size, (), generator=_CHOICE))
             index = torch.tensor([which])
             one = _losses(
-                model, loss, trees.select(inputs, index), trees.select(targets, index), dims, 1
+                model, loss, batches.select(inputs, index), batches.select(targets, index), dims, 1
             )
             alone = torch.autograd.grad(one.sum(), leaves, allow_unused=True)
     finally:
@@ -435,7 +775,7 @@ def declared_contributions(
     _compare([None if row is None else row[which] for row in rows], alone, which)
     return {
         name: Dense(
-            wide(row) if row is not None else trees.zeros_for(parameter, size, *parameter.shape)
+            wide(row) if row is not None else batches.zeros_for(parameter, size, *parameter.shape)
         )
         for (name, parameter), row in zip(trained.items(), rows, strict=True)
     }
@@ -448,13 +788,13 @@ _CHOICE.seed()
 def _losses(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, dims: BatchDims, size: int
 ) -> Tensor:
-    outputs = trees.call(model, _moved(inputs, dims.inputs, False))
+    outputs = batches.call(model, _moved(inputs, dims.inputs, False))
     if isinstance(outputs, Tensor | Mapping | tuple | list):
         outputs = _moved(outputs, dims.outputs, True)
     elif dims.outputs != 0:
         leaves, spec = tree_flatten(outputs)
         outputs = tree_unflatten([_moved(leaf, dims.outputs, True) for leaf in leaves], spec)
-    return trees.losses(loss(outputs, targets), size)
+    return batches.losses(loss(outputs, targets), size)
 
 
 def _compare(together: list[Tensor | None], alone: tuple[Tensor | None, ...], which: int) -> None:
@@ -494,7 +834,7 @@ def clipped_sum(
     batch_dims: BatchDims | None = None,
     copies: int = 1,
     blocks: Blocks | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> Sums:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
     Args:
@@ -519,7 +859,7 @@ def clipped_sum(
             other; the *mean* gradient over them is clipped as one contribution (De et al. 2022,
             augmentation multiplicity). Unlike a group's examples they may not see each other.
         blocks: how many rows passes may have, from public numbers
-            (:func:`~forethought.gradients.blocks.planned`), and of groups with fewer than eight
+            (:func:`~forethought.gradients.batches.planned`), and of groups with fewer than eight
             examples how many of one size (longer ones run one after the other); tried before the
             first pass on made-up examples, and changed where a place in a block makes a difference.
             None: the batch is one block, filled up to a multiple of 16 rows, and nothing is tried.
@@ -536,63 +876,51 @@ def clipped_sum(
             trained privately, with the module and the remedy. TypeError: groups not integers;
             numbers or arrays among the inputs. RuntimeError: what batch_dims declares is not true.
     """
-    bound = real("clip_norm", clip_norm, above=0)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
-    inputs, targets = trees.detached(inputs), trees.detached(targets)
+    bound, trained = real("clip_norm", clip_norm, above=0), trained_of(model, "train")
+    inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:
         if groups is not None:
             raise ValueError("batch_dims= and groups= cannot be used together")
         inputs = front(inputs, batch_dims)
     if copies != 1 and not (groups is None and batch_dims is None):
         raise ValueError("copies= goes without groups= and batch_dims=: a group's mean has them")
-    size = trees.batch_size(inputs, targets)
+    size = batches.batch_size(inputs, targets)
     if size % whole("copies", copies):
         raise ValueError(f"{size} examples are not {copies} copies of each record")
-    count = None if groups is None else group_numbers(groups, size, group_count)
+    count = None if groups is None else batches.group_numbers(groups, size, group_count)
     if not size:
-        sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
-        return sums, trees.zeros_for(next(iter(trained.values())), count or 0)
-    if groups is None or count is None:
-        records = size // copies
-        compute = partial(computed, model, loss, trained, batch_dims, copies)
-        if blocks is None:
-            blocks = MULTIPLES
-        else:
-            blocks = probed(blocks, model, loss, (inputs, targets), trained, copies, compute)
-        total: dict[str, Tensor] = {}
-        found = []
-        for start, end, width in blocks.cut(records):
-            rows = filled((inputs, targets), start * copies, end * copies, width * copies)
-            terms = compute(rows, end - start, blocks)
-            share = round_size or records
-            if isinstance(terms, list):
-                one, norms = chain.clipped(terms, trained, width, bound, clip, share, end - start)
-            else:
-                one, norms = clip_and_sum(terms, trained, bound, clip, share, end - start)
-            total = {name: one[name] + total[name] if total else one[name] for name in one}
-            found.append(norms)
-        return total, found[0] if len(found) == 1 else torch.cat(found)
-    sums, norms, data = {}, trees.zeros_for(next(iter(trained.values())), count), (inputs, targets)
-    for which, members in by_size(groups):
-        each = members.shape[1]
-        grouped = partial(side_by_side, model, loss, trained, each, True)
-        shape = blocks or MULTIPLES
-        if each >= LONG:  # one after the other
-            shape = Blocks((len(members),))
-        elif blocks is not None:
-            shape = probed(blocks, model, loss, data, trained, each, grouped, mixing=True)
+        nothing = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
+        return nothing, batches.zeros_for(next(iter(trained.values())), count or 0)
+    subject = Subject(model, loss, trained, copies, dims=batch_dims)
+    work = subject.pieces((inputs, targets), blocks)
+    places: list[Tensor] = []
+    if groups is not None:
+        work = _of_groups(subject, (inputs, targets), groups, blocks, places)
+    share = round_size or count or size // copies
+    total: dict[str, Tensor] = {}
+    found = []
+    for piece in work:
+        one, norms = piece.clipped(bound, clip, share)
+        total = {name: one[name] + total[name] if total else one[name] for name in one}
+        found.append(norms)
+    norms = found[0] if len(found) == 1 else torch.cat(found)
+    if count is not None:
+        norms = norms.new_zeros(count).index_copy_(0, torch.cat(places), norms)
+    return total, norms
+
+
+def _of_groups(
+    subject: Subject, data: Any, groups: Tensor, blocks: Blocks | None, places: list[Tensor]
+) -> Iterator[Piece]:
+    """The pieces of groups, of one size after the other; ``places`` takes the groups' numbers."""
+    for which, members in batches.by_size(groups):
+        own = replace(subject, each=members.shape[1], mixing=True)
+        long = own.each >= batches.LONG  # one after the other
+        shape = Blocks((len(members),)) if long else own.tried(data, blocks)
         for start, end, width in shape.cut(len(members)):
-            lanes = members[start:end][repeated(end - start, width)]
-            rows = trees.select(data, lanes.flatten())
-            terms = grouped(rows, end - start, shape)
-            share = round_size or count
-            some, norms[which[start:end]] = clip_and_sum(
-                terms, trained, bound, clip, share, end - start
-            )
-            sums = {name: some[name] + sums[name] if sums else some[name] for name in some}
-    return sums, norms
+            places.append(which[start:end])
+            lanes = members[start:end][batches.repeated(end - start, width)]
+            yield Piece(own, batches.select(data, lanes.flatten()), end - start, width, shape)
 
 
 def numbers_behind(
@@ -613,72 +941,26 @@ def numbers_behind(
     Args:
         of: the examples are the first of so many, for a model that draws random numbers for each.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    compute = partial(computed, model, loss, trained, None, 1)
-    if blocks is None:
-        blocks = MULTIPLES
-    else:
-        blocks = probed(blocks, model, loss, (inputs, targets), trained, 1, compute)
-    if blocks.alone:
-        return []
-    parts = []
-    size = trees.batch_size(inputs, targets)
+    subject = Subject(model, loss, trained_of(model, "train"))
+    parts, start, size = [], 0, batches.batch_size(inputs, targets)
     most = of or size
-    for start, end, width in blocks.cut(size):
-        rows = filled((inputs, targets), start, end, width)
-        which = torch.cat([torch.arange(start, end), most + torch.arange(width - (end - start))])
-        drawn_for = which, most + blocks.sizes[-1]
-        found = watched(compute, rows, end - start, blocks, model, drawn_for)
-        parts.append([part[: end - start] for part in found])
+    for piece in subject.pieces((inputs, targets), blocks):
+        if piece.blocks.alone:
+            return []
+        end = start + piece.real
+        which = torch.cat([torch.arange(start, end), most + torch.arange(piece.size - piece.real)])
+        drawn_for = which, most + piece.blocks.sizes[-1]
+        compute = subject.gradients
+        found = watched(compute, piece.rows, piece.real, piece.blocks, model, drawn_for)
+        parts.append([part[: piece.real] for part in found])
+        start = end
     return [torch.cat(column) for column in zip(*parts, strict=True)]
-
-
-def computed(
-    model: nn.Module,
-    loss: Loss,
-    trained: Mapping[str, nn.Parameter],
-    dims: BatchDims | None,
-    copies: int,
-    rows: tuple[Any, Any],
-    real: int,
-    blocks: Blocks,
-) -> list[Once] | dict[str, Term]:
-    """Gradients of one block, of which the first ``real`` contributions count."""
-    inputs, targets = rows
-    if dims is not None:
-        return declared_contributions(model, loss, inputs, targets, trained, dims)
-    if copies > 1:
-        return side_by_side(model, loss, trained, copies, False, rows, real, blocks)
-    uses = chain.uses_of(model, loss, inputs, targets, trained)
-    if uses is not None:
-        return uses
-    batch = Batch(inputs, targets, real=real, blocks=blocks)
-    return contributions(model, loss, batch, trained)
-
-
-def side_by_side(
-    model: nn.Module,
-    loss: Loss,
-    trained: Mapping[str, nn.Parameter],
-    each: int,
-    mixing: bool,
-    rows: tuple[Any, Any],
-    real: int,
-    blocks: Blocks,
-) -> dict[str, Term]:
-    """Gradients of contributions of ``each`` examples, which may see each other or not."""
-    members = torch.arange(trees.batch_size(*rows)).view(-1, each)
-    batch = Batch(*rows, members, copies=not mixing, real=real, blocks=blocks)
-    return contributions(model, loss, batch, trained)
 
 
 # Clipped sums of several parts of one batch: one pass over all examples, a sum for each part.
 #
 # Every part has the theorem of :func:`~forethought.gradients.clipped.clipped_sum`: its sum is
 # formed from its own examples' gradients by the same proven steps, and no lane sees another.
-
-
-Sums = tuple[dict[str, Tensor], Tensor]
 
 
 def clipped_sums(
@@ -702,48 +984,31 @@ def clipped_sums(
     Raises:
         ValueError: sizes that do not add up to the batch, and what ``clipped_sum`` refuses.
     """
-    bound = real("clip_norm", clip_norm, above=0)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to train")
-    inputs, targets = trees.detached(inputs), trees.detached(targets)
-    size = trees.batch_size(inputs, targets)
+    bound, trained = real("clip_norm", clip_norm, above=0), trained_of(model, "train")
+    inputs, targets = batches.detached(inputs), batches.detached(targets)
+    size = batches.batch_size(inputs, targets)
     if sum(sizes) != size or min(sizes, default=0) < 0:
         raise ValueError(f"parts of {list(sizes)} examples are not the {size} of the batch")
     some = [count for count in sizes if count]
     found: Iterator[Sums] = iter(())
     if size:
-        compute = partial(computed, model, loss, trained, None, 1)
-        if blocks is None:
-            blocks = MULTIPLES
-        else:
-            blocks = probed(blocks, model, loss, (inputs, targets), trained, 1, compute)
-        [*cut] = blocks.cut(size)
+        subject = Subject(model, loss, trained)
+        shape = subject.tried((inputs, targets), blocks)
+        [*cut] = shape.cut(size)
         if len(cut) > 1:  # more than were planned for: each part by itself
-            ends = list(accumulate(sizes))
-            pairs = zip([0, *ends[:-1]], ends, strict=True)
-            return [
-                clipped_sum(
-                    model,
-                    loss,
-                    _part(inputs, *at),
-                    _part(targets, *at),
-                    bound,
-                    clip=clip,
-                    blocks=blocks,
-                )
-                for at in pairs
+            parts = [
+                batches.mapped((inputs, targets), itemgetter(at)) for at in batches.in_a_row(sizes)
             ]
-        rows = filled((inputs, targets), 0, size, cut[0][2])
-        terms = compute(rows, size, blocks)
-        if isinstance(terms, list):
-            found = iter(chain.clipped_parts(terms, trained, some, bound, clip))
+            return [
+                clipped_sum(model, loss, x, y, bound, clip=clip, blocks=shape) for x, y in parts
+            ]
+        found_of = subject.gradients(
+            batches.filled((inputs, targets), 0, size, cut[0][2]), size, shape
+        )
+        if isinstance(found_of, list):
+            found = iter(clip_uses_parts(found_of, trained, some, bound, clip))
         else:
-            found = iter(clip_and_sum_parts(terms, trained, bound, some, clip))
+            found = iter(sums.clip_and_sum_parts(found_of, trained, bound, some, clip))
     nothing = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in trained.items()}
-    empty = nothing, trees.zeros_for(next(iter(trained.values())), 0)
+    empty = nothing, batches.zeros_for(next(iter(trained.values())), 0)
     return [next(found) if count else empty for count in sizes]
-
-
-def _part(tree: Any, start: int, end: int) -> Any:
-    return trees.mapped(tree, lambda leaf: leaf[start:end])

@@ -10,9 +10,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from types import MethodType
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,57 +22,20 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from forethought.gradients import boundary, trees
-from forethought.gradients.blocks import LONG, MULTIPLES, Batch, repeated
-from forethought.gradients.boundary import (
-    GETTERS,
-    OPERATORS,
-    Asking,
-    Parted,
-    Refused,
-    RefusedError,
-    RuleFailed,
-    Unable,
-    Unshared,
-    is_lane,
-    operator_name,
-    rows,
-    unseen_kernel,
-    wrapped,
-    writes,
-)
-from forethought.gradients.chain import memory_of
-from forethought.gradients.lanes import (
-    DRAWN_FOR,
-    WATCH,
-    Draws,
-    Lanes,
-    Masks,
-    Observer,
-    Place,
-    Places,
-    Settings,
-    answered,
-    hooked,
-    module_at_fault,
-    own_fault,
-    seeded,
-)
+from forethought.gradients import batches, boundary, vmap_mode
+from forethought.gradients.batches import LONG, MULTIPLES, Batch, Loss, repeated
+from forethought.gradients.boundary import NotVectorisable, Refused, is_lane, rows
 from forethought.gradients.state import (
+    ExternalState,
     Generators,
     State,
-    Surroundings,
     alike,
     changes_itself,
     copied,
 )
 from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
-from forethought.gradients.trees import Loss
+from forethought.gradients.vmap_mode import FINGERPRINT, ParameterViews, Settings, VmapMode
 from forethought.turns import turns
-
-if TYPE_CHECKING:
-    from forethought.gradients.blocks import Batch
-
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
 #
@@ -182,7 +147,71 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         )
 
 
+# What is kept between passes of a model: only speed and the comparison of losses depend on it.
+
+
+@dataclass
+class ModelMemory:
+    """The memory between passes of a model on which only speed depends.
+
+    Attributes:
+        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
+            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
+    """
+
+    unshared: bool = False
+    without: frozenset[str] = frozenset()
+    asks: bool = False
+    judged: list[weakref.ref[Any]] = field(default_factory=list)
+    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
+
+    def has_judged(self, loss: Any) -> bool:
+        """True if the loss was compared with that of a whole batch."""
+        self.judged = [known for known in self.judged if known() is not None]
+        return any(known() == loss for known in self.judged)
+
+    def judge(self, loss: Any) -> None:
+        """It was."""
+        self.judged.append(_weak(loss))
+
+    def found(self, loss: Any, key: Any) -> Any:
+        """The answer that :meth:`note` kept of the loss under this key; None: nothing."""
+        self.probed = [known for known in self.probed if known[0]() is not None]
+        for kept, named, value in self.probed:
+            if named == key and kept() == loss:
+                return value
+        return None
+
+    def note(self, loss: Any, key: Any, value: Any) -> None:
+        """Keep a value for :meth:`found`."""
+        self.probed.append((_weak(loss), key, value))
+
+
+def _weak(loss: Any) -> weakref.ref[Any]:
+    return weakref.WeakMethod(loss) if isinstance(loss, MethodType) else weakref.ref(loss)
+
+
+_REMEMBERED: WeakKeyDictionary[nn.Module, ModelMemory] = WeakKeyDictionary()
+
+
+def memory_of(model: nn.Module) -> ModelMemory:
+    """The memory of the model so far."""
+    return _REMEMBERED.setdefault(model, ModelMemory())
+
+
 # From a batch to every example's gradients: passes over lanes, and what is done when one stops.
+
+
+def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
+    """The parameters whose gradients are wanted, by name.
+
+    Raises:
+        ValueError: none; there is nothing to do ``what`` to.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"the model has no parameter with requires_grad=True: nothing to {what}")
+    return trained
 
 
 def contributions(
@@ -211,7 +240,7 @@ def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> T
     Raises:
         ValueError: what cannot be trained privately, with the module and the remedy.
     """
-    batch = Batch(trees.detached(inputs), trees.detached(targets))
+    batch = Batch(batches.detached(inputs), batches.detached(targets))
     if not batch.lanes:
         return torch.zeros(0)
     with _refusing(model):
@@ -224,17 +253,17 @@ def _refusing(model: nn.Module) -> Iterator[None]:
         with turns:
             yield
     except Refused as reason:
-        module = module_at_fault(model, reason)
-        raise RefusedError(f"{module}: {reason}") from None
+        module = vmap_mode.module_at_fault(model, reason)
+        raise boundary.RefusedError(f"{module}: {reason}") from None
 
 
-def _split(index: Tensor | None, parted: Parted, count: int) -> list[Tensor]:
+def _split(index: Tensor | None, parted: boundary.DivergentControlFlow, count: int) -> list[Tensor]:
     """The lanes of every answer, of all that the batch has and that count."""
     lanes: dict[Any, list[int]] = {}
     for at, key in enumerate(parted.keys[: count if index is None else len(index)]):
         lanes.setdefault(key, []).append(at)
     if index is not None and len(lanes) == 1:  # it would part in the same way for ever
-        raise Unable("an example that is repeated gives Python another answer every time")
+        raise NotVectorisable("an example that is repeated gives Python another answer every time")
     places = [torch.tensor(same) for same in lanes.values()]
     return places if index is None else [index[mine] for mine in places]
 
@@ -264,19 +293,19 @@ class _Attempt:
         boundary.check()
         self._known = memory_of(model)
         self._modules = list(model.named_modules())
-        hooked(self._modules)
+        vmap_mode.hooked(self._modules)
         self._generators = Generators([p.device for p in trained.values()][:1])
         self._state = State(self._modules)
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._surroundings: Surroundings | None = None
-        self._masks: Masks | None = None
+        self._surroundings: ExternalState | None = None
+        self._masks: vmap_mode.Masks | None = None
         self._drawn_for: Tensor | None = None
         self._unable: BaseException | None = None
 
-    def _survey(self) -> Surroundings:
+    def _survey(self) -> ExternalState:
         """Note what Python could remember, before it learns anything of the examples."""
         if self._surroundings is None:
-            found = Surroundings([m for _, m in self._modules], self.model, self.loss)
+            found = ExternalState([m for _, m in self._modules], self.model, self.loss)
             if found.waits:
                 raise Refused(
                     f"{found.waits} while values of the examples reach Python: a pass that begins "
@@ -289,7 +318,7 @@ class _Attempt:
         if self._surroundings is None:
             self._survey()
             self._known.asks = True
-            raise Asking
+            raise boundary.NeedsStateSnapshot
 
     def _restore(self) -> None:
         if self._surroundings is not None:
@@ -334,7 +363,7 @@ class _Attempt:
         Alone they may have others, so one example's failure must not be what the others go by.
         """
         blocks = self.batch.blocks
-        return blocks is not MULTIPLES and blocks.sizes != (1,) and WATCH.get() is None
+        return blocks is not MULTIPLES and blocks.sizes != (1,) and FINGERPRINT.get() is None
 
     def losses(self) -> Tensor:
         """Every lane's loss, without gradients."""
@@ -358,25 +387,25 @@ class _Attempt:
         while True:
             try:
                 return self._all_parts(one, settings)
-            except Asking:
+            except boundary.NeedsStateSnapshot:
                 pass
-            except Unshared:
+            except boundary.SharedBufferWrite:
                 settings = replace(settings, unshared=True)
                 self._note(settings, "it writes to what is made for all at once")
-            except RuleFailed as failed:
+            except boundary.RuleFailed as failed:
                 warnings.warn(
                     f"{failed}; the gradients of its parameters are written out for every example",
                     SlowGradientsWarning,
-                    stacklevel=7,
+                    stacklevel=9,
                 )
                 settings = replace(settings, without=settings.without | {failed.rule})
                 self._note(settings, failed)
             except Refused:
                 raise
-            except (Unable, Exception) as error:  # alone, the example will tell what it is
+            except (NotVectorisable, Exception) as error:  # alone, the example will tell what it is
                 if boundary.refused_hooks(error):
                     raise Refused(str(error)).with_traceback(error.__traceback__) from None
-                own_fault(error)
+                vmap_mode.own_fault(error)
                 self._say_slow(error)
                 self._unable = error
                 return None
@@ -385,9 +414,9 @@ class _Attempt:
     def _all_parts(
         self, one: Callable[..., Any], settings: Settings
     ) -> list[tuple[Tensor | None, Any]]:
-        self._drawn_for, width = DRAWN_FOR.get() or (None, self.batch.lanes)
+        self._drawn_for, width = vmap_mode.DRAWN_FOR.get() or (None, self.batch.lanes)
         asked = self._known.asks or self._drawn_for is not None
-        self._masks = Masks(width) if asked else None
+        self._masks = vmap_mode.Masks(width) if asked else None
         pending: list[Tensor | None] = [None]
         done: list[tuple[Tensor | None, Any]] = []
         while pending:
@@ -397,13 +426,13 @@ class _Attempt:
                 filled = index
                 if index is not None:
                     filled = index[repeated(len(index), self._width(index))]
-                watch = WATCH.get()
+                watch = FINGERPRINT.get()
                 if watch is not None:
                     watch.begin(self.batch.lanes if filled is None else len(filled))
                 done.append((index, contextvars.copy_context().run(one, filled, settings)))
                 if watch is not None:
                     watch.keep(index, None if index is None else len(index))
-            except Parted as parted:
+            except boundary.DivergentControlFlow as parted:
                 pending += _split(index, parted, self.batch.count)
             if pending:
                 self._generators.restore()
@@ -416,15 +445,17 @@ class _Attempt:
 
     def _pass(self, index: Tensor | None, settings: Settings) -> dict[str, Term]:
         size = self.batch.lanes if index is None else len(index)
-        places = Places(self.trained)
+        places = ParameterViews(self.trained)
         with self._around(), torch.enable_grad():
-            values, lanes = self._forward(index, size, places, settings)
-            left = self._backward(values, lanes)
+            values, mode = self._forward(index, size, places, settings)
+            left = self._backward(values, mode)
             del values
             if left:
-                raise Unable(f"{', '.join(left[:3])} is used where no torch function shows it")
-            self._check_state(lanes)
-        terms = places.resolve(lanes.uses, size)
+                raise NotVectorisable(
+                    f"{', '.join(left[:3])} is used where no torch function shows it"
+                )
+            self._check_state(mode)
+        terms = places.resolve(mode.uses, size)
         return {
             name: terms.get(name) or Unused(size, parameter)
             for name, parameter in self.trained.items()
@@ -433,8 +464,8 @@ class _Attempt:
     def _loss_pass(self, index: Tensor | None, settings: Settings) -> Tensor:
         size = self.batch.lanes if index is None else len(index)
         with self._around(), torch.no_grad():
-            values, lanes = self._forward(index, size, Places({}), settings)
-            self._check_state(lanes)
+            values, mode = self._forward(index, size, ParameterViews({}), settings)
+            self._check_state(mode)
         return values
 
     @contextmanager
@@ -450,86 +481,86 @@ class _Attempt:
         self,
         index: Tensor | None,
         size: int,
-        places: Places,
+        places: ParameterViews,
         settings: Settings,
-    ) -> tuple[Tensor, Lanes]:
+    ) -> tuple[Tensor, VmapMode]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
             draws = None if self._masks is None else self._draws(self._masks, index)
             observe = None if self._observe is None else _named(self._observe)
-            lanes = Lanes(size, level, places, settings, draws, observe, self._asked)
-            lanes.parameters = self._parameters
+            mode = VmapMode(size, level, places, settings, draws, observe, self._asked)
+            mode.parameters = self._parameters
 
             if settings.unshared:
-                inputs, targets = (trees.mapped(t, Tensor.clone) for t in (inputs, targets))
+                inputs, targets = (batches.mapped(t, Tensor.clone) for t in (inputs, targets))
             else:
-                leaves = (*trees.tensors(inputs), *trees.tensors(targets))
-                lanes.inputs = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+                leaves = (*batches.tensors(inputs), *batches.tensors(targets))
+                mode.inputs = {leaf.untyped_storage().data_ptr() for leaf in leaves}
 
             def wrap(leaf: Tensor) -> Tensor:
-                return lanes.followed(boundary.lane(leaf, 0, level))
+                return mode.followed(boundary.lane(leaf, 0, level))
 
-            with answered(lanes), lanes:
-                outputs = trees.call(self.model, trees.mapped(inputs, wrap))
-                wanted = trees.mapped(targets, wrap)
+            with vmap_mode.answered(mode), mode:
+                outputs = batches.call(self.model, batches.mapped(inputs, wrap))
+                wanted = batches.mapped(targets, wrap)
                 found = self.loss(outputs, wanted)
-            if lanes.stopped is not None:  # swallowed by a bare except
-                raise lanes.stopped
+            if mode.stopped is not None:  # swallowed by a bare except
+                raise mode.stopped
             boundary.require_bare_torch()  # nor did the model leave anything behind
-            values = self._values(found, lanes)
+            values = self._values(found, mode)
             first = index is None and self.batch.each == 1 and self.batch.count > 1
             if first and not self._known.has_judged(self.loss):
                 self._judge(outputs, targets, values)
-        return values, lanes
+        return values, mode
 
-    def _draws(self, masks: Masks, index: Tensor | None) -> Draws:
+    def _draws(self, masks: vmap_mode.Masks, index: Tensor | None) -> vmap_mode.Draws:
         mine, apart = self._drawn_for, index is not None
         if mine is not None and index is not None:
             mine = mine[index]
-        return Draws(masks, index if mine is None else mine, apart)
+        return vmap_mode.Draws(masks, index if mine is None else mine, apart)
 
     def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
         """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""
         try:
-            surroundings = Surroundings([m for _, m in self._modules], self.loss)
+            surroundings = ExternalState([m for _, m in self._modules], self.loss)
         except Refused:  # a check of meaning: no pass is less private without it
             return
         try:
             with boundary.outside():
-                flat = trees.mapped(targets, lambda leaf: leaf.flatten(0, 1))
+                flat = batches.mapped(targets, lambda leaf: leaf.flatten(0, 1))
                 check_loss(self.loss, partial(of_lanes, outputs), flat, values)
         finally:
             surroundings.restore()
         self._known.judge(self.loss)
 
-    def _values(self, found: Any, lanes: Lanes) -> Tensor:
+    def _values(self, found: Any, mode: VmapMode) -> Tensor:
         each = self.batch.each
         if isinstance(found, Tensor) and found.dim() == 0 and each == 1:
             found = found.reshape(1)
-        found = trees.losses(found, each)
+        found = batches.losses(found, each)
         if not boundary.is_lane(found):
             if not found.requires_grad:
-                return torch.mean(found.detach().expand(lanes.size, each), 1)
-            found = lanes.rows_of(found)
+                return torch.mean(found.detach().expand(mode.size, each), 1)
+            found = mode.rows_of(found)
         with boundary.outside():
             values: Tensor = boundary.rows(found).mean(1)
         return values
 
-    def _backward(self, values: Tensor, lanes: Lanes) -> list[str]:
+    def _backward(self, values: Tensor, mode: VmapMode) -> list[str]:
         """Differentiate; the parameters that a gradient reached without being reported."""
         total = values.sum()
         if not total.requires_grad:
             return []
-        leaves = (lanes.anchor, *self.trained.values())
+        leaves = (mode.anchor, *self.trained.values())
         found = torch.autograd.grad(total, leaves, allow_unused=True)[1:]
-        if lanes.failed is not None:
-            raise lanes.failed
+        if mode.failed is not None:
+            raise mode.failed
         return [n for n, g in zip(self.trained, found, strict=True) if g is not None]
 
-    def _check_state(self, lanes: Lanes) -> None:
-        if lanes.remaining():
+    def _check_state(self, mode: VmapMode) -> None:
+        if mode.remaining():
             gc.collect()
-            if lanes.remaining():
+            if mode.remaining():
                 changed = self._state.changes() or ["something outside the model"]
                 raise changes_itself(changed, "keeps values of the examples")
         written = self._state.parameters_changed()
@@ -539,12 +570,12 @@ class _Attempt:
     def _say_slow(self, reason: BaseException) -> None:
         size = self.batch.count
         cause = str(reason) or type(reason).__name__
-        where = module_at_fault(self.model, reason)
+        where = vmap_mode.module_at_fault(self.model, reason)
         warnings.warn(
             f"{where} goes one example at a time, {size} passes a batch instead of one: "
             f"{cause.strip().splitlines()[0][:200]}",
             SlowGradientsWarning,
-            stacklevel=8,
+            stacklevel=10,
         )
 
     def _one_at_a_time(self, differentiate: bool) -> dict[str, list[Tensor]]:
@@ -565,7 +596,7 @@ class _Attempt:
             )
             if answers:
                 outputs, values = zip(*answers, strict=True)
-                targets = trees.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
+                targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
                 check_loss(self.loss, partial(of_all, outputs), targets, torch.stack(values))
                 self._known.judge(self.loss)
             return found
@@ -573,8 +604,8 @@ class _Attempt:
             self._restore()
 
 
-def _named(observe: Callable[[str, str, Term], None]) -> Observer:
-    def named(place: Place, rule: str, term: Term) -> None:
+def _named(observe: Callable[[str, str, Term], None]) -> vmap_mode.Observer:
+    def named(place: vmap_mode.ParameterView, rule: str, term: Term) -> None:
         observe(getattr(place, "name", ""), rule, term)
 
     return named
@@ -591,7 +622,7 @@ class SlowGradientsWarning(UserWarning):
     """Gradients are exact but slow: vmap cannot run a part of the model, or a rule failed."""
 
 
-_DATA = GETTERS["data"].__get__
+_DATA = boundary.GETTERS["data"].__get__
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
@@ -607,7 +638,7 @@ def _normalised_alone(given: Mapping[str, Any]) -> Tensor:
 def _storage(value: Tensor) -> int:
     """The place of a tensor's memory; 0 for one that has none of its own (sparse, or of
     torch.func)."""
-    if value.layout is not torch.strided or wrapped(value):
+    if value.layout is not torch.strided or boundary.wrapped(value):
         return 0
     return value.untyped_storage().data_ptr()
 
@@ -627,7 +658,7 @@ class Alone(TorchFunctionMode):
         self._parameters = {*map(_storage, model.parameters())} - {0}
         owned = list(model.buffers())
         for module in model.modules():
-            owned += trees.tensors(list(vars(module).values()))
+            owned += batches.tensors(list(vars(module).values()))
         self._owned = {*map(_storage, owned)} - {0} - self._parameters
         self._known = self._owned | self._parameters
         self._made: dict[int, weakref.ref[Tensor]] = {}
@@ -643,10 +674,11 @@ class Alone(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if type(func) in OPERATORS and unseen_kernel(operator_name(func)):
+        operator = vmap_mode.operator_name(func) if type(func) in boundary.OPERATORS else None
+        if operator is not None and boundary.unseen_kernel(operator):
             raise Refused(
-                f"{operator_name(func)} is an operator made with torch.library.Library: nobody can "
-                "see what its code keeps of the examples; make it with torch.library.custom_op"
+                f"{operator} is an operator made with torch.library.Library: nobody can see what "
+                "its code keeps of the examples; make it with torch.library.custom_op"
             )
         if func is _DATA:
             return args[0].detach()  # the same memory; unlike .data, its changes are counted
@@ -657,7 +689,7 @@ class Alone(TorchFunctionMode):
                 if given["input"].numel() == given["input"].shape[1]:
                     return _normalised_alone(given)
                 return func(**{**given, "running_mean": None, "running_var": None})
-        if writes(func, kwargs):
+        if vmap_mode.writes(func, kwargs):
             target = kwargs.get("out", args[0] if args else None)
             if isinstance(target, Tensor) and not self._mine(target):
                 raise Refused(
@@ -671,7 +703,7 @@ class Alone(TorchFunctionMode):
         if isinstance(result, Tensor):
             leaves = [result]
         else:
-            leaves = [*trees.tensors(result)] if isinstance(result, tuple | list) else []
+            leaves = [*batches.tensors(result)] if isinstance(result, tuple | list) else []
         for leaf in leaves:
             place = _storage(leaf)
             if place not in self._known:  # in-place functions return what the model holds
@@ -716,7 +748,7 @@ def one_at_a_time(
     # Each draws from a stream of its own: how much one draws must not matter to the next.
     seeds = torch.randint(2**62, (batch.count + 1,)).tolist()
     for at in range(batch.count):
-        seeded(seeds[at])
+        vmap_mode.seeded(seeds[at])
         alone = Alone(model, batch.mixing)
         found = contextvars.copy_context().run(
             _run, alone, model, loss, batch, trained, at, answers
@@ -727,7 +759,7 @@ def one_at_a_time(
             raise changes_itself({**changed, **first}, "depends on the examples that it has seen")
         for name, value in found.items():
             rows[name].append(value)
-    seeded(seeds[-1])
+    vmap_mode.seeded(seeds[-1])
     return rows
 
 
@@ -747,12 +779,12 @@ def _run(
             parameter.grad = None
         with torch.set_grad_enabled(trained is not None), alone:
             inputs, targets = batch.some(torch.tensor([at]))
-            inputs, targets = (trees.mapped(tree, _only) for tree in (inputs, targets))
-            outputs = trees.call(model, inputs)
+            inputs, targets = (batches.mapped(tree, _only) for tree in (inputs, targets))
+            outputs = batches.call(model, inputs)
             values = loss(outputs, targets)
         if isinstance(values, Tensor) and values.dim() == 0 and batch.each == 1:
             values = values.reshape(1)
-        value = trees.losses(values, batch.each).mean()
+        value = batches.losses(values, batch.each).mean()
         if answers is not None:
             answers.append((of_one(outputs), value.detach().clone()))
         del outputs
@@ -831,13 +863,11 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     Raises:
         ValueError: no trainable parameter, or a batch without a size.
     """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to explain")
-    size = trees.batch_size(example, ())
+    trained = trained_of(model, "explain")
+    size = batches.batch_size(example, ())
     if not size:
         raise ValueError("the example batch is empty: pass at least one example")
-    inputs = trees.detached(example)
+    inputs = batches.detached(example)
     seen: dict[str, list[tuple[str, str]]] = {name: [] for name in trained}
 
     def observe(name: str, rule: str, term: Term) -> None:
@@ -846,7 +876,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     terms = contributions(model, _any_loss, Batch(inputs, torch.zeros(size)), trained, observe)
     rows = []
     for name, parameter in trained.items():
-        width = trees.zeros_for(parameter, 0).element_size()
+        width = batches.zeros_for(parameter, 0).element_size()
         uses, way = seen[name], terms[name].way()
         rules = [rule for rule, _ in uses]
         if not uses and way != "unused":
@@ -873,7 +903,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
 def _any_loss(outputs: Any, targets: Tensor) -> Tensor:
     # Any loss shows the ways; squares make every output count.
     total = targets
-    for leaf in trees.tensors(outputs):
+    for leaf in batches.tensors(outputs):
         if leaf.is_floating_point() and leaf.dim() and leaf.shape[0] == len(targets):
             total = total + leaf.float().reshape(len(targets), -1).square().sum(1)
     return total

@@ -277,11 +277,11 @@ class Generators:
 
 # What Python code can remember outside modules: objects, closures, globals, generators, settings.
 #
-# Values of the examples reach Python only through questions that the lanes answer (:mod:`.exits`),
-# or where examples run one at a time. Before the first of these, everything that model and loss can
-# reach is noted here, and put back before other examples see it. What can be reached and is not
-# understood is refused. Trusted are the code of the standard library and of installed packages, and
-# what their objects keep outside Python's attributes.
+# Values of the examples reach Python only through questions that the lanes answer
+# (:mod:`.vmap_mode`), or where examples run one at a time. Before the first of these, everything
+# that model and loss can reach is noted here, and put back before other examples see it. What can
+# be reached and is not understood is refused. Trusted are the code of the standard library and of
+# installed packages, and what their objects keep outside Python's attributes.
 
 
 LIMIT = 200_000  # objects: far more than any model's own
@@ -413,7 +413,7 @@ class _Space:
                     del self.scope[name]
 
 
-class Surroundings:
+class ExternalState:
     """A snapshot of all Python objects that ``roots`` can reach.
 
     Args:
@@ -473,7 +473,7 @@ class Surroundings:
         elif isinstance(value, type):
             yield from self._class(value)
         elif id(value) in self._known:
-            # What it holds itself is known (:mod:`.state`), but not what that holds.
+            # What it holds itself is known (:class:`State`), but not what that holds.
             for table in (value._modules, value._parameters, value._buffers):
                 yield from table.values()
             for name, content in vars(value).items():
@@ -762,24 +762,24 @@ _UNDERSTOOD: dict[Any, Callable[[Any], Noted]] = {
     contextvars.ContextVar: lambda value: (None, (value.get(None),)),
 }
 _LOCAL = _native(threading.local)
-_Way = Callable[[Surroundings, Any], Iterable[Any]]
+_Way = Callable[[ExternalState, Any], Iterable[Any]]
 
 
 def _noted(kind: type) -> _Way | None:
     """The note of an object of a class written in C; it answers what can be reached from it."""
     if issubclass(kind, Tensor):
-        return Surroundings._tensor
+        return ExternalState._tensor
     if issubclass(kind, types.FunctionType):
-        return Surroundings._function
+        return ExternalState._function
     if issubclass(kind, types.CellType):
-        return Surroundings._cell
+        return ExternalState._cell
     for kinds, note in _UNDERSTOOD.items():
         if issubclass(kind, kinds):
             return functools.partial(_keep, note)
     return None
 
 
-def _keep(note: Callable[[Any], Noted], surroundings: Surroundings, value: Any) -> Iterable[Any]:
+def _keep(note: Callable[[Any], Noted], surroundings: ExternalState, value: Any) -> Iterable[Any]:
     undo, parts = note(value)
     if undo is not None:
         surroundings._undo.append(undo)

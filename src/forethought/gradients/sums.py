@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from forethought.gradients.blocks import UNIT
+from forethought.gradients.batches import UNIT, in_a_row
 from forethought.gradients.terms import (
-    CHARGE,
-    MASS,
-    NARROW,
-    OWN,
-    RECORDS,
     BoundedTerm,
     Bounds,
     Dense,
-    OneHot,
     Outer,
     Term,
     bounded,
@@ -33,6 +26,29 @@ from forethought.gradients.terms import (
 )
 from forethought.values.checks import real
 from forethought.values.plan import Clip
+
+# Constants of the theorem that a sum of contributions keeps its bound in floating point.
+#
+# docs/gradients.md, "The sum in floating point", states and proves it. In short: contributions are
+# clipped to (1 − r)·C, whatever the batch the computed sum is within r·C/2 of the exact sum of the
+# computed contributions, so neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
+
+
+CHARGE = 5 * 2.0**-9
+"""r: the share of the clipping norm set aside for rounding, just under 1 %, whatever the batch."""
+
+MASS = 2.0**10
+"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
+
+NARROW = 1 - 2.0**-22
+"""Room for rounding a factor to float32."""
+
+RECORDS = 1 << 20
+"""The most contributions a round may have: up to here float64 always keeps the promise."""
+
+# What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
+OWN = 1 - 2.0**-7
+
 
 # Clipping rules: from the norms of contributions to the factors that bound them.
 #
@@ -61,6 +77,9 @@ class Norms:
 
 # Smaller factors are zero.
 LEAST = 2.0**-120
+
+Sums = tuple[dict[str, Tensor], Tensor]
+"""Parameter name → clipped sum, float64, and the norms before clipping, shape (contributions,)."""
 
 ClippingRule = Callable[[Norms, float], Tensor]
 """(norms, clip_norm) → factors, shape (contributions,) or (parameters, contributions)."""
@@ -408,10 +427,11 @@ class _Certificate:
 
 # Clip and add the gradients of linear layers that each example uses once: a few operations.
 #
-# The general way (:mod:`.sums`) with everything left out that does not occur here: the gradient of
-# a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1), nothing cancels,
-# and no mass exceeds C. The same theorem holds by the same bounds; where they are not met at once
-# (long sums, numbers near the ends of float32, nothing finite), the general way decides.
+# The general way (:func:`clip_and_sum`) with everything left out that does not occur here: the
+# gradient of a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1),
+# nothing cancels, and no mass exceeds C. The same theorem holds by the same bounds; where they are
+# not met at once (long sums, numbers near the ends of float32, nothing finite), the general way
+# decides.
 
 
 # Between these no underflow or overflow matters.
@@ -419,7 +439,7 @@ SMALLEST, SAFE = 2.0**-60, 2.0**40
 
 
 @dataclass(frozen=True)
-class Once:
+class SingleUseLinear:
     """One layer's use: inputs (B, m), gradients of its outputs (B, n), names of its parameters."""
 
     inputs: Tensor
@@ -429,8 +449,11 @@ class Once:
 
 
 def clip_and_sum_once(
-    uses: Sequence[Once], clip_norm: float, round_size: int | None, count: int | None = None
-) -> tuple[dict[str, Tensor], Tensor] | None:
+    uses: Sequence[SingleUseLinear],
+    clip_norm: float,
+    round_size: int | None,
+    count: int | None = None,
+) -> Sums | None:
     """As :func:`.sums.clip_and_sum` with flat clipping; None where that must be asked.
 
     Args:
@@ -447,28 +470,23 @@ def clip_and_sum_once(
 
 
 def clip_and_sum_once_parts(
-    uses: Sequence[Once], clip_norm: float, sizes: Sequence[int]
-) -> list[tuple[dict[str, Tensor], Tensor]] | None:
+    uses: Sequence[SingleUseLinear], clip_norm: float, sizes: Sequence[int]
+) -> list[Sums] | None:
     """The same for each of several parts of a batch, one after the other; none of them is empty.
 
     What holds for the longest part's sum holds for shorter ones: each bound grows with the length.
     None where one part by itself might be formed in another way.
     """
-    parts, start = [], 0
     with exactly(uses[0].inputs.device.type):
         found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes))
         if found is None:
             return None
         norms, scaled = found
-        for size in sizes:
-            part = slice(start, start + size)
-            parts.append((_summed(uses, scaled, part), norms[part]))
-            start += size
-    return parts
+        return [(_summed(uses, scaled, part), norms[part]) for part in in_a_row(sizes)]
 
 
 def _scaled(
-    uses: Sequence[Once], clip_norm: float, size: int, whole: int, count: int
+    uses: Sequence[SingleUseLinear], clip_norm: float, size: int, whole: int, count: int
 ) -> tuple[Tensor, list[Tensor]] | None:
     """Norms, float32, and every use's clipped gradients of its outputs.
 
@@ -505,7 +523,7 @@ def _scaled(
 
 
 def _summed(
-    uses: Sequence[Once], scaled: Sequence[Tensor], part: slice | None
+    uses: Sequence[SingleUseLinear], scaled: Sequence[Tensor], part: slice | None
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):
@@ -533,7 +551,7 @@ def clip_and_sum(
     clip: ClippingRule = flat,
     round_size: int | None = None,
     count: int | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> Sums:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
     Args:
@@ -675,7 +693,7 @@ def _replaced(bounds: Bounds, index: Tensor, better: Sequence[Bounds]) -> Bounds
 #
 # Norms and factors are of one contribution each. Where the sum of all contributions may be formed
 # in float32 at once, so may a part's, and it is what the part decides by itself: every bound of
-# :mod:`.precision` grows with the number of products and with the masses, and what is allowed is
+# the certificate grows with the number of products and with the masses, and what is allowed is
 # the same. Everywhere else each part is summed by itself, so that no part's bits follow from
 # another's numbers.
 
@@ -686,7 +704,7 @@ def clip_and_sum_parts(
     clip_norm: float,
     sizes: Sequence[int],
     clip: ClippingRule = flat,
-) -> list[tuple[dict[str, Tensor], Tensor]]:
+) -> list[Sums]:
     """For each part of a batch, what :func:`.sums.clip_and_sum` returns.
 
     Args:
@@ -696,31 +714,25 @@ def clip_and_sum_parts(
     Raises:
         ValueError: see :func:`.sums.clip_and_sum`.
     """
-    whole = {name: _sliceable(term) for name, term in terms.items()}
+    whole = {
+        name: term if isinstance(term, Dense | Outer) else Dense(term.rows())
+        for name, term in terms.items()
+    }
     terms.clear()
-    ends = list(accumulate(sizes))
-    places = list(zip([0, *ends[:-1]], ends, strict=True))
     ready = weighed(dict(whole), trained, clip_norm, clip, None) if clip is flat else None
     if ready is None or not _at_once(ready):
-        return [
-            clip_and_sum(
-                {name: _slice(term, start, end) for name, term in whole.items()},
-                trained,
-                clip_norm,
-                clip,
-            )
-            for start, end in places
-        ]
+        each: Iterator[dict[str, Term]] = (
+            {name: term.some(at) for name, term in whole.items()} for at in in_a_row(sizes)
+        )
+        return [clip_and_sum(part, trained, clip_norm, clip) for part in each]
     found = []
     with exactly(ready.norms.device.type):
-        for start, end in places:
-            sums = {
-                name: _slice(whole[name], start, end)
-                .summed(row[start:end], length)
-                .view(trained[name].shape)
-                for name, row, length in zip(ready.names, ready.factors, ready.lengths, strict=True)
-            }
-            found.append((sums, ready.norms[start:end]))
+        for at in in_a_row(sizes):
+            sums = {}
+            for name, row, length in zip(ready.names, ready.factors, ready.lengths, strict=True):
+                part = whole[name].some(at).summed(row[at], length)
+                sums[name] = part.view(trained[name].shape)
+            found.append((sums, ready.norms[at]))
     return found
 
 
@@ -730,23 +742,3 @@ def _at_once(ready: Weighed) -> bool:
         term.dtype == torch.float64 if length is None else term.added <= length
         for term, length in zip(ready.held, ready.lengths, strict=True)
     )
-
-
-def _sliceable(term: Term) -> Dense | Outer:
-    return term if isinstance(term, Dense | Outer) else Dense(term.rows())
-
-
-def _slice(term: Dense | Outer, start: int, end: int) -> Dense | Outer:
-    """The term of some examples in a row, sharing memory."""
-    if isinstance(term, Dense):
-        return Dense(term.values[start:end])
-    blocks = [
-        (
-            OneHot(left.index[start:end], left.size)
-            if isinstance(left, OneHot)
-            else left[start:end],
-            right[start:end],
-        )
-        for left, right in term.blocks
-    ]
-    return Outer(blocks, term.transposed)

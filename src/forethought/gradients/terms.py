@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, reduce
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from forethought.gradients.trees import sum_dtype, zeros_for
+from forethought.gradients.batches import sum_dtype, zeros_for
 from forethought.turns import turns
 
 # What a way of taking norms costs: floating-point operations and bytes, turned into seconds.
@@ -40,36 +42,13 @@ def rates(device: torch.device) -> Rates:
     return CUDA if device.type == "cuda" else CPU
 
 
-# Constants of the theorem that a sum of contributions keeps its bound in floating point.
-#
-# docs/gradients.md, "The sum in floating point", states and proves it. In short: contributions are
-# clipped to (1 − r)·C, whatever the batch the computed sum is within r·C/2 of the exact sum of the
-# computed contributions, so neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
-#
 # Error bounds are those of Higham, *Accuracy and Stability of Numerical Algorithms* (2002), Section
 # 3.1 and 4.2: a sum of products in which no term meets more than n roundings is off by at most
 # γ_n = n·u/(1 − n·u) times the sum of the absolute products, in any order, with or without fused
 # operations.
 
-
-CHARGE = 5 * 2.0**-9
-"""r: the share of the clipping norm set aside for rounding, just under 1 %, whatever the batch."""
-
-MASS = 2.0**10
-"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
-
-NARROW = 1 - 2.0**-22
-"""Room for rounding a factor to float32."""
-
-RECORDS = 1 << 20
-"""The most contributions a round may have: up to here float64 always keeps the promise."""
-
 SLACK = 1 + 2.0**-40
 """More than what a few float64 operations on a bound can take from it."""
-
-# What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
-OWN = 1 - 2.0**-7
-
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 _TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
@@ -258,6 +237,12 @@ class OneHot:
     index: Tensor
     size: int
 
+    def __getitem__(self, index: Tensor | slice) -> OneHot:
+        return OneHot(self.index[index], self.size)
+
+    def double(self) -> OneHot:
+        return self  # ones are exact in every precision
+
     def dense(self, like: Tensor) -> Tensor:
         hot = torch.nn.functional.one_hot(self.index, self.size)
         return hot.to(like.dtype)
@@ -354,7 +339,7 @@ def _dense_inner(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> 
 # parameters and is done only where the cost model finds it cheaper.
 #
 # All of it is arithmetic on stored numbers, and each number that comes out carries a bound on its
-# own rounding (:mod:`.rounding`): docs/gradients.md, "The sum in floating point".
+# own rounding: docs/gradients.md, "The sum in floating point".
 
 
 # So many terms of a float64 sum are added up at a time, fewer where they are long: what is
@@ -452,14 +437,47 @@ def bounded(term: Term) -> BoundedTerm:
     return Dense(term.rows())
 
 
+def bounds_of(
+    term: BoundedTerm, value: Tensor, slack: Tensor, masses: Tensor, reach: Tensor, at_once: int
+) -> Bounds:
+    """The bounds from squared norms as computed and the most that they are off, shape (B,) each.
+
+    Gradients that cancel would have much too high a bound: they are taken again in float64,
+    ``at_once`` examples together. One example's own numbers decide on it, never the batch's.
+    """
+    norms = (value.clamp(min=0) + slack).sqrt_().mul_(SLACK)
+    if term.dtype == torch.float32:
+        again = ~((slack <= LOOSE * value) & (value < math.inf)) & (masses > 2.0**-60)
+        if again.any():
+            for at in torch.split(again.nonzero().squeeze(1), at_once):
+                better = term.picked(at).bounds()
+                norms[at] = better.norms
+                masses[at] = mass_of(better)
+    # Masses that overflow leave no number.
+    return Bounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
+
+
 def zeroed(values: Tensor, bad: Tensor) -> Tensor:
     """A copy whose rows in the mask are zero: 0·inf would be NaN, so scaling is not enough."""
     mask = bad.view(-1, *(1,) * (values.dim() - 1))
     return values.masked_fill(mask, 0)
 
 
+class _Exact:
+    """The answers that follow from others of a :class:`BoundedTerm`."""
+
+    def squared_norms(self: BoundedTerm) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self: BoundedTerm, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def settled(self: BoundedTerm) -> Term:
+        return self
+
+
 @dataclass
-class Dense:
+class Dense(_Exact):
     """Gradients written out: ``values`` of shape (B, *parameter shape)."""
 
     values: Tensor
@@ -487,12 +505,6 @@ class Dense:
     def bounds(self) -> Bounds:
         return Bounds(lengths(wide(self._flat())))
 
-    def squared_norms(self) -> Tensor:
-        return self.bounds().norms.square()
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.summed(factors.double(), None)
-
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
         values = wide(self._flat())
         batch, size = values.shape
@@ -516,11 +528,12 @@ class Dense:
     def picked(self, index: Tensor) -> Dense:
         return Dense(self.values[index].double())
 
+    def some(self, part: slice) -> Dense:
+        """The term of some examples, sharing memory."""
+        return Dense(self.values[part])
+
     def without(self, bad: Tensor) -> Dense:
         return Dense(zeroed(self.values, bad))
-
-    def settled(self) -> Dense:
-        return self
 
     def way(self) -> str:
         return "per-example"
@@ -535,7 +548,7 @@ class Separate(Dense):
 
 
 @dataclass
-class Outer:
+class Outer(_Exact):
     """Σ_t left_t ⊗ right_t per example, as in every linear map and embedding.
 
     ``blocks``: pairs of left (B, T, m), or :class:`OneHot`, and right (B, T, n); several blocks
@@ -611,20 +624,7 @@ class Outer:
             if isinstance(left, Tensor) and right.shape[1] == 1:
                 one, other = lengths(wide(left)), lengths(wide(right))
                 return Bounds((one * other)[:, 0], None, (one + other)[:, 0])
-        value, slack, masses, reach = self._measured()
-        norms = (value.clamp(min=0) + slack).sqrt_().mul_(SLACK)
-        if self.dtype == torch.float32:
-            # Gradients that cancel over time: the bound would be much too high. One example's
-            # own numbers decide, never the batch's.
-            again = ~((slack <= LOOSE * value) & (value < math.inf)) & (masses > 2.0**-60)
-            if again.any():
-                index = again.nonzero().squeeze(1)
-                for at in torch.split(index, 1):  # how many there are is no business of one of them
-                    better = self.picked(at).bounds()
-                    norms[at] = better.norms
-                    masses[at] = mass_of(better)
-        # Masses that overflow leave no number.
-        return Bounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
+        return bounds_of(self, *self._measured(), at_once=1)
 
     def _measured(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         # The squared norm as computed, the most that it can be off, masses and reach.
@@ -652,19 +652,9 @@ class Outer:
         lost = 2 * tiny(kind) * (m + n + 2) * (reached + time).square()
         return value, gamma(most, kind) * masses.square() + lost, masses, reach
 
-    def squared_norms(self) -> Tensor:
-        return self.bounds().norms.square()
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.summed(factors.double(), None)
-
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        total: Tensor | None = None
-        for left, right in self.blocks:
-            part = self._block_sum(left, wide(right), factors, length)
-            total = part if total is None else total.add_(part)
-        assert total is not None  # an Outer has at least one block
-        return total
+        parts = (self._block_sum(left, wide(right), factors, length) for left, right in self.blocks)
+        return reduce(Tensor.add_, parts)
 
     def _block_sum(self, left: Left, right: Tensor, factors: Tensor, length: int | None) -> Tensor:
         if isinstance(left, OneHot):
@@ -702,26 +692,20 @@ class Outer:
         return in_blocks(other.shape[0], self._slab, slab)
 
     def rows(self) -> Tensor:
-        total: Tensor | None = None
-        for left, right in self.blocks:
-            right = wide(right)
+        def written(left: Left, right: Tensor) -> Tensor:
             one = left.dense(right) if isinstance(left, OneHot) else wide(left)
             first, second = (right, one) if self.transposed else (one, right)
-            part = torch.bmm(first.transpose(1, 2), second)
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        return total
+            return torch.bmm(first.transpose(1, 2), second)
+
+        return reduce(Tensor.add_, (written(left, wide(right)) for left, right in self.blocks))
 
     def picked(self, index: Tensor) -> Outer:
-        blocks: list[Block] = []
-        for left, right in self.blocks:
-            few = (
-                OneHot(left.index[index], left.size)
-                if isinstance(left, OneHot)
-                else left[index].double()
-            )
-            blocks.append((few, right[index].double()))
-        return Outer(blocks, self.transposed)
+        some = self.some(index)
+        return replace(some, blocks=[(left.double(), r.double()) for left, r in some.blocks])
+
+    def some(self, index: Tensor | slice) -> Outer:
+        """The term of some examples; of a slice, sharing memory."""
+        return replace(self, blocks=[(left[index], right[index]) for left, right in self.blocks])
 
     def without(self, bad: Tensor) -> Outer:
         blocks = [
@@ -739,25 +723,6 @@ class Outer:
         if self._sizes[1] == 1:
             return "product of norms"
         return "per-example" if self._writing_wins() else "ghost"
-
-
-def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
-    extra = values.dim() - 1 - len(shape)
-    dims = [*range(1, 1 + extra)]
-    dims += [
-        1 + extra + i
-        for i, size in enumerate(shape)
-        if size == 1 and values.shape[1 + extra + i] != 1
-    ]
-    total = wide(values)
-    total = total.sum(dims) if dims else total
-    return total.reshape(values.shape[0], *shape)
-
-
-def numel(shape: Sequence[int]) -> int:
-    """Number of elements of a shape."""
-    return math.prod(shape)
 
 
 # Where in a parameter a gradient belongs: whole, a view of it, or several views.
@@ -801,21 +766,10 @@ def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
     return Slot(name, tuple(base.shape), geometry)
 
 
-class Moved:
-    """A term whose gradients lie elsewhere in the parameter: same numbers, same norms.
-
-    A subclass says where (``moved``) and how to be made of another term (``around``).
-    """
+class _Around(_Exact):
+    """A term in another form: as exact as the one inside."""
 
     term: BoundedTerm
-
-    def moved(self, rows: Tensor) -> Tensor:
-        """From the term's shape to the parameter's, with any number of rows in front."""
-        raise NotImplementedError
-
-    def around(self, term: Term) -> Moved:
-        """The same place of another term."""
-        raise NotImplementedError
 
     @property
     def added(self) -> int:
@@ -832,14 +786,26 @@ class Moved:
     def off(self, length: int | None) -> float:
         return self.term.off(length)
 
+    def way(self) -> str:
+        return self.term.way()
+
+
+class Moved(_Around):
+    """A term whose gradients lie elsewhere in the parameter: same numbers, same norms.
+
+    A subclass says where (``moved``) and how to be made of another term (``around``).
+    """
+
+    def moved(self, rows: Tensor) -> Tensor:
+        """From the term's shape to the parameter's, with any number of rows in front."""
+        raise NotImplementedError
+
+    def around(self, term: Term) -> Moved:
+        """The same place of another term."""
+        raise NotImplementedError
+
     def bounds(self) -> Bounds:
         return self.term.bounds()
-
-    def squared_norms(self) -> Tensor:
-        return self.term.squared_norms()
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.moved(self.term.weighted(factors).unsqueeze(0))[0]
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
         return self.moved(self.term.summed(factors, length).unsqueeze(0))[0]
@@ -855,9 +821,6 @@ class Moved:
 
     def settled(self) -> Moved:
         return self.around(self.term.settled())
-
-    def way(self) -> str:
-        return self.term.way()
 
 
 @dataclass
@@ -883,32 +846,31 @@ class Placed(Moved):
         return Placed(bounded(term), self.shape, self.geometry)
 
 
-class _Several:
+class _Several(_Exact):
     """The common answers of the terms of parts."""
 
-    def _all(self) -> Sequence[BoundedTerm]:
-        raise NotImplementedError
+    terms: Sequence[BoundedTerm]
 
     @property
     def added(self) -> int:
-        return sum(term.added for term in self._all())
+        return sum(term.added for term in self.terms)
 
     @property
     def breadth(self) -> int:
-        return sum(term.breadth for term in self._all())
+        return sum(term.breadth for term in self.terms)
 
     @property
     def dtype(self) -> torch.dtype:
-        kinds = {term.dtype for term in self._all()}
+        kinds = {term.dtype for term in self.terms}
         return torch.float64 if torch.float64 in kinds else torch.float32
 
     def off(self, length: int | None) -> float:
         # The parts are added in float64.
-        terms = self._all()
-        return max(term.off(length) for term in terms) + gamma(len(terms) + 2, torch.float64)
+        most = max(term.off(length) for term in self.terms)
+        return most + gamma(len(self.terms) + 2, torch.float64)
 
     def way(self) -> str:
-        return ", ".join(dict.fromkeys(term.way() for term in self._all()))
+        return ", ".join(dict.fromkeys(term.way() for term in self.terms))
 
 
 @dataclass
@@ -916,9 +878,6 @@ class Disjoint(_Several):
     """Terms of parts of a parameter that do not overlap: their squared norms add."""
 
     terms: Sequence[BoundedTerm]
-
-    def _all(self) -> Sequence[BoundedTerm]:
-        return self.terms
 
     def bounds(self) -> Bounds:
         found = [term.bounds() for term in self.terms]
@@ -931,23 +890,11 @@ class Disjoint(_Several):
             torch.stack(known).amax(0) if known else None,
         )
 
-    def squared_norms(self) -> Tensor:
-        return self.bounds().norms.square()
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.summed(factors.double(), None)
-
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        total = self.terms[0].summed(factors, length)
-        for term in self.terms[1:]:
-            total += term.summed(factors, length)
-        return total
+        return reduce(Tensor.add_, (term.summed(factors, length) for term in self.terms))
 
     def rows(self) -> Tensor:
-        total = self.terms[0].rows()
-        for term in self.terms[1:]:
-            total = total + term.rows()
-        return total
+        return reduce(torch.add, (term.rows() for term in self.terms))
 
     def picked(self, index: Tensor) -> Disjoint:
         return Disjoint([term.picked(index) for term in self.terms])
@@ -960,39 +907,18 @@ class Disjoint(_Several):
 
 
 @dataclass
-class Filled:
+class Filled(_Around):
     """The first ``count`` of the ``size`` rows of a term, the others repeating these in turn."""
 
     term: BoundedTerm
     count: int
     size: int
 
-    @property
-    def added(self) -> int:
-        return self.term.added
-
-    @property
-    def breadth(self) -> int:
-        return self.term.breadth
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.term.dtype
-
-    def off(self, length: int | None) -> float:
-        return self.term.off(length)
-
     def bounds(self) -> Bounds:
         found = self.term.bounds()
         norms, *others = (None if part is None else part[: self.count] for part in found)
         assert norms is not None  # every term has norms
         return Bounds(norms, *others)
-
-    def squared_norms(self) -> Tensor:
-        return self.bounds().norms.square()
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.summed(factors.double(), None)
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
         missing = factors.new_zeros(self.size - self.count)
@@ -1008,12 +934,6 @@ class Filled:
         every = bad[torch.arange(self.size, device=bad.device) % self.count]
         return Filled(bounded(self.term.without(every)), self.count, self.size)
 
-    def settled(self) -> Filled:
-        return self
-
-    def way(self) -> str:
-        return self.term.way()
-
 
 @dataclass
 class Split(_Several):
@@ -1022,8 +942,8 @@ class Split(_Several):
     parts: Sequence[tuple[Tensor, BoundedTerm]]
     size: int
 
-    def _all(self) -> Sequence[BoundedTerm]:
-        return [term for _, term in self.parts]
+    def __post_init__(self) -> None:
+        self.terms = [term for _, term in self.parts]
 
     def _joined(self, values: Sequence[Tensor]) -> Tensor:
         whole = values[0].new_zeros(self.size, *values[0].shape[1:])
@@ -1032,7 +952,7 @@ class Split(_Several):
         return whole
 
     def bounds(self) -> Bounds:
-        found = [term.bounds() for _, term in self.parts]
+        found = [term.bounds() for term in self.terms]
         reach = [torch.zeros_like(b.norms) if b.reach is None else b.reach for b in found]
         return Bounds(
             self._joined([bounds.norms for bounds in found]),
@@ -1040,22 +960,12 @@ class Split(_Several):
             self._joined(reach),
         )
 
-    def squared_norms(self) -> Tensor:
-        return self.bounds().norms.square()
-
-    def weighted(self, factors: Tensor) -> Tensor:
-        return self.summed(factors.double(), None)
-
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
-        total: Tensor | None = None
-        for index, term in self.parts:
-            part = term.summed(factors[index.to(factors.device)], length)
-            total = part if total is None else total.add_(part)
-        assert total is not None  # lanes that parted are two parts at least
-        return total
+        own = ((factors[index.to(factors.device)], term) for index, term in self.parts)
+        return reduce(Tensor.add_, (term.summed(some, length) for some, term in own))
 
     def rows(self) -> Tensor:
-        return self._joined([term.rows() for _, term in self.parts])
+        return self._joined([term.rows() for term in self.terms])
 
     def picked(self, index: Tensor) -> Split:
         found: list[tuple[Tensor, BoundedTerm]] = []
@@ -1073,11 +983,8 @@ class Split(_Several):
             self.size,
         )
 
-    def settled(self) -> Split:
-        return self
 
-
-class Unused:
+class Unused(_Exact):
     """The gradient of a parameter that the loss does not depend on."""
 
     added, breadth, dtype = 1, 1, torch.float64
@@ -1087,9 +994,6 @@ class Unused:
 
     def bounds(self) -> Bounds:
         return Bounds(torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device))
-
-    def squared_norms(self) -> Tensor:
-        return self.bounds().norms.square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         return self.summed(factors, None)
@@ -1107,9 +1011,6 @@ class Unused:
         return Unused(index.numel(), self._parameter)
 
     def without(self, bad: Tensor) -> Unused:
-        return self
-
-    def settled(self) -> Unused:
         return self
 
     def way(self) -> str:
@@ -1161,115 +1062,319 @@ def _merge(terms: list[Term]) -> Term:
 
 
 def _sum(terms: list[Term]) -> Dense:
-    total = terms[0].rows()
-    for term in terms[1:]:
-        total = total + term.rows()
-    return Dense(total)
+    return Dense(reduce(torch.add, (term.rows() for term in terms)))
 
 
-# Rules: how a torch function's parameters get per-example gradients from its input and output.
-#
-# One rule covers one function (or several that take the same arguments). In the lanes it runs on
-# the whole batch with its parameters detached, and the gradient of its output is caught on the way
-# back. A function without a rule needs none: its parameters are then written out for every example.
+# Per-example weight gradients of convolutions, without holding every patch.
+
+
+# So many at a time go through a grouped convolution on the CPU.
+EXAMPLES = 32
 
 
 @dataclass(frozen=True)
-class Use:
-    """One use of parameters in one pass, seen on the way back.
+class Window:
+    """Kernel size, stride, padding and dilation, one number a spatial dimension."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def cells(self) -> int:
+        """Entries of one kernel."""
+        return math.prod(self.size)
+
+
+@dataclass
+class Convolved(_Exact):
+    """∇W of a convolution for each example.
 
     Attributes:
-        arguments: the call's arguments by name, without the saved tensors and the parameters.
-        parameters: role → the parameter (detached), trained or frozen.
-        saved: name → the saved argument, one row an example: shape (B, *shape in a lane). A lane
-            is a batch of one, so an input of a layer usually has the shape (B, 1, …).
-        gradient: of the output, likewise.
-        trained: the roles whose gradients are wanted.
+        image: (B·several, C_in, *space). gradient: (B·several, C_out, *output space).
+        groups: of the convolution. several: images of one example, next to each other.
     """
 
-    arguments: Mapping[str, Any]
-    parameters: Mapping[str, Tensor]
-    saved: Mapping[str, Tensor]
+    image: Tensor
     gradient: Tensor
-    trained: frozenset[str]
+    window: Window
+    groups: int = 1
+    several: int = 1
 
-    def reduced(self, values: Tensor, role: str) -> Tensor:
-        """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
-        return sums_to(values, tuple(self.parameters[role].shape))
+    @property
+    def _batch(self) -> int:
+        return self.gradient.shape[0] // self.several
 
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        channels = self.image.shape[1] // self.groups
+        return (self.gradient.shape[1], channels, *self.window.size)
 
-Gradients = Callable[[Use], Iterator[tuple[str, Term]]]
+    def _ghost_wins(self) -> bool:
+        if self.several > 1:
+            return False
+        rate = rates(self.image.device)
+        width = self.image.element_size()
+        batch, time = self._batch, math.prod(self.gradient.shape[2:])
+        pixels = math.prod(
+            n + 2 * p for n, p in zip(self.image.shape[2:], self.window.padding, strict=True)
+        )
+        written = batch * math.prod(self._shape) * width
+        grams = pixels**2 * self.image.shape[1] + time**2 * self.gradient.shape[1]
+        shifts = self.window.cells * self.groups * time**2
+        ghost = batch * (2 * grams * rate.product + shifts * width * 2.4 * rate.move)
+        return ghost < written * (rate.rows + 2 * rate.move)
 
+    @property
+    def _positions(self) -> int:
+        return self.several * math.prod(self.gradient.shape[2:])
 
-def _always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
-    return True
+    @property
+    def added(self) -> int:
+        return self._batch * self._positions
 
+    @property
+    def breadth(self) -> int:
+        return self._positions * math.prod(self._shape)
 
-@dataclass(frozen=True)
-class Rule:
-    """The way in which one function's parameters get their gradients.
+    @property
+    def dtype(self) -> torch.dtype:
+        return sum_dtype(self.gradient.dtype)
 
-    Attributes:
-        name: what ``explain`` prints.
-        signature: the function's argument names, in order.
-        parameters: the arguments that may be parameters.
-        saved: the arguments whose values the gradients need.
-        gradients: yields (role, :class:`Term`) for every role in ``use.trained``; what it yields
-            for other roles is dropped.
-        accepts: whether the rule covers these arguments, given the trained parameters by role;
-            otherwise they are written out for every example.
-    """
+    def off(self, length: int | None) -> float:
+        if self._written is not None:
+            return self._written.off(length)
+        if self._images(length):
+            return gamma(roundings(self.added, length or 1) + 4, torch.float32)
+        each = self._positions // self.several
+        most = self._few() * each + math.ceil(self.gradient.shape[0] / self._few())
+        return gamma(most + 4, torch.float64)
 
-    name: str
-    signature: tuple[str, ...]
-    parameters: tuple[str, ...]
-    saved: tuple[str, ...]
-    gradients: Gradients
-    accepts: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = _always
+    def _images(self, length: int | None) -> int:
+        # How many at a time the library may add up in float32, if any. On other devices than the
+        # CPU it may choose Winograd's way, for which no such bound holds.
+        if length is None or self.gradient.device.type != "cpu":
+            return 0
+        return length * self.several // self._positions
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments by name; None for a form of the call that the rule does not know."""
-        if len(args) > len(self.signature) or not kwargs.keys() <= set(self.signature):
+    def _few(self) -> int:
+        # How many images at a time go through a product in float64: about 2^20 numbers.
+        each = math.prod(self.gradient.shape[2:])
+        cells = self.image.shape[1] * self.window.cells
+        return max(1, (1 << 20) // max(1, each * cells))
+
+    @cached_property
+    def _written(self) -> Dense | None:
+        # Norms are those of the numbers that are added: written once, then used for both.
+        return None if self._ghost_wins() else Dense(self.rows())
+
+    def bounds(self) -> Bounds:
+        if self._written is not None:
+            return self._written.bounds()
+        kind, groups = self.dtype, self.groups
+        image, gradient = wide(self.image), wide(self.gradient)
+        image = self._padded(image)
+        image = image.reshape(-1, image.shape[1] // groups, *image.shape[2:])
+        gradient = gradient.reshape(-1, gradient.shape[1] // groups, *gradient.shape[2:])
+        pixels = math.prod(image.shape[2:])
+        found = in_chunks(self._pixel_gram, image, gradient, cells=pixels**2)
+        value, masses = found[:, :2].view(-1, groups, 2).sum(1).unbind(1)
+        reach = found[:, 2].view(-1, groups).amax(1)
+        most = roundings(image.shape[1]) + self.window.cells + roundings(gradient.shape[1])
+        slack = gamma(most + self._positions + 8, kind) * masses.square()
+        slack += 2 * tiny(kind) * (self.breadth + 1) * (1 + reach).square() * self._positions**2
+        return bounds_of(self, value, slack, masses, reach, at_once=len(masses))
+
+    def _pixel_gram(self, image: Tensor, gradient: Tensor) -> Tensor:
+        # ⟨patch_t, patch_s⟩ = Σ over the kernel's cells of ⟨pixel_{t+cell}, pixel_{s+cell}⟩
+        space, out = image.shape[2:], gradient.shape[2:]
+        flat, grads = image.flatten(2), gradient.flatten(2)
+        pixels = gram(flat.mT, flat.mT).view(-1, *space, *space)
+        outputs = gram(grads.mT, grads.mT)
+        for number, cell in enumerate(product(*(range(n) for n in self.window.size))):
+            where = [
+                slice(at * d, at * d + s * (n - 1) + 1, s)
+                for at, d, s, n in zip(
+                    cell, self.window.dilation, self.window.stride, out, strict=True
+                )
+            ]
+            part = pixels[(slice(None), *where, *where)]
+            if not number:
+                total = part.clone(memory_format=torch.contiguous_format)
+            else:
+                total += part
+        total = total.view_as(outputs)
+        # A patch's norm from its pixels' norms, which are bounds.
+        longest = lengths(flat.mT).view(-1, 1, *space).square()
+        ones = longest.new_ones(1, 1, *self.window.size)
+        dims = len(space)
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+        long = convolution(
+            longest, ones, stride=self.window.stride, dilation=self.window.dilation
+        ).flatten(1)
+        sides = long.clamp(min=0).sqrt() * (1 + 2.0**-30), lengths(grads.mT)
+        masses = (sides[0] * sides[1]).sum(1) * (1 + 2.0**-30)
+        return torch.stack([gram_product(total, outputs), masses, torch.maximum(*sides).amax(1)], 1)
+
+    def _weight_gradient(self, image: Tensor, gradient: Tensor, groups: int) -> Tensor:
+        weight = image.new_empty(gradient.shape[1], image.shape[1] // groups, *self.window.size)
+        dims = len(self.window.size)
+        window = (self.window.stride, self.window.padding, self.window.dilation)
+        result: Tensor = torch.ops.aten.convolution_backward(
+            *(gradient, image, weight, None),
+            *window,
+            False,
+            [0] * dims,
+            groups,
+            (False, True, False),
+        )[1]
+        return result
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        if self._written is not None:
+            return self._written.summed(factors, length)
+        image, gradient = wide(self.image), wide(self.gradient)
+        scale = (
+            factors.double().repeat_interleave(self.several).view(-1, *(1,) * (gradient.dim() - 1))
+        )
+        count = gradient.shape[0]
+        few = self._images(length)
+        if few:
+            gradient = gradient * scale.to(gradient.dtype)
+            return in_blocks(
+                count,
+                few,
+                lambda at, to: self._weight_gradient(image[at:to], gradient[at:to], self.groups),
+            ).double()
+        return self._products(image, gradient, scale)
+
+    def _products(self, image: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
+        # In float64, as products of patches.
+        groups, count = self.groups, gradient.shape[0]
+        patches = self._patches(self._padded(image))
+        cells = image.shape[1] // groups * self.window.cells
+
+        def part(at: int, to: int) -> Tensor:
+            right = patches[at:to].reshape(to - at, groups, cells, -1).double()
+            left = gradient[at:to].double() * scale[at:to]
+            left = left.reshape(to - at, groups, -1, right.shape[3])
+            left, right = (v.permute(1, 2, 0, 3).flatten(2) for v in (left, right))
+            return torch.bmm(left, right.mT)
+
+        return in_blocks(count, self._few(), part).reshape(self._shape)
+
+    def picked(self, index: Tensor) -> BoundedTerm:
+        if self._written is not None:  # of the numbers that are added, overflow included
+            return self._written.picked(index)
+        if self.several > 1:
+            index = index.unsqueeze(1) * self.several + torch.arange(
+                self.several, device=index.device
+            )
+            index = index.flatten()
+        image, gradient = self.image[index].double(), self.gradient[index].double()
+        return Convolved(image, gradient, self.window, self.groups, self.several)
+
+    def _few_channels(self) -> bool:
+        # Measured: with up to about 8 input channels, patches of a few examples at a time (they
+        # stay in cache) beat a grouped convolution, and often the ordinary weight gradient.
+        return self.groups == 1 and self.image.shape[1] <= 8 and self.image.device.type == "cpu"
+
+    def _padded(self, image: Tensor) -> Tensor:
+        padding = [side for p in reversed(self.window.padding) for side in (p, p)]
+        return F.pad(image, padding) if any(padding) else image
+
+    def _patches(self, image: Tensor) -> Tensor:
+        # A view (B, C_in, *kernel, *output space) of the padded image.
+        window, dims, out = self.window, len(self.window.size), self.gradient.shape[2:]
+        for at in range(dims):
+            reach = (out[at] - 1) * window.stride[at] + 1
+            image = image.unfold(2 + at, reach, window.dilation[at])
+            image = image.narrow(2 + at, 0, window.size[at])
+        steps = [slice(None), slice(None), *(slice(None),) * dims]
+        steps += [slice(None, None, s) for s in window.stride]
+        return image[tuple(steps)]
+
+    def _patch_rows(self) -> Tensor:
+        image, gradient = wide(self.image), wide(self.gradient).flatten(2)
+        patches = self._patches(self._padded(image))
+        count, cells = gradient.shape[0], image.shape[1] * self.window.cells
+        rows = gradient.new_empty(count, gradient.shape[1], cells)
+        step = max(1, (1 << 18) // max(1, cells * gradient.shape[2]))
+        for at in range(0, count, step):
+            few = gradient[at : at + step]
+            matrix = patches[at : at + step].reshape(few.shape[0], cells, -1)
+            torch.bmm(few, matrix.mT, out=rows[at : at + step])
+        return rows
+
+    def _by_example(self, rows: Tensor) -> Tensor:
+        if self.several == 1:
+            return rows.view(self._batch, *self._shape)
+        return rows.view(self._batch, self.several, *self._shape).sum(1)
+
+    def rows(self) -> Tensor:
+        if self._few_channels():
+            rows = self._patch_rows()
+            return self._by_example(rows)
+        image, gradient = wide(self.image), wide(self.gradient)
+        # The convolution copies its operands into layouts of its own: not the whole batch at once.
+        count, each = gradient.shape[0], self._shape[0]
+        if count <= EXAMPLES or gradient.device.type != "cpu":
+            return self._by_example(self._grouped(image, gradient))
+        rows = gradient.new_empty(count * each, *self._shape[1:])
+        for at in range(0, count, EXAMPLES):
+            few = slice(at, at + EXAMPLES)
+            rows[at * each : (at + EXAMPLES) * each] = self._grouped(image[few], gradient[few])
+        return self._by_example(rows)
+
+    def _grouped(self, image: Tensor, gradient: Tensor) -> Tensor:
+        count = gradient.shape[0]
+        image = image.reshape(1, -1, *image.shape[2:])
+        gradient = gradient.reshape(1, -1, *gradient.shape[2:])
+        return self._weight_gradient(image, gradient, count * self.groups)
+
+    def without(self, bad: Tensor) -> Convolved:
+        mask = bad.repeat_interleave(self.several)
+        return replace(self, image=zeroed(self.image, mask), gradient=zeroed(self.gradient, mask))
+
+    def settled(self) -> Term:
+        pointwise = self._pointwise()
+        if pointwise is not None:
+            return pointwise.settled()
+        return self if self._ghost_wins() else Dense(self.rows())
+
+    def way(self) -> str:
+        pointwise = self._pointwise()
+        if pointwise is not None:
+            return pointwise.way()
+        if self._ghost_wins():
+            return "ghost, pixel Gram"
+        return "per-example, " + ("patches" if self._few_channels() else "batch as groups")
+
+    def _pointwise(self) -> Term | None:
+        # A kernel of one cell without padding is a linear map of pixels.
+        if self.window.cells > 1 or any(self.window.padding) or self.groups > 1:
             return None
-        return {**dict(zip(self.signature, args, strict=False)), **kwargs}
+        if self.several > 1:
+            return None
+        steps = tuple(slice(None, None, s) for s in self.window.stride)
+        image = self.image[(slice(None), slice(None), *steps)]
+        spaces = zip(image.shape[2:], self.gradient.shape[2:], strict=True)
+        if any(one != other for one, other in spaces):
+            return None
+        flat = Outer([(self.gradient.flatten(2).mT, image.flatten(2).mT)])
+        return _Reshaped(flat, self._shape)
 
 
-RULES: dict[Any, Rule] = {}
+@dataclass
+class _Reshaped(Moved):
+    """A term in another shape of the same parameter."""
 
+    term: BoundedTerm
+    shape: tuple[int, ...]
 
-def register(rule: Rule, *functions: Any) -> Rule:
-    """Use ``rule`` for calls of ``functions`` (a later rule replaces an earlier one).
+    def moved(self, rows: Tensor) -> Tensor:
+        return rows.reshape(rows.shape[0], *self.shape)
 
-    Raises:
-        TypeError: no function given, or one that cannot be called.
-    """
-    if not functions or not all(callable(function) for function in functions):
-        raise TypeError("register(rule, *functions) needs at least one function to apply it to")
-    for function in functions:
-        RULES[function] = rule
-    return rule
-
-
-PARTS: dict[Any, Callable[..., Any]] = {}
-
-
-def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
-    """Run calls of ``functions`` in the lanes as ``parts(lanes, *args, **kwargs)``.
-
-    ``parts`` must compute the same value for one example; what it calls is intercepted in turn.
-    """
-    for function in functions:
-        PARTS[function] = parts
-
-
-PHYSICAL: dict[Any, Callable[..., Any]] = {}
-
-
-def register_physical(run: Callable[..., Any], *functions: Any) -> None:
-    """Run calls of ``functions`` that see examples as ``run(lanes, function, *args, **kwargs)``.
-
-    For functions that vmap cannot run, or only slowly. ``run`` works on the whole batch and must
-    treat every row alike and alone; it may answer ``NotImplemented`` to leave the call to vmap.
-    """
-    for function in functions:
-        PHYSICAL[function] = run
+    def around(self, term: Term) -> _Reshaped:
+        return _Reshaped(bounded(term), self.shape)

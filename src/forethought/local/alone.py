@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import trees
-from forethought.gradients.trees import Loss
+from forethought.gradients import batches
+from forethought.gradients.batches import Loss
 from forethought.local.enclosure import Bare, Enclosure
 from forethought.local.known import separable
 from forethought.local.optimizers import Displacement
@@ -52,7 +52,7 @@ class OneByOne:
         Raises:
             ValueError: the user's function returns something else than a weight change.
         """
-        size = trees.batch_size(inputs, targets)
+        size = batches.batch_size(inputs, targets)
 
         def work(alone: Mode) -> Mapping[str, Tensor]:
             if self._function is not None:
@@ -79,7 +79,7 @@ class OneByOne:
                 self._backward(alone, inputs, targets, size)
             else:
                 rows = lambda leaf, at=order: leaf[at.to(leaf.device)]  # noqa: E731
-                some = (trees.mapped(inputs, rows), trees.mapped(targets, rows))
+                some = (batches.mapped(inputs, rows), batches.mapped(targets, rows))
                 self._backward(alone, *some, len(order))
             taken.step(joined.join([_slope(p) for p in parameters]), weights)
         return dict(zip(trained, joined.part(taken.moved), strict=True))
@@ -91,12 +91,12 @@ class OneByOne:
             some = inputs, targets
             if count < size:
                 cut = lambda leaf, at=start: leaf[at : at + piece]  # noqa: E731
-                some = trees.mapped(inputs, cut), trees.mapped(targets, cut)
+                some = batches.mapped(inputs, cut), batches.mapped(targets, cut)
             with torch.enable_grad(), alone:
-                values = self._loss(trees.call(self._enclosure.model, some[0]), some[1])
+                values = self._loss(batches.call(self._enclosure.model, some[0]), some[1])
                 if isinstance(values, Tensor) and values.dim() == 0 and count == 1:
                     values = values.reshape(1)
-                value = trees.losses(values, count).mean()
+                value = batches.losses(values, count).mean()
                 if count < size:
                     value = value * (count / size)
                 if value.requires_grad:

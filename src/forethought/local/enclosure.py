@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients import boundary, lanes
+from forethought.gradients import boundary, vmap_mode
 from forethought.gradients.boundary import Refused
-from forethought.gradients.lanes import seeded
 from forethought.gradients.passes import Alone
-from forethought.gradients.state import State, Surroundings
+from forethought.gradients.state import ExternalState, State
+from forethought.gradients.vmap_mode import seeded
 from forethought.local.joined import Joined
 from forethought.turns import turns
 
@@ -86,8 +86,8 @@ class Enclosure:
         modules = list(model.named_modules())
         try:
             boundary.require_bare_torch()
-            lanes.hooked(modules)
-            self._surroundings = Surroundings([m for _, m in modules], model, *roots)
+            vmap_mode.hooked(modules)
+            self._surroundings = ExternalState([m for _, m in modules], model, *roots)
         except Refused as reason:
             raise ValueError(str(reason)) from None
         self._state = State(modules)
@@ -114,7 +114,7 @@ class Enclosure:
             del found
             written = self._state.parameters_changed()
         except Refused as reason:
-            module = lanes.module_at_fault(self.model, reason)
+            module = vmap_mode.module_at_fault(self.model, reason)
             raise ValueError(f"{module}: {reason}") from None
         finally:
             for name, parameter in self.trained.items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from forethought.gradients import boundary, chain, lanes
+from forethought.gradients import boundary, vmap_mode
+from forethought.gradients.batches import Loss
 from forethought.gradients.boundary import Refused
-from forethought.gradients.trees import Loss
+from forethought.gradients.clipped import declared_separable
 
 # No state, no branch, nothing across rows, and a batching rule of torch's own.
 LAYERS: tuple[type[nn.Module], ...] = (
@@ -22,7 +23,7 @@ def separable(model: nn.Module, loss: Loss) -> bool:
     """True if the network and the loss are of parts that are known to keep rows apart."""
     modules = list(model.named_modules())
     try:
-        lanes.hooked(modules)
+        vmap_mode.hooked(modules)
     except Refused:
         return False
     known = all(
@@ -32,4 +33,4 @@ def separable(model: nn.Module, loss: Loss) -> bool:
         for _, module in modules
     )
     hooks = boundary.interrupted() or boundary.global_hooks()
-    return known and not hooks and chain.declared_separable(loss)
+    return known and not hooks and declared_separable(loss)

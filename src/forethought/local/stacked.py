@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from forethought.gradients.lanes import seeded
-from forethought.gradients.trees import Loss
+from forethought.gradients.batches import Loss
+from forethought.gradients.vmap_mode import seeded
 from forethought.local.alone import steps
 from forethought.local.known import separable
 from forethought.local.optimizers import Displacement

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
-from forethought.gradients.blocks import Blocks, planned
+from forethought.gradients.batches import Blocks, batch_size, planned
 from forethought.gradients.clipped import placed
 from forethought.gradients.sums import clip_and_sum, flat
-from forethought.gradients.trees import batch_size
 from forethought.rounds.augmenting import Draws, augmented
 from forethought.rounds.linear import linear_sums
 from forethought.rounds.losses import Loss

@@ -17,7 +17,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from forethought.gradients import ClippingRule
-from forethought.gradients.blocks import Blocks, even_parts, filled
+from forethought.gradients.batches import Blocks, even_parts, filled
 from forethought.gradients.clipped import rows_alike
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.terms import Bounds, Outer, Term, lengths

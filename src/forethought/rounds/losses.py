@@ -9,9 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from forethought.gradients import BatchDims
-from forethought.gradients.chain import cross_entropy_slope, separable
-from forethought.gradients.clipped import clipped_sum, placed
-from forethought.gradients.trees import batch_size
+from forethought.gradients.batches import batch_size
+from forethought.gradients.clipped import clipped_sum, cross_entropy_slope, placed, separable
 from forethought.local.alone import OneByOne
 from forethought.rounds.augmenting import require_images
 from forethought.rounds.records import Records, blank

@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from forethought.gradients import BatchDims, ClippingRule
 from forethought.gradients import rule as clipping_rule
-from forethought.gradients.blocks import Blocks
+from forethought.gradients.batches import Blocks
 from forethought.gradients.sums import centred_count_below
 from forethought.rounds.clip_norm import next_norm, noised_share
 from forethought.rounds.contributions import Batch, Gradients, accumulate, part_of, share_of

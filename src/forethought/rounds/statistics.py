@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from forethought.gradients import Dense
-from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE, clip_and_sum
 from forethought.rounds.contributions import Batch, Gradients, accumulate
 from forethought.rounds.randomness import Stream
 from forethought.rounds.records import Records

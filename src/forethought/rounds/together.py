@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from forethought.gradients.blocks import together
-from forethought.gradients.clipped import Sums, clipped_sums
+from forethought.gradients.batches import together
+from forethought.gradients.clipped import clipped_sums
+from forethought.gradients.sums import Sums
 from forethought.rounds.private_sum import PrivateSum, RoundError, input_hash
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Indices

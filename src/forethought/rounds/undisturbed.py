@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from forethought.gradients.boundary import Refused
-from forethought.gradients.state import State, Surroundings
+from forethought.gradients.state import ExternalState, State
 from forethought.turns import turns
 
 
@@ -25,7 +25,7 @@ def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
     with turns:
         before = State(model.named_modules())
         try:
-            surroundings = Surroundings(model.modules(), model, loss)
+            surroundings = ExternalState(model.modules(), model, loss)
         except Refused as reason:
             raise ValueError(str(reason)) from None
         try:

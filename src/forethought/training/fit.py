@@ -10,8 +10,8 @@ import torch
 
 from forethought.data import Dataset
 from forethought.gradients import BatchDims, check_model
+from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.gradients.trees import call
 from forethought.rounds.losses import Loss, cross_entropy
 from forethought.rounds.records import Records, TensorRecords, as_records, blank
 from forethought.rounds.undisturbed import undisturbed

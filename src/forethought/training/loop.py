@@ -12,8 +12,8 @@ from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import Statement
 from forethought.gradients import BatchDims
+from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.gradients.trees import call
 from forethought.rounds.losses import Loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.records import Records

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
 
 from forethought.data.dataset import PersonRows
-from forethought.gradients import trees
+from forethought.gradients import batches
 from forethought.models.networks import TemperedSigmoid
 from forethought.planning.defaults import default_delta
 from forethought.rounds.losses import Loss, correct
@@ -464,9 +464,9 @@ class Perturbed:
     def _one(self, deviation: float, directions: Mapping[str, Tensor]) -> float:
         for name, parameter in self._parameters.items():
             parameter.copy_(self._weights[name] + deviation * directions[name])
-        size = trees.batch_size(self._inputs, self._targets)
+        size = batches.batch_size(self._inputs, self._targets)
         pieces = torch.split(torch.arange(size, device=self._device), LOOP_EXAMPLES)
-        found = [trees.call(self._model, trees.select(self._inputs, piece)) for piece in pieces]
+        found = [batches.call(self._model, batches.select(self._inputs, piece)) for piece in pieces]
         return self._score(torch.cat(found), self._targets)
 
     def _many(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -20,56 +21,19 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from forethought.gradients import boundary, trees
+from forethought.gradients import batches, boundary
+from forethought.gradients.batches import Loss
 from forethought.gradients.boundary import (
-    DROPOUTS,
-    FRESH,
-    FUNCTION_CALL,
     GETTERS,
-    OPERATORS,
-    PACK,
-    PAD,
-    UNSET,
-    Answers,
-    Parted,
+    NotVectorisable,
     Refused,
-    RuleFailed,
-    Stopped,
-    Unable,
-    Unshared,
-    answering,
-    changes,
-    current_level,
-    dispatched,
-    entered,
-    global_hooks,
     is_lane,
     lane,
-    opened,
     outside,
-    own_operator,
     physical,
     rows,
-    saving_hooks,
-    sets_up_context,
-    writes,
 )
-from forethought.gradients.terms import (
-    PARTS,
-    PHYSICAL,
-    RULES,
-    Dense,
-    OneHot,
-    Outer,
-    Rule,
-    Slot,
-    Term,
-    Use,
-    combine,
-    slot,
-    wide,
-)
-from forethought.gradients.trees import Loss
+from forethought.gradients.terms import Dense, OneHot, Outer, Slot, Term, combine, slot, wide
 from forethought.turns import turns
 
 # A fingerprint of every number that a pass computes, for each example: to compare two passes.
@@ -91,7 +55,7 @@ def bits(values: Tensor) -> Tensor:
     return values.view(_BITS[values.element_size()])
 
 
-class Watch:
+class Fingerprint:
     """Takes in what passes over the examples compute.
 
     Attributes:
@@ -134,14 +98,97 @@ class Watch:
         self._now += (rows.long() * (places | 1)).sum(1).to(self._now.device) * (2 * number + 1)
 
 
-WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+FINGERPRINT: ContextVar[Fingerprint | None] = ContextVar("WATCH", default=None)
 # Which of how many examples the rows of a pass are: each keeps its random numbers at every place.
 DRAWN_FOR: ContextVar[tuple[Tensor, int] | None] = ContextVar("DRAWN_FOR", default=None)
 
 
+# What a call of a torch function does: writes to its argument, draws numbers, makes a tensor.
+
+
+def named(words: str, *owners: Any) -> tuple[Any, ...]:
+    """The functions of these names that every owner has."""
+    return tuple([getattr(owner, word) for owner in owners for word in words.split()])
+
+
+_LIKE = "zeros ones empty full zeros_like ones_like empty_like full_like"
+_NEW = "clone new_zeros new_ones new_empty new_full new_tensor"
+FRESH = frozenset(named(f"{_LIKE} arange eye tensor clone", torch) + named(_NEW, Tensor))
+# What they return is whatever was in memory, until something is written there.
+UNSET = frozenset({torch.empty, torch.empty_like, Tensor.new_empty})
+DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
+
+
+def own_operator(func: Any) -> bool:
+    """True if an operator is none of torch's, and may have a batching rule of its own."""
+    return operator_name(func).partition("::")[0] not in ("aten", "prims", "prim")
+
+
+def operator_name(func: Any) -> str:
+    """The name by which an operator is registered."""
+    return str(func._qualified_op_name if hasattr(func, "_qualified_op_name") else func.name())
+
+
+@cache
+def opened(function: FunctionType) -> FunctionType:
+    """A copy of a Python function that does not hand itself over to the mode as a whole.
+
+    The functions inside it are then caught one by one.
+    """
+
+    def never(*_: Any) -> bool:
+        return False
+
+    asked = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    scope = {**function.__globals__, **dict.fromkeys(asked, never)}
+    copy = FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def writes(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """True if a function changes its first argument."""
+    name: str = getattr(func, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        return name != "requires_grad_"
+    return name == "__setitem__" or name in _INPLACE or kwargs.get("out") is not None
+
+
+@cache
+def _place_of_inplace(function: FunctionType) -> int:
+    names = [*inspect.signature(function).parameters]
+    return names.index("inplace") if "inplace" in names else -1
+
+
+def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """True if a call changes its first argument, ``inplace=True`` included."""
+    known = _WRITES.get(func)
+    if known is None:
+        known = _WRITES[func] = writes(func, {})
+    if known or kwargs.get("out") is not None or kwargs.get("inplace"):
+        return True
+    if isinstance(func, FunctionType) and func.__globals__ is vars(F):
+        place = _place_of_inplace(func)
+        return 0 < place < len(args) and bool(args[place])
+    return False
+
+
+_WRITES: dict[Any, bool] = {}
+_INPLACE = frozenset(
+    f"__i{name}__"
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+)
+
+
 # Random numbers of lanes that run apart: each lane keeps the ones it drew together.
 #
-# When lanes part (:class:`.control.Parted`), they run again from the start, each with its own kind.
+# When lanes part (:class:`.DivergentControlFlow`), they run again from the start, each with its
+# own kind.
 # A model that lets values of the examples reach Python therefore draws in a way that does not
 # depend on who is there. A mask of dropout belongs to its number in the pass and its shape; it is
 # drawn once for all lanes of the batch, and each lane takes its own row. Every other random
@@ -238,7 +285,7 @@ class Draws:
     def call(self, level: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The function; if it draws random numbers, for all lanes of the batch."""
         if kwargs.get("generator") is not None:
-            raise Unable("a generator of the model's own, in lanes that may run apart")
+            raise NotVectorisable("a generator of the model's own, in lanes that may run apart")
         if self._mine is None:
             return func(*args, **kwargs)
         if func is F.dropout and (kwargs.get("inplace") or (len(args) > 3 and args[3])):
@@ -265,7 +312,7 @@ class Draws:
         kwargs: Mapping[str, Any],
         copy: bool = False,
     ) -> Any:
-        with outside(), entered(self._width) as inner:
+        with outside(), boundary.entered(self._width) as inner:
 
             def widen(value: Any) -> Any:
                 if not isinstance(value, Tensor):
@@ -279,7 +326,9 @@ class Draws:
 
             drawn = func(*tree_map(widen, args), **tree_map(widen, dict(kwargs)))
             if not isinstance(drawn, Tensor):
-                raise Unable("a random function with several results, in lanes that run apart")
+                raise NotVectorisable(
+                    "a random function with several results, in lanes that run apart"
+                )
             if not is_lane(drawn):
                 return drawn
             with outside():
@@ -291,6 +340,126 @@ class Draws:
                     again = whole.narrow(dim, self._real, len(self._mine) - self._real)
                     whole = torch.cat([here, again.detach()], dim)
         return lane(whole, dim, level)
+
+
+# Rules: how a torch function's parameters get per-example gradients from its input and output.
+#
+# One rule covers one function (or several that take the same arguments). In the lanes it runs on
+# the whole batch with its parameters detached, and the gradient of its output is caught on the way
+# back. A function without a rule needs none: its parameters are then written out for every example.
+
+
+def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
+    extra = values.dim() - 1 - len(shape)
+    dims = [*range(1, 1 + extra)]
+    dims += [
+        1 + extra + i
+        for i, size in enumerate(shape)
+        if size == 1 and values.shape[1 + extra + i] != 1
+    ]
+    total = wide(values)
+    total = total.sum(dims) if dims else total
+    return total.reshape(values.shape[0], *shape)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of parameters in one pass, seen on the way back.
+
+    Attributes:
+        arguments: the call's arguments by name, without the saved tensors and the parameters.
+        parameters: role → the parameter (detached), trained or frozen.
+        saved: name → the saved argument, one row an example: shape (B, *shape in a lane). A lane
+            is a batch of one, so an input of a layer usually has the shape (B, 1, …).
+        gradient: of the output, likewise.
+        trained: the roles whose gradients are wanted.
+    """
+
+    arguments: Mapping[str, Any]
+    parameters: Mapping[str, Tensor]
+    saved: Mapping[str, Tensor]
+    gradient: Tensor
+    trained: frozenset[str]
+
+    def reduced(self, values: Tensor, role: str) -> Tensor:
+        """``values`` (B, *output shape) summed over everything that ``role`` was broadcast to."""
+        return sums_to(values, tuple(self.parameters[role].shape))
+
+
+Gradients = Callable[[Use], Iterator[tuple[str, Term]]]
+Accepts = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+
+
+def always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The way in which one function's parameters get their gradients.
+
+    Attributes:
+        name: what ``explain`` prints.
+        signature: the function's argument names, in order.
+        parameters: the arguments that may be parameters.
+        saved: the arguments whose values the gradients need.
+        gradients: yields (role, :class:`Term`) for every role in ``use.trained``; what it yields
+            for other roles is dropped.
+        accepts: whether the rule covers these arguments, given the trained parameters by role;
+            otherwise they are written out for every example.
+    """
+
+    name: str
+    signature: tuple[str, ...]
+    parameters: tuple[str, ...]
+    saved: tuple[str, ...]
+    gradients: Gradients
+    accepts: Accepts = always
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments by name; None for a form of the call that the rule does not know."""
+        if len(args) > len(self.signature) or not kwargs.keys() <= set(self.signature):
+            return None
+        return {**dict(zip(self.signature, args, strict=False)), **kwargs}
+
+
+RULES: dict[Any, Rule] = {}
+
+
+def register(rule: Rule, *functions: Any) -> Rule:
+    """Use ``rule`` for calls of ``functions`` (a later rule replaces an earlier one).
+
+    Raises:
+        TypeError: no function given, or one that cannot be called.
+    """
+    if not functions or not all(callable(function) for function in functions):
+        raise TypeError("register(rule, *functions) needs at least one function to apply it to")
+    RULES.update(dict.fromkeys(functions, rule))
+    return rule
+
+
+PARTS: dict[Any, Callable[..., Any]] = {}
+
+
+def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` in the lanes as ``parts(mode, *args, **kwargs)``.
+
+    ``parts`` must compute the same value for one example; what it calls is intercepted in turn.
+    """
+    PARTS.update(dict.fromkeys(functions, parts))
+
+
+PHYSICAL: dict[Any, Callable[..., Any]] = {}
+
+
+def register_physical(run: Callable[..., Any], *functions: Any) -> None:
+    """Run calls of ``functions`` that see examples as ``run(mode, function, *args, **kwargs)``.
+
+    For functions that vmap cannot run, or only slowly. ``run`` works on the whole batch and must
+    treat every row alike and alone; it may answer ``NotImplemented`` to leave the call to vmap.
+    """
+    PHYSICAL.update(dict.fromkeys(functions, run))
 
 
 # What is computed from parameters alone: weight normalisation, ``1 + w``, positions, LoRA merges.
@@ -317,10 +486,10 @@ class LookedUp:
     padding: int | None
 
 
-Place = Slot | Derived | LookedUp
+ParameterView = Slot | Derived | LookedUp
 
 
-class Places:
+class ParameterViews:
     """The parameter, or the part of the parameters, that a tensor is.
 
     Args:
@@ -332,9 +501,9 @@ class Places:
         self._names = {id(parameter): name for name, parameter in trained.items()}
         self._known: dict[int, Derived | LookedUp] = {}
 
-    def of(self, value: Tensor) -> Place:
+    def of(self, value: Tensor) -> ParameterView:
         """The place of a tensor that needs gradients and belongs to no example."""
-        found: Place | None = self._known.get(id(value)) or slot(value, self._names)
+        found: ParameterView | None = self._known.get(id(value)) or slot(value, self._names)
         if found is None:
             found = self._known[id(value)] = Derived(value)  # kept: an id is no name otherwise
         return found
@@ -365,12 +534,12 @@ class Places:
         self._known[id(picked)] = LookedUp(picked, table, index.long(), padding)
         return picked
 
-    def resolve(self, uses: list[tuple[Place, Term]], size: int) -> dict[str, Term]:
+    def resolve(self, uses: list[tuple[ParameterView, Term]], size: int) -> dict[str, Term]:
         """Every used parameter's term, from the terms of all places."""
         placed: dict[str, list[tuple[Slot, Term]]] = defaultdict(list)
         while uses:
             derived: dict[int, list[tuple[Derived, Term]]] = defaultdict(list)
-            ahead: list[tuple[Place, Term]] = []
+            ahead: list[tuple[ParameterView, Term]] = []
             for place, term in uses:
                 if isinstance(place, Slot):
                     placed[place.name].append((place, term))
@@ -385,7 +554,7 @@ class Places:
 
     def _pulled_back(
         self, derived: Mapping[int, list[tuple[Derived, Term]]], size: int
-    ) -> list[tuple[Place, Term]]:
+    ) -> list[tuple[ParameterView, Term]]:
         tensors = [same[0][0].tensor for same in derived.values()]
         rows = []
         for tensor, same in zip(tensors, derived.values(), strict=True):
@@ -485,7 +654,7 @@ class Site:
 Report = Callable[[Site, Use], None]
 
 
-class Tap(torch.autograd.Function):
+class OutputHook(torch.autograd.Function):
     """The same output, whose gradient is reported on the way back."""
 
     @staticmethod
@@ -529,13 +698,13 @@ class Rows(torch.autograd.Function):
 # reaches a parameter but through a report that has one row an example.
 
 
-Handler = Callable[["Lanes", Any, tuple[Any, ...], dict[str, Any]], Any]
+Handler = Callable[["VmapMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
 """Functions that are more than arithmetic on examples; may answer ``NotImplemented``."""
 ALWAYS: dict[Any, Handler] = {}
 """The same, also where no argument belongs to a lane."""
 
-Observer = Callable[[Place, str, Term], None]
+Observer = Callable[[ParameterView, str, Term], None]
 
 
 def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handler]:
@@ -567,7 +736,7 @@ class Settings:
     without: frozenset[str] = frozenset()
 
 
-class Lanes(TorchFunctionMode):
+class VmapMode(TorchFunctionMode):
     """The pass of ``size`` lanes at vmap's ``level``.
 
     Args:
@@ -585,7 +754,7 @@ class Lanes(TorchFunctionMode):
         self,
         size: int,
         level: int,
-        places: Places,
+        places: ParameterViews,
         settings: Settings,
         draws: Draws | None = None,
         observe: Observer | None = None,
@@ -597,12 +766,12 @@ class Lanes(TorchFunctionMode):
         self.anchor = torch.zeros(0, requires_grad=True)
         self.places = places
         self.draws = draws
-        self.uses: list[tuple[Place, Term]] = []
-        self.failed: RuleFailed | None = None
-        self.stopped: Stopped | None = None
+        self.uses: list[tuple[ParameterView, Term]] = []
+        self.failed: boundary.RuleFailed | None = None
+        self.stopped: boundary.PassAborted | None = None
         self._observe = observe
-        self._watch = WATCH.get()
-        self._times: Counter[Place] = Counter()
+        self._watch = FINGERPRINT.get()
+        self._times: Counter[ParameterView] = Counter()
         self._kept: list[weakref.ref[Tensor]] = []
         self.inputs: set[int] = set()  # storages of the caller's tensors
         self.parameters: set[int] = set()  # and of the model's parameters
@@ -613,8 +782,10 @@ class Lanes(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if dispatched():
-            raise Unable("a TorchDispatchMode of the model's, which sees all examples at once")
+        if boundary.dispatched():
+            raise NotVectorisable(
+                "a TorchDispatchMode of the model's, which sees all examples at once"
+            )
         mixed = trained = False
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):
@@ -634,7 +805,7 @@ class Lanes(TorchFunctionMode):
                 result = self._with_examples(func, args, kwargs, trained)
             else:
                 result = self._without(func, args, kwargs, trained)
-        except Stopped as reason:
+        except boundary.PassAborted as reason:
             self.stopped = reason
             raise
         if isinstance(result, Tensor):
@@ -648,7 +819,7 @@ class Lanes(TorchFunctionMode):
 
     def _took(self, value: Tensor, written: bool = True) -> None:
         self._kept.append(weakref.ref(value))
-        if self._watch is not None and written and current_level() == self.level:
+        if self._watch is not None and written and boundary.current_level() == self.level:
             whole, dim = physical(value)
             with outside():
                 self._watch.see(whole, dim)
@@ -661,8 +832,8 @@ class Lanes(TorchFunctionMode):
     def _with_examples(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
     ) -> Any:
-        if type(func) in OPERATORS and own_operator(func):
-            raise Unable(f"{func} is an operator of the model's own")
+        if type(func) in boundary.OPERATORS and own_operator(func):
+            raise NotVectorisable(f"{func} is an operator of the model's own")
         handler = HANDLERS.get(func) or ALWAYS.get(func)
         if handler is not None:
             result = handler(self, func, args, kwargs)
@@ -731,7 +902,7 @@ class Lanes(TorchFunctionMode):
             if not writes(func, kwargs) or not isinstance(target, Tensor) or is_lane(target):
                 raise
             if not self.settings.unshared:
-                raise Unshared from error
+                raise boundary.SharedBufferWrite from error
             raise Refused(
                 "values of the examples are written into a tensor that is not theirs (a buffer, a "
                 "parameter, or one kept from elsewhere): compute a new tensor instead"
@@ -746,14 +917,14 @@ class Lanes(TorchFunctionMode):
         whole = physical(value)[0] if is_lane(value) else value
         place = whole.untyped_storage().data_ptr()
         if place in self.inputs:
-            raise Unshared
+            raise boundary.SharedBufferWrite
         if place in self.parameters:
             raise Refused("a parameter is written to in the forward pass: compute a new tensor")
 
     def here(self) -> None:
         """Stop inside a transform of the model's own, where the examples are at another level."""
-        if current_level() != self.level:
-            raise Unable("the model uses torch.func inside")
+        if boundary.current_level() != self.level:
+            raise NotVectorisable("the model uses torch.func inside")
 
     # Where parameters meet examples
 
@@ -818,7 +989,7 @@ class Lanes(TorchFunctionMode):
         site = Site(rule, trained, rest, parameters, tuple(names), tuple(dims), self.size)
         self.count(trained)
         with outside():
-            tapped = Tap.apply(whole, self.anchor, self.report, site, *values)  # type: ignore[no-untyped-call]
+            tapped = OutputHook.apply(whole, self.anchor, self.report, site, *values)  # type: ignore[no-untyped-call]
         return lane(tapped, dim, self.level)
 
     def _written_out(
@@ -858,12 +1029,12 @@ class Lanes(TorchFunctionMode):
         try:
             terms = dict(_terms_of(site, use))
         except Exception as error:  # whatever an outsider's rule raises
-            self.failed = self.failed or RuleFailed(site.rule.name, error)
+            self.failed = self.failed or boundary.RuleFailed(site.rule.name, error)
             return
         for role, term in terms.items():
             self._add(self.places.of(site.trained[role]), site.rule.name, term)
 
-    def _add(self, place: Place, rule: str, term: Term) -> None:
+    def _add(self, place: ParameterView, rule: str, term: Term) -> None:
         if self._observe is not None:
             self._observe(place, rule, term)
         # Linear uses of one weight are joined before it is decided how to keep them.
@@ -876,12 +1047,12 @@ class Lanes(TorchFunctionMode):
         """Go on if every lane has the same key; otherwise the lanes part.
 
         Raises:
-            Parted: they disagree.
+            DivergentControlFlow: they disagree.
         """
         first = keys[0]
         self._before_answer()
         if any(key != first for key in keys):
-            raise Parted(keys)
+            raise boundary.DivergentControlFlow(keys)
         fork(first)
 
     def remaining(self) -> list[Tensor]:
@@ -911,8 +1082,8 @@ def _terms_of(site: Site, use: Use) -> list[tuple[str, Term]]:
 
 # Where values of the examples reach Python, or decide on a shape: every lane gets its own answer.
 #
-# Lanes with one answer go on together; where they disagree, they part (:class:`.control.Parted`),
-# so that each computes exactly what it would alone.
+# Lanes with one answer go on together; where they disagree, they part
+# (:class:`.DivergentControlFlow`), so that each computes exactly what it would alone.
 
 
 T = torch.Tensor
@@ -941,100 +1112,78 @@ def _one(value: Any, at: int) -> Any:
     return value
 
 
-def each(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def each(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The function, for one lane after another, outside vmap."""
-    lanes.here()
+    mode.here()
     with outside():
         return [
             func(*(_one(v, at) for v in args), **{k: _one(v, at) for k, v in kwargs.items()})
-            for at in range(lanes.size)
+            for at in range(mode.size)
         ]
 
 
 @handles(T.__bool__, T.is_nonzero, torch.is_nonzero)
-def _truth(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    lanes.here()
+def _truth(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mode.here()
     if args[0].numel() != 1:
         return NotImplemented
     with outside():
-        keys = (rows(args[0]).detach().reshape(lanes.size) != 0).tolist()
-    lanes.decide(keys)
+        keys = (rows(args[0]).detach().reshape(mode.size) != 0).tolist()
+    mode.decide(keys)
     return keys[0]
 
 
-@handles(
-    T.item,
-    T.tolist,
-    T.__int__,
-    T.__float__,
-    T.__complex__,
-    T.__index__,
-    T.numpy,
-    T.__array__,
-    T.__format__,
-    T.__repr__,
-    T.__contains__,
-    T.equal,
-    torch.equal,
-    T.allclose,
-    torch.allclose,
-)
-def _value(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+_CONVERSIONS = "item tolist __int__ __float__ __complex__ __index__ numpy __array__"
+
+
+@handles(*named(f"{_CONVERSIONS} __format__ __repr__ __contains__", T))
+@handles(*named("equal allclose", T, torch))
+def _value(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch.no_grad():
-        answers = each(lanes, func, args, kwargs)
+        answers = each(mode, func, args, kwargs)
     array = func in (T.numpy, T.__array__)
-    lanes.decide([(a.shape, a.tobytes()) if array else _key(a) for a in answers])
+    mode.decide([(a.shape, a.tobytes()) if array else _key(a) for a in answers])
     return answers[0].copy() if array else answers[0]
 
 
-@handles(
-    T.nonzero,
-    torch.nonzero,
-    torch.argwhere,
-    T.argwhere,
-    T.masked_select,
-    torch.masked_select,
-    T.unique,
-    torch.unique,
-    T.unique_consecutive,
-    torch.unique_consecutive,
-    T.bincount,
-    torch.bincount,
-)
-def _shaped(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+_BY_VALUES = "nonzero argwhere masked_select unique unique_consecutive bincount"
+
+
+@handles(*named(_BY_VALUES, T, torch))
+def _shaped(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions whose result has a shape that the values decide on."""
-    return _stacked(lanes, each(lanes, func, args, kwargs))
+    return _stacked(mode, each(mode, func, args, kwargs))
 
 
-def _stacked(lanes: Lanes, answers: list[Any]) -> Any:
+def _stacked(mode: VmapMode, answers: list[Any]) -> Any:
     if isinstance(answers[0], Tensor):
-        lanes.decide([tuple(answer.shape) for answer in answers])
+        mode.decide([tuple(answer.shape) for answer in answers])
         with outside():
             whole = torch.stack(answers)
-        return lane(whole, 0, lanes.level)
+        return lane(whole, 0, mode.level)
     if isinstance(answers[0], tuple):
-        lanes.decide([len(answer) for answer in answers])
-        return tuple(_stacked(lanes, list(column)) for column in zip(*answers, strict=True))
-    lanes.decide([_key(answer) for answer in answers])
+        mode.decide([len(answer) for answer in answers])
+        return tuple(_stacked(mode, list(column)) for column in zip(*answers, strict=True))
+    mode.decide([_key(answer) for answer in answers])
     return answers[0]
 
 
 @handles(torch.where)
-def _where(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _where(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) == 1 and not kwargs:
-        return _shaped(lanes, func, args, kwargs)
+        return _shaped(mode, func, args, kwargs)
     return NotImplemented
 
 
 @handles(torch.repeat_interleave, T.repeat_interleave)
-def _repeated(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _repeated(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     repeats = kwargs.get("repeats", args[1] if len(args) > 1 else args[0])
     if isinstance(repeats, Tensor) and is_lane(repeats):
-        return _shaped(lanes, func, args, kwargs)
+        return _shaped(mode, func, args, kwargs)
     return NotImplemented
 
 
-def _index(lanes: Lanes, index: Any) -> Any:
+def _index(mode: VmapMode, index: Any) -> Any:
     """The index with masks of the examples turned into positions; None if there are none."""
     parts = index if isinstance(index, tuple) else (index,)
     if not any(
@@ -1050,54 +1199,54 @@ def _index(lanes: Lanes, index: Any) -> Any:
             found.append(part)
         elif part.dtype in (torch.bool, torch.uint8):
             if not part.dim():
-                raise Unable("an example's truth value is used as an index")
-            places = _shaped(lanes, T.nonzero, (part,), {})
+                raise NotVectorisable("an example's truth value is used as an index")
+            places = _shaped(mode, T.nonzero, (part,), {})
             found += places.unbind(1)
         elif part.dim() == 0:
-            found.append(_value(lanes, T.item, (part,), {}))
+            found.append(_value(mode, T.item, (part,), {}))
         else:
             found.append(part)
     return tuple(found)
 
 
 @handles(T.__getitem__)
-def _get(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    index = _index(lanes, args[1])
+def _get(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    index = _index(mode, args[1])
     if index is None:
         return NotImplemented
-    with lanes:
+    with mode:
         return args[0][index]
 
 
 @handles(T.__setitem__)
-def _set(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    index = _index(lanes, args[1])
+def _set(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    index = _index(mode, args[1])
     if index is None:
         return NotImplemented
-    with lanes:
+    with mode:
         args[0][index] = args[2]
     return None
 
 
-@handles(PACK)
-def _packed(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(boundary.PACK)
+def _packed(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values, lengths, batch_first = args
     if is_lane(lengths):
-        lengths = torch.tensor(_value(lanes, T.tolist, (lengths,), {}))
+        lengths = torch.tensor(_value(mode, T.tolist, (lengths,), {}))
     if not is_lane(values):
         return NotImplemented
-    answers = each(lanes, func, (values, lengths, batch_first), {})
+    answers = each(mode, func, (values, lengths, batch_first), {})
     with outside():
         whole = torch.stack([data for data, _ in answers])
-    return lane(whole, 0, lanes.level), answers[0][1]
+    return lane(whole, 0, mode.level), answers[0][1]
 
 
-@handles(PAD)
-def _padded(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    answers = each(lanes, func, args, kwargs)
+@handles(boundary.PAD)
+def _padded(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    answers = each(mode, func, args, kwargs)
     with outside():
         whole = torch.stack([data for data, _ in answers])
-    return lane(whole, 0, lanes.level), answers[0][1]
+    return lane(whole, 0, mode.level), answers[0][1]
 
 
 # User code that runs in the backward pass, in the lanes: Functions and checkpoints of the model's.
@@ -1109,18 +1258,18 @@ def _padded(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 # Random numbers are drawn again from the same state.
 
 
-def answered(lanes: Lanes) -> AbstractContextManager[None]:
+def answered(mode: VmapMode) -> AbstractContextManager[None]:
     """While active, Functions and checkpoints of user code work inside the lanes."""
-    return answering(Answers(partial(call, lanes), partial(_checkpointed, lanes)))
+    return boundary.answering(boundary.Answers(partial(call, mode), partial(_checkpointed, mode)))
 
 
 @contextmanager
-def _inside(lanes: Lanes) -> Iterator[int]:
+def _inside(mode: VmapMode) -> Iterator[int]:
     """The lanes once more, on physical tensors."""
-    with entered(lanes.size) as level:
-        if level != lanes.level:
-            raise Unable("the model uses torch.func inside")
-        with answered(lanes), lanes:
+    with boundary.entered(mode.size) as level:
+        if level != mode.level:
+            raise NotVectorisable("the model uses torch.func inside")
+        with answered(mode), mode:
             yield level
 
 
@@ -1146,7 +1295,9 @@ class _Notes:
         self.filled = value
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        raise Unable("a torch.autograd.Function of the model's own changes its inputs in place")
+        raise NotVectorisable(
+            "a torch.autograd.Function of the model's own changes its inputs in place"
+        )
 
 
 class _Both(torch.autograd.Function):
@@ -1165,7 +1316,7 @@ class _Both(torch.autograd.Function):
         return None, None, *ctx.back(gradients)
 
 
-def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:  # noqa: PLR0915
+def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]) -> Any:  # noqa: PLR0915
     """``kind.apply(*args)`` for every lane.
 
     Args:
@@ -1174,14 +1325,14 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
     grown = torch.is_grad_enabled()
     if not any(isinstance(value, Tensor) and is_lane(value) for value in args):
         if grown and any(isinstance(value, Tensor) and value.requires_grad for value in args):
-            raise Unable(f"{kind.__name__} is a torch.autograd.Function on parameters")
+            raise NotVectorisable(f"{kind.__name__} is a torch.autograd.Function on parameters")
         with outside():
             return own(kind, *args)
-    lanes.here()
-    if lanes.draws is not None and lanes.draws.apart:
-        raise Unable(f"{kind.__name__} in lanes that run apart")
+    mode.here()
+    if mode.draws is not None and mode.draws.apart:
+        raise NotVectorisable(f"{kind.__name__} in lanes that run apart")
     args = tuple(
-        lanes.rows_of(value)
+        mode.rows_of(value)
         if isinstance(value, Tensor) and not is_lane(value) and value.requires_grad and grown
         else value
         for value in args
@@ -1199,11 +1350,11 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
     dims: list[int] = []
 
     def run() -> list[Tensor]:
-        with _inside(lanes) as level:
+        with _inside(mode) as level:
             plain = list(args)
             for i, (whole, dim) in zip(places, wholes, strict=True):
-                plain[i] = lanes.followed(lane(whole.detach(), dim, level))
-            if sets_up_context(kind):
+                plain[i] = mode.followed(lane(whole.detach(), dim, level))
+            if boundary.sets_up_context(kind):
                 result = kind.forward(*plain)
                 kind.setup_context(notes, tuple(plain), result)
             else:
@@ -1213,18 +1364,18 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
             found = []
             for value in results:
                 if not isinstance(value, Tensor):
-                    raise Unable(f"{kind.__name__} returns something else than tensors")
+                    raise NotVectorisable(f"{kind.__name__} returns something else than tensors")
                 mixed = rows(value) if is_lane(value) else None
                 with outside():
                     if mixed is None:
-                        mixed = value.expand(lanes.size, *value.shape)
+                        mixed = value.expand(mode.size, *value.shape)
                     found.append(mixed.detach().clone())
                 dims.append(0)
             return found
 
     def back(gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        with _inside(lanes) as level, torch.no_grad():
-            wrapped = [None if g is None else lanes.followed(lane(g, 0, level)) for g in gradients]
+        with _inside(mode) as level, torch.no_grad():
+            wrapped = [None if g is None else mode.followed(lane(g, 0, level)) for g in gradients]
             answer = kind.backward(notes, *wrapped)
             answers = answer if isinstance(answer, tuple) else (answer,)
             found: list[Tensor | None] = []
@@ -1236,36 +1387,39 @@ def call(lanes: Lanes, kind: Any, args: tuple[Any, ...], own: Callable[..., Any]
                 gradient = rows(value) if is_lane(value) else None
                 with outside():
                     if gradient is None:
-                        gradient = value.expand(lanes.size, *value.shape)
+                        gradient = value.expand(mode.size, *value.shape)
                     expected = whole.movedim(dim, 0).shape
                     found.append(gradient.reshape(expected).movedim(0, dim))
             return found
 
     with outside():
         outputs = _Both.apply(run, back, *(whole for whole, _ in wholes))  # type: ignore[no-untyped-call]
-    result = tuple(lane(value, dim, lanes.level) for value, dim in zip(outputs, dims, strict=True))
+    result = tuple(lane(value, dim, mode.level) for value, dim in zip(outputs, dims, strict=True))
     return result if shape[0] else result[0]
 
 
 def _checkpointed(
-    lanes: Lanes,
+    mode: VmapMode,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     own: Callable[[Callable[[], None]], Iterator[None]],
 ) -> Iterator[None]:
     """Around a call of a checkpointed function (:class:`.boundary.Answers`)."""
-    lanes.here()
-    taken = 0 if lanes.draws is None else lanes.draws.number
+    mode.here()
+    taken = 0 if mode.draws is None else mode.draws.number
 
     def again() -> None:
-        if lanes.draws is not None:
-            lanes.draws.number = taken
-        with _inside(lanes):
+        if mode.draws is not None:
+            mode.draws.number = taken
+        with _inside(mode):
             function(*args, **kwargs)
 
     parts = own(again)
-    with outside(), saving_hooks(None):  # torch's own, which keep each lane's values where they are
+    with (
+        outside(),
+        boundary.saving_hooks(None),
+    ):  # torch's own, which keep each lane's values where they are
         next(parts)
     try:
         yield
@@ -1287,12 +1441,12 @@ _PLAIN_BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "
 
 
 @handles(F.batch_norm, torch.batch_norm)
-def _batch_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     names = (*_BATCH_NORM, "eps") if func is F.batch_norm else _PLAIN_BATCH_NORM
     given = dict(zip(names, args, strict=False)) | kwargs
     if not given.get("training"):
         return NotImplemented
-    if not lanes.settings.grouped:
+    if not mode.settings.grouped:
         raise Refused(
             "batch normalisation in training mode mixes the examples of a batch: use GroupNorm "
             "(forethought.gradients.replace_mixing_layers), or eval mode with fixed statistics"
@@ -1300,14 +1454,14 @@ def _batch_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if given.get("running_mean") is None:
         return NotImplemented
     if func is torch.batch_norm:
-        raise Unable("torch.batch_norm with running statistics in a group")
+        raise NotVectorisable("torch.batch_norm with running statistics in a group")
     # Inside a group of examples it is theirs; the running statistics are left as they are.
-    with lanes:
+    with mode:
         return F.batch_norm(**{**given, "running_mean": None, "running_var": None})
 
 
 @handles(F.instance_norm)
-def _instance_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _instance_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     own = _argument(args, kwargs, 5, "use_input_stats")
     if own is not False and _argument(args, kwargs, 1, "running_mean") is not None:
         raise Refused(
@@ -1317,145 +1471,113 @@ def _instance_norm(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[
     return NotImplemented
 
 
-@handles(F.embedding)
-def _embedding(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _check_table(
-        _argument(args, kwargs, 3, "max_norm"), _argument(args, kwargs, 5, "scale_grad_by_freq")
-    )
-    return NotImplemented
-
-
-@handles(F.embedding_bag)
-def _bag(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _check_table(
-        _argument(args, kwargs, 3, "max_norm"), _argument(args, kwargs, 5, "scale_grad_by_freq")
-    )
-    return NotImplemented
-
-
-def _check_table(max_norm: Any, by_frequency: Any) -> None:
-    if max_norm is not None:
+@handles(F.embedding, F.embedding_bag)
+def _table(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if _argument(args, kwargs, 3, "max_norm") is not None:
         raise Refused("an embedding's max_norm rewrites rows that the examples use: use None")
-    if by_frequency:
+    if _argument(args, kwargs, 5, "scale_grad_by_freq"):
         raise Refused(
             "scale_grad_by_freq counts tokens over the batch, which mixes the examples: use False"
         )
+    return NotImplemented
 
 
-@handles(
-    torch.Tensor.register_hook,
-    torch.Tensor.register_post_accumulate_grad_hook,
-    torch.Tensor.retain_grad,
-    always=True,
-)
-def _hook(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise Refused(
-        "a hook on a tensor would run in the backward pass, where the examples are no longer "
-        "apart: remove it, or write what it does into the forward pass"
-    )
-
-
-@handles(torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward, always=True)
-def _inner_backward(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise Unable("the model or loss differentiates inside itself")
-
-
-@handles(FUNCTION_CALL, always=True)
-def _function(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(boundary.FUNCTION_CALL, always=True)
+def _function(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kind = args[0]  # its ``apply`` was taken before the pass
-    return call(lanes, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
+    return call(mode, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
 
 
 @handles(GETTERS["data"].__get__, always=True)
-def _data(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _data(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0].detach()  # the same memory; unlike .data, its changes are counted
 
 
-@handles(GETTERS["requires_grad"].__get__)
-def _requires_grad(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return physical(args[0])[0].requires_grad
-
-
-@handles(GETTERS["is_leaf"].__get__)
-def _is_leaf(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return physical(args[0])[0].is_leaf
+@handles(GETTERS["requires_grad"].__get__, GETTERS["is_leaf"].__get__)
+def _of_all(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(physical(args[0])[0])
 
 
 @handles(GETTERS["grad_fn"].__get__)
-def _grad_fn(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _grad_fn(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if physical(args[0])[0].grad_fn is None:
         return None
     raise Refused("the graph of an example's value (grad_fn) is shared by all: leave it alone")
 
 
 @handles(torch.Tensor.numpy, torch.Tensor.__array__, always=True)
-def _array(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _array(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # A copy: what is written there would stay in the tensor, and no version would tell.
     return func(*args, **kwargs).copy()
 
 
 @handles(torch.Tensor.requires_grad_)
-def _wants_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _wants_gradient(
+    mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     return args[0]  # nobody could see that gradient: inner differentiation goes another way
 
 
 @handles(GETTERS["requires_grad"].__set__)
-def _sets_gradient(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _sets_gradient(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
 
 
-# Batching rules of torch that mix examples where the ranks of the operands differ: found by
-# comparing every rule of torch 2.13 with a loop.
-@handles(
-    torch.linalg.solve,
-    torch.linalg.solve_ex,
-    torch.linalg.lstsq,
-    torch.linalg.lu_solve,
-    torch.lu_solve,
-    torch.Tensor.lu_solve,
-)
-def _mistaken(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise Unable(f"torch's batching rule for {func.__name__} may mix the examples")
-
-
 @handles(torch.roll, torch.Tensor.roll)
-def _roll(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _roll(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # Of one number, vmap rolls the lanes.
     return args[0].clone() if args and not args[0].dim() else NotImplemented
 
 
-@handles(
-    torch.index_fill,
-    torch.Tensor.index_fill,
-    torch.Tensor.index_fill_,
-)
-def _fill(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(torch.index_fill, T.index_fill, T.index_fill_)
+def _fill(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     value = _argument(args, kwargs, 3, "value")
     if isinstance(value, Tensor) and is_lane(value):
-        raise Unable("torch's batching rule for index_fill mixes the examples' values")
+        raise NotVectorisable("torch's batching rule for index_fill mixes the examples' values")
     return NotImplemented
 
 
-@handles(torch.Tensor.as_strided, torch.as_strided)
-def _strided(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise Unable("as_strided, which sees the memory of an example's tensor")
+def _refuse(
+    kind: type[boundary.PassAborted], why: str, *functions: Any, always: bool = False
+) -> None:  # ``why`` may say the function's name
+    def handler(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise kind(why.format(getattr(func, "__name__", func)))
+
+    handles(*functions, always=always)(handler)
 
 
-@handles(
-    torch.Tensor.resize_,
-    torch.Tensor.resize_as_,
-    torch.Tensor.set_,
-    torch.Tensor.as_strided_,
-    torch.Tensor.__dlpack__,
-    torch.Tensor.data_ptr,
-    torch.Tensor.untyped_storage,
-    torch.Tensor.storage,
+_refuse(
+    Refused,
+    "a hook on a tensor would run in the backward pass, where the examples are no longer apart: "
+    "remove it, or write what it does into the forward pass",
+    *named("register_hook register_post_accumulate_grad_hook retain_grad", T),
+    always=True,
 )
-def _memory(lanes: Lanes, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise Refused(
-        f"{func.__name__} reaches the memory of an example's tensor, which holds all of them: "
-        "make a new tensor instead"
-    )
+_refuse(
+    NotVectorisable,
+    "the model or loss differentiates inside itself",
+    *(torch.autograd.grad, torch.autograd.backward, T.backward),
+    always=True,
+)
+# Found by comparing every rule of torch 2.13 with a loop, where the ranks of the operands differ.
+_refuse(
+    NotVectorisable,
+    "torch's batching rule for {} may mix the examples",
+    *named("solve solve_ex lstsq lu_solve", torch.linalg),
+    *(torch.lu_solve, T.lu_solve),
+)
+_refuse(
+    NotVectorisable,
+    "as_strided, which sees the memory of an example's tensor",
+    *(torch.as_strided, T.as_strided),
+)
+_refuse(
+    Refused,
+    "{} reaches the memory of an example's tensor, which holds all of them: make a new tensor "
+    "instead",
+    *named("resize_ resize_as_ set_ as_strided_ __dlpack__", T),
+    *named("data_ptr untyped_storage storage", T),
+)
 
 
 def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -1464,7 +1586,7 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
     Raises:
         Refused: naming the module or parameter.
     """
-    if global_hooks(forwards=False):
+    if boundary.global_hooks(forwards=False):
         raise Refused("global backward hooks of modules see all examples at once: remove them")
     for name, module in modules:
         if isinstance(module, torch.jit.ScriptModule):
@@ -1544,7 +1666,7 @@ _OURS = Path(__file__).parent
 
 
 def _leave() -> None:
-    raise Unable("values of the examples reach Python")
+    raise NotVectorisable("values of the examples reach Python")
 
 
 @turns
@@ -1566,33 +1688,36 @@ def loss_in_lanes(
     boundary.check()
     size = len(outputs)
     written = [(parameter, parameter._version) for parameter in trained.values()]
-    lanes: Lanes | None = None
+    mode: VmapMode | None = None
     try:
         with boundary.entered(size) as level:
-            lanes = Lanes(size, level, Places(trained), Settings(), before_answer=_leave)
+            mode = VmapMode(size, level, ParameterViews(trained), Settings(), before_answer=_leave)
 
             def wrap(leaf: Tensor) -> Tensor:
-                return lanes.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
+                return mode.followed(boundary.lane(leaf.unsqueeze(1), 0, level))
 
-            with answered(lanes), lanes:
-                found = loss(wrap(outputs), trees.mapped(targets, wrap))
+            with answered(mode), mode:
+                found = loss(wrap(outputs), batches.mapped(targets, wrap))
             if isinstance(found, Tensor) and found.dim() == 0:
                 found = found.reshape(1)
-            if lanes.stopped is not None or not boundary.is_lane(trees.losses(found, 1)):
+            if mode.stopped is not None or not boundary.is_lane(batches.losses(found, 1)):
                 return None
             with boundary.outside():
                 total = boundary.rows(found).sum()
         del found
         if not total.requires_grad:
             return (None,) * len(points)
-        leaves = (lanes.anchor, *trained.values(), *points)
+        leaves = (mode.anchor, *trained.values(), *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except (Exception, Stopped) as error:  # the general way finds out, and says, what is wrong
+    except (
+        Exception,
+        boundary.PassAborted,
+    ) as error:  # the general way finds out, and says, what is wrong
         own_fault(error)
         return None
     direct, at_points = gradients[: len(trained)], gradients[len(trained) :]
-    used = lanes.uses or lanes.failed is not None or any(g is not None for g in direct)
+    used = mode.uses or mode.failed is not None or any(g is not None for g in direct)
     changed = any(parameter._version != version for parameter, version in written)
-    if used or changed or lanes.remaining():
+    if used or changed or mode.remaining():
         return None
     return tuple(at_points)
