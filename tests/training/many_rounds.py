@@ -21,9 +21,9 @@ from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.training import loop as loops
+from forethought.training import run as loops
 from forethought.training.descent import Descent
-from forethought.training.loop import Loop
+from forethought.training.run import Loop
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson, Shuffled, WithoutReplacement

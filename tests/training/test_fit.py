@@ -8,7 +8,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.training import fit
-from forethought.training.fit import NonFiniteRecordsWarning
+from forethought.training.records import NonFiniteRecordsWarning
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3)).astype(np.float32)

@@ -18,7 +18,7 @@ from forethought.federated.aggregation import aggregate
 from forethought.federated.federation import Federation
 from forethought.federated.rule import Arrays
 from forethought.federated.server_optimizers import Moments, is_plain, moved
-from forethought.training.step_sizes import step_sizes
+from forethought.values.plan import step_sizes
 
 
 class Synchronous:

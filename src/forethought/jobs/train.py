@@ -168,7 +168,7 @@ def prepare(
 
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
-    from forethought.training.fit import warn_of_other_features
+    from forethought.training.records import warn_of_other_features
 
     plan = Plan.load(path)
     own = loaded.persons if isinstance(plan.contribution, Persons) else loaded.examples
@@ -183,9 +183,9 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
 
 def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[str, Any]) -> Records:
     """Training data as prepared, and ``options`` with held-out data and files to match."""
-    from forethought.preparing.prepare import Constants
-    from forethought.preparing.prepare import Prepared as Constant
-    from forethought.preparing.prepare import prepare as released
+    from forethought.rounds.preparation import Constants
+    from forethought.rounds.preparation import Prepared as Constant
+    from forethought.rounds.preparation import prepare as released
     from forethought.rounds.randomness import Seeds
 
     given = asked.loaded.request.job.data.standardise

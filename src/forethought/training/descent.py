@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -13,21 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from forethought.rounds.flat import Layout
-from forethought.rounds.private_sum import NoisedSum
+from forethought.rounds.private_sum import Layout, NoisedSum
 from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
-from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer, ScheduleKind
-
-# Time t, its end T and the decay β to the factor on η₀.
-SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {
-    "constant": lambda t, end, decay: 1.0,
-    "inverse": lambda t, end, decay: 1 / (1 + decay * t),
-    "inverse-sqrt": lambda t, end, decay: 1 / (1 + decay * math.sqrt(t)),
-    "drops": lambda t, end, decay: 1.0,
-    "cosine": lambda t, end, decay: (1 + math.cos(math.pi * t / end)) / 2,
-}
-
+from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer
 
 # Averages of the iterates: post-processing of what was released, so they cost no privacy.
 

@@ -23,9 +23,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.losses import Loss, correct
+from forethought.rounds.losses import Loss, correct, undisturbed
 from forethought.rounds.records import Records
-from forethought.rounds.undisturbed import undisturbed
 
 # Batch normalisation after private training: whose statistics evaluation uses.
 #

@@ -16,18 +16,19 @@ from forethought.accounting import exact
 from forethought.accounting.adaptive import (
     PHASES_ALONE,
     Filter,
+    NextPhaseRule,
+    Progress,
     filter_details,
     filter_from_state,
     suited_filter,
 )
 from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
-from forethought.preparing.prepare import require_unprepared
 from forethought.rounds.losses import Loss
+from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training.execution import Execution, ShortForms, alone, settled
-from forethought.training.fit import warn_of_another_model
 from forethought.training.folder import (
     KEYS,
     PHASES,
@@ -46,15 +47,14 @@ from forethought.training.folder import (
     replace_file,
     trained_before,
 )
-from forethought.training.loop import epsilon_at
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
-from forethought.training.progress import NextPhaseRule, Progress
 from forethought.training.records import (
     CoincidingRecordsError,
     arranged,
     opened,
     uncentred,
     usual_loss,
+    warn_of_another_model,
     with_caveats,
 )
 from forethought.training.run import (
@@ -63,6 +63,7 @@ from forethought.training.run import (
     TIME_AND_MEMORY,
     Run,
     Task,
+    epsilon_at,
     opened_task,
     require_public,
     run_plan,

@@ -1,8 +1,8 @@
 """Noised sums on a grid as whole numbers of a ring, and back.
 
-A sum with ``noise="grid"`` (:mod:`forethought.rounds.grid`) is a multiple of its step in every
-coordinate. The ring of 2ᵇ elements is reduced modulo 2ᵇ, which is post-processing of the integer
-sum: what overflows costs accuracy and no privacy.
+A sum with ``noise="grid"`` (:mod:`forethought.rounds.randomness`) is a multiple of its step in
+every coordinate. The ring of 2ᵇ elements is reduced modulo 2ᵇ, which is post-processing of the
+integer sum: what overflows costs accuracy and no privacy.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from forethought.federated.secure_aggregation.participant import Verify
 from forethought.federated.secure_aggregation.ring import from_ring
 from forethought.federated.server import Average, ServerMachine
 from forethought.federated.synchronous import Synchronous
-from forethought.rounds.grid_step import grid
+from forethought.values.plan import grid
 
 _OF_THE_ROUND = (MaskKeys, MaskShares, MaskedSum, Unmasking)
 

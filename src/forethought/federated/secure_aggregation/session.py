@@ -39,7 +39,7 @@ def secure_sum(
     Args:
         settings: of the cohort.
         sums: client → its noised sum, as ``noise="grid"`` released it, (parameters,).
-        step: of the grid, the same for all: :func:`forethought.rounds.grid_step.grid`.
+        step: of the grid, the same for all: :func:`forethought.values.plan.grid`.
         lost: which message does not arrive; its sender is gone from then on.
 
     Raises:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.sampling import Indices
-from forethought.rounds.statistics import STATISTIC, unclipped
 from forethought.rounds.transcript import Transcript
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import (
