@@ -235,9 +235,13 @@ def children(value: Any) -> Iterator[Any]:
     yield from torch.utils._pytree.tree_leaves(value)
 
 
-def nodes(value: Deferred) -> Iterator[Leaf | Call]:
-    """Everything that a value is computed from, each once, and itself."""
-    seen: set[int] = set()
+def nodes(value: Deferred, apart: Call | None = None) -> Iterator[Leaf | Call]:
+    """Everything that a value is computed from, each once, and itself.
+
+    Args:
+        apart: a call that is passed over, with what it is computed from.
+    """
+    seen = {id(apart)}
     pending: list[Any] = [value]
     while pending:
         one = pending.pop()
@@ -250,9 +254,9 @@ def nodes(value: Deferred) -> Iterator[Leaf | Call]:
             pending += [*children(what.args), *children(what.kwargs)]
 
 
-def leaves(value: Deferred) -> Iterator[Leaf]:
-    """The records' tensors that a value is computed from."""
-    return (what for what in nodes(value) if isinstance(what, Leaf))
+def leaves(value: Deferred, apart: Call | None = None) -> Iterator[Leaf]:
+    """The records' tensors that a value is computed from; see :func:`nodes`."""
+    return (what for what in nodes(value, apart) if isinstance(what, Leaf))
 
 
 @dataclass(frozen=True)
@@ -260,75 +264,6 @@ class Earlier:
     """The result of an earlier step of a program, by its number."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call of a program; the arguments hold :class:`Earlier` values."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-class Program:
-    """A computation of a value from others, as plain data: nothing of a batch or a loop is in it.
-
-    Args:
-        value: the value. known: what is given when it is computed, leaves or calls.
-    """
-
-    def __init__(self, value: Deferred, known: Sequence[Leaf | Call]) -> None:
-        self._numbers = {id(what): number for number, what in enumerate(known)}
-        steps: list[Step] = []
-
-        def number(one: Any) -> Any:
-            if not isinstance(one, Deferred):
-                return one
-            what = one._what
-            if id(what) not in self._numbers:
-                assert isinstance(what, Call)  # all leaves are known
-                args = torch.utils._pytree.tree_map(number, what.args)
-                kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
-                self._numbers[id(what)] = len(known) + len(steps)
-                steps.append(Step(what.function, args, kwargs))
-            return Earlier(self._numbers[id(what)])
-
-        self._result = number(value)
-        del self._numbers
-        self.steps = tuple(steps)
-
-    def __call__(self, *known: Any) -> Any:
-        values = list(known)
-
-        def of(one: Any) -> Any:
-            return values[one.number] if isinstance(one, Earlier) else one
-
-        for step in self.steps:
-            args = torch.utils._pytree.tree_map(of, step.args)
-            kwargs = torch.utils._pytree.tree_map(of, step.kwargs)
-            values.append(step.function(*args, **kwargs))
-        return of(self._result)
-
-    def same_as(self, other: Program) -> bool:
-        """True if both do the same; objects other than numbers and words must be the same ones."""
-        if len(self.steps) != len(other.steps) or self._result != other._result:
-            return False
-        return all(_same(one, two) for one, two in zip(self.steps, other.steps, strict=True))
-
-
-def _same(one: Step, other: Step) -> bool:
-    parts, form = torch.utils._pytree.tree_flatten((one.args, dict(one.kwargs)))
-    others, other_form = torch.utils._pytree.tree_flatten((other.args, dict(other.kwargs)))
-    plain = (str, bool, int, float, Earlier)
-    return (
-        one.function is other.function
-        and form == other_form
-        and all(
-            a is b or (type(a) is type(b) and isinstance(a, plain) and a == b)
-            for a, b in zip(parts, others, strict=True)
-        )
-    )
 
 
 @contextmanager
@@ -397,26 +332,73 @@ def _gated(kind: type[nn.Module]) -> type[nn.Module]:
 class StatedLoss:
     """The loss of a round, as the loop stated it: ``loss(outputs, targets)``.
 
+    Plain data: calls whose arguments hold :class:`Earlier` values. Nothing of a batch or a loop is
+    in it.
+
     Args:
         value: what ``backward`` was called on. output: the model's call in it.
         targets: the records' tensors in it, in the order in which the round has them.
     """
 
     def __init__(self, value: Deferred, output: Call, targets: Sequence[Leaf]) -> None:
-        self._program = Program(value, (output, *targets))
+        known = (output, *targets)
+        numbers = {id(what): number for number, what in enumerate(known)}
+        steps: list[Call] = []
+
+        def number(one: Any) -> Any:
+            if not isinstance(one, Deferred):
+                return one
+            what = one._what
+            if id(what) not in numbers:
+                assert isinstance(what, Call)  # all leaves are known
+                args = torch.utils._pytree.tree_map(number, what.args)
+                kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
+                numbers[id(what)] = len(known) + len(steps)
+                steps.append(Call(what.function, args, kwargs))
+            return Earlier(numbers[id(what)])
+
+        self._result = number(value)
+        self._steps = tuple(steps)
         self._places = tuple(leaf.place for leaf in targets)
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
         given = (targets,) if len(self._places) == 1 else targets if self._places else ()
-        return self._program(outputs, *given)
+        values = [outputs, *given]
+
+        def of(one: Any) -> Any:
+            return values[one.number] if isinstance(one, Earlier) else one
+
+        for step in self._steps:
+            args = torch.utils._pytree.tree_map(of, step.args)
+            kwargs = torch.utils._pytree.tree_map(of, step.kwargs)
+            values.append(step.function(*args, **kwargs))
+        return of(self._result)
 
     def same_as(self, other: object) -> bool:
-        """True if the same lines were written, with the same numbers and objects in them."""
-        return (
-            isinstance(other, StatedLoss)
-            and self._places == other._places
-            and self._program.same_as(other._program)
+        """True if the same lines were written, with the same numbers and objects in them.
+
+        Objects other than numbers and words must be the same ones.
+        """
+        if not isinstance(other, StatedLoss):
+            return False
+        own, its = (self._places, self._result), (other._places, other._result)
+        if own != its or len(self._steps) != len(other._steps):
+            return False
+        return all(_same(one, two) for one, two in zip(self._steps, other._steps, strict=True))
+
+
+def _same(one: Call, other: Call) -> bool:
+    parts, form = torch.utils._pytree.tree_flatten((one.args, dict(one.kwargs)))
+    others, other_form = torch.utils._pytree.tree_flatten((other.args, dict(other.kwargs)))
+    plain = (str, bool, int, float, Earlier)
+    return (
+        one.function is other.function
+        and form == other_form
+        and all(
+            a is b or (type(a) is type(b) and isinstance(a, plain) and a == b)
+            for a, b in zip(parts, others, strict=True)
         )
+    )
 
 
 @dataclass(frozen=True)
@@ -501,7 +483,8 @@ def stated(
                 )
     inputs = _as_called(model, output)
     of_inputs = {id(leaf) for leaf in _leaves(inputs)}
-    targets = tuple(_without_output(value, output))
+    # What the loss looks at other than through the model.
+    targets = tuple(sorted(leaves(value, output), key=lambda leaf: leaf.place))
     for leaf in _leaves(inputs):
         if not isinstance(leaf, Leaf | bool | str | None):
             raise DeferredError(
@@ -551,21 +534,6 @@ def _as_called(model: nn.Module, output: Call) -> Any:
         return kwargs
     alone = len(args) == 1 and not isinstance(args[0], Mapping | tuple | list)
     return args[0] if alone else args
-
-
-def _without_output(value: Deferred, output: Call) -> list[Leaf]:
-    """The records' tensors that a loss looks at other than through the model."""
-    seen: dict[int, Leaf] = {}
-    pending: list[Any] = [value]
-    while pending:
-        one = pending.pop()
-        if not isinstance(one, Deferred) or one._what is output:
-            continue
-        if isinstance(one._what, Leaf):
-            seen[id(one._what)] = one._what
-        else:
-            pending += [*children(one._what.args), *children(one._what.kwargs)]
-    return sorted(seen.values(), key=lambda leaf: leaf.place)
 
 
 def _known(value: Deferred, output: Call, targets: tuple[Leaf, ...]) -> Loss:

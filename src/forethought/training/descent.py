@@ -62,6 +62,12 @@ class IterateAverage:
         """Name → averaged parameter (the parameters themselves without averaging)."""
         return self._average or {name: p.detach() for name, p in self._parameters.items()}
 
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Give the parameters the averaged values."""
+        for average, parameter in self._pairs:
+            parameter.copy_(average)
+
     def state(self) -> dict[str, torch.Tensor]:
         """The state that a checkpoint has to hold."""
         return self._average

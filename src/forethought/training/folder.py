@@ -38,7 +38,15 @@ from forethought.accounting.statement import OF_RUN, Statement, StatementError, 
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
-from forethought.training.metrics import PRIVATE, PUBLIC, Metrics, Results, as_csv, from_csv
+from forethought.training.metrics import (
+    PRIVATE,
+    PUBLIC,
+    Metrics,
+    Results,
+    as_csv,
+    from_csv,
+    from_values,
+)
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import Plan
@@ -1309,9 +1317,6 @@ class UnfinishedRun:
         Raises:
             ValueError: the folder holds no interrupted run, or a damaged one.
         """
-        from forethought.training.folder import PHASES, Checkpoint, ReleasedRounds, RunFolder
-        from forethought.training.metrics import PUBLIC, from_values
-
         run = RunFolder(folder)
         if not run.has_checkpoint or not (folder / "plan.json").is_file():
             raise ValueError(

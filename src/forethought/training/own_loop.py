@@ -272,9 +272,7 @@ class _Rounds:
                 statement, caveats=(*statement.caveats, Caveat("stopped-early", how))
             )
         statement = replace(statement.of_run(transcript.releases()), about=about)
-        with torch.no_grad():
-            for name, weights in self.average.values.items():
-                self.descent.parameters[name].copy_(weights)
+        self.average.hand_over()
         path = None
         if out is not None:
             folder = RunFolder(out)

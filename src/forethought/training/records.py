@@ -169,7 +169,7 @@ def require_fit(
                 f"{count} of {len(finite)} records in {name} hold features that are not finite "
                 "(NaN or infinite): they will contribute nothing. Fill or drop them beforehand",
                 NonFiniteRecordsWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

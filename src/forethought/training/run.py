@@ -15,7 +15,6 @@ from forethought import gradients
 from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import About, Randomness, Statement, account
-from forethought.gradients import BatchDims
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.trees import call
 from forethought.rounds.contributions import check_loss
@@ -27,7 +26,7 @@ from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.sampling import Indices
 from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import Descent, IterateAverage, descent_of
+from forethought.training.descent import IterateAverage, descent_of
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -124,50 +123,41 @@ class Loop:
     """Runs a plan's rounds.
 
     Args:
-        plan, records, test: what to run, on what, measured on what.
-        model: the model.
-        rounds: opens the plan's private rounds.
-        descent: steps along their noised sums.
-        loss: one value per example.
-        log_every: rounds between rows of the history; the last round always has one.
-        diagnostics: whether to look at private batches for the operator.
+        task: what to run, on what, measured on what. secrets: of sampling and noise.
+        settings: ``log_every``, rounds between rows of the history, of which the last round always
+            has one; ``diagnostics``, whether to look at private batches for the operator.
         statement: of the whole plan.
-        dims: where the model has its examples, where its owner declares it.
-
-    Attributes:
-        public_inputs: records whose statistics batch normalisation uses in evaluation.
     """
 
-    public_inputs: Any = None
-
     def __init__(
-        self,
-        plan: Plan,
-        records: Records,
-        test: Records | None,
-        model: torch.nn.Module,
-        rounds: PrivateRounds,
-        descent: Descent,
-        loss: Loss,
-        log_every: int,
-        diagnostics: bool,
-        statement: Statement,
-        dims: BatchDims | None = None,
+        self, task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: Statement
     ) -> None:
-        self.plan, self.model, self.done = plan, model, 0
-        self.private, self.descent, self._loss = rounds, descent, loss
+        self._task, self.plan, self.model, self.done = task, task.plan, task.model, 0
+        plan, team = task.plan, task.team
+        parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
+        self.private = PrivateRounds(
+            plan.privacy,
+            parameters,
+            task.loss,
+            secrets,
+            micro_batch=task.execution.micro_batch,
+            team=team,
+            batch_dims=task.batch_dims,
+        )
+        self.descent = descent_of(plan, parameters)
         self.history: list[Metrics] = []
-        self.average = IterateAverage(plan.averaging, descent.parameters, plan.rounds)
-        self._dims = dims
-        self._records, self._test, self._diagnostics = records, test, diagnostics
+        self.average = IterateAverage(plan.averaging, parameters, plan.rounds)
+        self._diagnostics = bool(settings["diagnostics"])
         self._step_size = step_sizes(plan)
-        logged = [*range(log_every, plan.rounds, log_every), plan.rounds]
+        every = int(settings["log_every"])
+        logged = [*range(every, plan.rounds, every), plan.rounds]
         # What was released before the first round counts from the start.
         first = len(plan.mechanism) - plan.rounds
         spent = epsilon_at(statement, [first + count for count in logged])
         self._epsilon = {count: spent[first + count] for count in logged}
         # Counted here since the last time that all processes added up, and by all before.
-        self._own_non_finite = torch.zeros((), dtype=torch.int64, device=rounds.layout.device)
+        device = self.private.layout.device
+        self._own_non_finite = torch.zeros((), dtype=torch.int64, device=device)
         self._non_finite = 0
         self._slowed, self._last_accuracy = 1.0, 0.0  # of the schedule "drops"
 
@@ -187,7 +177,7 @@ class Loop:
                 self.private.seed_model(index)
                 loss = self._batch_loss(total.indices)
         with self.descent.ahead(total.round):
-            total.add(self.model, self._records)
+            total.add(self.model, self._task.records)
         noised = total.release()
         step_size = self._step_size(index) * self._slowed
         self.descent.step(noised, step_size)
@@ -203,66 +193,43 @@ class Loop:
 
     def _slow_down(self, done: int) -> None:
         """Smaller steps after an epoch in which accuracy on public records fell."""
-        before = self.plan.privacy.examples_before(done - 1) // self.plan.examples
-        if self._test is None or self.plan.privacy.examples_before(done) < self.plan.examples * (
-            before + 1
-        ):
+        size, seen = self.plan.examples, self.plan.privacy.examples_before
+        if self._task.held_out is None or seen(done) < size * (seen(done - 1) // size + 1):
             return
-        accuracy = self._evaluated(self._test)[1] or 0.0
+        accuracy = self._evaluated(self._task.held_out)[1] or 0.0
         if accuracy < self._last_accuracy:
             self._slowed *= self.plan.schedule.decay
         self._last_accuracy = accuracy
 
     def _evaluated(self, records: Records) -> tuple[float, float | None]:
-        return evaluate(
-            self.model,
-            self.average.values,
-            self._loss,
-            records,
-            self._dims,
-            self.public_inputs,
-        )
+        task = self._task
+        weights, public = self.average.values, task.public_inputs
+        return evaluate(self.model, weights, task.loss, records, task.batch_dims, public)
 
     def _batch_loss(self, indices: Indices) -> float | None:
         if len(indices) < 1 + bool(mixing_layers(self.model)):
             return None
-        inputs, targets = self._records.take(indices[:SHOWN_RECORDS])
-        with undisturbed(self.model, self._loss), torch.no_grad():
-            outputs = call(self.model, placed(inputs, self._dims))
-            outputs = outputs_in_front(outputs, self._dims)
-            return float(self._loss(outputs, targets).double().mean())
+        task = self._task
+        inputs, targets = task.records.take(indices[:SHOWN_RECORDS])
+        with undisturbed(self.model, task.loss), torch.no_grad():
+            outputs = call(self.model, placed(inputs, task.batch_dims))
+            outputs = outputs_in_front(outputs, task.batch_dims)
+            return float(task.loss(outputs, targets).double().mean())
 
     def _log(
-        self,
-        done: int,
-        step_size: float,
-        bound: float,
-        loss: float | None,
-        norms: torch.Tensor,
+        self, done: int, step_size: float, bound: float, loss: float | None, norms: torch.Tensor
     ) -> None:
         test_loss, accuracy = None, None
-        if self._test is not None:
-            test_loss, accuracy = self._evaluated(self._test)
+        if self._task.held_out is not None:
+            test_loss, accuracy = self._evaluated(self._task.held_out)
         clipped, non_finite = None, None
         if self._diagnostics:
             clipped = float((norms > bound).double().mean()) if len(norms) else None
             self.add_up()
             non_finite = self._non_finite
         epoch = self.plan.privacy.examples_before(done) / self.plan.examples
-        self.history.append(
-            Metrics(
-                done,
-                epoch,
-                step_size,
-                bound,
-                self._epsilon[done],
-                test_loss,
-                accuracy,
-                loss,
-                clipped,
-                non_finite,
-            )
-        )
+        public = (done, epoch, step_size, bound, self._epsilon[done], test_loss, accuracy)
+        self.history.append(Metrics(*public, loss, clipped, non_finite))
 
     def add_up(self) -> None:
         """Join what the processes of a run counted apart; all of them call it together."""
@@ -476,11 +443,7 @@ def train(
             KeyboardInterrupt).
     """
     execution, seeds = settled(execution, seeds, **short)
-    if resume and (out is None or overwrite):
-        raise ValueError("resume=True continues the run in out=: give out, without overwrite")
-    if files and out is None:
-        raise ValueError("files are kept in the run folder: give out=")
-    folder = None if out is None else RunFolder(out)
+    folder = folder_of(out, files, resume, overwrite)
     team = present_team()
     team.any()  # nobody still reads the folder
     with contextlib.ExitStack() as held:
@@ -493,14 +456,8 @@ def train(
         if augment is not None:
             plan = plan.with_(augmentation=Augmentation.of(augment))
         require_answered(plan, prepared)
-        loss = loss or usual_loss(data)
-        given = data
-        data, test, found = opened(data, test)
-        own, plan = arranged(data, plan, loss), with_caveats(plan, found)
-        task = opened_task(
-            own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims
-        )
-        warn_of_another_model(plan, model, given)
+        task = task_of(model, data, test, plan, loss, execution, batch_dims)
+        warn_of_another_model(task.plan, model, data)
         same_start(model, team)
         path = None if folder is None else folder.path
         earlier = team.first(lambda: () if resume else trained_before(model, path))
@@ -524,6 +481,37 @@ def train(
     run = replace(run, model=model)
     remember(run.model, run.statement)
     return run
+
+
+def folder_of(
+    out: str | Path | None, files: Mapping[str, str] | None, resume: bool, overwrite: bool
+) -> RunFolder | None:
+    """The run folder of a call, where it has one.
+
+    Raises:
+        ValueError: arguments that need a folder, or contradict each other.
+    """
+    if resume and (out is None or overwrite):
+        raise ValueError("resume=True continues the run in out=: give out, without overwrite")
+    if files and out is None:
+        raise ValueError("files are kept in the run folder: give out=")
+    return None if out is None else RunFolder(out)
+
+
+def task_of(
+    model: torch.nn.Module,
+    data: object,
+    test: object | None,
+    plan: Plan,
+    loss: Loss | None,
+    execution: Execution,
+    batch_dims: gradients.BatchDims | None = None,
+) -> Task:
+    """The task of a call: data sets opened, their caveats in the plan, persons arranged."""
+    loss = loss or usual_loss(data)
+    data, test, found = opened(data, test)
+    own, plan = arranged(data, plan, loss), with_caveats(plan, found)
+    return opened_task(own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims)
 
 
 def opened_task(
@@ -624,8 +612,7 @@ def run_plan(task: Task) -> Run:
 
     statement = team.first(lambda: stated(plan))
     task.centring.begin()
-    loop = _loop(task, keys.secrets, settings, statement)
-    loop.public_inputs = task.public_inputs
+    loop = Loop(task, keys.secrets, settings, statement)
     checkpointer = _kept(task, loop, keys, saved, settings)
     if saved is not None:
         loop.restore(saved)
@@ -647,9 +634,7 @@ def run_plan(task: Task) -> Run:
         loop.history = [replace(row, epsilon=spent[before + row.round]) for row in loop.history]
     transcript.require(statement.mechanism)
     statement = replace(statement.of_run(transcript.releases()), about=task.about)
-    with torch.no_grad():
-        for name, weights in loop.average.values.items():
-            loop.descent.parameters[name].copy_(weights)
+    loop.average.hand_over()
     task.centring.end()
     if task.public_inputs is not None:
         settle_statistics(model, task.public_inputs)
@@ -721,33 +706,6 @@ def _settings(task: Task) -> dict[str, Any]:
         "diagnostics": task.diagnostics,
         "caveats": [caveat.to_dict() for caveat in task.caveats],
     }
-
-
-def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: Statement) -> Loop:
-    parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
-    descent = descent_of(task.plan, parameters)
-    private = PrivateRounds(
-        task.plan.privacy,
-        parameters,
-        task.loss,
-        secrets,
-        micro_batch=task.execution.micro_batch,
-        team=task.team,
-        batch_dims=task.batch_dims,
-    )
-    return Loop(
-        task.plan,
-        task.records,
-        task.held_out,
-        task.model,
-        private,
-        descent,
-        task.loss,
-        int(settings["log_every"]),
-        bool(settings["diagnostics"]),
-        statement,
-        task.batch_dims,
-    )
 
 
 def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
