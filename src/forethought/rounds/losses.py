@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from forethought.gradients.boundary import Refused
 from forethought.gradients.chain import cross_entropy_slope, separable
@@ -39,6 +40,15 @@ def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
             surroundings.restore()
             with torch.no_grad():
                 before.restore()
+
+
+def mixing_layers(model: torch.nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """Batch normalisation in training mode, which normalises by the batch it sees."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training
+    ]
 
 
 Loss = Callable[[Any, Any], torch.Tensor]

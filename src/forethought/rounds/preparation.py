@@ -99,10 +99,12 @@ class Vectors:
             assert asked.reach is not None
             if self._statistic == "means":
                 # A record of zeros stays one; what is not finite counts as nothing in the sum.
-                share = (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
+                share: Tensor = (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
                 return flat * share
             centre = torch.tensor(self._centre, dtype=torch.float64, device=flat.device)
-            left = (flat - centre).norm(dim=1, keepdim=True) * (REACH / asked.reach / LIKELY)
+            left: Tensor = (flat - centre).norm(dim=1, keepdim=True) * (
+                REACH / asked.reach / LIKELY
+            )
             limit = math.log(WITHIN)
             # A record at the centre, whose logarithm is infinite, counts as the nearest one.
             return left.log().clamp(-limit, limit)

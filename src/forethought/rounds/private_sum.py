@@ -14,16 +14,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 from blake3 import blake3
 
-from forethought.gradients import BatchDims, ClippingRule
+from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
-from forethought.gradients.blocks import Blocks, together
+from forethought.gradients.blocks import together
 from forethought.gradients.clipped import Sums, clipped_sums
 from forethought.gradients.sums import centred_count_below, next_clip_norm
 from forethought.rounds.contributions import (
@@ -215,6 +214,7 @@ class PrivateRounds:
         clip_norm: norm of the next round; set it when a run continues.
         bound: what the noise of the rounds so far was bound to, where later noise depends on it;
             set it when a run continues.
+        how: gradients are computed; another loss counts from the next round that is added to.
         context: bytes that the noise is bound to besides: what is known to have changed.
         witness: of an audit, see :data:`WITNESS`.
     """
@@ -238,7 +238,7 @@ class PrivateRounds:
         self.transcript = Transcript() if transcript is None else transcript
         self.clip_norm = privacy.clip.norm
         self.team = team or Team()
-        self._how = Gradients(
+        self.how = Gradients(
             loss, clipping_rule(privacy.clip), micro_batch, batch_dims, self.team.size
         )
         self._add = CONTRIBUTORS[type(privacy.contribution)]
@@ -280,12 +280,7 @@ class PrivateRounds:
         self._kept.append(self._generator.get_state())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with turns:  # not while another thread's model draws
             self._generator.set_state(self._kept.pop())
 
@@ -312,35 +307,6 @@ class PrivateRounds:
             )
         return PrivateSum(self, chosen, share_of(batch, self.team), indices)
 
-    @property
-    def loss(self) -> Loss:
-        """One value per example; another one counts from the next round that is added to."""
-        return self._how.loss
-
-    @loss.setter
-    def loss(self, loss: Loss) -> None:
-        self._how = replace(self._how, loss=loss)
-
-    @property
-    def batch_dims(self) -> BatchDims | None:
-        """The dimensions in which the models have their examples, as their owner declares it."""
-        return self._how.batch_dims
-
-    @property
-    def rule(self) -> ClippingRule:
-        """The rule that turns norms into factors."""
-        return self._how.rule
-
-    def blocks(self, chosen: Round) -> Blocks:
-        """The number of rows that passes of the round may have."""
-        return self._how.blocks(chosen)
-
-    @property
-    def whole_batches(self) -> bool:
-        """True if a batch is computed by this process alone, at once, in the plain form."""
-        how = self._how
-        return how.micro_batch is None and how.batch_dims is None and self.team.size == 1
-
     def seed_model(self, index: int) -> None:
         """Set the generator that dropout draws from to a round's own beginning."""
         # Whether a round is logged must not move its dropout masks: both passes begin alike.
@@ -365,7 +331,7 @@ class PrivateRounds:
         self.require_size(records, chosen)
         with turns:  # of the generator that the model draws from, and of what it touches
             self.seed_model(chosen.index)
-            return self._add(Addition(into, model, records, batch, chosen, self._how))
+            return self._add(Addition(into, model, records, batch, chosen, self.how))
 
     def _correlated_noise(self, chosen: Round) -> CorrelatedNoise | None:
         """The part's noise up to this round, drawn again where a run goes on."""
@@ -632,28 +598,28 @@ def _computed(
         return ()
     lead = sums[0].rounds
     lead.seed_model(sums[0].round.index)
-    return clipped_sums(
-        model,
-        lead.loss,
-        torch.cat([inputs for inputs, _ in full]),
-        torch.cat([targets for _, targets in full]),
-        sums[0].round.clip_norm,
-        [len(indices) for indices in batches],
-        clip=lead.rule,
-        blocks=together(one.rounds.blocks(one.round) for one in sums),
-    )
+    inputs, targets = (torch.cat(parts) for parts in zip(*full, strict=True))
+    sizes, norm = [len(indices) for indices in batches], sums[0].round.clip_norm
+    blocks = together(one.rounds.how.blocks(one.round) for one in sums)
+    rule, loss = lead.how.rule, lead.how.loss
+    return clipped_sums(model, loss, inputs, targets, norm, sizes, clip=rule, blocks=blocks)
 
 
 def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
-    """True if one pass gives every holder exactly what it would compute by itself."""
+    """True if one pass gives every holder exactly what it would compute by itself.
+
+    All batches are then computed by this process alone, at once, in the plain form.
+    """
     lead = sums[0].rounds
     return all(
         isinstance(one.round.contribution, Examples)
         and one.round.augmentation is None
         and one.round.clip_norm == sums[0].round.clip_norm
         and one.round.clip == sums[0].round.clip
-        and one.rounds.loss is lead.loss
-        and one.rounds.whole_batches
+        and one.rounds.how.loss is lead.how.loss
+        and one.rounds.how.micro_batch is None
+        and one.rounds.how.batch_dims is None
+        and one.rounds.team.size == 1
         and one.rounds.layout.names == lead.layout.names
         and isinstance(own, TensorRecords)
         and own.inputs.shape[1:] == _inputs(records[0])

@@ -234,7 +234,7 @@ class _Rounds:
             self._stated = found
         # What fails from here on may have drawn the round's records and noise.
         self.closed = f"round {self.done} failed"
-        self._private.loss = loss
+        self._private.how = replace(self._private.how, loss=loss)
         with self._private:
             total = self._private.open(self.done)
             with self.descent.ahead(total.round):

@@ -23,6 +23,7 @@ from forethought.rounds.losses import (
     Loss,
     cross_entropy,
     label_cross_entropy,
+    mixing_layers,
     squared_error,
     undisturbed,
 )
@@ -31,7 +32,6 @@ from forethought.rounds.records import Records, TensorRecords, as_records, blank
 from forethought.rounds.sampling import Indices
 from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
-from forethought.training.metrics import mixing_layers
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
 from forethought.values.plan import LEAST_NOISE, Plan

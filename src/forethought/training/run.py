@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,7 +18,7 @@ from forethought.accounting.statement import About, Randomness, Statement, accou
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.trees import call
 from forethought.rounds.contributions import check_loss
-from forethought.rounds.losses import Loss, default_loss, undisturbed
+from forethought.rounds.losses import Loss, default_loss, mixing_layers, undisturbed
 from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
@@ -56,9 +56,7 @@ from forethought.training.metrics import (
     Event,
     Metrics,
     evaluate,
-    event,
     from_values,
-    mixing_layers,
     settle_statistics,
     to_values,
 )
@@ -713,7 +711,7 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
     with loop.private, InterruptGuard() as guard:
         for done in loop.rounds():
             if task.progress is not None and team.leads:
-                task.progress(event(done, total, loop.history[-1] if loop.history else None))
+                task.progress(event(done, total, loop.history))
             if done == total:
                 break
             due = False
@@ -726,6 +724,14 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
                     checkpointer.write(loop.checkpoint())
             if stop:
                 raise Interrupted(None if task.folder is None else task.folder.path, done)
+
+
+def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:
+    """The event of round ``done``, with the values of the last row of the history."""
+    if not history:
+        return Event(done, rounds)
+    names = [part.name for part in fields(Event)][2:]
+    return Event(done, rounds, *(getattr(history[-1], name) for name in names))
 
 
 def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan, team: Team) -> Run:
