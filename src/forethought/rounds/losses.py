@@ -1,4 +1,4 @@
-"""Losses with one value per example, and the accuracy that goes with them."""
+"""Losses with one value per example, and passes over records that leave nothing in a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One source of randomness per purpose: batches follow from (secret, round), noise from its sum.
+"""One source of randomness per purpose, and the noise that is drawn from it.
+
+Batches follow from (secret, round), noise from its sum.
 
 A stream is AES-128 in counter mode (FIPS 197, NIST SP 800-38A), whose key is hashed from a 256-bit
 secret and the name of the purpose, and whose 128-bit counter begins at the round's number times

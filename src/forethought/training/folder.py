@@ -1,4 +1,4 @@
-"""The run folder: locked, checked beforehand, whole at every moment, continued exactly."""
+"""The run folder: locked, checked beforehand, whole at every moment, continued exactly, read."""
 
 from __future__ import annotations
 

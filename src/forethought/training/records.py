@@ -1,4 +1,4 @@
-"""The fit of model, loss, records and plan, said before anything is spent."""
+"""The records of a run: their fit with model, loss and plan; persons, weights and centring."""
 
 from __future__ import annotations
 
