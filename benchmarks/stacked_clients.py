@@ -30,9 +30,8 @@ from forethought.holders.work import Work
 from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.losses import default_loss
-from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds, Stream
+from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords
 from forethought.simulation.times import Times
 from forethought.training.descent import Descent

@@ -31,7 +31,7 @@ from forethought.data import Dataset, Split
 from forethought.jobs.job import Job
 from forethought.jobs.load import Loaded
 from forethought.jobs.request import Request
-from forethought.preparing.prepare import Constants
+from forethought.rounds.preparation import Constants
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

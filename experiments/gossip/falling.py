@@ -32,7 +32,7 @@ from forethought.data import load
 from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job
 from forethought.jobs.request import Request
-from forethought.training.descent import SHAPES
+from forethought.values.plan import SHAPES
 
 HERE = Path(__file__).parent
 ROWS = HERE / "falling.jsonl"

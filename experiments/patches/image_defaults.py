@@ -27,7 +27,7 @@ from torch import Tensor
 import forethought as ft
 from forethought.data import load
 from forethought.data.features import EXTRACTORS, cached
-from forethought.preparing.prepare import centre
+from forethought.rounds.preparation import centre
 
 FOLDER = Path(__file__).parent
 KEPT, TABLE = FOLDER / "image_defaults.csv", FOLDER / "image_defaults.md"

@@ -21,7 +21,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.rounds.sampling import Indices
 from forethought.training.descent import Descent, make_optimizer
-from forethought.training.step_sizes import step_sizes
+from forethought.values.plan import step_sizes
 
 
 @dataclass(frozen=True)

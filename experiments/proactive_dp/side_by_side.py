@@ -27,7 +27,7 @@ import forethought as ft
 from forethought.gradients.sums import CHARGE, NARROW
 from forethought.rounds.randomness import BoundNoise, Secrets, Stream
 from forethought.rounds.sampling import Indices, sampler
-from forethought.training.step_sizes import step_sizes
+from forethought.values.plan import step_sizes
 
 
 @dataclass(frozen=True)

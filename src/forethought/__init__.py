@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from forethought.planning.plan_request import PlanRequest as PlanRequest
     from forethought.planning.search_plans import plan_tuning as plan_tuning
     from forethought.planning.solve import plan as plan
-    from forethought.preparing.prepare import Prepared as Prepared
-    from forethought.preparing.prepare import prepare as prepare
+    from forethought.rounds.preparation import Prepared as Prepared
+    from forethought.rounds.preparation import prepare as prepare
     from forethought.rounds.randomness import Seeds as Seeds
     from forethought.training.execution import Execution as Execution
     from forethought.training.own_loop import private as private
@@ -116,7 +116,7 @@ _HOME = {
     **dict.fromkeys(("Averaging", "GradientFilter", "Optimizer", "Schedule"), "values.use"),
     "Local": "values.contributions",
     "Preparation": "values.plan",
-    **dict.fromkeys(("Prepared", "prepare"), "preparing.prepare"),
+    **dict.fromkeys(("Prepared", "prepare"), "rounds.preparation"),
     "Interval": "accounting.interval",
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
     **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),

@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from forethought.simulation.times import SimulationError as SimulationError
     from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.execution import Interrupted as Interrupted
-    from forethought.training.fit import NonFiniteRecordsWarning as NonFiniteRecordsWarning
-    from forethought.training.fit import OtherModelWarning as OtherModelWarning
     from forethought.training.folder import CheckpointError as CheckpointError
     from forethought.training.folder import RunFolderBusyError as RunFolderBusyError
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.records import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.records import MutedWeightsWarning as MutedWeightsWarning
+    from forethought.training.records import NonFiniteRecordsWarning as NonFiniteRecordsWarning
     from forethought.training.records import NotCentredWarning as NotCentredWarning
+    from forethought.training.records import OtherModelWarning as OtherModelWarning
     from forethought.values.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.values.signing import SignatureError as SignatureError
     from forethought.web.planner import SettingError as SettingError
@@ -90,9 +90,9 @@ _HOME = {
     "MutedWeightsWarning": "training.records",
     "NeighbourError": "gossip.clipping",
     "NetworkViewError": "gossip.decentralised",
-    "NonFiniteRecordsWarning": "training.fit",
+    "NonFiniteRecordsWarning": "training.records",
     "NotCentredWarning": "training.records",
-    "OtherModelWarning": "training.fit",
+    "OtherModelWarning": "training.records",
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",
     "PlanError": "planning.courses",

@@ -11,7 +11,7 @@ import pytest
 import forethought as ft
 from forethought.auditing import faults
 from forethought.cli import main
-from forethought.training.loop import Loop
+from forethought.training.run import Loop
 from forethought.values.plan import Plan
 
 JOB = """\

@@ -11,7 +11,7 @@ import pytest
 
 from forethought.auditing.faults import FAULTS
 from forethought.auditing.federated import audit_client, received
-from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import GaussianNoise
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch, Poisson

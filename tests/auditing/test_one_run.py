@@ -20,7 +20,7 @@ from forethought.accounting.tradeoff import TradeOff, from_epsilon_delta, gaussi
 from forethought.auditing.faults import replaced
 from forethought.auditing.inference import Games, guessed, one_run_p_value, one_run_refutation
 from forethought.auditing.one_run import one_run
-from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import GaussianNoise
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, Use
 

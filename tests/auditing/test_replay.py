@@ -30,12 +30,11 @@ from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.replay import Replay, replaying
 from forethought.data.dataset import of_persons
 from forethought.gradients import BatchDims
-from forethought.rounds import contributions, noise, private_sum, sampling
-from forethought.rounds.noise import GaussianNoise
-from forethought.rounds.randomness import BoundNoise
+from forethought.rounds import contributions, private_sum, randomness, sampling
+from forethought.rounds.randomness import BoundNoise, GaussianNoise
 from forethought.training import records as person_records
-from forethought.training.loop import Loop
-from forethought.values.contributions import LinearExamples, Local, Persons
+from forethought.training.run import Loop
+from forethought.values.contributions import Examples, LinearExamples, Local, Persons
 from forethought.values.plan import Plan, Preparation, Privacy
 from forethought.values.use import Averaging, Optimizer, Use
 
@@ -171,7 +170,7 @@ _BIND = BoundNoise.bind
 
 
 def noise_by(broken: Callable[..., None]) -> Planted:
-    return replaced((noise.GaussianNoise, "add_to", broken))
+    return replaced((randomness.GaussianNoise, "add_to", broken))
 
 
 def last_ten_as_the_first() -> Planted:
@@ -282,10 +281,10 @@ def sums_by(broken: Callable[..., Any]) -> Planted:
 
 
 def last_micro_batch_unclipped() -> Planted:
-    right = contributions.ExampleGradients.add
+    right = contributions.example_gradients
 
-    def add(self: Any, into: Any, model: Any, records: Any, batch: Any, chosen: Any, how: Any):
-        left = len(batch.indices)
+    def add(addition: Any) -> Any:
+        left = len(addition.batch.indices)
 
         def broken(model: Any, loss: Any, inputs: Any, targets: Any, norm: float, **rest: Any):
             nonlocal left
@@ -293,9 +292,9 @@ def last_micro_batch_unclipped() -> Planted:
             return _SUMMED(model, loss, inputs, targets, norm if left else 1e9, **rest)
 
         with sums_by(broken):
-            return right(self, into, model, records, batch, chosen, how)
+            return right(addition)
 
-    return replaced((contributions.ExampleGradients, "add", add))
+    return mock.patch.dict(contributions.CONTRIBUTORS, {Examples: add})
 
 
 def boundary_of_micro_batches_twice() -> Planted:

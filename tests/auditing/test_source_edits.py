@@ -17,13 +17,13 @@ SOURCE = Path(ft.__file__).parent
 
 EDITS = {
     "noise": (
-        "rounds/noise.py",
+        "rounds/randomness.py",
         "            vector[start : start + length].add_(noise, alpha=std)",
         "            pass  # vector[start : start + length].add_(noise, alpha=std)",
         "is not the noise that belongs to its sum",
     ),
     "half of the noise": (
-        "rounds/noise.py",
+        "rounds/randomness.py",
         "add_(noise, alpha=std)",
         "add_(noise, alpha=std / 2)",
         "is not the noise that belongs to its sum",

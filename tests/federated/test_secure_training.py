@@ -28,16 +28,13 @@ from forethought.federated.server_optimizers import moved
 from forethought.federated.simulate import SimulatedRun, simulate
 from forethought.federated.statements import client_statement
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.rounds.grid import add_grid_noise
-from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.randomness import Secrets, Seeds, add_grid_noise
 from forethought.rounds.records import TensorRecords, as_records
 from forethought.simulation.times import Times
-from forethought.training.step_sizes import step_sizes
 from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, grid, step_sizes
 from forethought.values.samplings import Poisson
 from forethought.values.use import Averaging
 from trials.storage import CrashError, MemoryStorage

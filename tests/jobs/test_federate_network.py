@@ -402,7 +402,7 @@ def test_the_readme_as_a_newcomer_runs_it(tmp_path: Path) -> None:
 LESS_NOISE = """
 import torch
 from forethought.cli import main
-from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import GaussianNoise
 whole = GaussianNoise.add_to
 GaussianNoise.add_to = lambda self, vector, std, source: whole(self, vector, 0.8 * std, source)
 main()

@@ -350,7 +350,7 @@ def holder_of(folder: Path) -> int:
 # A worker of which somebody changed the noise: a fifth of it is missing.
 LESS_NOISE = """
 from forethought.cli import main
-from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import GaussianNoise
 whole = GaussianNoise.add_to
 GaussianNoise.add_to = lambda self, vector, std, source: whole(self, vector, 0.8 * std, source)
 main()

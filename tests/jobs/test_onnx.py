@@ -24,7 +24,7 @@ from forethought.jobs.job import JobError
 from forethought.jobs.load import ModelCard
 from forethought.jobs.onnx_export import write_onnx
 from forethought.jobs.predict import Predictor
-from forethought.preparing.prepare import Constants
+from forethought.rounds.preparation import Constants
 
 COLUMNS = {
     "age": [0, 110],

@@ -7,11 +7,10 @@ from itertools import pairwise
 import pytest
 
 from forethought.accounting import exact
-from forethought.accounting.adaptive import RenyiFilter
+from forethought.accounting.adaptive import Progress, RenyiFilter
 from forethought.planning.phase_plans import next_by_shortfall, next_phase, plan_phases
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
-from forethought.training.progress import Progress
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.samplings import FullBatch, Poisson
 

@@ -22,8 +22,8 @@ from forethought.accounting.statement import Release
 from forethought.cli import main
 from forethought.report import charts
 from forethought.report.page import report_page, statement_page, write_pages, write_statement
+from forethought.training.folder import RunSummary
 from forethought.training.metrics import measured
-from forethought.training.summary import RunSummary
 from forethought.values import signing
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Mechanism, Rounds

@@ -14,7 +14,7 @@ import pytest
 from forethought.report import pdf
 from forethought.report.page import write_pages
 from forethought.report.pdf import PrintingError, print_pdf
-from forethought.training.summary import RunSummary
+from forethought.training.folder import RunSummary
 
 CHROMIUM = shutil.which("chromium")
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")

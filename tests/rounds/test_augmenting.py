@@ -15,9 +15,14 @@ from torch import nn
 from drawn import randint, randn, reseed, stream
 from forethought.gradients import clipped_sum
 from forethought.gradients.sums import flat
-from forethought.rounds.augmenting import augmented, require_images, uniform
-from forethought.rounds.contributions import share_of
-from forethought.rounds.losses import check_loss, cross_entropy
+from forethought.rounds.contributions import (
+    augmented,
+    check_loss,
+    require_images,
+    share_of,
+    uniform,
+)
+from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

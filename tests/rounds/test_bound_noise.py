@@ -448,8 +448,13 @@ PURPOSES = {"sampling", "cohort", "groups", "augment", "candidates", "number of 
 # Who turns a generator's numbers into noise on private sums, and who hands them one.
 DRAWING = {"add_grid_noise", "noised_count", "noised_share", "GaussianNoise", "CorrelatedNoise"}
 DRAWERS = {
-    *("rounds/private_sum.py", "rounds/clip_norm.py", "rounds/noise.py", "rounds/grid.py"),
-    *("rounds/correlated_noise.py", "training/search.py", "federated/fused.py"),
+    *(
+        "rounds/private_sum.py",
+        "rounds/private_sum.py",
+        "rounds/randomness.py",
+        "rounds/randomness.py",
+    ),
+    *("rounds/randomness.py", "training/search.py", "federated/fused.py"),
 }
 KEEPERS = {"rounds/randomness.py", "training/folder.py"}
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from forethought.rounds.contributors import CONTRIBUTORS
+from forethought.rounds.contributions import CONTRIBUTORS, STATISTIC
 from forethought.rounds.linear import LinearModel, LinearRecords
 from forethought.rounds.losses import squared_error
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.rounds.statistics import STATISTIC
 from forethought.values.contributions import GRADIENTS, Contribution, Local
 from forethought.values.mechanism import ADJACENCIES, CLIPPINGS, Mechanism, Rounds, sensitivity
 from forethought.values.plan import CONTRIBUTIONS, NAMES, Clip, Privacy

@@ -14,10 +14,9 @@ import forethought as ft
 from drawn import randn, reseed
 from forethought.holders.trainer import Holder
 from forethought.holders.work import HolderError
-from forethought.rounds.correlated_noise import CorrelatedNoise
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import BoundNoise, Secrets, Seeds
+from forethought.rounds.randomness import BoundNoise, CorrelatedNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
 from forethought.values.mechanism import Correlated, Mechanism, Rounds

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from forethought.rounds.grid import (
+from forethought.rounds.randomness import (
+    Stream,
     accepted_far,
     add_grid_noise,
     bernoulli_exp,
     discrete_gaussian,
     discrete_laplace,
 )
-from forethought.rounds.grid_step import STEPS, grid
-from forethought.rounds.randomness import Stream
+from forethought.values.plan import GRID_STEPS, grid
 
 FALSE_ALARM = 1e-6
 
@@ -57,7 +57,7 @@ def test_the_discrete_laplace_has_its_law(scale: int) -> None:
 
 def test_at_the_scale_in_use_it_is_normal() -> None:
     """Kolmogorov-Smirnov and tails (binomial) on 400,000 draws, false-alarm rate 1e-6."""
-    scale = (1 << STEPS) + 12_345
+    scale = (1 << GRID_STEPS) + 12_345
     drawn = discrete_gaussian(scale, 400_000, random("large")) / scale
     assert stats.kstest(drawn, "norm").pvalue > FALSE_ALARM
     for edge in (2.0, 3.5, 4.2):
@@ -89,7 +89,7 @@ def test_far_proposals_are_weighed_exactly_too() -> None:
 def test_planted_faults_in_the_sampler_are_seen(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import forethought.rounds.grid as module
+    import forethought.rounds.randomness as module
 
     honest_gaussian, honest_coin = module.discrete_gaussian, module.bernoulli_exp
 
@@ -128,14 +128,14 @@ def test_the_noise_covers_what_is_accounted_with_the_rounding(
         assert "tenth" in str(error) and math.sqrt(size) * step_of(std) > norm / 10
         return
     assert math.frexp(step)[0] == 0.5  # a power of two
-    assert 1 << STEPS <= scale < 1 << (STEPS + 2)
+    assert 1 << GRID_STEPS <= scale < 1 << (GRID_STEPS + 2)
     sigma = Fraction(std) / Fraction(norm)
     needed = sigma * (Fraction(norm) + exact_root(size) * Fraction(step))
     assert (Fraction(scale) ** 2 - 9) * Fraction(step) ** 2 >= needed**2
 
 
 def step_of(std: float) -> Fraction:
-    return Fraction(2) ** (math.frexp(std)[1] - 1 - STEPS)
+    return Fraction(2) ** (math.frexp(std)[1] - 1 - GRID_STEPS)
 
 
 def exact_root(size: int) -> Fraction:

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from drawn import randint, randn, reseed, stream
-from forethought.gradients.sums import CHARGE
-from forethought.local.known import separable
-from forethought.rounds import contributions, local_contributions
+from forethought.gradients.terms import CHARGE
+from forethought.rounds import contributions
+from forethought.rounds.local_updates import separable
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
@@ -229,12 +229,12 @@ def test_parameters_of_two_types_are_stepped_and_clipped_as_one_vector(dealt: np
 def test_side_by_side_is_one_after_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     local = Local(name, 0.05, OPTIONS[name], passes=2, step=4)
     model, data = network(torch.float64), records(torch.float64)
-    monkeypatch.setattr(local_contributions, "side_by_side", lambda *_: False)
+    monkeypatch.setattr(contributions, "side_by_side", lambda *_: False)
     wanted, norms = one_round(model, data, plan_of(local))
     monkeypatch.undo()
     asked = []
-    own = local_contributions.SideBySide
-    monkeypatch.setattr(local_contributions, "SideBySide", lambda *a: asked.append(1) or own(*a))
+    own = contributions.SideBySide
+    monkeypatch.setattr(contributions, "SideBySide", lambda *a: asked.append(1) or own(*a))
     for held in (None, 4, 9):  # all groups, one, two at a time
         found, others = one_round(model, data, plan_of(local), micro_batch=held)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)

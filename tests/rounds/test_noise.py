@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from forethought.rounds.noise import CHUNK, GaussianNoise
+from forethought.rounds.randomness import CHUNK, GaussianNoise
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -16,9 +16,8 @@ from torch import nn
 from drawn import randint, randn, reseed, stream
 from forethought.gradients.sums import CHARGE
 from forethought.rounds.losses import cross_entropy, squared_error
-from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
 from forethought.values.mechanism import Mechanism, Rounds

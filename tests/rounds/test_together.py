@@ -14,10 +14,9 @@ from drawn import randint, randn, reseed, stream
 from forethought.gradients import clipped_sum
 from forethought.gradients.clipped import clipped_sums
 from forethought.rounds.losses import default_loss
-from forethought.rounds.private_sum import PrivateRounds, PrivateSum, RoundError
+from forethought.rounds.private_sum import PrivateRounds, PrivateSum, RoundError, add_together
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.rounds.together import add_together
 
 SIZES = (7, 0, 1, 12)
 

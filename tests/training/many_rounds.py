@@ -18,16 +18,14 @@ import torch
 from torch import nn
 
 from forethought.rounds.losses import cross_entropy
-from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.training import loop as loops
-from forethought.training.descent import Descent
-from forethought.training.loop import Loop
+from forethought.training import run as loops
+from forethought.training.run import Loop, Task
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson, Shuffled, WithoutReplacement
-from forethought.values.use import Schedule
+from forethought.values.use import Optimizer, Schedule
 
 EXAMPLES = 60_000
 
@@ -49,19 +47,24 @@ def run(rounds: int, data: Any) -> float:
     """Processor time of plan, sampler and loop."""
     begun = time.process_time()
     mechanism = Mechanism(*different(rounds), adjacency="zero-out")
-    plan = Plan(mechanism, EXAMPLES, 1e-6, schedule=Schedule("inverse", 1e-3, unit="examples"))
+    plan = Plan(
+        mechanism,
+        EXAMPLES,
+        1e-6,
+        optimizer=Optimizer(options=()),
+        schedule=Schedule("inverse", 1e-3, unit="examples"),
+    )
     assert len(plan.mechanism.rounds) == rounds
     model = nn.Linear(2, 2)
-    parameters = dict(model.named_parameters())
-    private = PrivateRounds(plan.privacy, parameters, cross_entropy, Secrets.draw(Seeds(1, 1)))
-    descent = Descent(parameters, torch.optim.SGD(model.parameters(), lr=0.1))
     loops.epsilon_at = lambda _statement, logged: dict.fromkeys(logged, math.nan)
     every = max(1, rounds // 100)
-    loop = Loop(plan, data, None, model, private, descent, cross_entropy, every, True, None)  # type: ignore[arg-type]
+    settings = {"log_every": every, "diagnostics": True}
+    task = Task(model, data, None, plan, cross_entropy)
+    loop = Loop(task, Secrets.draw(Seeds(1, 1)), settings, None)  # type: ignore[arg-type]
     for _ in loop.rounds():
         pass
     loop.checkpoint()
-    private.transcript.require(plan.mechanism)
+    loop.private.transcript.require(plan.mechanism)
     return time.process_time() - begun
 
 

@@ -21,9 +21,9 @@ from forethought.data.dataset import Dataset, Split
 from forethought.holders.trainer import Holder
 from forethought.holders.work import HolderError
 from forethought.models import build
-from forethought.preparing import prepare
-from forethought.preparing.prepare import SPREAD, Vectors, centre, rescaled
+from forethought.rounds import preparation
 from forethought.rounds.losses import cross_entropy
+from forethought.rounds.preparation import SPREAD, Vectors, centre, rescaled
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
@@ -138,7 +138,7 @@ def released_means(plan: ft.Plan, data: tuple[torch.Tensor, torch.Tensor]) -> to
         return centre(asked, means, examples)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "centre", catch)
+        patch.setattr(preparation, "centre", catch)
         ft.prepare(plan, data)
     return caught[0]
 
@@ -224,7 +224,7 @@ def test_the_norm_has_the_noise_that_is_accounted() -> None:
 
     data = torch.full((count, 2), 1e9), torch.zeros(count)  # every record's norm is the greatest
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "rescaled", catch)
+        patch.setattr(preparation, "rescaled", catch)
         for seed in range(tries):
             ft.prepare(plan, data, seeds=Seeds(None, seed))
     left = (np.array(caught) - math.log(4)) / (2 * sigma * math.log(4) / count)

@@ -7,8 +7,8 @@ import pytest
 from torch import nn
 
 import forethought as ft
-from forethought.training import fit
-from forethought.training.fit import NonFiniteRecordsWarning
+from forethought.training import records
+from forethought.training.records import NonFiniteRecordsWarning
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3)).astype(np.float32)
@@ -46,7 +46,7 @@ def test_held_out_records_are_looked_at_too() -> None:
 def test_features_that_are_not_finite_are_not_passed_over_in_silence(
     piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "PIECE", piece)
+    monkeypatch.setattr(records, "_NUMBERS", piece)
     holes = X.copy()
     holes[3, 1], holes[7, 0], holes[7, 2] = np.nan, np.inf, np.nan
     with pytest.warns(NonFiniteRecordsWarning, match="2 of 60"):

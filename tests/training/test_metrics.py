@@ -16,11 +16,11 @@ from forethought.training.metrics import (
     Metrics,
     as_csv,
     evaluate,
-    event,
     from_csv,
     from_values,
     to_values,
 )
+from forethought.training.run import event
 
 HISTORY = [
     Metrics(3, 0.1 + 0.2, 0.1, 1.0, math.inf, 0.5, None, None, 0.25, 2),
@@ -37,8 +37,8 @@ def test_files_read_back_exactly_and_keep_private_numbers_apart() -> None:
 
 
 def test_an_event_carries_the_last_row() -> None:
-    assert event(1, 9, None) == Event(1, 9)
-    told = event(7, 9, HISTORY[1])
+    assert event(1, 9, []) == Event(1, 9)
+    told = event(7, 9, HISTORY[:2])
     assert (told.round, told.loss, told.accuracy, told.epsilon) == (7, 0.125, 1.0, 1.5)
 
 

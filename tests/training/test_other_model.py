@@ -20,7 +20,7 @@ from forethought.planning.phase_plans import plan_phases
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.training.fit import OtherModelWarning
+from forethought.training.records import OtherModelWarning
 from forethought.values.plan import Plan
 
 RANDOM = np.random.default_rng(0)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import forethought as ft
-from forethought.accounting.adaptive import RenyiFilter
+from forethought.accounting.adaptive import Progress, RenyiFilter
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
 from forethought.planning.phase_plans import next_by_shortfall, plan_phases
@@ -31,7 +31,6 @@ from forethought.training.folder import (
 )
 from forethought.training.metrics import Event
 from forethought.training.phases import PhasedRun, train_until
-from forethought.training.progress import Progress
 from forethought.training.run import train
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.plan import Plan

@@ -11,8 +11,8 @@ from torch import nn
 import forethought as ft
 from forethought.data import Dataset, Split
 from forethought.training.execution import Interrupted
+from forethought.training.folder import UnfinishedRun
 from forethought.training.records import CoincidingRecordsError
-from forethought.training.summary import UnfinishedRun
 
 RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(120, 3)).astype(np.float32)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from forethought.gradients import BatchDims
-from forethought.rounds.noise import GaussianNoise
+from forethought.rounds.randomness import GaussianNoise
 from forethought.training.execution import Interrupted
 from forethought.training.folder import RunFolder, RunFolderExistsError
 from forethought.training.metrics import Event

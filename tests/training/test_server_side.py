@@ -112,7 +112,7 @@ def test_steps_shrink_where_public_accuracy_drops(monkeypatch: pytest.MonkeyPatc
     )
     accuracies = iter([0.5, 0.6, 0.4, 0.3, 0.3, 0.9])
     monkeypatch.setattr(
-        "forethought.training.loop.Loop._evaluated", lambda *_: (1.0, next(accuracies, 0.0))
+        "forethought.training.run.Loop._evaluated", lambda *_: (1.0, next(accuracies, 0.0))
     )
     run = ft.train(linear(), data(), plan, test=data(30), diagnostics=False, log_every=100)
     sizes: list[float] = []

@@ -19,8 +19,8 @@ from forethought.jobs.request import Request
 from forethought.jobs.train import prepare, run
 from forethought.report.page import report_page
 from forethought.rounds.losses import label_cross_entropy
+from forethought.training.folder import RunSummary
 from forethought.training.metrics import Results, measured
-from forethought.training.summary import RunSummary
 
 COLUMNS = {"age": [0, 110], "bmi": [10, 60]}
 

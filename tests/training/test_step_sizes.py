@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from forethought.training.step_sizes import step_sizes
 from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, step_sizes
 from forethought.values.samplings import FullBatch, Poisson
 from forethought.values.use import Optimizer, Schedule
 

@@ -871,3 +871,26 @@ def filter_interval(
     if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):
         raise ValueError("the filter was charged for other rounds than the stated ones")
     return Interval(0.0, budget.epsilon)
+
+
+# The view of a rule that chooses the next phase. No torch in here: planners write rules.
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run in phases, between two of them.
+
+    Args:
+        examples: records in the training set.
+        wanted: the accuracy that would end the run.
+        done: the phases so far, each with the accuracy after it; at least one.
+        filter: a copy of the run's filter: ask it what fits, spending from it changes nothing.
+    """
+
+    examples: int
+    wanted: float
+    done: tuple[tuple[Rounds, float], ...]
+    filter: Filter
+
+
+NextPhaseRule = Callable[[Progress], Rounds | None]

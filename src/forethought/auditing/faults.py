@@ -18,7 +18,7 @@ from torch import nn
 
 from forethought.accounting import adaptive, attack_bounds, exact, theorems
 from forethought.gradients import clipped, sums
-from forethought.rounds import clip_norm, contributions, noise, private_sum, sampling
+from forethought.rounds import contributions, private_sum, randomness, sampling
 from forethought.rounds.randomness import BoundNoise
 from forethought.rounds.sampling import Indices
 from forethought.values import mechanism
@@ -58,11 +58,11 @@ def replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
 # --- noise
 
 AddNoise = Callable[[Any, torch.Tensor, float, np.random.Generator], None]
-_ADD: AddNoise = noise.GaussianNoise.add_to
+_ADD: AddNoise = randomness.GaussianNoise.add_to
 
 
 def _noise(broken: AddNoise) -> Planting:
-    return lambda: replaced((noise.GaussianNoise, "add_to", broken))
+    return lambda: replaced((randomness.GaussianNoise, "add_to", broken))
 
 
 def _narrower(factor: float) -> Planting:
@@ -105,7 +105,7 @@ def _not_on_the_last_layer(
 
 
 def _quiet_count() -> AbstractContextManager[None]:
-    original = clip_norm.noised_share
+    original = private_sum.noised_share
 
     def share(norms: Any, chosen: Any, _count_noise: float, source: Any) -> float:
         return original(norms, chosen, 1e-9, source)

@@ -8,25 +8,24 @@ from typing import Any
 
 from forethought.auditing.faults import Fault, groups_in_order, half_sensitivity, replaced
 from forethought.gradients.sums import clip_and_sum
-from forethought.local import alone
-from forethought.local.optimizers import Displacement
-from forethought.rounds import local_contributions
+from forethought.rounds import contributions, local_updates
+from forethought.rounds.local_updates import Displacement
 
-_ADDED = local_contributions._added
+_ADDED = contributions._added
 
 
 def _unclipped() -> AbstractContextManager[None]:
     def loose(terms: Any, trained: Any, _norm: float, *rest: Any) -> Any:
         return clip_and_sum(terms, trained, 1e30, *rest)
 
-    return replaced((local_contributions, "clip_and_sum", loose))
+    return replaced((contributions, "clip_and_sum", loose))
 
 
 def _a_tenth_too_long() -> AbstractContextManager[None]:
     def loose(terms: Any, trained: Any, norm: float, *rest: Any) -> Any:
         return clip_and_sum(terms, trained, 1.1 * norm, *rest)
 
-    return replaced((local_contributions, "clip_and_sum", loose))
+    return replaced((contributions, "clip_and_sum", loose))
 
 
 def _twice() -> AbstractContextManager[None]:
@@ -34,7 +33,7 @@ def _twice() -> AbstractContextManager[None]:
         _ADDED(*arguments)
         return _ADDED(*arguments)
 
-    return replaced((local_contributions, "_added", added))
+    return replaced((contributions, "_added", added))
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def _surviving_state() -> Iterator[None]:
         kept[:] = [made]
         return made
 
-    with replaced((alone, "Displacement", displaced)):
+    with replaced((local_updates, "Displacement", displaced)):
         yield
 
 

@@ -190,8 +190,8 @@ class _Witness:
             some = None if indices is None else np.asarray(indices, dtype=np.int64)
             self._indices, self._records = total.indices.copy(), records
             try:
-                copied, dims = copy.deepcopy(model), self._rounds.batch_dims
-                self._parts.append(Part(copied, self._rounds.loss, some, dims))
+                copied, dims = copy.deepcopy(model), self._rounds.how.batch_dims
+                self._parts.append(Part(copied, self._rounds.how.loss, some, dims))
             except Exception as error:  # whatever keeps a model from being copied
                 self._replay._refuse(ReplayError(f"the model cannot be copied: {error}"))
                 self._copied = False

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from forethought.auditing.faults import Fault, replaced
-from forethought.rounds import correlated_noise, sampling
-from forethought.rounds.correlated_noise import CorrelatedNoise
+from forethought.rounds import randomness, sampling
+from forethought.rounds.randomness import CorrelatedNoise
 
 _STEP = CorrelatedNoise._step
 _DRAW = sampling._Allocated.__call__
@@ -57,14 +57,14 @@ def _uncorrelated() -> AbstractContextManager[None]:
     def passed(_self: Any, _present: Any) -> None:
         return None
 
-    return replaced((correlated_noise._Bands, "pass_on", passed))
+    return replaced((randomness._Bands, "pass_on", passed))
 
 
 def _forgets() -> AbstractContextManager[None]:
     """The noise forgets the rounds before every third one."""
 
     def step(self: CorrelatedNoise) -> None:
-        if self._next % 3 == 0 and isinstance(self._memory, correlated_noise._Bands):
+        if self._next % 3 == 0 and isinstance(self._memory, randomness._Bands):
             self._memory._last[:] = 0
         _STEP(self)
 

@@ -33,7 +33,7 @@ def report(
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages, write_statement
     from forethought.report.pdf import print_pdf
-    from forethought.training.summary import RunSummary, UnfinishedRun
+    from forethought.training.folder import RunSummary, UnfinishedRun
 
     if not (folder / "statement.json").is_file():
         if pdf:

@@ -63,7 +63,7 @@ def train(
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
     from forethought.training.execution import launched, leads
-    from forethought.training.summary import RunSummary
+    from forethought.training.folder import RunSummary
 
     if (job_file is not None) + demo + (resume is not None) != 1:
         raise UsageError("give exactly one of: a job file, --demo, --resume RUN_FOLDER")

@@ -27,8 +27,8 @@ from forethought.convex.problems import (
     SoftmaxRegression,
 )
 from forethought.gradients.sums import flat
-from forethought.preparing.prepare import Prepared, require_prepared, with_preparation
 from forethought.rounds.linear import LinearModel, LinearRecords, Slope, linear_sums
+from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript

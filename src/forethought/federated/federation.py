@@ -15,10 +15,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from forethought.training.step_sizes import step_sizes
 from forethought.values.checks import imported, one_of, real, whole
 from forethought.values.mechanism import LocalRounds, first_round, updates_of
-from forethought.values.plan import Plan, other_terms, promised
+from forethought.values.plan import Plan, other_terms, promised, step_sizes
 from forethought.values.serialisation import Stored, build, canonical
 from forethought.values.use import Averaging
 

@@ -33,18 +33,23 @@ from forethought.holders.work import Result, Work
 from forethought.holders.workers import PROCESSES, Pool, processes
 from forethought.rounds.contributions import accumulate
 from forethought.rounds.losses import Loss
-from forethought.rounds.noise import GaussianNoise
 from forethought.rounds.private_sum import generator_of, input_hash
-from forethought.rounds.randomness import BoundNoise, Secrets, Stream, encoded, seed_of
+from forethought.rounds.randomness import (
+    BoundNoise,
+    GaussianNoise,
+    Secrets,
+    Stream,
+    encoded,
+    seed_of,
+)
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Batches, Indices, poisson_count, uniform_subset
 from forethought.simulation.speeds import LogNormal
 from forethought.simulation.times import OVERHEAD, Times
-from forethought.training.fit import warn_of_another_model
-from forethought.training.step_sizes import step_sizes
+from forethought.training.records import warn_of_another_model
 from forethought.turns import turns
 from forethought.values.contributions import Examples
-from forethought.values.plan import Clip, Round
+from forethought.values.plan import Clip, Round, step_sizes
 from forethought.values.samplings import Poisson
 
 LAW = (

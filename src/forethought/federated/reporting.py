@@ -7,7 +7,7 @@ import torch
 
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation
-from forethought.rounds.flat import Layout
+from forethought.rounds.private_sum import Layout
 from forethought.training.descent import IterateAverage
 
 

@@ -15,7 +15,7 @@ from forethought.federated.federation import Federation
 from forethought.federated.own_model import subtract_step
 from forethought.federated.server_optimizers import Moments, is_plain, moved
 from forethought.federated.steps import step_size
-from forethought.training.step_sizes import step_sizes
+from forethought.values.plan import step_sizes
 
 Arrays = dict[str, NDArray[np.generic]]
 

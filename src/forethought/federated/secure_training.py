@@ -28,10 +28,9 @@ from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.secure_checkpoint import SecureReleases, Standing
 from forethought.federated.server_optimizers import moved
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.rounds.grid_step import grid
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.transcript import Transcript
-from forethought.training.step_sizes import step_sizes
+from forethought.values.plan import grid, step_sizes
 
 # (round, sender, message) → whether it gets lost, with its sender gone for the rest of the round.
 Lost = Callable[[int, int, Any], bool]

@@ -29,11 +29,10 @@ from forethought.accounting.statement import Randomness, Statement, StatementErr
 from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.masking import SecureAggregation
-from forethought.rounds.grid_step import grid
 from forethought.rounds.transcript import Transcript
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, grid
 from forethought.values.use import kind_of
 
 View = Literal["server", "secure-server", "client", "outsider"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from forethought.exchange.messages import Vector
 from forethought.gossip.gossip import Gossip
-from forethought.training.step_sizes import step_sizes
+from forethought.values.plan import step_sizes
 
 
 class Steps:

@@ -19,13 +19,14 @@ from forethought.holders.recorded import RECORD, Recorded, begun
 from forethought.holders.trainer import Holder, SharedModel, released
 from forethought.holders.work import Trainers
 from forethought.holders.workers import InProcess, Workers
-from forethought.rounds.losses import Loss, check_loss, default_loss
+from forethought.rounds.contributions import check_loss
+from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
-from forethought.training.fit import require_fit
 from forethought.training.folder import KEYS, PLAN, locked, wipe
 from forethought.training.metrics import evaluate
+from forethought.training.records import require_fit
 from forethought.values.mechanism import LocalRounds
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Stored

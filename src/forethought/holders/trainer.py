@@ -24,22 +24,26 @@ from forethought.accounting.statement import Randomness
 from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector
 from forethought.holders.work import HolderError, Result
-from forethought.rounds.augmenting import require_images
-from forethought.rounds.flat import Layout
+from forethought.rounds.contributions import require_images
 from forethought.rounds.losses import Loss
-from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
+from forethought.rounds.private_sum import (
+    Layout,
+    NoisedSum,
+    PrivateRounds,
+    PrivateSum,
+    RoundError,
+    add_together,
+)
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank
 from forethought.rounds.sampling import Indices
-from forethought.rounds.together import add_together
 from forethought.rounds.transcript import Transcript
 from forethought.training.descent import descent_of
-from forethought.training.fit import warn_of_another_model
 from forethought.training.folder import KEYS, Keys, optimizer_state, restore_optimizer, wipe
-from forethought.training.step_sizes import step_sizes
+from forethought.training.records import warn_of_another_model
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Correlated, LocalRounds, first_round
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, step_sizes
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"

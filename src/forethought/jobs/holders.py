@@ -232,7 +232,7 @@ def prepared_records(
     """A member's records as its plan counts them, and the loss that its model is trained with."""
     from forethought.rounds.losses import default_loss
     from forethought.rounds.records import as_records, blank
-    from forethought.training.fit import require_fit
+    from forethought.training.records import require_fit
 
     first = next(iter(shared.parameters.values()))
     found = arranged_for(loaded, own, plan)

@@ -228,7 +228,7 @@ def before(predictor: Predictor) -> dict[str, str]:
 
 
 def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:
-    """Inputs as :meth:`forethought.preparing.prepare.Constants.apply` has them."""
+    """Inputs as :meth:`forethought.rounds.preparation.Constants.apply` has them."""
 
     constants = predictor.constants
     if not constants.shift:

@@ -21,7 +21,7 @@ from forethought.data.sources import load_records
 from forethought.jobs.job import JobError
 from forethought.jobs.load import CARD_NAME, PREPARED, ModelCard
 from forethought.models import build
-from forethought.preparing.prepare import Constants, Prepared
+from forethought.rounds.preparation import Constants, Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.metrics import outputs_of
 from forethought.values.checks import importable_from

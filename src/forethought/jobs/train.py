@@ -167,7 +167,7 @@ def prepare(
 
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
-    from forethought.training.fit import warn_of_other_features
+    from forethought.training.records import warn_of_other_features
 
     plan = Plan.load(path)
     own = loaded.persons if isinstance(plan.contribution, Persons) else loaded.examples
@@ -182,9 +182,9 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
 
 def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[str, Any]) -> Records:
     """Training data as prepared, and ``options`` with held-out data and files to match."""
-    from forethought.preparing.prepare import Constants
-    from forethought.preparing.prepare import Prepared as Constant
-    from forethought.preparing.prepare import prepare as released
+    from forethought.rounds.preparation import Constants
+    from forethought.rounds.preparation import Prepared as Constant
+    from forethought.rounds.preparation import prepare as released
     from forethought.rounds.randomness import Seeds
 
     given = asked.loaded.request.job.data.standardise
@@ -287,8 +287,9 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
 
 def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:
     """Write what the model is worth on held-out records beside it."""
+    from forethought.rounds.losses import mixing_layers
     from forethought.training.folder import RESULTS, replace_file
-    from forethought.training.metrics import measured, mixing_layers, outputs_of
+    from forethought.training.metrics import measured, outputs_of
 
     # What layers that mix records would be evaluated with is not for a file of results to choose.
     if test is None or any(mixing_layers(found.model)):

@@ -47,12 +47,12 @@ from forethought.network.driving import (
     stop_on_signals,
 )
 from forethought.network.server import LOOK, METHOD, SERVICE, require_member
-from forethought.rounds.grid_step import grid
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.rounds.transcript import TRANSCRIPT
 from forethought.training.folder import PLAN, locked
+from forethought.values.plan import grid
 from forethought.values.serialisation import canonical, plain
 
 # A client: connects, comes back after every loss, computes beside the connection.

@@ -18,13 +18,13 @@ import math
 from dataclasses import dataclass
 
 from forethought.accounting import exact
+from forethought.accounting.adaptive import Progress
 from forethought.accounting.calibration import solved
 from forethought.accounting.closed_bounds import gaussian_delta_bounds
 from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.papers.calculators import Phase, phase_calculator
 from forethought.planning.defaults import budget_mu
 from forethought.planning.solve import PlanError
-from forethought.training.progress import Progress
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan

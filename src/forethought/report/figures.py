@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from forethought.accounting.statement import Statement
-    from forethought.training.summary import RunSummary
+    from forethought.training.folder import RunSummary
 
 
 # The figures of a finished run: how it learned, how ε grew, what an attacker can reach.

@@ -23,8 +23,8 @@ from forethought.values.signing import attested
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forethought.training.folder import RunSummary
     from forethought.training.metrics import Results
-    from forethought.training.summary import RunSummary
 
 # What others have promised in public, each for its own unit of protection.
 PUBLISHED = (

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from forethought.papers.comparison import Row
     from forethought.planning.pareto import Front
     from forethought.planning.solve import Neighbour
+    from forethought.training.folder import RunSummary, UnfinishedRun
     from forethought.training.metrics import Results
     from forethought.training.run import Run
-    from forethought.training.summary import RunSummary, UnfinishedRun
     from forethought.utility.graph import UtilityGraph
 
 

@@ -1,37 +1,49 @@
-"""The sum of a round from gradients of examples and of groups.
+"""Contributions of every kind, clipped and added to a round's sum.
 
 A kind of contribution is a value of :data:`forethought.values.plan.CONTRIBUTIONS`; a new one is a
-frozen dataclass there and a :class:`Contributor`, registered in
-:mod:`forethought.rounds.contributors`.
+frozen dataclass there and a function from an :class:`Addition` to norms in :data:`CONTRIBUTORS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
 from forethought.gradients.batches import Blocks, batch_size, planned
 from forethought.gradients.clipped import placed
-from forethought.gradients.sums import clip_and_sum, flat
-from forethought.rounds.augmenting import Draws, augmented
+from forethought.gradients.sums import CHARGE, clip_and_sum, flat
 from forethought.rounds.linear import linear_sums
-from forethought.rounds.losses import Loss
+from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
+from forethought.rounds.losses import Loss, undisturbed
 from forethought.rounds.randomness import Stream
-from forethought.rounds.records import Records
+from forethought.rounds.records import Records, blank
 from forethought.rounds.sampling import Indices, assign_groups
 from forethought.rounds.team import Team
-from forethought.values.contributions import Contribution, Persons
-from forethought.values.plan import Round
+from forethought.values.contributions import (
+    Augmentation,
+    Contribution,
+    Examples,
+    Groups,
+    LinearExamples,
+    LocalUpdates,
+    Persons,
+)
+from forethought.values.plan import Round, Statistics
 from forethought.values.samplings import FullBatch, Shuffled, WithoutReplacement
 
 # A bound that no finite gradient in single precision meets: its group's is applied afterwards.
 UNBOUNDED = 1e30
+# Bytes of vectors, or weight changes, that are held until they are clipped.
+_MOST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -85,150 +97,56 @@ class Gradients:
         return planned(drawn, 0.0 if fixed else math.sqrt(drawn), most)
 
 
-class Contributor(Protocol):
-    """Computes one kind of contribution."""
+@dataclass(frozen=True)
+class Addition:
+    """Contributions that are about to be added to a round's sum.
 
-    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
-        """Say which record belongs to which contribution, by the round's own randomness."""
-        ...
+    Args:
+        into: name → the sum of a parameter's gradients so far, float64.
+        model: at the round's weights. records: all of the data. batch: which of them.
+        round: the round. how: gradients are computed.
+    """
 
-    def add(
-        self,
-        into: Mapping[str, torch.Tensor],
-        model: torch.nn.Module,
-        records: Records,
-        batch: Batch,
-        chosen: Round,
-        how: Gradients,
-    ) -> torch.Tensor:
-        """Add clipped contributions to ``into`` (name → float64 tensor); returns their norms."""
-        ...
+    into: Mapping[str, Tensor]
+    model: torch.nn.Module
+    records: Records
+    batch: Batch
+    round: Round
+    how: Gradients
 
+    def taken(self, places: Indices) -> tuple[Any, Any, int]:
+        """Inputs and targets of some records of the batch, and how many copies there are of each.
 
-class ExampleGradients:
-    """Each record's gradient, clipped."""
+        Args:
+            places: of the records in the batch.
+        """
+        inputs, targets = self.records.take(self.batch.indices[places])
+        how = self.round.augmentation
+        if how is None or self.batch.draws is None:
+            return inputs, targets, 1
+        rows = isinstance(self.round.contribution, Persons)
+        return *augmented(inputs, targets, self.batch.draws[places], how, rows), how.copies
 
-    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
-        return Batch(indices, None, len(indices))
+    def clipped(
+        self, terms: dict[str, Term], like: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The clipped sum of contributions that are there by parameter, and their norms."""
+        norm, share = self.round.clip_norm, self.batch.round_size
+        return clip_and_sum(terms, like, norm, self.how.rule, share)
 
-    def add(
-        self,
-        into: Mapping[str, torch.Tensor],
-        model: torch.nn.Module,
-        records: Records,
-        batch: Batch,
-        chosen: Round,
-        how: Gradients,
-    ) -> torch.Tensor:
-        size, blocks = len(batch.indices), how.blocks(chosen)
-        piece = max(size, 1) if how.micro_batch is None else blocks.sizes[-1]
-        norms = []
-        for start in range(0, size, piece):
-            inputs, targets, copies = _taken(
-                records, batch, np.arange(start, min(start + piece, size)), chosen
-            )
-            sums, found = clipped_sum(
-                model,
-                how.loss,
-                placed(inputs, how.batch_dims),
-                targets,
-                chosen.clip_norm,
-                clip=how.rule,
-                round_size=batch.round_size,
-                batch_dims=how.batch_dims,
-                copies=copies,
-                blocks=blocks,
-            )
-            accumulate(into, sums)
-            norms.append(found)
-        return norms[0] if len(norms) == 1 else torch.cat(norms)
+    def group_sum(
+        self, members: Indices, bound: float, rule: ClippingRule, round_size: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The clipped mean gradient of some records as one group, and its norm, (1,)."""
+        inputs, targets, _ = self.taken(members)  # a mean over all copies: each has as many
+        groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
+        model, loss, share = self.model, self.how.loss, round_size
+        return clipped_sum(model, loss, inputs, targets, bound, groups, clip=rule, round_size=share)
 
-
-class LinearExampleGradients:
-    """Each record's gradient, clipped, where the model is a linear map of the record."""
-
-    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
-        return Batch(indices, None, len(indices))
-
-    def add(
-        self,
-        into: Mapping[str, torch.Tensor],
-        model: torch.nn.Module,
-        records: Records,
-        batch: Batch,
-        chosen: Round,
-        how: Gradients,
-    ) -> torch.Tensor:
-        sums, norms = linear_sums(
-            model, records, batch.indices, chosen.clip_norm, how.rule, batch.round_size
-        )
-        accumulate(into, sums)
-        return norms
-
-
-class GroupGradients:
-    """Each group's mean gradient, clipped. Group by group: one group is the most that is held."""
-
-    def deal(self, kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
-        count = kind.groups
-        if count is None:
-            raise TypeError(f"{kind!r} is not dealt into groups")
-        member_of = assign_groups(len(indices), count, stream.at(chosen.index))
-        return Batch(indices, member_of, count)
-
-    def add(
-        self,
-        into: Mapping[str, torch.Tensor],
-        model: torch.nn.Module,
-        records: Records,
-        batch: Batch,
-        chosen: Round,
-        how: Gradients,
-    ) -> torch.Tensor:
-        device = next(iter(into.values())).device
-        norms = torch.zeros(batch.count, dtype=torch.float64, device=device)
-        for group in range(batch.count):
-            members = np.flatnonzero(batch.member_of == group)
-            if not len(members):
-                continue  # contributes zero
-            most = len(members) if how.micro_batch is None else _at_once(how.micro_batch, chosen)
-            if len(members) > most:
-                norms[group] = self._long(into, model, records, members, chosen, how, batch)
-                continue
-            taken = _taken(records, batch, members, chosen)
-            sums, norm = _one_group(
-                model, taken, chosen.clip_norm, how.loss, how.rule, batch.round_size
-            )
-            accumulate(into, sums)
-            norms[group] = norm[0]
-        return norms
-
-    def _long(
-        self,
-        into: Mapping[str, torch.Tensor],
-        model: torch.nn.Module,
-        records: Records,
-        members: Indices,
-        chosen: Round,
-        how: Gradients,
-        batch: Batch,
-    ) -> torch.Tensor:
-        # The mean of a group longer than what is held at once: piece by piece, then clipped.
-        piece = _at_once(how.micro_batch or len(members), chosen)
-        mean = {name: torch.zeros_like(part) for name, part in into.items()}
-        for start in range(0, len(members), piece):
-            some = members[start : start + piece]
-            taken = _taken(records, batch, some, chosen)
-            sums, norm = _one_group(model, taken, UNBOUNDED, how.loss, flat, 1)
-            if not bool(torch.isfinite(norm).all()):
-                return norm[0]
-            share = len(some) / len(members)
-            accumulate(mean, {name: share * part.double() for name, part in sums.items()})
-        terms: dict[str, Term] = {name: Dense(part.unsqueeze(0)) for name, part in mean.items()}
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        sums, norm = clip_and_sum(terms, trained, chosen.clip_norm, how.rule, batch.round_size)
-        accumulate(into, sums)
-        return norm[0]
+    def no_norms(self) -> Tensor:
+        """Zero for every contribution, float64, shape (contributions,)."""
+        device = next(iter(self.into.values())).device
+        return torch.zeros(self.batch.count, dtype=torch.float64, device=device)
 
 
 def _at_once(most: int, chosen: Round) -> int:
@@ -237,29 +155,191 @@ def _at_once(most: int, chosen: Round) -> int:
     return max(1, most // copies)
 
 
-def _taken(records: Records, batch: Batch, places: Indices, chosen: Round) -> tuple[Any, Any, int]:
-    """Inputs and targets of some records of a batch, and how many copies of each there are."""
-    inputs, targets = records.take(batch.indices[places])
-    how = chosen.augmentation
-    if how is None or batch.draws is None:
-        return inputs, targets, 1
-    rows = isinstance(chosen.contribution, Persons)
-    return *augmented(inputs, targets, batch.draws[places], how, rows), how.copies
+def example_gradients(addition: Addition) -> Tensor:
+    """Add each record's gradient, clipped; returns their norms."""
+    batch, how = addition.batch, addition.how
+    size, blocks = len(batch.indices), how.blocks(addition.round)
+    piece = max(size, 1) if how.micro_batch is None else blocks.sizes[-1]
+    norms = []
+    for start in range(0, size, piece):
+        inputs, targets, copies = addition.taken(np.arange(start, min(start + piece, size)))
+        sums, found = clipped_sum(
+            addition.model,
+            how.loss,
+            placed(inputs, how.batch_dims),
+            targets,
+            addition.round.clip_norm,
+            clip=how.rule,
+            round_size=batch.round_size,
+            batch_dims=how.batch_dims,
+            copies=copies,
+            blocks=blocks,
+        )
+        accumulate(addition.into, sums)
+        norms.append(found)
+    return norms[0] if len(norms) == 1 else torch.cat(norms)
 
 
-def _one_group(
-    model: torch.nn.Module,
-    taken: tuple[Any, Any, int],
-    bound: float,
-    loss: Loss,
-    clip: ClippingRule,
-    round_size: int,
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    inputs, targets, _ = taken  # a group's mean over all copies: each record has as many
-    groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
-    return clipped_sum(
-        model, loss, inputs, targets, bound, groups=groups, clip=clip, round_size=round_size
-    )
+def linear_example_gradients(addition: Addition) -> Tensor:
+    """Add each record's gradient, clipped, where the model is a linear map of the record."""
+    model, records, batch = addition.model, addition.records, addition.batch
+    norm, rule = addition.round.clip_norm, addition.how.rule
+    sums, norms = linear_sums(model, records, batch.indices, norm, rule, batch.round_size)
+    accumulate(addition.into, sums)
+    return norms
+
+
+def group_gradients(addition: Addition) -> Tensor:
+    """Add each group's mean gradient, clipped. Group by group: one is the most that is held."""
+    batch, how, chosen = addition.batch, addition.how, addition.round
+    norms = addition.no_norms()
+    for group in range(batch.count):
+        members = np.flatnonzero(batch.member_of == group)
+        if not len(members):
+            continue  # contributes zero
+        most = len(members) if how.micro_batch is None else _at_once(how.micro_batch, chosen)
+        if len(members) > most:
+            norms[group] = _long_group(addition, members, most)
+            continue
+        sums, norm = addition.group_sum(members, chosen.clip_norm, how.rule, batch.round_size)
+        accumulate(addition.into, sums)
+        norms[group] = norm[0]
+    return norms
+
+
+def _long_group(addition: Addition, members: Indices, piece: int) -> Tensor:
+    """The mean of a group longer than what is held at once: piece by piece, then clipped."""
+    mean = {name: torch.zeros_like(part) for name, part in addition.into.items()}
+    for start in range(0, len(members), piece):
+        some = members[start : start + piece]
+        sums, norm = addition.group_sum(some, UNBOUNDED, flat, 1)
+        if not bool(torch.isfinite(norm).all()):
+            return norm[0]
+        share = len(some) / len(members)
+        accumulate(mean, {name: share * part.double() for name, part in sums.items()})
+    terms: dict[str, Term] = {name: Dense(part.unsqueeze(0)) for name, part in mean.items()}
+    trained = {name: p for name, p in addition.model.named_parameters() if p.requires_grad}
+    sums, norm = addition.clipped(terms, trained)
+    accumulate(addition.into, sums)
+    return norm[0]
+
+
+# Local updates: each group's weight change by its own algorithm, clipped as one vector.
+#
+# What enters the sum is w₀ − w: descending along the released mean goes where the groups went. The
+# update of a single plain step of size 1 is a mean gradient, and computed as one.
+
+
+def group_updates(addition: Addition) -> Tensor:
+    """Add each group's weight change, clipped; returns their norms."""
+    model, records, batch, how = addition.model, addition.records, addition.batch, addition.how
+    kind = addition.round.contribution
+    assert isinstance(kind, LocalUpdates)
+    if kind.local.is_gradient:
+        return group_gradients(addition)
+    norms = addition.no_norms()
+    # One seed a group, whatever the groups hold.
+    seeds = torch.randint(2**62, (batch.count,)).tolist()
+    # Sorted: the order in which a batch was drawn could tell of the records of other groups.
+    members = [np.sort(batch.indices[batch.member_of == g]) for g in range(batch.count)]
+    if side_by_side(model, how.loss, kind.local, batch.round_size) and _plain(records):
+        run = SideBySide(model, how.loss, kind.local, how.micro_batch)
+        for first in range(0, batch.count, run.lanes):
+            which = slice(first, first + run.lanes)
+            updates = _stacked(run, records, members[which], seeds[which])
+            if updates is not None:
+                norms[which] = _added(addition, updates)
+        return norms
+    alone = OneByOne(model, how.loss, kind.local, how.micro_batch)
+    filled = [group for group, own in enumerate(members) if len(own)]  # others add zero
+    most = max(1, _MOST_BYTES // (8 * sum(part.numel() for part in addition.into.values())))
+    for first in range(0, len(filled), most):
+        some = filled[first : first + most]
+        found = [alone.update(*records.take(members[g]), seeds[g]) for g in some]
+        rows = {name: torch.stack([one[name] for one in found]) for name in found[0]}
+        norms[some] = _added(addition, rows)
+    return norms
+
+
+def _plain(records: Records) -> bool:
+    """True if inputs and targets are one tensor each."""
+    inputs, targets = records.take(np.zeros(1, dtype=np.int64))
+    return isinstance(inputs, Tensor) and isinstance(targets, Tensor)
+
+
+def _stacked(
+    run: SideBySide, records: Records, members: list[Indices], seeds: list[int]
+) -> dict[str, Tensor] | None:
+    together = np.concatenate(members)
+    if not len(together):
+        return None
+    ends = np.cumsum([len(own) for own in members])
+    groups = [torch.arange(end - len(own), end) for own, end in zip(members, ends, strict=True)]
+    inputs, targets = records.take(together)
+    return run.updates(inputs, targets, groups, seeds)
+
+
+def _added(addition: Addition, updates: Mapping[str, Tensor]) -> Tensor:
+    """Clip weight changes, shape (groups, *shape) each, and add them; their norms."""
+    of_one_kind = len({value.dtype for value in updates.values()}) == 1
+    if addition.round.clip.rule == "per-layer" or not of_one_kind:
+        terms: dict[str, Term] = {name: Dense(-value) for name, value in updates.items()}
+        kinds = {name: value[0] for name, value in updates.items()}
+        sums, norms = addition.clipped(terms, kinds)
+    else:
+        # The rule is about the norm of the whole, so the whole is one term: a fifth of the calls.
+        whole = torch.cat([value.flatten(1) for value in updates.values()], 1).neg_()
+        found, norms = addition.clipped({"": Dense(whole)}, {"": whole[0]})
+        pieces = torch.split(found[""], [value[0].numel() for value in updates.values()])
+        sums = {
+            name: piece.view(value.shape[1:])
+            for (name, value), piece in zip(updates.items(), pieces, strict=True)
+        }
+    accumulate(addition.into, sums)
+    return norms.double()
+
+
+# Sums of records' own vectors: the contributions of a private statistic.
+
+# The one parameter that a statistic's sum is laid out as.
+STATISTIC = "statistic"
+
+
+def unclipped(norm: float) -> float:
+    """A clipping norm at which vectors of this norm are left alone, rounding charged."""
+    return norm / (1 - CHARGE) * (1 + 2.0**-10)
+
+
+def record_vectors(addition: Addition) -> Tensor:
+    """Add each record's inputs, a vector in float64, clipped; returns their norms."""
+    parameter = torch.nn.Parameter(torch.zeros_like(addition.into[STATISTIC]))
+    piece = max(1, _MOST_BYTES // (8 * parameter.numel()))
+    norms = []
+    for start in range(0, len(addition.batch.indices), piece):
+        vectors, _ = addition.records.take(addition.batch.indices[start : start + piece])
+        sums, found = addition.clipped({STATISTIC: Dense(vectors)}, {STATISTIC: parameter})
+        accumulate(addition.into, sums)
+        norms.append(found)
+    return torch.cat(norms)
+
+
+CONTRIBUTORS: dict[type, Callable[[Addition], Tensor]] = {
+    Examples: example_gradients,
+    Groups: group_gradients,
+    LinearExamples: linear_example_gradients,
+    LocalUpdates: group_updates,
+    Persons: example_gradients,  # records that are persons: training arranges them so
+    Statistics: record_vectors,
+}
+"""Kind of contribution → what clips, adds, and returns norms before clipping, (contributions,)."""
+
+
+def dealt(kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
+    """The contribution that each record of a batch belongs to, by the round's own randomness."""
+    if kind.groups is None:
+        return Batch(indices, None, len(indices))
+    member_of = assign_groups(len(indices), kind.groups, stream.at(chosen.index))
+    return Batch(indices, member_of, kind.groups)
 
 
 def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
@@ -329,3 +409,169 @@ def _places(batch: Indices, indices: Indices) -> Indices:
     if len(np.unique(places)) != len(places):
         raise ValueError("a record adds to a round once: its contribution would count twice")
     return places
+
+
+# Altered copies of a batch's images, drawn by the round's own random numbers.
+#
+# Every record of a batch has one 64-bit number of the run's stream, drawn for the whole batch
+# before it is dealt to processes and pieces; what happens to its copies is a function of that
+# number. So a copy is the same whatever else is in the batch, however many processes compute it,
+# and when a run goes on. Each copy is made of its own image alone, by indexing and, for crops, by
+# torch's ``grid_sample``.
+
+
+Draws = NDArray[np.uint64]
+
+# Numbers that a copy of an image may need: one each for mirror and flip, two for a shift, three for
+# a crop, in this order whatever kinds are asked for.
+_NUMBERS = 8
+
+
+def augmented(
+    inputs: Any, targets: Any, draws: Draws, how: Augmentation, rows: bool = False
+) -> tuple[Tensor, Any]:
+    """``how.copies`` altered copies of every record, one record's after the other.
+
+    Args:
+        inputs: images (B, channels, height, width); of persons (B, rows, channels, …), where each
+            row is altered by itself. targets: tensors with the records in front.
+        draws: one number of the round's stream for each record, (B,).
+        rows: the records are persons.
+
+    Returns:
+        Inputs and targets with B · copies records.
+
+    Raises:
+        ValueError: inputs that are no images.
+    """
+    require_images(inputs, how, rows)
+    size, each = len(inputs), inputs.shape[1] if rows else 1
+    copies = inputs.repeat_interleave(how.copies, 0)
+    images = copies.flatten(0, 1) if rows else copies
+    chance = torch.from_numpy(uniform(draws, how.copies * each)).to(images.device)
+    altered = _moved(images, chance, how)
+    if "crop" in how.kinds:
+        altered = _cropped(altered, chance[:, 4:7].to(images.dtype), how.least)
+    repeated = torch.utils._pytree.tree_map(
+        lambda leaf: leaf.repeat_interleave(how.copies, 0), targets
+    )
+    return altered.view(size * how.copies, *inputs.shape[1:]), repeated
+
+
+def require_images(
+    inputs: Any, how: Augmentation, rows: bool = False, dims: BatchDims | None = None
+) -> None:
+    """Refuse records that cannot be altered as images.
+
+    Raises:
+        ValueError: not one floating-point tensor of images with the channels first, or images
+            smaller than a shift, or a model whose owner declares another form of batch.
+    """
+    if dims is not None:
+        raise ValueError("augment= goes with batches of images: drop batch_dims=, or augment=")
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        kind = str(inputs.dtype) if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise ValueError(f"augment= alters images, one floating-point tensor, not {kind}: drop it")
+    shape = tuple(inputs.shape[2:] if rows else inputs.shape[1:])
+    if len(shape) != 3 or min(shape[1:]) < 2:
+        last = len(shape) == 3 and shape[-1] < 2
+        hint = "put the channels first" if last else "drop it, or reshape the inputs"
+        raise ValueError(
+            f"augment= alters images of shape (channels, height, width), not {shape}: {hint}"
+        )
+    if shape[-1] <= 4 < shape[0]:
+        raise ValueError(
+            f"images of shape {shape} look as if their channels came last: augment= needs "
+            "(channels, height, width)"
+        )
+    if "shift" in how.kinds and _farthest(how, *shape[1:]) >= min(shape[1:]):
+        raise ValueError(
+            f"augment= cannot shift images of {shape[1]} × {shape[2]} by {how.pixels} pixels: give "
+            "pixels below the shorter side"
+        )
+
+
+def _farthest(how: Augmentation, height: int, width: int) -> int:
+    return max(1, min(height, width) // 8) if how.pixels is None else how.pixels
+
+
+def uniform(draws: Draws, each: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1), shape (records · each, _NUMBERS): SplitMix64 (Steele et al. 2014)."""
+    steps = np.arange(1, each * _NUMBERS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state = draws[:, None] + steps
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    numbers: NDArray[np.float64] = (state >> np.uint64(11)) * 2.0**-53
+    return numbers.reshape(-1, _NUMBERS)
+
+
+def _moved(images: Tensor, chance: Tensor, how: Augmentation) -> Tensor:
+    """Mirrored, flipped and shifted: every pixel is one of the image's own."""
+    height, width = images.shape[-2:]
+    far = _farthest(how, height, width) if "shift" in how.kinds else 0
+    down = _along(height, chance[:, 2], chance[:, 1], far, "flip" in how.kinds)
+    across = _along(width, chance[:, 3], chance[:, 0], far, "mirror" in how.kinds)
+    which = torch.arange(len(images), device=images.device)
+    picked = images.movedim(1, -1)[which[:, None, None], down[:, :, None], across[:, None, :]]
+    return picked.movedim(-1, 1).contiguous()
+
+
+def _along(side: int, moved: Tensor, turned: Tensor, far: int, turns: bool) -> Tensor:
+    """From which pixel of its image each pixel along one side comes, shape (images, side)."""
+    offset = (moved * (2 * far + 1)).long() - far
+    place = torch.arange(side, device=moved.device) + offset[:, None]
+    place = torch.where(place < 0, -1 - place, place)  # reflected at the edge, which is repeated
+    place = torch.where(place >= side, 2 * side - 1 - place, place)
+    return torch.where((turned < 0.5)[:, None] & turns, side - 1 - place, place)
+
+
+def _cropped(images: Tensor, chance: Tensor, least: float) -> Tensor:
+    """A window with a share of both sides, from ``least`` to all, enlarged bilinearly."""
+    share = least + (1 - least) * chance[:, 0]
+    axes = []
+    for side, place in zip(images.shape[-2:], (chance[:, 1], chance[:, 2]), strict=True):
+        middle = (2 * place - 1) * (1 - share)
+        # grid_sample's own coordinates: from −1 to 1, edge to edge.
+        at = (2 * torch.arange(side, device=images.device, dtype=images.dtype) + 1) / side - 1
+        axes.append(middle[:, None] + share[:, None] * at)
+    down, across = axes
+    shape = (len(images), *images.shape[-2:])
+    grid = torch.stack((across[:, None, :].expand(shape), down[:, :, None].expand(shape)), -1)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def check_loss(
+    model: torch.nn.Module,
+    loss: Loss,
+    records: Records,
+    dims: BatchDims | None = None,
+    contribution: Contribution = Examples(),  # noqa: B008 (frozen)
+    augmentation: Augmentation | None = None,
+) -> None:
+    """Refuse what cannot be trained privately, before anything is released.
+
+    Tried on records of zeros: whether it passes says nothing about the private ones.
+
+    Args:
+        contribution: what is clipped; groups are tried as one group, local updates are made.
+        augmentation: of the records, which must then be images.
+
+    Raises:
+        ValueError: not one value an example, what :func:`clipped_sum` refuses, or an algorithm
+            that does not run or returns no weight change.
+    """
+    if dims is not None and contribution.clipping == "group":
+        raise ValueError("batch_dims= goes with clipped examples: a group is a batch of its own")
+    inputs, targets = blank(records)
+    if augmentation is not None:
+        require_images(inputs, augmentation, isinstance(contribution, Persons), dims)
+    with undisturbed(model, loss):
+        if isinstance(contribution, LocalUpdates) and not contribution.local.is_gradient:
+            OneByOne(model, loss, contribution.local).update(inputs, targets, 0)
+            return
+        if contribution.clipping == "group":
+            groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
+            clipped_sum(model, loss, inputs, targets, 1.0, groups)
+            return
+        clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)

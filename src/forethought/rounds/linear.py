@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from blake3 import blake3
 from torch import Tensor
 
 from forethought.gradients import ClippingRule
@@ -21,7 +20,7 @@ from forethought.gradients.batches import Blocks, even_parts, filled
 from forethought.gradients.clipped import rows_alike
 from forethought.gradients.sums import clip_and_sum
 from forethought.gradients.terms import Bounds, Outer, Term, lengths
-from forethought.rounds.records import PIECE, content
+from forethought.rounds.records import PIECE, digest_of
 from forethought.rounds.sampling import Indices
 
 # Rows of a product at a time, at most.
@@ -120,12 +119,7 @@ class LinearRecords:
         return self.features[rows], self.targets[rows], self.lengths[rows]
 
     def digest(self, key: bytes) -> str:
-        state = blake3(key=key)
-        for tensor in (self.features, self.targets):
-            state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            for piece in torch.split(tensor.detach(), PIECE):
-                state.update(content(piece))
-        return state.hexdigest()
+        return digest_of((self.features, self.targets), key)
 
 
 @dataclass

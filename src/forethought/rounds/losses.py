@@ -1,27 +1,55 @@
-"""Losses with one value per example, and the accuracy that goes with them."""
+"""Losses with one value per example, and passes over records that leave nothing in a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from forethought.gradients import BatchDims
-from forethought.gradients.batches import batch_size
-from forethought.gradients.clipped import clipped_sum, cross_entropy_slope, placed, separable
-from forethought.local.alone import OneByOne
-from forethought.rounds.augmenting import require_images
-from forethought.rounds.records import Records, blank
-from forethought.rounds.undisturbed import undisturbed
-from forethought.values.contributions import (
-    Augmentation,
-    Contribution,
-    Examples,
-    LocalUpdates,
-    Persons,
-)
+from forethought.gradients.boundary import Refused
+from forethought.gradients.clipped import cross_entropy_slope, separable
+from forethought.gradients.state import ExternalState, State
+from forethought.turns import turns
+
+# A pass over records leaves nothing in the model: what it wrote is put back.
+
+
+@contextmanager
+def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
+    """Buffers, attributes and modes of all modules are afterwards as they were before.
+
+    What a forward pass writes into them comes from the records and carries no noise. So does what
+    it leaves in objects, closures and generators that the model or the loss can reach.
+
+    Raises:
+        ValueError: an iterator among these, which cannot be put back.
+    """
+    with turns:
+        before = State(model.named_modules())
+        try:
+            surroundings = ExternalState(model.modules(), model, loss)
+        except Refused as reason:
+            raise ValueError(str(reason)) from None
+        try:
+            yield
+        finally:
+            surroundings.restore()
+            with torch.no_grad():
+                before.restore()
+
+
+def mixing_layers(model: torch.nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """Batch normalisation in training mode, which normalises by the batch it sees."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training
+    ]
+
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -82,39 +110,3 @@ def correct(outputs: Any, targets: Any) -> int | None:
     ):
         return None
     return int((outputs.argmax(1) == targets).sum())
-
-
-def check_loss(
-    model: torch.nn.Module,
-    loss: Loss,
-    records: Records,
-    dims: BatchDims | None = None,
-    contribution: Contribution = Examples(),  # noqa: B008 (frozen)
-    augmentation: Augmentation | None = None,
-) -> None:
-    """Refuse what cannot be trained privately, before anything is released.
-
-    Tried on records of zeros: whether it passes says nothing about the private ones.
-
-    Args:
-        contribution: what is clipped; groups are tried as one group, local updates are made.
-        augmentation: of the records, which must then be images.
-
-    Raises:
-        ValueError: not one value an example, what :func:`clipped_sum` refuses, or an algorithm
-            that does not run or returns no weight change.
-    """
-    if dims is not None and contribution.clipping == "group":
-        raise ValueError("batch_dims= goes with clipped examples: a group is a batch of its own")
-    inputs, targets = blank(records)
-    if augmentation is not None:
-        require_images(inputs, augmentation, isinstance(contribution, Persons), dims)
-    with undisturbed(model, loss):
-        if isinstance(contribution, LocalUpdates) and not contribution.local.is_gradient:
-            OneByOne(model, loss, contribution.local).update(inputs, targets, 0)
-            return
-        if contribution.clipping == "group":
-            groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
-            clipped_sum(model, loss, inputs, targets, 1.0, groups)
-            return
-        clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)

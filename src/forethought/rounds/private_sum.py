@@ -11,38 +11,113 @@ grid. Optimizers, messages to a server and mixing steps take noised sums and not
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 from blake3 import blake3
 
-from forethought.gradients import BatchDims, ClippingRule
+from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
-from forethought.gradients.batches import Blocks
-from forethought.gradients.sums import centred_count_below
-from forethought.rounds.clip_norm import next_norm, noised_share
-from forethought.rounds.contributions import Batch, Gradients, accumulate, part_of, share_of
-from forethought.rounds.contributors import CONTRIBUTORS
-from forethought.rounds.correlated_noise import CorrelatedNoise
-from forethought.rounds.flat import Layout
-from forethought.rounds.grid import add_grid_noise
-from forethought.rounds.grid_step import grid
+from forethought.gradients.batches import together
+from forethought.gradients.clipped import clipped_sums
+from forethought.gradients.sums import Sums, centred_count_below, next_clip_norm
+from forethought.rounds.contributions import (
+    CONTRIBUTORS,
+    Addition,
+    Batch,
+    Gradients,
+    accumulate,
+    dealt,
+    part_of,
+    share_of,
+)
 from forethought.rounds.losses import Loss
-from forethought.rounds.noise import GaussianNoise
-from forethought.rounds.randomness import BoundNoise, Secrets, Stream, encoded, seed_of
-from forethought.rounds.records import Records, content
+from forethought.rounds.randomness import (
+    BoundNoise,
+    CorrelatedNoise,
+    GaussianNoise,
+    Secrets,
+    Stream,
+    add_grid_noise,
+    encoded,
+    noised_count,
+    seed_of,
+)
+from forethought.rounds.records import Records, TensorRecords, content
 from forethought.rounds.sampling import Batches, Indices
 from forethought.rounds.team import Team
 from forethought.rounds.transcript import Transcript
 from forethought.turns import turns
 from forethought.values.contributions import Examples
 from forethought.values.mechanism import Correlated
-from forethought.values.plan import Privacy, Round
+from forethought.values.plan import Privacy, Round, grid
+
+# A model's trainable parameters laid end to end: the vector that is summed and noised.
+
+
+class Layout:
+    """The place of each parameter in the flat vector.
+
+    Args:
+        parameters: name → trainable parameter, in the order of the vector.
+
+    Raises:
+        ValueError: nothing to train, or parameters on several devices.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        if not parameters:
+            raise ValueError("there is no parameter with requires_grad=True: nothing to train")
+        devices = {p.device for p in parameters.values()}
+        if len(devices) > 1:
+            raise ValueError(f"the parameters lie on several devices: {sorted(map(str, devices))}")
+        self.names = tuple(parameters)
+        self.shapes = tuple(p.shape for p in parameters.values())
+        self.dtypes = tuple(p.dtype for p in parameters.values())
+        self.device = devices.pop()
+        self._lengths = [p.numel() for p in parameters.values()]
+        self.size = sum(self._lengths)
+
+    def zeros(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """A flat vector of zeros."""
+        return torch.zeros(self.size, dtype=dtype, device=self.device)
+
+    def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Name → the parameter's part of a flat vector, in its shape, sharing memory."""
+        pieces = torch.split(vector, self._lengths)
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }
+
+
+# The clipping norm from round to round, which the quantile rule moves.
+#
+# Quantile rule (Andrew, Thakkar, McMahan, Ramaswamy 2021): the share of contributions within the
+# norm, released with noise, steers the norm geometrically to the wanted quantile. Each contribution
+# adds ±1/2 to the released count, so its sensitivity is half that of the sum in units of C, and
+# :meth:`forethought.values.plan.Clip.gradient_noise` takes the count's cost from the sum's noise.
+
+
+def noised_share(
+    count: float, chosen: Round, count_noise: float, generator: np.random.Generator
+) -> float:
+    """Noised share of contributions whose norm is at most C.
+
+    The released sum is Σ (1[‖g‖ ≤ C] − 1/2) plus noise, which one contribution moves by at most
+    1/2 (Andrew et al. 2021, Section 2.2).
+
+    Args:
+        count: Σ (1[‖g‖ ≤ C] − 1/2), see :func:`forethought.gradients.sums.centred_count_below`.
+        chosen: the round, whose public divisor the count is divided by (never ``len(norms)``).
+        count_noise: σ_b, standard deviation of the noise on the sum.
+    """
+    counted = noised_count(count, count_noise, 0.5, chosen.noise, generator)
+    return 0.5 + counted / chosen.divisor
 
 
 class RoundError(RuntimeError):
@@ -139,6 +214,7 @@ class PrivateRounds:
         clip_norm: norm of the next round; set it when a run continues.
         bound: what the noise of the rounds so far was bound to, where later noise depends on it;
             set it when a run continues.
+        how: gradients are computed; another loss counts from the next round that is added to.
         context: bytes that the noise is bound to besides: what is known to have changed.
         witness: of an audit, see :data:`WITNESS`.
     """
@@ -162,10 +238,10 @@ class PrivateRounds:
         self.transcript = Transcript() if transcript is None else transcript
         self.clip_norm = privacy.clip.norm
         self.team = team or Team()
-        self._how = Gradients(
+        self.how = Gradients(
             loss, clipping_rule(privacy.clip), micro_batch, batch_dims, self.team.size
         )
-        self._contributor = CONTRIBUTORS[type(privacy.contribution)]
+        self._add = CONTRIBUTORS[type(privacy.contribution)]
         self._batches = Batches(Stream(secrets.sampling, "sampling"))
         self._groups = Stream(secrets.sampling, "groups")
         self._augment = Stream(secrets.sampling, "augment")
@@ -205,12 +281,7 @@ class PrivateRounds:
         self._kept.append(self._generator.get_state())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with turns:  # not while another thread's model draws
             self._generator.set_state(self._kept.pop())
 
@@ -229,42 +300,13 @@ class PrivateRounds:
         self._opened = index
         chosen = self.privacy.round(index, self.clip_norm)
         indices = self._batches(chosen)
-        batch = self._contributor.deal(chosen.contribution, indices, chosen, self._groups)
+        batch = dealt(chosen.contribution, indices, chosen, self._groups)
         if chosen.augmentation is not None:
             batch = replace(
                 batch,
                 draws=self._augment.at(index).integers(0, 2**64, len(indices), dtype=np.uint64),
             )
         return PrivateSum(self, chosen, share_of(batch, self.team), indices)
-
-    @property
-    def loss(self) -> Loss:
-        """One value per example; another one counts from the next round that is added to."""
-        return self._how.loss
-
-    @loss.setter
-    def loss(self, loss: Loss) -> None:
-        self._how = replace(self._how, loss=loss)
-
-    @property
-    def batch_dims(self) -> BatchDims | None:
-        """The dimensions in which the models have their examples, as their owner declares it."""
-        return self._how.batch_dims
-
-    @property
-    def rule(self) -> ClippingRule:
-        """The rule that turns norms into factors."""
-        return self._how.rule
-
-    def blocks(self, chosen: Round) -> Blocks:
-        """The number of rows that passes of the round may have."""
-        return self._how.blocks(chosen)
-
-    @property
-    def whole_batches(self) -> bool:
-        """True if a batch is computed by this process alone, at once, in the plain form."""
-        how = self._how
-        return how.micro_batch is None and how.batch_dims is None and self.team.size == 1
 
     def seed_model(self, index: int) -> None:
         """Set the generator that dropout draws from to a round's own beginning."""
@@ -290,7 +332,7 @@ class PrivateRounds:
         self.require_size(records, chosen)
         with turns:  # of the generator that the model draws from, and of what it touches
             self.seed_model(chosen.index)
-            return self._contributor.add(into, model, records, batch, chosen, self._how)
+            return self._add(Addition(into, model, records, batch, chosen, self.how))
 
     def _correlated_noise(self, chosen: Round) -> CorrelatedNoise | None:
         """The part's noise up to this round, drawn again where a run goes on."""
@@ -350,14 +392,12 @@ class PrivateRounds:
             self._gaussian.add_to(vector, std, generator)
         if counted is not None and count is not None:
             share = noised_share(count, chosen, counted, generator)
-            self.clip_norm = next_norm(chosen.clip, chosen.clip_norm, share)
+            self.clip_norm = next_clip_norm(
+                chosen.clip_norm, share, chosen.clip.quantile, chosen.clip.quantile_rate
+            )
         noised = object.__new__(NoisedSum)
-        for name, value in (
-            ("round", chosen),
-            ("layout", self.layout),
-            ("vector", vector),
-            ("next_clip_norm", self.clip_norm),
-        ):
+        values = (self.layout, self.clip_norm, chosen, vector)
+        for name, value in zip(NoisedSum.__slots__, values, strict=True):
             object.__setattr__(noised, name, value)
         if self.witness is not None:
             self.witness.released(noised)
@@ -442,7 +482,7 @@ class PrivateSum:
         return [self.indices[dealt == part] for part in range(count)]
 
     def _taken(self, hashed: bytes, model: torch.nn.Module, records: Records) -> Indices:
-        """The whole batch, for :func:`forethought.rounds.together.add_together` to compute.
+        """The whole batch, for :func:`forethought.rounds.private_sum.add_together` to compute.
 
         Raises:
             RoundError: closed, or added to before, or data of another size.
@@ -464,7 +504,7 @@ class PrivateSum:
     def _took(self, sums: Mapping[str, torch.Tensor], norms: torch.Tensor) -> None:
         """The result of :meth:`_taken`: the clipped sum of exactly these records, and the norms.
 
-        Only :func:`forethought.rounds.together.add_together` calls it.
+        Only :func:`forethought.rounds.private_sum.add_together` calls it.
         """
         if self._closed:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
@@ -523,3 +563,84 @@ def input_hash(model: torch.nn.Module) -> bytes:
     for tensor in model.buffers():
         parts += [f"{tensor.dtype}{tuple(tensor.shape)}".encode(), content(tensor)]
     return blake3(b"".join(parts)).digest()
+
+
+# Private sums of several holders on one model: one pass over all their examples.
+#
+# Every sum keeps its own batch, clipping, noise and transcript; only the forward and backward
+# passes are shared. Where that cannot be, each holder's contributions are added by themselves.
+
+
+def add_together(
+    sums: Sequence[PrivateSum], model: torch.nn.Module, records: Sequence[Records]
+) -> None:
+    """Add every holder's whole batch to its own sum, at the model's present weights.
+
+    Args:
+        sums: one of each holder, none of them added to. records: each holder's data.
+
+    Raises:
+        RoundError: a sum that was added to before, or data of another size.
+    """
+    if len(sums) != len(records):
+        raise RoundError(f"{len(sums)} sums and the data of {len(records)} holders")
+    if len(sums) == 1 or not _alike(sums, records):
+        for one, own in zip(sums, records, strict=True):
+            one.add(model, own)
+        return
+    hashed = input_hash(model)
+    try:
+        batches = [one._taken(hashed, model, own) for one, own in zip(sums, records, strict=True)]
+        found = _computed(sums, model, records, batches)
+    except BaseException:
+        for one in sums:
+            one._spoil()
+        raise
+    for one, (parts, norms) in zip(sums, found, strict=bool(found)):
+        one._took(parts, norms)
+
+
+@turns
+def _computed(
+    sums: Sequence[PrivateSum],
+    model: torch.nn.Module,
+    records: Sequence[Records],
+    batches: Sequence[Indices],
+) -> Sequence[Sums]:
+    taken = [own.take(indices) for own, indices in zip(records, batches, strict=True)]
+    full = [pair for pair in taken if pair[0] is not None]
+    if not full:
+        return ()
+    lead = sums[0].rounds
+    lead.seed_model(sums[0].round.index)
+    inputs, targets = (torch.cat(parts) for parts in zip(*full, strict=True))
+    sizes, norm = [len(indices) for indices in batches], sums[0].round.clip_norm
+    blocks = together(one.rounds.how.blocks(one.round) for one in sums)
+    rule, loss = lead.how.rule, lead.how.loss
+    return clipped_sums(model, loss, inputs, targets, norm, sizes, clip=rule, blocks=blocks)
+
+
+def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
+    """True if one pass gives every holder exactly what it would compute by itself.
+
+    All batches are then computed by this process alone, at once, in the plain form.
+    """
+    lead = sums[0].rounds
+    return all(
+        isinstance(one.round.contribution, Examples)
+        and one.round.augmentation is None
+        and one.round.clip_norm == sums[0].round.clip_norm
+        and one.round.clip == sums[0].round.clip
+        and one.rounds.how.loss is lead.how.loss
+        and one.rounds.how.micro_batch is None
+        and one.rounds.how.batch_dims is None
+        and one.rounds.team.size == 1
+        and one.rounds.layout.names == lead.layout.names
+        and isinstance(own, TensorRecords)
+        and own.inputs.shape[1:] == _inputs(records[0])
+        for one, own in zip(sums, records, strict=True)
+    )
+
+
+def _inputs(records: Records) -> torch.Size | None:
+    return records.inputs.shape[1:] if isinstance(records, TensorRecords) else None

@@ -1,4 +1,6 @@
-"""One source of randomness per purpose: batches follow from (secret, round), noise from its sum.
+"""One source of randomness per purpose, and the noise that is drawn from it.
+
+Batches follow from (secret, round), noise from its sum.
 
 A stream is AES-128 in counter mode (FIPS 197, NIST SP 800-38A), whose key is hashed from a 256-bit
 secret and the name of the purpose, and whose 128-bit counter begins at the round's number times
@@ -15,14 +17,19 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 from randomgen import AESCounter
+
+from forethought.values.plan import NoiseKind, grid
+from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 SECRET_BYTES = 32
 
@@ -223,3 +230,296 @@ def _secret(name: str, seed: int | None) -> bytes:
         return secrets.token_bytes(SECRET_BYTES)
     # The name is hashed in, so that seed=1 and noise_seed=1 are different secrets.
     return hashlib.blake2b(f"{name}:{int(seed)}".encode(), digest_size=SECRET_BYTES).digest()
+
+
+# Gaussian noise on a sum of clipped contributions.
+#
+# Noise is drawn in double precision and rounded once, together with the sum. What floating-point
+# numbers leave of the difference between two sums (Mironov 2012) is an assumption of the guarantee,
+# not covered by it.
+
+
+# Small enough to stay in the nearest cache, large enough to hide the call.
+CHUNK = 1 << 13
+
+
+class GaussianNoise:
+    """Adds N(0, std² I) to vectors, a small buffer at a time."""
+
+    def add_to(self, vector: torch.Tensor, std: float, generator: np.random.Generator) -> None:
+        """Add to ``vector`` (one dimension, floating point) in place.
+
+        The numbers are drawn on the CPU, so that a round's noise does not depend on the device.
+        """
+        size = vector.shape[0]
+        # Its own for every call: a thousand clients' buffers would be cold.
+        buffer = np.empty(min(size, CHUNK))
+        drawn = torch.from_numpy(buffer)
+        for start in range(0, size, CHUNK):
+            length = min(CHUNK, size - start)
+            generator.standard_normal(out=buffer[:length])
+            noise = drawn[:length].to(vector.device)
+            vector[start : start + length].add_(noise, alpha=std)
+
+
+# Noise in whole numbers: discrete Gaussian noise on a fixed grid, exactly sampled.
+#
+# **Formal guarantee.** A sum that one contribution moves by at most C (in L2 norm) is released with
+# the noise that is accounted, N(0, (σC)²), or better, and no floating-point number stands between.
+#
+# 1. The sum is rounded to multiples of γ = 2ᵏ (exactly: a power of two only shifts exponents) and
+#    clamped to ±2⁵¹γ, which moves no two values apart. Each of d coordinates moves by at most γ/2,
+#    so one contribution moves the gridded sum by at most C + √d·γ: *the rounding is charged*.
+# 2. The noise is K·γ, K from the discrete Gaussian of parameter s ≥ σ(C + √d·γ)/γ·(1 + 2⁻³⁰), a
+#    whole number between 2²⁵ and 2²⁷. Canonne, Kamath and Steinke (2020), Algorithms 1 to 3, sample
+#    it exactly from uniform whole numbers.
+# 3. The discrete Gaussian of s is post-processing of a real one. Let y ~ N(0, s² − r²) and draw K
+#    from the discrete Gaussian of parameter r around y. By Poisson summation the normalising sum
+#    over the integers, seen from any y, is r√(2π)(1 ± τ) with τ = 2.1·exp(−2π²r²) (Micciancio and
+#    Regev 2007, Lemma 4.4; Peikert 2010, Theorem 3.1), so K has the discrete Gaussian's law up to a
+#    factor within 1 ± 3τ. With r = 3, τ < 10⁻⁷⁶; over d coordinates and T rounds, ε and ln δ change
+#    by at most 6τdT, below 10⁻⁵⁰ for any dT below 10²⁵. The slack in point 2 is what √(s² − 9)
+#    takes away and a million times more, and the accountant rounds outward. So every theorem about
+#    real Gaussian noise, subsampled or not, holds for the grid.
+
+
+# Whole numbers up to here are exact in double precision, with noise added.
+LIMIT = float(1 << 51)
+# Coordinates that are drawn at a time.
+GRID_CHUNK = 1 << 16
+
+Whole = NDArray[np.int64]
+
+
+def add_grid_noise(
+    vector: torch.Tensor, std: float, clip_norm: float, generator: np.random.Generator
+) -> None:
+    """Round ``vector`` to the grid and add discrete Gaussian noise, in place.
+
+    Args:
+        vector: the sum, float64, shape (parameters,).
+        std: standard deviation σC that is accounted.
+        clip_norm: C, what one contribution can move the sum by.
+    """
+    if not std:
+        return
+    step, scale = grid(std, clip_norm, vector.shape[0])
+    for start in range(0, vector.shape[0], GRID_CHUNK):
+        part = vector[start : start + GRID_CHUNK]
+        whole = (part / step).round_().clamp_(-LIMIT, LIMIT)
+        noise = discrete_gaussian(scale, len(part), generator)
+        # Both are whole numbers below 2⁵³, and so is their sum: nothing is rounded.
+        whole += torch.from_numpy(noise).to(whole)
+        torch.mul(whole, step, out=part)
+
+
+def noised_count(
+    count: float, std: float, most: float, noise: NoiseKind, generator: np.random.Generator
+) -> float:
+    """A count with Gaussian noise, on the grid where that is the noise.
+
+    Args:
+        std: standard deviation of the noise.
+        most: what one record can move the count by.
+    """
+    if noise == "grid":
+        vector = torch.tensor([count], dtype=torch.float64)
+        add_grid_noise(vector, std, most, generator)
+        return float(vector)
+    return count + std * float(generator.standard_normal())
+
+
+def discrete_gaussian(scale: int, size: int, generator: np.random.Generator) -> Whole:
+    """``size`` independent whole numbers k with probability proportional to exp(−k²/(2·scale²)).
+
+    Canonne, Kamath and Steinke (2020), Algorithm 3, with t = scale: propose from the discrete
+    Laplace distribution, accept with probability exp(−(|y| − scale)²/(2·scale²)). Only uniform
+    whole numbers are compared.
+    """
+    found = np.empty(size, dtype=np.int64)
+    missing = np.arange(size)
+    while len(missing):
+        proposed = discrete_laplace(scale, len(missing), generator)
+        kept = _accepted(np.abs(proposed) - scale, scale, generator)
+        found[missing[kept]] = proposed[kept]
+        missing = missing[~kept]
+    return found
+
+
+def discrete_laplace(scale: int, size: int, generator: np.random.Generator) -> Whole:
+    """Whole numbers y with probability proportional to exp(−|y|/scale): their Algorithm 2."""
+    found = np.empty(size, dtype=np.int64)
+    missing = np.arange(size)
+    while len(missing):
+        low = generator.integers(scale, size=len(missing))
+        kept = bernoulli_exp(low, scale, generator)
+        high = _geometric(int(kept.sum()), generator)
+        magnitude = low[kept] + scale * high
+        negative = generator.integers(2, size=len(magnitude), dtype=np.int8).astype(bool)
+        # Zero has one sign only.
+        whole = ~(negative & (magnitude == 0))
+        places = missing[kept][whole]
+        found[places] = np.where(negative, -magnitude, magnitude)[whole]
+        done = np.zeros(len(missing), dtype=bool)
+        done[np.flatnonzero(kept)[whole]] = True
+        missing = missing[~done]
+    return found
+
+
+def bernoulli_exp(
+    numerator: Whole, denominator: int, generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """True with probability exp(−numerator/denominator), for each numerator in [0, denominator].
+
+    Their Algorithm 1: count how many in a row of coins of chance γ/1, γ/2, γ/3, … come up; the
+    first failure at an odd place means yes.
+    """
+    result = np.zeros(len(numerator), dtype=bool)
+    active = np.arange(len(numerator))
+    place = 1
+    while len(active):
+        # A coin of chance γ/k is one of chance γ and one of chance 1/k.
+        up = generator.integers(denominator, size=len(active)) < numerator[active]
+        if place > 1:
+            up &= generator.integers(place, size=len(active)) == 0
+        result[active[~up]] = place % 2 == 1
+        active = active[up]
+        place += 1
+    return result
+
+
+def _geometric(size: int, generator: np.random.Generator) -> Whole:
+    """The number of times in a row that a coin of chance 1/e comes up."""
+    counts = np.zeros(size, dtype=np.int64)
+    active = np.arange(size)
+    while len(active):
+        one = np.ones(len(active), dtype=np.int64)
+        active = active[bernoulli_exp(one, 1, generator)]
+        counts[active] += 1
+    return counts
+
+
+def _accepted(offset: Whole, scale: int, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """True with probability exp(−offset²/(2·scale²)), each."""
+    denominator = 2 * scale * scale
+    # Beyond this the square leaves 64 bits; such proposals are rare and go one by one.
+    far = np.abs(offset) >= 1 << 31
+    square = np.where(far, 0, offset) ** 2
+    whole, rest = np.divmod(square, denominator)
+    kept = bernoulli_exp(rest, denominator, generator)
+    for units in range(1, int(whole.max(initial=0)) + 1):
+        # exp(−γ) for γ above 1 is exp(−1) as often as γ holds 1, and exp of the rest.
+        again = np.flatnonzero(kept & (whole >= units))
+        kept[again] = bernoulli_exp(np.ones(len(again), dtype=np.int64), 1, generator)
+    for place in np.flatnonzero(far):
+        kept[place] = accepted_far(int(offset[place]), denominator, generator)
+    return kept
+
+
+def accepted_far(offset: int, denominator: int, generator: np.random.Generator) -> bool:
+    whole, rest = divmod(offset * offset, denominator)
+    one = np.ones(1, dtype=np.int64)
+    if not all(bernoulli_exp(one, 1, generator)[0] for _ in range(whole)):
+        return False
+    return bool(bernoulli_exp(np.array([rest]), denominator, generator)[0])
+
+
+# Noise that is correlated over rounds: (C⁻¹z)_t, drawn round by round.
+#
+# Each round's z is bound to that round's sum, and what it takes from the rounds before is kept in
+# as many vectors as C has bands (less one) or buffers. Nothing of them is ever stored: a run that
+# goes on keeps 32 bytes a round and draws the earlier rounds' noise again from the secret, bit for
+# bit.
+
+
+Array = NDArray[np.float64]
+
+
+class CorrelatedNoise:
+    """The noise of one part of a mechanism, in order.
+
+    Args:
+        size: numbers in a round's noise.
+        strategy: C. noise: where z comes from.
+        bound: what the z of each of the run's rounds is bound to; grows while it is used.
+        first: number of the part's first round.
+    """
+
+    def __init__(
+        self, size: int, strategy: Strategy, noise: BoundNoise, bound: Sequence[bytes], first: int
+    ) -> None:
+        self.strategy, self.first = strategy, first
+        self._noise, self._bound = noise, bound
+        self._memory = _memory(strategy, size)
+        self._present = np.empty(size)
+        self._next = first
+
+    def add_to(self, vector: torch.Tensor, std: float, index: int) -> None:
+        """Add std·(C⁻¹z) of round ``index`` to ``vector`` (one dimension, floating point).
+
+        The numbers are drawn and combined on the CPU in double precision, so that a round's noise
+        does not depend on the device.
+        """
+        if index < self._next - 1:
+            raise ValueError(
+                f"round {index} is before {self._next - 1}: correlated noise is in order"
+            )
+        while self._next <= index:
+            self._step()
+        for start in range(0, vector.shape[0], CHUNK):
+            part = slice(start, start + CHUNK)
+            noise = torch.from_numpy(self._present[part]).to(vector.device)
+            vector[part].add_(noise, alpha=std)
+
+    def _step(self) -> None:
+        generator = self._noise.at(self._bound[self._next])
+        for start in range(0, self._present.size, CHUNK):
+            # The numbers of uncorrelated noise, in the same order.
+            generator.standard_normal(out=self._present[start : start + CHUNK])
+        self._memory.pass_on(self._present)
+        self._next += 1
+
+
+def _memory(strategy: Strategy, size: int) -> _Bands | _Buffers:
+    match strategy:
+        case Banded():
+            return _Bands(strategy, size)
+        case BufferedToeplitz():
+            return _Buffers(strategy, size)
+        case _:
+            assert_never(strategy)
+
+
+class _Bands:
+    """y_t = z_t - Σ_i c_i y_{t-i}: the last bands - 1 of them."""
+
+    def __init__(self, strategy: Banded, size: int) -> None:
+        self._coefficients = strategy.coefficients[1:]
+        self._last = np.zeros((len(self._coefficients), size))
+        self._newest = 0
+
+    def pass_on(self, present: Array) -> None:
+        """Turn z_t into y_t, in place, and keep it."""
+        bands = len(self._coefficients)
+        for lag, coefficient in enumerate(self._coefficients):
+            if coefficient:
+                present -= coefficient * self._last[(self._newest + lag) % bands]
+        if bands:
+            self._newest = (self._newest - 1) % bands
+            self._last[self._newest] = present
+
+
+class _Buffers:
+    """y_t = z_t - Σ_j w_j s_j with s_j ← d_j s_j + y_t."""
+
+    def __init__(self, strategy: BufferedToeplitz, size: int) -> None:
+        self._weights, self._decays = strategy.weights, strategy.decays
+        self._sums = np.zeros((len(self._weights), size))
+
+    def pass_on(self, present: Array) -> None:
+        """Turn z_t into y_t, in place, and keep its trace in every buffer."""
+        for weight, buffer in zip(self._weights, self._sums, strict=True):
+            present -= weight * buffer
+        for decay, buffer in zip(self._decays, self._sums, strict=True):
+            buffer *= decay
+            buffer += present

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,45 +48,6 @@ def picked(rows: torch.Tensor, indices: Indices, device: torch.device) -> torch.
     return rows.index_select(0, index).to(device)
 
 
-class TensorRecords:
-    """Inputs and targets in memory, picked by index.
-
-    Args:
-        inputs, targets: first dimension is the record.
-        device: where batches go.
-    """
-
-    def __init__(
-        self, inputs: torch.Tensor, targets: torch.Tensor, device: torch.device | str = "cpu"
-    ) -> None:
-        if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
-            raise ValueError(
-                "inputs and targets must have one row a record: shapes "
-                f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
-            )
-        self.inputs, self.targets = inputs, targets
-        self._device = torch.device(device)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def take(self, indices: Indices) -> tuple[Any, Any]:
-        if not len(indices):
-            return None, None
-        return picked(self.inputs, indices, self._device), picked(
-            self.targets, indices, self._device
-        )
-
-    def digest(self, key: bytes) -> str:
-        state = blake3(key=key)
-        for tensor in (self.inputs, self.targets):
-            state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            # In pieces, so that data on a device or with strides is never copied whole.
-            for piece in torch.split(tensor.detach(), PIECE):
-                state.update(content(piece))
-        return state.hexdigest()
-
-
 class NamedRecords:
     """Several tensors of inputs in memory, by name or in a tuple, picked by index.
 
@@ -103,8 +64,9 @@ class NamedRecords:
         device: torch.device | str = "cpu",
         label: str | None = None,
     ) -> None:
-        self._tree, self._device, self.label = (inputs, targets), torch.device(device), label
-        tensors = torch.utils._pytree.tree_leaves(self._tree)
+        self.inputs, self.targets, self.label = inputs, targets, label
+        self._device = torch.device(device)
+        tensors = torch.utils._pytree.tree_leaves((inputs, targets))
         if any(not part.ndim or len(part) != len(targets) for part in tensors):
             raise ValueError(
                 "inputs and targets must have one row a record: shapes "
@@ -112,25 +74,55 @@ class NamedRecords:
             )
 
     def __len__(self) -> int:
-        return len(self._tree[1])
+        return len(self.targets)
 
     def take(self, indices: Indices) -> tuple[Any, Any]:
         if not len(indices):
             return None, None
         taken: tuple[Any, Any] = torch.utils._pytree.tree_map(
-            lambda part: picked(part, indices, self._device), self._tree
+            lambda part: picked(part, indices, self._device), (self.inputs, self.targets)
         )
         return taken
 
     def digest(self, key: bytes) -> str:
-        state = blake3(key=key)
-        tensors, structure = torch.utils._pytree.tree_flatten(self._tree)
-        state.update(str(structure).encode())
-        for tensor in tensors:
-            state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            for piece in torch.split(tensor.detach(), PIECE):
-                state.update(content(piece))
-        return state.hexdigest()
+        tensors, structure = torch.utils._pytree.tree_flatten((self.inputs, self.targets))
+        return digest_of(tensors, key, str(structure))
+
+
+class TensorRecords(NamedRecords):
+    """Inputs and targets in memory, one tensor each, picked by index.
+
+    Args:
+        inputs, targets: first dimension is the record.
+        device: where batches go.
+    """
+
+    inputs: torch.Tensor
+
+    def __init__(
+        self, inputs: torch.Tensor, targets: torch.Tensor, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(inputs, targets, device)
+
+    def take(self, indices: Indices) -> tuple[Any, Any]:
+        if not len(indices):
+            return None, None
+        inputs, targets = (picked(x, indices, self._device) for x in (self.inputs, self.targets))
+        return inputs, targets
+
+    def digest(self, key: bytes) -> str:
+        return digest_of((self.inputs, self.targets), key)
+
+
+def digest_of(tensors: Sequence[torch.Tensor], key: bytes, structure: str = "") -> str:
+    """A keyed hash of all records in some tensors, and of the structure that these have."""
+    state = blake3(structure.encode(), key=key)
+    for tensor in tensors:
+        state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        # In pieces, so that data on a device or with strides is never copied whole.
+        for piece in torch.split(tensor.detach(), PIECE):
+            state.update(content(piece))
+    return state.hexdigest()
 
 
 class DatasetRecords:

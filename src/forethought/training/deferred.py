@@ -9,6 +9,7 @@ expression, which the private round evaluates for every example by itself.
 from __future__ import annotations
 
 import copyreg
+import inspect
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,10 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from forethought.rounds.losses import Loss, cross_entropy
+from forethought.rounds.records import Records, TensorRecords
+from forethought.rounds.sampling import Indices
 
 
 class DeferredError(ValueError):
@@ -230,9 +235,13 @@ def children(value: Any) -> Iterator[Any]:
     yield from torch.utils._pytree.tree_leaves(value)
 
 
-def nodes(value: Deferred) -> Iterator[Leaf | Call]:
-    """Everything that a value is computed from, each once, and itself."""
-    seen: set[int] = set()
+def nodes(value: Deferred, apart: Call | None = None) -> Iterator[Leaf | Call]:
+    """Everything that a value is computed from, each once, and itself.
+
+    Args:
+        apart: a call that is passed over, with what it is computed from.
+    """
+    seen = {id(apart)}
     pending: list[Any] = [value]
     while pending:
         one = pending.pop()
@@ -245,9 +254,9 @@ def nodes(value: Deferred) -> Iterator[Leaf | Call]:
             pending += [*children(what.args), *children(what.kwargs)]
 
 
-def leaves(value: Deferred) -> Iterator[Leaf]:
-    """The records' tensors that a value is computed from."""
-    return (what for what in nodes(value) if isinstance(what, Leaf))
+def leaves(value: Deferred, apart: Call | None = None) -> Iterator[Leaf]:
+    """The records' tensors that a value is computed from; see :func:`nodes`."""
+    return (what for what in nodes(value, apart) if isinstance(what, Leaf))
 
 
 @dataclass(frozen=True)
@@ -255,75 +264,6 @@ class Earlier:
     """The result of an earlier step of a program, by its number."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call of a program; the arguments hold :class:`Earlier` values."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-class Program:
-    """A computation of a value from others, as plain data: nothing of a batch or a loop is in it.
-
-    Args:
-        value: the value. known: what is given when it is computed, leaves or calls.
-    """
-
-    def __init__(self, value: Deferred, known: Sequence[Leaf | Call]) -> None:
-        self._numbers = {id(what): number for number, what in enumerate(known)}
-        steps: list[Step] = []
-
-        def number(one: Any) -> Any:
-            if not isinstance(one, Deferred):
-                return one
-            what = one._what
-            if id(what) not in self._numbers:
-                assert isinstance(what, Call)  # all leaves are known
-                args = torch.utils._pytree.tree_map(number, what.args)
-                kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
-                self._numbers[id(what)] = len(known) + len(steps)
-                steps.append(Step(what.function, args, kwargs))
-            return Earlier(self._numbers[id(what)])
-
-        self._result = number(value)
-        del self._numbers
-        self.steps = tuple(steps)
-
-    def __call__(self, *known: Any) -> Any:
-        values = list(known)
-
-        def of(one: Any) -> Any:
-            return values[one.number] if isinstance(one, Earlier) else one
-
-        for step in self.steps:
-            args = torch.utils._pytree.tree_map(of, step.args)
-            kwargs = torch.utils._pytree.tree_map(of, step.kwargs)
-            values.append(step.function(*args, **kwargs))
-        return of(self._result)
-
-    def same_as(self, other: Program) -> bool:
-        """True if both do the same; objects other than numbers and words must be the same ones."""
-        if len(self.steps) != len(other.steps) or self._result != other._result:
-            return False
-        return all(_same(one, two) for one, two in zip(self.steps, other.steps, strict=True))
-
-
-def _same(one: Step, other: Step) -> bool:
-    parts, form = torch.utils._pytree.tree_flatten((one.args, dict(one.kwargs)))
-    others, other_form = torch.utils._pytree.tree_flatten((other.args, dict(other.kwargs)))
-    plain = (str, bool, int, float, Earlier)
-    return (
-        one.function is other.function
-        and form == other_form
-        and all(
-            a is b or (type(a) is type(b) and isinstance(a, plain) and a == b)
-            for a, b in zip(parts, others, strict=True)
-        )
-    )
 
 
 @contextmanager
@@ -384,3 +324,232 @@ def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     gated = type(kind.__name__, (kind,), {"__call__": call, "__reduce_ex__": reduce})
     _GATED.add(gated)
     return gated
+
+
+# From what a training loop did with a batch to what a private round computes.
+
+
+class StatedLoss:
+    """The loss of a round, as the loop stated it: ``loss(outputs, targets)``.
+
+    Plain data: calls whose arguments hold :class:`Earlier` values. Nothing of a batch or a loop is
+    in it.
+
+    Args:
+        value: what ``backward`` was called on. output: the model's call in it.
+        targets: the records' tensors in it, in the order in which the round has them.
+    """
+
+    def __init__(self, value: Deferred, output: Call, targets: Sequence[Leaf]) -> None:
+        known = (output, *targets)
+        numbers = {id(what): number for number, what in enumerate(known)}
+        steps: list[Call] = []
+
+        def number(one: Any) -> Any:
+            if not isinstance(one, Deferred):
+                return one
+            what = one._what
+            if id(what) not in numbers:
+                assert isinstance(what, Call)  # all leaves are known
+                args = torch.utils._pytree.tree_map(number, what.args)
+                kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
+                numbers[id(what)] = len(known) + len(steps)
+                steps.append(Call(what.function, args, kwargs))
+            return Earlier(numbers[id(what)])
+
+        self._result = number(value)
+        self._steps = tuple(steps)
+        self._places = tuple(leaf.place for leaf in targets)
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        given = (targets,) if len(self._places) == 1 else targets if self._places else ()
+        values = [outputs, *given]
+
+        def of(one: Any) -> Any:
+            return values[one.number] if isinstance(one, Earlier) else one
+
+        for step in self._steps:
+            args = torch.utils._pytree.tree_map(of, step.args)
+            kwargs = torch.utils._pytree.tree_map(of, step.kwargs)
+            values.append(step.function(*args, **kwargs))
+        return of(self._result)
+
+    def same_as(self, other: object) -> bool:
+        """True if the same lines were written, with the same numbers and objects in them.
+
+        Objects other than numbers and words must be the same ones.
+        """
+        if not isinstance(other, StatedLoss):
+            return False
+        own, its = (self._places, self._result), (other._places, other._result)
+        if own != its or len(self._steps) != len(other._steps):
+            return False
+        return all(_same(one, two) for one, two in zip(self._steps, other._steps, strict=True))
+
+
+def _same(one: Call, other: Call) -> bool:
+    parts, form = torch.utils._pytree.tree_flatten((one.args, dict(one.kwargs)))
+    others, other_form = torch.utils._pytree.tree_flatten((other.args, dict(other.kwargs)))
+    plain = (str, bool, int, float, Earlier)
+    return (
+        one.function is other.function
+        and form == other_form
+        and all(
+            a is b or (type(a) is type(b) and isinstance(a, plain) and a == b)
+            for a, b in zip(parts, others, strict=True)
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one of a record's tensors."""
+
+    number: int
+
+
+class ArrangedRecords:
+    """Records with their tensors as a model's arguments and a loss's targets.
+
+    Args:
+        records: as they are.
+        inputs: nested tuples and dicts of places among all their tensors (inputs before targets),
+            and of what is no tensor.
+        targets: the places of those that the loss looks at; none where the model computes it.
+    """
+
+    def __init__(self, records: Records, inputs: Any, targets: tuple[int, ...]) -> None:
+        self._records, self._inputs, self._targets = records, inputs, targets
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def take(self, indices: Indices) -> tuple[Any, Any]:
+        if not len(indices):
+            return None, None
+        tensors = torch.utils._pytree.tree_leaves(self._records.take(indices))
+
+        def at(place: Any) -> Any:
+            return tensors[place.number] if isinstance(place, Place) else place
+
+        inputs = torch.utils._pytree.tree_map(at, self._inputs)
+        # A round wants some: the loss that a model computes itself looks at none.
+        targets = tuple(tensors[place] for place in self._targets or (-1,))
+        return inputs, targets[0] if len(targets) == 1 else targets
+
+    def digest(self, key: bytes) -> str:
+        return self._records.digest(key)
+
+    def settled(self) -> Records:
+        """The records themselves where nothing has another place: rounds know their own kinds."""
+        as_they_are = (self._inputs, self._targets) == (Place(0), (1,))
+        return self._records if as_they_are and isinstance(self._records, TensorRecords) else self
+
+    def same_as(self, other: ArrangedRecords) -> bool:
+        """True if models and losses get the same of every record."""
+        return (self._inputs, self._targets) == (other._inputs, other._targets)
+
+
+def stated(
+    value: Deferred,
+    model: nn.Module,
+    records: Records,
+    before: tuple[Loss, ArrangedRecords] | None = None,
+) -> tuple[Loss, ArrangedRecords]:
+    """The loss of a round and the records as it takes them.
+
+    Args:
+        value: what ``backward`` was called on. before: that of the round before, which is used
+            again where the lines are the same: gradients remember a loss that they judged.
+
+    Raises:
+        DeferredError: something that a round cannot compute, with what to write instead.
+    """
+    calls = [what for what in nodes(value) if isinstance(what, Call)]
+    outputs = [call for call in calls if call.function is model_call]
+    if len(outputs) != 1 or outputs[0].args[0] is not model:
+        raise DeferredError(
+            f"the loss has {len(outputs)} calls of a model in it: it must have one, of the whole "
+            "model that was given to forethought.private. Put several into one module"
+        )
+    (output,) = outputs
+    for call in calls:
+        for part in (*children(call.args), *children(call.kwargs)):
+            if isinstance(part, torch.Tensor) and part.requires_grad:
+                raise DeferredError(
+                    "the loss holds a parameter, or what was computed from one, besides the "
+                    "model's output: a penalty on weights belongs into the optimizer "
+                    "(weight_decay=), anything else into the model's forward"
+                )
+    inputs = _as_called(model, output)
+    of_inputs = {id(leaf) for leaf in _leaves(inputs)}
+    # What the loss looks at other than through the model.
+    targets = tuple(sorted(leaves(value, output), key=lambda leaf: leaf.place))
+    for leaf in _leaves(inputs):
+        if not isinstance(leaf, Leaf | bool | str | None):
+            raise DeferredError(
+                "the model was given something besides the batch's own tensors: move what is done "
+                "to them into the model or the data set, and what all records share into the model"
+            )
+    if not of_inputs:
+        raise DeferredError("the model's arguments hold nothing of the batch")
+    arranged = ArrangedRecords(
+        records,
+        torch.utils._pytree.tree_map(
+            lambda leaf: Place(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs
+        ),
+        tuple(leaf.place for leaf in targets),
+    )
+    loss = _known(value, output, targets)
+    if before is not None and arranged.same_as(before[1]):
+        same = loss is before[0] or (isinstance(loss, StatedLoss) and loss.same_as(before[0]))
+        if same:
+            return before
+    return loss, arranged
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if leaf is not None]
+
+
+def _as_called(model: nn.Module, output: Call) -> Any:
+    """The arguments of the model's call, in one of the forms in which rounds call models."""
+
+    def what(part: Any) -> Any:
+        return part._what if isinstance(part, Deferred) else part
+
+    args, kwargs = torch.utils._pytree.tree_map(what, (output.args[1:], dict(output.kwargs)))
+    if args and kwargs:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+        if len(bound.args) and any(
+            part.kind is part.VAR_POSITIONAL for part in bound.signature.parameters.values()
+        ):
+            raise DeferredError("call the model with its arguments by position, or all by name")
+        named: dict[str, Any] = {}
+        for name, part in bound.arguments.items():
+            several = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            named.update(part if several else {name: part})
+        return named
+    if kwargs:
+        return kwargs
+    alone = len(args) == 1 and not isinstance(args[0], Mapping | tuple | list)
+    return args[0] if alone else args
+
+
+def _known(value: Deferred, output: Call, targets: tuple[Leaf, ...]) -> Loss:
+    """Forethought's own function for plain cross entropy, which has rules; else as stated."""
+    what = value._what
+    if isinstance(what, Call) and what.function is F.cross_entropy and len(targets) == 1:
+        bound = inspect.signature(F.cross_entropy).bind(*what.args, **what.kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        first, second = given.pop("input"), given.pop("target")
+        plain = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None}
+        own = {**plain, "reduction": "none", "label_smoothing": 0.0}
+        if (
+            given == own
+            and getattr(first, "_what", None) is output
+            and getattr(second, "_what", None) is targets[0]
+        ):
+            return cross_entropy
+    return StatedLoss(value, output, targets)

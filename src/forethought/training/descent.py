@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -13,21 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from forethought.rounds.flat import Layout
-from forethought.rounds.private_sum import NoisedSum
+from forethought.rounds.private_sum import Layout, NoisedSum
 from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
-from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer, ScheduleKind
-
-# Time t, its end T and the decay β to the factor on η₀.
-SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {
-    "constant": lambda t, end, decay: 1.0,
-    "inverse": lambda t, end, decay: 1 / (1 + decay * t),
-    "inverse-sqrt": lambda t, end, decay: 1 / (1 + decay * math.sqrt(t)),
-    "drops": lambda t, end, decay: 1.0,
-    "cosine": lambda t, end, decay: (1 + math.cos(math.pi * t / end)) / 2,
-}
-
+from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer
 
 # Averages of the iterates: post-processing of what was released, so they cost no privacy.
 
@@ -73,6 +62,12 @@ class IterateAverage:
         """Name → averaged parameter (the parameters themselves without averaging)."""
         return self._average or {name: p.detach() for name, p in self._parameters.items()}
 
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Give the parameters the averaged values."""
+        for average, parameter in self._pairs:
+            parameter.copy_(average)
+
     def state(self) -> dict[str, torch.Tensor]:
         """The state that a checkpoint has to hold."""
         return self._average
@@ -81,6 +76,19 @@ class IterateAverage:
         """The inverse of :meth:`state`."""
         for name, average in self._average.items():
             average.copy_(state[name])
+
+
+def _moving(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, Any, torch.Tensor, Any]]:
+    """Every parameter that has a gradient: its group, itself, the gradient, and its state."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield group, parameter, parameter.grad, optimizer.state[parameter]
+
+
+def _require_betas(name: str, betas: tuple[float, float]) -> None:
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas of {name} must be two numbers in [0, 1), not {betas!r}")
 
 
 # Adam without the noise in its second moment: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2023).
@@ -118,8 +126,7 @@ class AdamBC(torch.optim.Optimizer):
     ) -> None:
         if not lr >= 0:
             raise ValueError(f"lr of adam-bc must be at least 0, not {lr!r}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas of adam-bc must be two numbers in [0, 1), not {betas!r}")
+        _require_betas("adam-bc", betas)
         if floor is not None and not 0 < floor < math.inf:
             raise ValueError(f"floor of adam-bc must be a number above 0, not {floor!r}")
         super().__init__(params, {"lr": lr, "betas": betas, "floor": floor})
@@ -141,29 +148,25 @@ class AdamBC(torch.optim.Optimizer):
                 "a plan or with forethought.private"
             )
         variance, self.noise_variance = self.noise_variance, None
-        for group in self.param_groups:
+        for group, parameter, gradient, state in _moving(self):
             first, second = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["mean"] = torch.zeros_like(parameter)
-                    state["square"] = torch.zeros_like(parameter)
-                    state["steps"], state["noise"], state["spread"] = 0, 0.0, 0.0
-                state["steps"] += 1
-                state["mean"].lerp_(parameter.grad, 1 - first)
-                state["square"].lerp_(parameter.grad.square(), 1 - second)
-                state["noise"] += (1 - second) * (variance - state["noise"])
-                state["spread"] *= second**2
-                state["spread"] += ((1 - second) * variance) ** 2
-                begun, settled = (1 - beta ** state["steps"] for beta in (first, second))
-                floor = group["floor"]
-                if floor is None:
-                    floor = math.sqrt(2 * state["spread"]) / settled
-                without = (state["square"] - state["noise"]) / settled
-                root = without.clamp_(min=max(floor, _LEAST)).sqrt_()
-                parameter.addcdiv_(state["mean"], root, value=-group["lr"] / begun)
+            if not state:
+                state["mean"] = torch.zeros_like(parameter)
+                state["square"] = torch.zeros_like(parameter)
+                state["steps"], state["noise"], state["spread"] = 0, 0.0, 0.0
+            state["steps"] += 1
+            state["mean"].lerp_(gradient, 1 - first)
+            state["square"].lerp_(gradient.square(), 1 - second)
+            state["noise"] += (1 - second) * (variance - state["noise"])
+            state["spread"] *= second**2
+            state["spread"] += ((1 - second) * variance) ** 2
+            begun, settled = (1 - beta ** state["steps"] for beta in (first, second))
+            floor = group["floor"]
+            if floor is None:
+                floor = math.sqrt(2 * state["spread"]) / settled
+            without = (state["square"] - state["noise"]) / settled
+            root = without.clamp_(min=max(floor, _LEAST)).sqrt_()
+            parameter.addcdiv_(state["mean"], root, value=-group["lr"] / begun)
 
 
 # Yogi (Zaheer, Reddi, Sachan, Kale and Kumar 2018, Algorithm 2), which torch.optim lacks.
@@ -191,28 +194,23 @@ class Yogi(torch.optim.Optimizer):
         for name, value in (("lr", lr), ("eps", eps), ("initial", initial)):
             if not value >= 0:
                 raise ValueError(f"{name} of yogi must be at least 0, not {value!r}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas of yogi must be two numbers in [0, 1), not {betas!r}")
+        _require_betas("yogi", betas)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "initial": initial})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step along the parameters' gradients; a closure is not called."""
-        for group in self.param_groups:
+        for group, parameter, gradient, state in _moving(self):
             first, second = group["betas"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["mean"] = torch.zeros_like(parameter)
-                    state["square"] = torch.full_like(parameter, group["initial"])
-                square = parameter.grad.square()
-                state["mean"].lerp_(parameter.grad, 1 - first)
-                towards = torch.sign(state["square"] - square)
-                state["square"].addcmul_(towards, square, value=second - 1)
-                root = state["square"].sqrt().add_(group["eps"])
-                parameter.addcdiv_(state["mean"], root, value=-group["lr"])
+            if not state:
+                state["mean"] = torch.zeros_like(parameter)
+                state["square"] = torch.full_like(parameter, group["initial"])
+            square = gradient.square()
+            state["mean"].lerp_(gradient, 1 - first)
+            towards = torch.sign(state["square"] - square)
+            state["square"].addcmul_(towards, square, value=second - 1)
+            root = state["square"].sqrt().add_(group["eps"])
+            parameter.addcdiv_(state["mean"], root, value=-group["lr"])
 
 
 # Torch optimizers by name. What they do with a noised mean is post-processing, hence free.
@@ -304,31 +302,6 @@ def _find(name: str) -> type[torch.optim.Optimizer]:
 Tensors = dict[str, torch.Tensor]
 
 
-class MeanFilter(Protocol):
-    """Filters the noised means of a run, in order."""
-
-    def ahead(self, variance: float) -> float:
-        """The number of the last step's lengths ahead of the weights at which the next gradient is
-        taken.
-
-        Args:
-            variance: of the noise on its mean.
-        """
-        ...
-
-    def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
-        """The mean of the next round filtered, and the variance of the noise that is left in it."""
-        ...
-
-    def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """The state that a continued run needs: tensors, and JSON-ready values."""
-        ...
-
-    def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`."""
-        ...
-
-
 class LowPass:
     """A Butterworth low-pass filter, divided by its answer to ones: DOPPLER's Algorithm 1.
 
@@ -356,9 +329,11 @@ class LowPass:
         self._spread = np.zeros((2 * order, 2 * order))
 
     def ahead(self, variance: float) -> float:
+        """The number of the last step's lengths ahead of the weights of the next gradient: none."""
         return 0.0
 
     def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
+        """The mean of the next round filtered, and the variance of the noise that is left in it."""
         c, ones = self._ones
         answer = self._next(c, ones, 1.0)
         moments, means = self._past
@@ -390,6 +365,7 @@ class LowPass:
         return float(self._spread[0, 0])
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """The state that a continued run needs: tensors, and JSON-ready values."""
         tensors = {
             f"{name}{at}": value
             for name, past in zip(("moment", "mean"), self._past, strict=True)
@@ -399,6 +375,8 @@ class LowPass:
         return tensors, {"answers": c, "ones": ones, "spread": self._spread.tolist()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
+
         def past(name: str) -> list[torch.Tensor]:
             return [tensors[f"{name}{at}"] for at in range(2) if f"{name}{at}" in tensors]
 
@@ -432,10 +410,17 @@ class Kalman:
         return self._before / (self._before + variance) if self._walk else 1.0
 
     def ahead(self, variance: float) -> float:
+        """The number of the last step's lengths ahead of the weights at which the next gradient is
+        taken.
+
+        Args:
+            variance: of the noise on its mean.
+        """
         gain = self._gain(variance)
         return (1 - gain) / gain
 
     def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
+        """The mean of the next round filtered, and the variance of the noise that is left in it."""
         gain = self._gain(variance)
         self._walk = self._walk or variance * self._settled**2 / (1 - self._settled)
         self._before = gain * variance + self._walk  # κφ = (1 − κ)P
@@ -445,13 +430,18 @@ class Kalman:
         return self._estimate.clone(), self._left
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """The state that a continued run needs: tensors, and JSON-ready values."""
         tensors = {} if self._estimate is None else {"estimate": self._estimate}
         return tensors, {"before": self._before, "walk": self._walk, "left": self._left}
 
     def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
         self._estimate = tensors.get("estimate")
         self._before, self._walk = values["before"], values["walk"]
         self._left = values["left"]
+
+
+MeanFilter = LowPass | Kalman
 
 
 def make_filter(how: GradientFilter | None, rounds: int) -> MeanFilter | None:

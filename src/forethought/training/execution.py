@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -135,12 +135,7 @@ class InterruptGuard:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

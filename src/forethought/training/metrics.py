@@ -18,14 +18,12 @@ from scipy.stats import beta, norm
 from sklearn import metrics
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.losses import Loss, correct
+from forethought.rounds.losses import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
-from forethought.rounds.undisturbed import undisturbed
 
 # Batch normalisation after private training: whose statistics evaluation uses.
 #
@@ -33,15 +31,6 @@ from forethought.rounds.undisturbed import undisturbed
 # statistics of private records are never released, so the model has none. Evaluation uses either
 # the layer statistics of a public batch, which then go into the model's buffers, or those of the
 # records that are evaluated, a batch at a time.
-
-
-def mixing_layers(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """Batch normalisation in training mode, which normalises by the batch it sees."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.training
-    ]
 
 
 def public_statistics(
@@ -367,22 +356,6 @@ class Event:
     clipped: float | None = None
     non_finite: int | None = None
     learning_rate: float | None = None
-
-
-def event(done: int, rounds: int, last: Metrics | None) -> Event:
-    """The event of round ``done``, with the values of the last row of the history."""
-    if last is None:
-        return Event(done, rounds)
-    return Event(
-        done,
-        rounds,
-        last.loss,
-        last.accuracy,
-        last.epsilon,
-        last.clipped,
-        last.non_finite,
-        last.learning_rate,
-    )
 
 
 def as_csv(history: Sequence[Metrics], columns: Sequence[str]) -> str:

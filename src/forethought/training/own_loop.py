@@ -20,23 +20,37 @@ import torch
 from blake3 import blake3
 
 from forethought.accounting.statement import About, Statement, account
-from forethought.preparing.prepare import require_prepared
-from forethought.rounds.losses import Loss, check_loss, cross_entropy
+from forethought.rounds.contributions import check_loss
+from forethought.rounds.losses import Loss, cross_entropy
+from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, blank, content
-from forethought.training.deferred import Deferred, Gate, Leaf, cast_as_called
+from forethought.training.deferred import (
+    ArrangedRecords,
+    Deferred,
+    Gate,
+    Leaf,
+    cast_as_called,
+    stated,
+)
 from forethought.training.descent import IterateAverage, descent_of, needs_closure
 from forethought.training.execution import Execution, ShortForms, alone, settled
-from forethought.training.fit import placed_records, require_fit, warn_of_another_model
 from forethought.training.folder import OF_TORCH, RunFolder, locked, remember, trained_before
-from forethought.training.records import arranged, declared, opened, uncentred, with_caveats
+from forethought.training.records import (
+    arranged,
+    declared,
+    opened,
+    placed_records,
+    require_fit,
+    uncentred,
+    warn_of_another_model,
+    with_caveats,
+)
 from forethought.training.run import TIME_AND_MEMORY, Run, randomness
-from forethought.training.stated_loss import ArrangedRecords, stated
-from forethought.training.step_sizes import step_sizes
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, step_sizes
 from forethought.values.use import Averaging
 
 OWN_LOOP = Caveat("own-loop")
@@ -220,7 +234,7 @@ class _Rounds:
             self._stated = found
         # What fails from here on may have drawn the round's records and noise.
         self.closed = f"round {self.done} failed"
-        self._private.loss = loss
+        self._private.how = replace(self._private.how, loss=loss)
         with self._private:
             total = self._private.open(self.done)
             with self.descent.ahead(total.round):
@@ -258,9 +272,7 @@ class _Rounds:
                 statement, caveats=(*statement.caveats, Caveat("stopped-early", how))
             )
         statement = replace(statement.of_run(transcript.releases()), about=about)
-        with torch.no_grad():
-            for name, weights in self.average.values.items():
-                self.descent.parameters[name].copy_(weights)
+        self.average.hand_over()
         path = None
         if out is not None:
             folder = RunFolder(out)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
@@ -16,18 +15,19 @@ from forethought.accounting import exact
 from forethought.accounting.adaptive import (
     PHASES_ALONE,
     Filter,
+    NextPhaseRule,
+    Progress,
     filter_details,
     filter_from_state,
     suited_filter,
 )
 from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
-from forethought.preparing.prepare import require_unprepared
 from forethought.rounds.losses import Loss
+from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training.execution import Execution, ShortForms, alone, settled
-from forethought.training.fit import warn_of_another_model
 from forethought.training.folder import (
     KEYS,
     PHASES,
@@ -46,16 +46,11 @@ from forethought.training.folder import (
     replace_file,
     trained_before,
 )
-from forethought.training.loop import epsilon_at
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
-from forethought.training.progress import NextPhaseRule, Progress
 from forethought.training.records import (
     CoincidingRecordsError,
-    arranged,
-    opened,
     uncentred,
-    usual_loss,
-    with_caveats,
+    warn_of_another_model,
 )
 from forethought.training.run import (
     NOT_COVERED_DIAGNOSTICS,
@@ -63,9 +58,11 @@ from forethought.training.run import (
     TIME_AND_MEMORY,
     Run,
     Task,
-    opened_task,
+    epsilon_at,
+    folder_of,
     require_public,
     run_plan,
+    task_of,
 )
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real
@@ -78,27 +75,21 @@ from forethought.values.plan import Plan
 STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
 
 
-class Ending(Enum):
-    """The reason why there was no further phase."""
-
-    REACHED = "reached"
-    USED_UP = "used-up"
-
-    @property
-    def words(self) -> str:
-        """The words for a person."""
-        return {
-            Ending.REACHED: "the wanted accuracy was reached",
-            Ending.USED_UP: "the budget was used up",
-        }[self]
+# The reason why there was no further phase → its words for a person.
+ENDINGS = {"reached": "the wanted accuracy was reached", "used-up": "the budget was used up"}
 
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One phase: what was run, and the accuracy of the model after it."""
+    """One phase: what was run, and the accuracy of the model after it; none while it runs."""
 
     rounds: Rounds
-    accuracy: float
+    accuracy: float | None = None
+    history: tuple[Metrics, ...] = field(default=(), compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the history."""
+        return {"rounds": self.rounds.to_dict(), "accuracy": self.accuracy}
 
 
 @dataclass(frozen=True)
@@ -116,15 +107,6 @@ class PhasedRun(Run):
     stopped: str = ""
 
 
-@dataclass
-class Phase:
-    """One phase that was begun; without an accuracy it has not ended."""
-
-    rounds: Rounds
-    accuracy: float | None = None
-    history: tuple[Metrics, ...] = ()
-
-
 class PhaseState:
     """The phases that were begun, and their outcomes."""
 
@@ -135,8 +117,8 @@ class PhaseState:
         self.caveats = tuple(caveats)
         self.randomness = Randomness()
         self.transcript = Transcript()
-        self.phases: list[Phase] = []
-        self.ending: Ending | None = None
+        self.phases: list[PhaseRecord] = []
+        self.ending: str | None = None  # of ENDINGS
         self.filter: Filter | None = None
         if adaptive and plan.budget is not None:
             first = Mechanism(plan.mechanism.rounds[0], adjacency=plan.mechanism.adjacency)
@@ -177,16 +159,16 @@ class PhaseState:
     def begin(self, rounds: Rounds) -> None:
         if self.filter is not None:
             self.filter.spend(rounds)
-        self.phases.append(Phase(rounds))
+        self.phases.append(PhaseRecord(rounds))
 
     def finish(self, run: Run) -> None:
         before, epochs = self.rounds_before, 0.0
         if len(self.phases) > 1:
             epochs = self.phases[-2].history[-1].epoch
-        self.phases[-1].history = tuple(
+        rows = tuple(
             replace(row, round=row.round + before, epoch=row.epoch + epochs) for row in run.history
         )
-        self.phases[-1].accuracy = run.accuracy
+        self.phases[-1] = PhaseRecord(self.phases[-1].rounds, run.accuracy, rows)
         if run.transcript is None:
             raise TranscriptError("a phase left no transcript: no statement is written")
         if run.transcript.again:
@@ -204,7 +186,7 @@ class PhaseState:
 
     @property
     def _words(self) -> str:
-        return "" if self.ending is None else self.ending.words
+        return "" if self.ending is None else ENDINGS[self.ending]
 
     def statement(self, diagnostics: bool) -> Statement:
         uses: list[Any] = [use for use in self.plan.not_covered if use != PHASES_ALONE]
@@ -256,8 +238,8 @@ class PhaseState:
             plan,
             None if folder is None else folder.path,
             self.transcript,
-            tuple(PhaseRecord(p.rounds, p.accuracy or 0.0) for p in self.phases),
-            self.ending is Ending.REACHED,
+            tuple(replace(p, accuracy=p.accuracy or 0.0) for p in self.phases),
+            self.ending == "reached",
             self._words,
         )
 
@@ -280,30 +262,24 @@ class PhaseState:
             "plan": self.plan.to_dict(),
             "caveats": [caveat.to_dict() for caveat in self.caveats],
             "transcript": self.transcript.to_values(),
-            "ending": None if self.ending is None else self.ending.value,
+            "ending": self.ending,
             "filter": None if self.filter is None else self.filter.state_dict(),
-            "phases": [
-                {
-                    "rounds": phase.rounds.to_dict(),
-                    "accuracy": phase.accuracy,
-                    "history": to_values(phase.history),
-                }
-                for phase in self.phases
-            ],
+            "phases": [{**p.to_dict(), "history": to_values(p.history)} for p in self.phases],
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
         self.caveats = tuple(Caveat.from_dict(row) for row in values["caveats"])
         self.transcript = Transcript.from_values(values["transcript"])
-        self.ending = None if values["ending"] is None else Ending(values["ending"])
+        self.ending = values["ending"]
         if values["filter"] is not None:
             self.filter = filter_from_state(values["filter"])
         self.phases = [
-            Phase(
-                Rounds.from_dict(row["rounds"]), row["accuracy"], tuple(from_values(row["history"]))
-            )
-            for row in values["phases"]
+            _phase_of(row, tuple(from_values(row["history"]))) for row in values["phases"]
         ]
+
+
+def _phase_of(row: Mapping[str, Any], history: tuple[Metrics, ...] = ()) -> PhaseRecord:
+    return PhaseRecord(Rounds.from_dict(row["rounds"]), row["accuracy"], history)
 
 
 # Train in phases until an accuracy is reached or the budget is used up.
@@ -385,11 +361,7 @@ def train_until(
     execution, seeds = settled(execution, seeds, **short)
     wanted = real("accuracy", accuracy, above=0, most=1)
     one_of("decide_on", decide_on, get_args(DecideOn))
-    if resume and (out is None or overwrite):
-        raise ValueError("resume=True continues the run in out=: give out, without overwrite")
-    if files and out is None:
-        raise ValueError("files are kept in the run folder: give out=")
-    folder = None if out is None else RunFolder(out)
+    folder = folder_of(out, files, resume, overwrite)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
     if plan.records_per_person > 1:
@@ -404,25 +376,19 @@ def train_until(
             "decide_on='public' with the data's own test part: it is as private as the rest. Give "
             "public records as test=, or say decide_on='held-out', which the Statement names"
         )
-    loss = loss or usual_loss(data)
-    given = data
-    data, test, found = opened(data, test)
-    plan = with_caveats(plan, found)
-    if test is None:
+    if test is None and not (isinstance(data, LoadedData) and data.test is not None):
         raise TypeError("train_until needs test=, records that accuracy is measured on")
     if next_phase is not None and plan.budget is None:
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
     with locked(None if folder is None else folder.path):
-        records = arranged(data, plan, loss)
-        wrapped = records.wrapped(model)
-        task = opened_task(wrapped, records.data, test, plan, records.loss, execution)
+        task = task_of(model, data, test, plan, loss, execution)
         _require_labels(task)
-        warn_of_another_model(plan, model, given)
+        warn_of_another_model(task.plan, model, data)
         if decide_on == "public":
             require_public(task.caveats, "test", "decide_on='held-out'")
         earlier = () if resume else trained_before(model, None if folder is None else folder.path)
         caveats = (*task.caveats, *earlier)
-        state = PhaseState(plan, wanted, decide_on, next_phase is not None, caveats)
+        state = PhaseState(task.plan, wanted, decide_on, next_phase is not None, caveats)
         if resume and folder is not None and folder.finished:
             return _read_back(folder, model, state)
         task = replace(
@@ -460,7 +426,7 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
         if not state.running:
             chosen = state.next(next_phase)
             if chosen is None:
-                state.ending = Ending.USED_UP
+                state.ending = "used-up"
                 break
             state.begin(chosen)
             if checkpointer is not None:
@@ -471,7 +437,7 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
         run = run_plan(_phase_task(task, state, index))
         state.finish(run)
         if run.accuracy is not None and run.accuracy >= state.wanted:
-            state.ending = Ending.REACHED
+            state.ending = "reached"
         if checkpointer is not None:
             checkpointer.write(state.checkpoint())
     if folder is not None:
@@ -574,7 +540,7 @@ def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> PhasedRu
         **state.settings,
         "reached": result.reached,
         "stopped": result.stopped,
-        "phases": [{"rounds": p.rounds.to_dict(), "accuracy": p.accuracy} for p in result.phases],
+        "phases": [phase.to_dict() for phase in result.phases],
     }
     folder.save_plan(result.plan)
     replace_file(folder.path / RECORD, (json.dumps(record, indent=2) + "\n").encode())
@@ -605,10 +571,7 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
         plan,
         folder.path,
         folder.transcript(),
-        tuple(
-            PhaseRecord(Rounds.from_dict(row["rounds"]), row["accuracy"])
-            for row in record["phases"]
-        ),
+        tuple(map(_phase_of, record["phases"])),
         record["reached"],
         record["stopped"],
     )

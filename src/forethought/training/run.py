@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 
 from forethought import gradients
+from forethought.accounting import exact
+from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import About, Randomness, Statement, account
-from forethought.preparing.prepare import Prepared, released, require_prepared, with_preparation
-from forethought.rounds.losses import Loss, check_loss, default_loss
+from forethought.gradients.batches import call
+from forethought.gradients.clipped import outputs_in_front, placed
+from forethought.rounds.contributions import check_loss
+from forethought.rounds.losses import Loss, default_loss, mixing_layers, undisturbed
+from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
+from forethought.rounds.sampling import Indices
 from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import descent_of
+from forethought.training.descent import IterateAverage, descent_of
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -28,7 +35,6 @@ from forethought.training.execution import (
     same_start,
     settled,
 )
-from forethought.training.fit import placed_records, require_fit, warn_of_another_model
 from forethought.training.folder import (
     STATEMENT,
     Checkpoint,
@@ -40,12 +46,20 @@ from forethought.training.folder import (
     environment,
     identity,
     locked,
+    optimizer_state,
     remember,
+    restore_optimizer,
     trained_before,
     watched,
 )
-from forethought.training.loop import Loop, epsilon_at
-from forethought.training.metrics import Event, Metrics, event, settle_statistics
+from forethought.training.metrics import (
+    Event,
+    Metrics,
+    evaluate,
+    from_values,
+    settle_statistics,
+    to_values,
+)
 from forethought.training.records import (
     PREPARED,
     CentredRecords,
@@ -55,15 +69,227 @@ from forethought.training.records import (
     coincide,
     declared,
     opened,
+    placed_records,
     require_answered,
+    require_fit,
     uncentred,
     usual_loss,
+    warn_of_another_model,
     with_caveats,
 )
+from forethought.turns import turns
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Augmentation
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, step_sizes
 from forethought.values.use import linear_layer
+
+# The rounds of a Plan in order, and all state that changes from one to the next.
+
+
+# A batch's loss is shown from at most so many of its records: one more forward pass when logged.
+SHOWN_RECORDS = 256
+
+
+def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
+    """Certified upper end of ε after each of some numbers of rounds, as the statement accounts.
+
+    Args:
+        statement: of the whole plan. Its ε bounds every prefix, a part of what was released.
+    """
+    total, mechanism = statement.epsilon.upper, statement.mechanism
+    composed = ACCOUNTANTS[statement.accountant["kind"]].composed
+    found = dict.fromkeys(rounds, math.inf if composed else total)
+    if composed is None:
+        return found
+    noisy = 0
+    for part in mechanism:
+        if part.noise_multiplier == 0:
+            break
+        noisy += part.count
+    # A round without noise gives no guarantee from there on.
+    finite = [count for count in rounds if count <= noisy]
+    if finite:
+        curve = exact.epsilon_curve(composed(mechanism), statement.delta, finite, statement.group)
+        for count, interval in zip(finite, curve, strict=True):
+            found[count] = min(interval.upper, total)
+    if len(mechanism) in found:
+        found[len(mechanism)] = total
+    return found
+
+
+class Loop:
+    """Runs a plan's rounds.
+
+    Args:
+        task: what to run, on what, measured on what. secrets: of sampling and noise.
+        settings: ``log_every``, rounds between rows of the history, of which the last round always
+            has one; ``diagnostics``, whether to look at private batches for the operator.
+        statement: of the whole plan.
+    """
+
+    def __init__(
+        self, task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: Statement
+    ) -> None:
+        self._task, self.plan, self.model, self.done = task, task.plan, task.model, 0
+        plan, team = task.plan, task.team
+        parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
+        self.private = PrivateRounds(
+            plan.privacy,
+            parameters,
+            task.loss,
+            secrets,
+            micro_batch=task.execution.micro_batch,
+            team=team,
+            batch_dims=task.batch_dims,
+        )
+        self.descent = descent_of(plan, parameters)
+        self.history: list[Metrics] = []
+        self.average = IterateAverage(plan.averaging, parameters, plan.rounds)
+        self._diagnostics = bool(settings["diagnostics"])
+        self._step_size = step_sizes(plan)
+        every = int(settings["log_every"])
+        logged = [*range(every, plan.rounds, every), plan.rounds]
+        # What was released before the first round counts from the start.
+        first = len(plan.mechanism) - plan.rounds
+        spent = epsilon_at(statement, [first + count for count in logged])
+        self._epsilon = {count: spent[first + count] for count in logged}
+        # Counted here since the last time that all processes added up, and by all before.
+        device = self.private.layout.device
+        self._own_non_finite = torch.zeros((), dtype=torch.int64, device=device)
+        self._non_finite = 0
+        self._slowed, self._last_accuracy = 1.0, 0.0  # of the schedule "drops"
+
+    def rounds(self) -> Iterator[int]:
+        """Compute what is left; yields the number of rounds done after each."""
+        while self.done < self.plan.rounds:
+            self._round(self.done)
+            self.done += 1
+            yield self.done
+
+    def _round(self, index: int) -> None:
+        total = self.private.open(index)
+        logged = index + 1 in self._epsilon
+        loss = None
+        if logged and self._diagnostics:
+            with turns:
+                self.private.seed_model(index)
+                loss = self._batch_loss(total.indices)
+        with self.descent.ahead(total.round):
+            total.add(self.model, self._task.records)
+        noised = total.release()
+        step_size = self._step_size(index) * self._slowed
+        self.descent.step(noised, step_size)
+        self.average.update(index + 1)
+        if self.plan.schedule.kind == "drops":
+            self._slow_down(index + 1)
+        if self._diagnostics:
+            # Not a number counts too.
+            self._own_non_finite += (total.norms < math.inf).logical_not_().sum()
+        if logged:
+            norms = self.private.team.gathered(total.norms) if self._diagnostics else total.norms
+            self._log(index + 1, step_size, noised.round.clip_norm, loss, norms)
+
+    def _slow_down(self, done: int) -> None:
+        """Smaller steps after an epoch in which accuracy on public records fell."""
+        size, seen = self.plan.examples, self.plan.privacy.examples_before
+        if self._task.held_out is None or seen(done) < size * (seen(done - 1) // size + 1):
+            return
+        accuracy = self._evaluated(self._task.held_out)[1] or 0.0
+        if accuracy < self._last_accuracy:
+            self._slowed *= self.plan.schedule.decay
+        self._last_accuracy = accuracy
+
+    def _evaluated(self, records: Records) -> tuple[float, float | None]:
+        task = self._task
+        weights, public = self.average.values, task.public_inputs
+        return evaluate(self.model, weights, task.loss, records, task.batch_dims, public)
+
+    def _batch_loss(self, indices: Indices) -> float | None:
+        if len(indices) < 1 + bool(mixing_layers(self.model)):
+            return None
+        task = self._task
+        inputs, targets = task.records.take(indices[:SHOWN_RECORDS])
+        with undisturbed(self.model, task.loss), torch.no_grad():
+            outputs = call(self.model, placed(inputs, task.batch_dims))
+            outputs = outputs_in_front(outputs, task.batch_dims)
+            return float(task.loss(outputs, targets).double().mean())
+
+    def _log(
+        self, done: int, step_size: float, bound: float, loss: float | None, norms: torch.Tensor
+    ) -> None:
+        test_loss, accuracy = None, None
+        if self._task.held_out is not None:
+            test_loss, accuracy = self._evaluated(self._task.held_out)
+        clipped, non_finite = None, None
+        if self._diagnostics:
+            clipped = float((norms > bound).double().mean()) if len(norms) else None
+            self.add_up()
+            non_finite = self._non_finite
+        epoch = self.plan.privacy.examples_before(done) / self.plan.examples
+        public = (done, epoch, step_size, bound, self._epsilon[done], test_loss, accuracy)
+        self.history.append(Metrics(*public, loss, clipped, non_finite))
+
+    def add_up(self) -> None:
+        """Join what the processes of a run counted apart; all of them call it together."""
+        self.private.team.add_up(self._own_non_finite)
+        self._non_finite += int(self._own_non_finite)
+        self._own_non_finite.zero_()
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that changes from round to round, as of the last :meth:`add_up`."""
+        tensors, values = optimizer_state(self.descent.optimizer)
+        filtered, filter_values = self.descent.filter_state()
+        return Checkpoint(
+            self.done,
+            {
+                # Cloned where tied: the format refuses shared memory.
+                **{f"model/{k}": v for k, v in _untied(self.model.state_dict()).items()},
+                **{f"average/{k}": v for k, v in self.average.state().items()},
+                **{f"optimizer/{k}": v for k, v in tensors.items()},
+                **{f"filter/{k}": v for k, v in filtered.items()},
+                "noise/bound": torch.tensor(list(b"".join(self.private.bound)), dtype=torch.uint8),
+            },
+            {
+                "optimizer": values,
+                "filter": filter_values,
+                "history": to_values(self.history),
+                "clip_norm": self.private.clip_norm,
+                "transcript": self.private.transcript.to_values(),
+                "non_finite": self._non_finite,
+                "slowed": [self._slowed, self._last_accuracy],
+            },
+        )
+
+    def restore(self, saved: Checkpoint) -> None:
+        """The inverse of :meth:`checkpoint`."""
+        owners = ("model", "average", "optimizer", "filter", "noise")
+        owned: dict[str, dict[str, torch.Tensor]] = {owner: {} for owner in owners}
+        for key, tensor in saved.tensors.items():
+            owner, _, name = key.partition("/")
+            owned[owner][name] = tensor
+        self.model.load_state_dict(owned["model"])
+        self.average.restore(owned["average"])
+        restore_optimizer(self.descent.optimizer, owned["optimizer"], saved.values["optimizer"])
+        self.descent.restore_filter(owned["filter"], saved.values.get("filter", {}))
+        self.history = from_values(saved.values["history"])
+        self.private.clip_norm = saved.values["clip_norm"]
+        self.private.transcript = Transcript.from_values(saved.values["transcript"])
+        bound = owned["noise"]["bound"].numpy().tobytes()
+        self.private.bound = [bound[at : at + 32] for at in range(0, len(bound), 32)]
+        self._non_finite = saved.values["non_finite"]
+        self._slowed, self._last_accuracy = saved.values.get("slowed", (1.0, 0.0))
+        self.done = saved.round
+
+
+def _untied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in state.items():
+        storage = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return own
+
 
 # Rows of the history when log_every is not given.
 ROWS = 100
@@ -215,11 +441,7 @@ def train(
             KeyboardInterrupt).
     """
     execution, seeds = settled(execution, seeds, **short)
-    if resume and (out is None or overwrite):
-        raise ValueError("resume=True continues the run in out=: give out, without overwrite")
-    if files and out is None:
-        raise ValueError("files are kept in the run folder: give out=")
-    folder = None if out is None else RunFolder(out)
+    folder = folder_of(out, files, resume, overwrite)
     team = present_team()
     team.any()  # nobody still reads the folder
     with contextlib.ExitStack() as held:
@@ -232,14 +454,8 @@ def train(
         if augment is not None:
             plan = plan.with_(augmentation=Augmentation.of(augment))
         require_answered(plan, prepared)
-        loss = loss or usual_loss(data)
-        given = data
-        data, test, found = opened(data, test)
-        own, plan = arranged(data, plan, loss), with_caveats(plan, found)
-        task = opened_task(
-            own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims
-        )
-        warn_of_another_model(plan, model, given)
+        task = task_of(model, data, test, plan, loss, execution, batch_dims)
+        warn_of_another_model(task.plan, model, data)
         same_start(model, team)
         path = None if folder is None else folder.path
         earlier = team.first(lambda: () if resume else trained_before(model, path))
@@ -263,6 +479,37 @@ def train(
     run = replace(run, model=model)
     remember(run.model, run.statement)
     return run
+
+
+def folder_of(
+    out: str | Path | None, files: Mapping[str, str] | None, resume: bool, overwrite: bool
+) -> RunFolder | None:
+    """The run folder of a call, where it has one.
+
+    Raises:
+        ValueError: arguments that need a folder, or contradict each other.
+    """
+    if resume and (out is None or overwrite):
+        raise ValueError("resume=True continues the run in out=: give out, without overwrite")
+    if files and out is None:
+        raise ValueError("files are kept in the run folder: give out=")
+    return None if out is None else RunFolder(out)
+
+
+def task_of(
+    model: torch.nn.Module,
+    data: object,
+    test: object | None,
+    plan: Plan,
+    loss: Loss | None,
+    execution: Execution,
+    batch_dims: gradients.BatchDims | None = None,
+) -> Task:
+    """The task of a call: data sets opened, their caveats in the plan, persons arranged."""
+    loss = loss or usual_loss(data)
+    data, test, found = opened(data, test)
+    own, plan = arranged(data, plan, loss), with_caveats(plan, found)
+    return opened_task(own.wrapped(model), own.data, test, plan, own.loss, execution, batch_dims)
 
 
 def opened_task(
@@ -363,8 +610,7 @@ def run_plan(task: Task) -> Run:
 
     statement = team.first(lambda: stated(plan))
     task.centring.begin()
-    loop = _loop(task, keys.secrets, settings, statement)
-    loop.public_inputs = task.public_inputs
+    loop = Loop(task, keys.secrets, settings, statement)
     checkpointer = _kept(task, loop, keys, saved, settings)
     if saved is not None:
         loop.restore(saved)
@@ -386,9 +632,7 @@ def run_plan(task: Task) -> Run:
         loop.history = [replace(row, epsilon=spent[before + row.round]) for row in loop.history]
     transcript.require(statement.mechanism)
     statement = replace(statement.of_run(transcript.releases()), about=task.about)
-    with torch.no_grad():
-        for name, weights in loop.average.values.items():
-            loop.descent.parameters[name].copy_(weights)
+    loop.average.hand_over()
     task.centring.end()
     if task.public_inputs is not None:
         settle_statistics(model, task.public_inputs)
@@ -462,39 +706,12 @@ def _settings(task: Task) -> dict[str, Any]:
     }
 
 
-def _loop(task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: Statement) -> Loop:
-    parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
-    descent = descent_of(task.plan, parameters)
-    private = PrivateRounds(
-        task.plan.privacy,
-        parameters,
-        task.loss,
-        secrets,
-        micro_batch=task.execution.micro_batch,
-        team=task.team,
-        batch_dims=task.batch_dims,
-    )
-    return Loop(
-        task.plan,
-        task.records,
-        task.held_out,
-        task.model,
-        private,
-        descent,
-        task.loss,
-        int(settings["log_every"]),
-        bool(settings["diagnostics"]),
-        statement,
-        task.batch_dims,
-    )
-
-
 def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
     total, every, team = loop.plan.rounds, task.execution.checkpoint_every, task.team
     with loop.private, InterruptGuard() as guard:
         for done in loop.rounds():
             if task.progress is not None and team.leads:
-                task.progress(event(done, total, loop.history[-1] if loop.history else None))
+                task.progress(event(done, total, loop.history))
             if done == total:
                 break
             due = False
@@ -507,6 +724,14 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
                     checkpointer.write(loop.checkpoint())
             if stop:
                 raise Interrupted(None if task.folder is None else task.folder.path, done)
+
+
+def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:
+    """The event of round ``done``, with the values of the last row of the history."""
+    if not history:
+        return Event(done, rounds)
+    names = [part.name for part in fields(Event)][2:]
+    return Event(done, rounds, *(getattr(history[-1], name) for name in names))
 
 
 def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan, team: Team) -> Run:

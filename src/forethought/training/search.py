@@ -33,14 +33,12 @@ from forethought.accounting.adaptive import (
 from forethought.accounting.statement import SCORE, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
-from forethought.preparing.prepare import require_unprepared
-from forethought.rounds.clip_norm import noised_count
 from forethought.rounds.losses import Loss
-from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded
+from forethought.rounds.preparation import require_unprepared
+from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training.execution import Execution, ShortForms, alone, settled, usable
-from forethought.training.fit import warn_of_another_model
 from forethought.training.folder import RunFolder, locked, remember, trained_before
 from forethought.training.metrics import Event, Metrics, evaluate
 from forethought.training.records import (
@@ -51,6 +49,7 @@ from forethought.training.records import (
     opened,
     uncentred,
     usual_loss,
+    warn_of_another_model,
     with_caveats,
 )
 from forethought.training.run import (

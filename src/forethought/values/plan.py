@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -44,6 +44,7 @@ from forethought.values.use import (
     GradientFilter,
     Optimizer,
     Schedule,
+    ScheduleKind,
     Use,
 )
 
@@ -436,7 +437,7 @@ class Privacy:
         clip: how one contribution is bounded.
         contribution: what is clipped.
         noise: ``"gaussian"``: in floating-point numbers. ``"grid"``: discrete Gaussian noise on
-            the gridded sum, in whole numbers, see :mod:`forethought.rounds.grid`.
+            the gridded sum, in whole numbers, see :mod:`forethought.rounds.randomness`.
         budget: the target that was asked for, if any. The mechanism need not use it up.
         preparation: what is released before the rounds, to prepare the inputs with.
         records_per_person: how many of the examples may be one person's: the budget and every
@@ -954,3 +955,74 @@ def other_terms(own: Mapping[str, Any], given: Mapping[str, Any], file: str) -> 
                 "the job that it was made from"
             )
     return None
+
+
+# The step of the grid on which noise is drawn in whole numbers
+# (:mod:`forethought.rounds.randomness`).
+
+
+# The scale of the noise in grid steps lies between 2 to this power and four times that.
+GRID_STEPS = 25
+# Slack for points 2 and 3 there, and for the rounding of the few numbers computed here.
+_GRID_SLACK = 1 + 2.0**-30
+
+
+def grid(std: float, clip_norm: float, size: int) -> tuple[float, int]:
+    """The step γ, a power of two, and the scale s of the noise in steps.
+
+    Args:
+        size: number d of coordinates.
+
+    Raises:
+        ValueError: so many coordinates that the rounding would be a tenth of the clipping norm.
+    """
+    step = math.ldexp(1.0, math.frexp(std)[1] - 1 - GRID_STEPS)
+    charge = math.sqrt(size) * step
+    if charge > clip_norm / 10:
+        raise ValueError(
+            f"rounding {size:,} coordinates to the grid could move the sum by {charge:.3g}, more "
+            f"than a tenth of the clipping norm {clip_norm:g}: use noise='gaussian', or less noise"
+        )
+    sigma = std / clip_norm
+    return step, math.ceil(sigma * (clip_norm + charge) / step * _GRID_SLACK)
+
+
+# Step sizes: a schedule is a function from time to a number.
+#
+# The inverse schedule η₀/(1 + βt) and the inverse-root schedule η₀/(1 + β√t) are the diminishing
+# step sizes of convex and general problems; cosine is Loshchilov and Hutter 2017 without restarts.
+
+
+# Time t, its end T and the decay β to the factor on η₀.
+SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {
+    "constant": lambda t, end, decay: 1.0,
+    "inverse": lambda t, end, decay: 1 / (1 + decay * t),
+    "inverse-sqrt": lambda t, end, decay: 1 / (1 + decay * math.sqrt(t)),
+    "drops": lambda t, end, decay: 1.0,
+    "cosine": lambda t, end, decay: (1 + math.cos(math.pi * t / end)) / 2,
+}
+
+
+def step_sizes(plan: Plan) -> Callable[[int], float]:
+    """The step size of every round of a plan.
+
+    Time in examples counts *expected* batch sizes: the drawn ones depend on the private data's
+    sampling and are never used. Over the first ``warmup`` rounds the value is multiplied by
+    (round + 1)/warmup.
+
+    Returns:
+        From the round's number (from 0) to its step size.
+    """
+    schedule, rate = plan.schedule, plan.optimizer.learning_rate
+    shape, decay, warmup = SHAPES[schedule.kind], schedule.decay, schedule.warmup
+    if schedule.kind == "constant" and not warmup:
+        return lambda index: rate
+    in_examples = schedule.unit == "examples"
+    time = plan.privacy.examples_before if in_examples else float
+    end = time(plan.rounds)
+
+    def step_size(index: int) -> float:
+        ramp = min(1.0, (index + 1) / warmup) if warmup else 1.0
+        return rate * ramp * shape(time(index), end, decay)
+
+    return step_size

@@ -36,10 +36,8 @@ from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy, client_statement
-from forethought.rounds.grid_step import grid
-from forethought.training.step_sizes import step_sizes
 from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, grid, step_sizes
 from forethought.values.samplings import Poisson
 from forethought.values.use import Averaging
 

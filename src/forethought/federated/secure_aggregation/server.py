@@ -37,7 +37,7 @@ from forethought.federated.secure_aggregation.protocol import (
     takes_no_part,
 )
 from forethought.federated.server import Average, ServerMachine
-from forethought.rounds.grid_step import grid
+from forethought.values.plan import grid
 
 _OF_THE_ROUND = (MaskKeys, MaskShares, MaskedSum, Unmasking)
 

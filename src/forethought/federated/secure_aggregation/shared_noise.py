@@ -11,9 +11,8 @@ from forethought.federated.secure_aggregation.masking import (
     SecureAggregationError,
     overflow_chance,
 )
-from forethought.rounds.grid_step import grid
 from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, grid
 
 # Upward, by more than the roots and products here can round and than rounding real noise takes.
 _UPWARD = 1 + 1e-9

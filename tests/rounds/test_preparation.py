@@ -23,8 +23,7 @@ from forethought.jobs.request import from_file
 from forethought.jobs.train import prepare as prepare_job
 from forethought.jobs.train import run as run_job
 from forethought.planning.defaults import PREPARATION, budget_mu
-from forethought.preparing import prepare
-from forethought.preparing.prepare import Vectors
+from forethought.rounds.preparation import Vectors, moments
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
 from forethought.values.mechanism import Mechanism, Rounds
@@ -108,14 +107,14 @@ def test_noise_is_what_is_accounted_and_named() -> None:
     zeros = (torch.zeros(50, 200), torch.zeros(50, dtype=torch.int64))
     plan = Plan(Mechanism(Rounds(2.0, 5, Poisson(0.1))), 50, 1e-5, preparation=preparation)
     kept: list[float] = []
-    original = prepare.moments
+    original = moments
 
     def see(asked: Any, means: Any) -> Any:
         kept.extend((means * 50).tolist())
         return original(asked, means)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "moments", see)
+        patch.setattr("forethought.rounds.preparation.moments", see)
         for _ in range(5):
             found = ft.prepare(plan, zeros)
     std = 3.0 * math.sqrt(400)  # σ times the norm of a vector of 200 squares and 200 means

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from forethought.rounds.private_sum import NoisedSum, PrivateRounds
+from forethought.rounds.contributions import STATISTIC, unclipped
+from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.sampling import Indices
-from forethought.rounds.statistics import STATISTIC, unclipped
 from forethought.rounds.transcript import Transcript
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import (
@@ -24,7 +24,6 @@ from forethought.values.plan import (
     REACH,
     WITHIN,
     Clip,
-    NoiseKind,
     Preparation,
     Privacy,
     Statistic,
@@ -95,21 +94,20 @@ class Vectors:
                 raise ValueError("class counts need one whole number a record as its target")
             known = torch.arange(asked.classes or 0)
             return (targets.cpu().unsqueeze(1) == known).double()
-        if self._statistic == "means":
+        if self._statistic in ("means", "norms"):
             flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
             assert asked.reach is not None
-            # A record of zeros stays one; what is not finite counts as nothing in the sum.
-            shortened: Tensor = flat * (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
-            return shortened
-        if self._statistic == "norms":
-            flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
-            assert asked.reach is not None
+            if self._statistic == "means":
+                # A record of zeros stays one; what is not finite counts as nothing in the sum.
+                share: Tensor = (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
+                return flat * share
             centre = torch.tensor(self._centre, dtype=torch.float64, device=flat.device)
-            left = (flat - centre).norm(dim=1, keepdim=True) * (REACH / asked.reach / LIKELY)
+            left: Tensor = (flat - centre).norm(dim=1, keepdim=True) * (
+                REACH / asked.reach / LIKELY
+            )
             limit = math.log(WITHIN)
             # A record at the centre, whose logarithm is infinite, counts as the nearest one.
-            logarithm: Tensor = left.log().clamp(-limit, limit)
-            return logarithm
+            return left.log().clamp(-limit, limit)
         values = features_of(inputs, asked.features or 0)
         assert asked.bounds is not None
         scaled = unit(values, asked.bounds)
@@ -243,18 +241,10 @@ def shares(means: Tensor) -> tuple[float, ...]:
 
 
 class Paying(Protocol):
-    """The fields that are read of a plan that pays for a preparation."""
+    """A plan that may pay for a preparation."""
 
     @property
-    def preparation(self) -> Preparation | None: ...
-    @property
-    def mechanism(self) -> Mechanism: ...
-    @property
-    def examples(self) -> int: ...
-    @property
-    def delta(self) -> float: ...
-    @property
-    def noise(self) -> NoiseKind: ...
+    def privacy(self) -> Privacy: ...
 
 
 @dataclass(frozen=True)
@@ -339,12 +329,13 @@ def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prep
     Raises:
         ValueError: a plan without preparation, or records that are not what it declares.
     """
-    asked = plan.preparation
+    privacy = plan.privacy
+    asked, examples = privacy.preparation, privacy.examples
     if asked is None:
         raise ValueError("the plan has no preparation: make it with forethought.plan(preparation=)")
-    if len(records) != plan.examples:
+    if len(records) != examples:
         raise ValueError(
-            f"the plan is for {plan.examples} examples, the data has {len(records)}: the "
+            f"the plan is for {examples} examples, the data has {len(records)}: the "
             "guarantee depends on it"
         )
     found: dict[str, Tensor] = {}
@@ -352,42 +343,28 @@ def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prep
     seeds = seeds or Seeds()
     middle: tuple[float, ...] = ()
     for place, statistic in enumerate(asked.statistics):
-        rounds = _rounds(plan, asked, statistic, seeds.part(place))
+        rounds = _rounds(privacy, asked, statistic, seeds.part(place))
         total = rounds.open(0)
         total.add(torch.nn.Module(), Vectors(records, asked, statistic, middle))
-        found[statistic] = _mean(total.release())
+        found[statistic] = total.release().mean()
         if statistic == "means":
-            middle = centre(asked, found[statistic], plan.examples).shift
+            middle = centre(asked, found[statistic], examples).shift
         transcript.extend(rounds.transcript)
-    return Prepared(
-        asked,
-        plan.examples,
-        _constants(asked, found, plan.examples),
-        seeds.noise is not None,
-        transcript,
-    )
+    constants = _constants(asked, found, examples)
+    return Prepared(asked, examples, constants, seeds.noise is not None, transcript)
 
 
-def _rounds(plan: Paying, asked: Preparation, statistic: Any, seeds: Seeds) -> PrivateRounds:
+def _rounds(of: Privacy, asked: Preparation, statistic: Any, seeds: Seeds) -> PrivateRounds:
     part = Rounds(asked.sigma(statistic), 1, FullBatch())
-    privacy = Privacy(
-        Mechanism(part, adjacency=plan.mechanism.adjacency),
-        plan.examples,
-        plan.delta,
-        Clip(unclipped(asked.norm(statistic))),
-        Statistics(NAMES[statistic]),
-        plan.noise,
-    )
+    mechanism = Mechanism(part, adjacency=of.mechanism.adjacency)
+    clip, kind = Clip(unclipped(asked.norm(statistic))), Statistics(NAMES[statistic])
+    privacy = Privacy(mechanism, of.examples, of.delta, clip, kind, of.noise)
     layout = {STATISTIC: torch.zeros(asked.length(statistic), dtype=torch.float64)}
     return PrivateRounds(privacy, layout, _no_loss, Secrets.draw(seeds))
 
 
 def _no_loss(outputs: Any, targets: Any) -> Tensor:
     raise TypeError("a statistic has no loss")
-
-
-def _mean(noised: NoisedSum) -> Tensor:
-    return noised.mean()
 
 
 def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int) -> Constants:
@@ -415,20 +392,21 @@ def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
         ValueError: no preparation where the plan has one, one that the plan does not have, or
             one that was released otherwise.
     """
+    privacy = plan.privacy
     if prepared is None:
-        if plan.preparation is not None:
+        if privacy.preparation is not None:
             raise ValueError(
                 "the plan pays for a preparation of the data: release it with prepared = "
                 "forethought.prepare(plan, data), apply it to the inputs, and give prepared="
             )
         return
-    if plan.preparation != prepared.preparation or plan.examples != prepared.examples:
+    if (privacy.preparation, privacy.examples) != (prepared.preparation, prepared.examples):
         raise ValueError(
             "prepared= is not what the plan pays for: its releases would be in no ε. Make the plan "
             "with forethought.plan(preparation=...) first, and prepare with that plan"
         )
     paid = prepared.preparation.parts()
-    found = Mechanism(*paid, adjacency=plan.mechanism.adjacency)
+    found = Mechanism(*paid, adjacency=privacy.mechanism.adjacency)
     prepared.transcript.require(found)
 
 
@@ -441,7 +419,7 @@ def require_unprepared(plan: Paying, what: str) -> None:
     Raises:
         ValueError: the plan has a preparation.
     """
-    if plan.preparation is not None:
+    if plan.privacy.preparation is not None:
         raise ValueError(
             f"{what} accounts for its runs only, and this plan pays for a preparation of the data "
             "before them: standardise with public constants, and plan without preparation="

@@ -1,0 +1,492 @@
+"""Any optimizer inside a contribution: what a group's records make of the weights, and no trace."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from forethought.gradients import batches, boundary, vmap_mode
+from forethought.gradients.batches import Loss
+from forethought.gradients.boundary import Refused
+from forethought.gradients.clipped import declared_separable
+from forethought.gradients.passes import Alone
+from forethought.gradients.state import ExternalState, State
+from forethought.gradients.vmap_mode import seeded
+from forethought.turns import turns
+from forethought.values.contributions import INNER, Local, imported
+
+# Parameters end to end: an inner step is then a few calls of torch, not a few for each of them.
+
+
+class Joined:
+    """Lays tensors of the parameters' shapes end to end.
+
+    Args:
+        parameters: of one type and device, else each stays by itself.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._shapes = [p.shape for p in parameters]
+        self._sizes = [p.numel() for p in parameters]
+        self._together = len({(p.dtype, p.device) for p in parameters}) == 1
+
+    def join(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """A copy of the tensors as one vector, in a list; copies one by one where types differ."""
+        if not self._together:
+            return [tensor.clone() for tensor in tensors]
+        return [torch.cat([tensor.flatten() for tensor in tensors])]
+
+    def part(self, joined: Sequence[Tensor]) -> list[Tensor]:
+        """The parts that :meth:`join` laid together, in the parameters' shapes, sharing memory."""
+        if not self._together:
+            return list(joined)
+        pieces = torch.split(joined[0], self._sizes)
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+
+# Inner optimizers: torch.optim's own, fresh for every group, stepping a displacement.
+#
+# The optimizer holds w − w₀, which starts at zero, so that one plain step of size 1 is minus the
+# gradient to the last bit. Weight decay, which is about w, is added here as torch.optim defines it.
+# The same object steps stacked displacements of many groups: all seven rules are elementwise.
+
+
+class Displacement:
+    """The displacement of the weights by an inner optimizer.
+
+    Args:
+        local: the algorithm. start: the weights before the first step, in any shapes.
+
+    Raises:
+        ValueError: options that torch.optim refuses together.
+
+    Attributes:
+        moved: w − w₀, in the shapes of ``start``.
+    """
+
+    def __init__(self, local: Local, start: Sequence[Tensor]) -> None:
+        kind = INNER[local.optimizer]
+        options: dict[str, Any] = {**kind.preset, **dict(local.options)}
+        self._decay = float(options.pop("weight_decay", 0.0))
+        self._decoupled = kind.decoupled
+        if self._decoupled:
+            options["weight_decay"] = 0.0
+        self._start = list(start)
+        self.moved = [torch.zeros_like(value) for value in start]
+        rate = self._rate = local.learning_rate
+        try:
+            self._optimizer = getattr(torch.optim, kind.home)(self.moved, lr=rate, **options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"inner optimizer {local.optimizer!r}: {error}") from error
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Step, and write the new weights into ``weights``.
+
+        Args:
+            gradients: at ``weights``.
+        """
+        for moved, gradient, weight in zip(self.moved, gradients, weights, strict=True):
+            slope = gradient
+            if self._decay and self._decoupled:
+                moved.add_(weight, alpha=-float(self._rate or 0.0) * self._decay)
+            elif self._decay:
+                slope = slope.add(weight, alpha=self._decay)
+            moved.grad = slope
+        self._optimizer.step()
+        for moved, start, weight in zip(self.moved, self._start, weights, strict=True):
+            moved.grad = None
+            torch.add(start, moved, out=weight)
+
+
+# Networks that hold no code of a user's: torch's own layers, of which each keeps rows apart.
+
+
+# No state, no branch, nothing across rows, and a batching rule of torch's own.
+LAYERS: tuple[type[nn.Module], ...] = (
+    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten),
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm, nn.LayerNorm),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.MaxPool1d, nn.MaxPool2d, nn.AdaptiveAvgPool2d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d),
+)
+
+
+def separable(model: nn.Module, loss: Loss) -> bool:
+    """True if the network and the loss are of parts that are known to keep rows apart."""
+    modules = list(model.named_modules())
+    try:
+        vmap_mode.hooked(modules)
+    except Refused:
+        return False
+    known = all(
+        type(module) in LAYERS
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        for _, module in modules
+    )
+    hooks = boundary.interrupted() or boundary.global_hooks()
+    return known and not hooks and declared_separable(loss)
+
+
+# The place in which one group's algorithm runs: the model itself, and afterwards nothing of it is
+# left.
+#
+# A group's update may follow from the round's weights, its own records and its own random numbers.
+# So before each group everything that Python can reach from model, loss and algorithm is as it was
+# when the round began: parameters, buffers, attributes, closures, globals, generators.
+
+
+Work = Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]]
+
+
+class Bare:
+    """A model without user code (:data:`LAYERS`): nothing but its weights can change in a group.
+
+    Args:
+        model: its trainable parameters are what updates are about.
+
+    Attributes:
+        trained: name → trainable parameter. start: name → its value when the round began.
+        joined: lays them end to end. first: what they were when the round began, so laid.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        values = [p.detach() for p in self.trained.values()]
+        self.joined = Joined(values)
+        self.first = self.joined.join(values)
+        self.start = dict(zip(self.trained, self.joined.part(self.first), strict=True))
+
+    @turns
+    def run(self, work: Work, seed: int) -> dict[str, Tensor]:
+        """One group's update; see :meth:`Enclosure.run`."""
+        seeded(seed)
+        with self._weights_restored():
+            return dict(work(nullcontext()))
+
+    @contextmanager
+    def _weights_restored(self) -> Iterator[None]:
+        """Weights and gradients are afterwards as they were."""
+        kept = {name: p.grad for name, p in self.trained.items()}
+        try:
+            yield
+        finally:
+            for name, parameter in self.trained.items():
+                parameter.grad = kept[name]
+                parameter.data.copy_(self.start[name])
+
+
+class Enclosure(Bare):
+    """The model as it is at the beginning of a round, user code in it included.
+
+    Args:
+        model: its trainable parameters are what updates are about. roots: what else user code can
+            remember things in: the loss, the algorithm.
+
+    Raises:
+        ValueError: hooks that see several groups, or an iterator that cannot be put back.
+    """
+
+    @turns
+    def __init__(self, model: nn.Module, *roots: object) -> None:
+        super().__init__(model)
+        modules = list(model.named_modules())
+        try:
+            boundary.require_bare_torch()
+            vmap_mode.hooked(modules)
+            self._surroundings = ExternalState([m for _, m in modules], model, *roots)
+        except Refused as reason:
+            raise ValueError(str(reason)) from None
+        self._state = State(modules)
+        self._alone = Alone(model, True)
+
+    @turns
+    def run(self, work: Work, seed: int) -> dict[str, Tensor]:
+        """One group's update.
+
+        Args:
+            work: the algorithm; runs what the user wrote with the mode that it is given.
+            seed: of what it draws from torch's generators.
+
+        Raises:
+            ValueError: it writes to what is not its own, or keeps what it computed.
+        """
+        seeded(seed)
+        alone = self._alone.again()
+        try:
+            with self._weights_restored():
+                # In a context of its own: what is left in context variables goes with it.
+                found = contextvars.copy_context().run(work, alone)
+                update = {name: value.detach().clone() for name, value in found.items()}
+                del found
+                written = self._state.parameters_changed()
+        except Refused as reason:
+            module = vmap_mode.module_at_fault(self.model, reason)
+            raise ValueError(f"{module}: {reason}") from None
+        finally:
+            self._surroundings.restore()
+            with torch.no_grad():
+                self._state.restore()
+        if written:
+            raise ValueError(
+                f"the model changes itself while it runs: {', '.join(written[:5])} is written to "
+                "in the forward pass; compute a new tensor instead"
+            )
+        if alone.made():
+            gc.collect()
+            if alone.made():
+                raise ValueError(
+                    "the model, loss or algorithm keeps values of a group where they cannot be "
+                    "put back: keep nothing between groups"
+                )
+        return update
+
+
+# Groups one after another: each runs its algorithm on the model itself, in an enclosure.
+
+
+Mode = AbstractContextManager[Any]
+
+
+class OneByOne:
+    """Computes updates of groups by ordinary passes.
+
+    Args:
+        model: at the round's weights. loss: one value a record. local: the algorithm.
+        held: records whose activations are held at once; a longer step adds up pieces. None: all.
+
+    Raises:
+        ValueError: an algorithm that cannot be loaded, or a model that cannot be put back.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, local: Local, held: int | None = None) -> None:
+        self._function = None if local.function is None else imported(local.function)
+        self._loss, self._local, self._held = loss, local, held
+        self._enclosure: Enclosure | Bare = (
+            Bare(model)
+            if self._function is None and separable(model, loss)
+            else Enclosure(model, loss, self._function)
+        )
+        self._weights = [torch.empty_like(value) for value in self._enclosure.first]
+        self._pieces = self._enclosure.joined.part(self._weights)
+
+    def update(self, inputs: Any, targets: Any, seed: int) -> dict[str, Tensor]:
+        """Name → weight change that a group's records make, not finite where it overflowed.
+
+        Args:
+            inputs, targets: the group's records, batch first. seed: of orders, dropout and the
+                like.
+
+        Raises:
+            ValueError: the user's function returns something else than a weight change.
+        """
+        size = batches.batch_size(inputs, targets)
+
+        def work(alone: Mode) -> Mapping[str, Tensor]:
+            if self._function is not None:
+                return self._own(self._function, alone, inputs, targets)
+            return self._descend(alone, inputs, targets, size, seed)
+
+        return self._enclosure.run(work, seed)
+
+    def _descend(
+        self, alone: Mode, inputs: Any, targets: Any, size: int, seed: int
+    ) -> dict[str, Tensor]:
+        trained, joined, weights = self._enclosure.trained, self._enclosure.joined, self._weights
+        parameters = list(trained.values())
+        for weight, value in zip(weights, self._enclosure.first, strict=True):
+            weight.copy_(value)
+        taken = Displacement(self._local, self._enclosure.first)
+        for number, order in enumerate(steps(size, self._local, seed)):
+            if number:  # at first they are there, and after the last step nobody looks
+                for parameter, weight in zip(parameters, self._pieces, strict=True):
+                    parameter.data.copy_(weight)
+            for parameter in parameters:
+                parameter.grad = None
+            if order is None:
+                self._backward(alone, inputs, targets, size)
+            else:
+                rows = lambda leaf, at=order: leaf[at.to(leaf.device)]  # noqa: E731
+                some = (batches.mapped(inputs, rows), batches.mapped(targets, rows))
+                self._backward(alone, *some, len(order))
+            taken.step(joined.join([_slope(p) for p in parameters]), weights)
+        return dict(zip(trained, joined.part(taken.moved), strict=True))
+
+    def _backward(self, alone: Mode, inputs: Any, targets: Any, size: int) -> None:
+        piece = self._held or size
+        for start in range(0, size, piece):
+            count = min(piece, size - start)
+            some = inputs, targets
+            if count < size:
+                cut = lambda leaf, at=start: leaf[at : at + piece]  # noqa: E731
+                some = batches.mapped(inputs, cut), batches.mapped(targets, cut)
+            with torch.enable_grad(), alone:
+                values = self._loss(batches.call(self._enclosure.model, some[0]), some[1])
+                if isinstance(values, Tensor) and values.dim() == 0 and count == 1:
+                    values = values.reshape(1)
+                value = batches.losses(values, count).mean()
+                if count < size:
+                    value = value * (count / size)
+                if value.requires_grad:
+                    value.backward()  # type: ignore[no-untyped-call]
+
+    def _own(
+        self, function: Callable[..., Any], alone: Mode, inputs: Any, targets: Any
+    ) -> dict[str, Tensor]:
+        with torch.enable_grad(), alone:
+            # A copy, which the function may train in place.
+            found = function(copy.deepcopy(self._enclosure.model), (inputs, targets))
+        return _checked(found, self._enclosure.trained)
+
+
+def _slope(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    return torch.zeros_like(parameter) if gradient is None else gradient.detach().to_dense()
+
+
+def steps(size: int, local: Local, seed: int) -> Iterator[Tensor | None]:
+    """The records of a group that each inner step takes, in the order of a fresh draw a pass.
+
+    None: all of them, in their own order.
+    """
+    if local.step is None or local.step >= size:
+        yield from (None for _ in range(local.passes))
+        return
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(local.passes):
+        yield from torch.randperm(size, generator=generator).split(local.step)  # type: ignore[no-untyped-call]
+
+
+def _checked(found: Any, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if not isinstance(found, Mapping):
+        raise ValueError(
+            "the function of local must return the weight change as a mapping from parameter "
+            f"name to tensor, not {type(found).__name__}"
+        )
+    wrong = sorted(found.keys() ^ trained.keys())
+    if wrong:
+        raise ValueError(
+            "the function of local must return a weight change for each trainable parameter and "
+            f"nothing else: look at {', '.join(map(repr, wrong[:5]))}"
+        )
+    for name, parameter in trained.items():
+        value = found[name]
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"the function of local returned {shape} for {name!r}, whose shape is "
+                f"{tuple(parameter.shape)}"
+            )
+    return {name: found[name].to(p.device, p.dtype) for name, p in trained.items()}
+
+
+# Groups side by side: one vmap over stacked weights makes an inner step of all of them.
+#
+# Only for networks of torch's own layers that keep rows apart and for the library's own losses:
+# what else runs is computed one group after another. A group's numbers do not depend on the
+# others': each step has ``step`` places whatever a group's size, empty places hold zeros and count
+# nothing, and a group that has taken its steps moves no more.
+
+
+# On a CPU one call for all groups pays where the work of a step is small beside calling torch.
+SHORT_STEP, SHORT_CONVOLVED_STEP, FEWEST = 16, 4, 4
+# Bytes of stacked weights, gradients and optimizer state held at once.
+_STACKED_BYTES = 2**28
+_COPIES = 5
+
+
+def side_by_side(model: nn.Module, loss: Loss, local: Local, count: int) -> bool:
+    """True if groups run side by side; nothing in here depends on the records.
+
+    Args:
+        count: how many groups the round has.
+    """
+    if local.function is not None or local.step is None or count < FEWEST:
+        return False
+    if not separable(model, loss):
+        return False
+    if next(model.parameters()).device.type != "cpu":
+        return True
+    convolved = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in model.modules())
+    return local.step <= (SHORT_CONVOLVED_STEP if convolved else SHORT_STEP)
+
+
+class SideBySide:
+    """Computes updates of several groups together.
+
+    Args:
+        model: of :data:`LAYERS`, at the round's weights; is not written to.
+        loss: one value a record. local: with a ``step``.
+        held: records whose activations are held at once. None: as many as :data:`_STACKED_BYTES` of
+            weights allow.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, local: Local, held: int | None = None) -> None:
+        self._model, self._loss, self._local = model, loss, local
+        self._trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+        self._rest = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+        size = sum(p.numel() * p.element_size() for p in self._trained.values())
+        most = max(1, _STACKED_BYTES // (_COPIES * max(1, size)))
+        step = local.step or 1
+        self.lanes = most if held is None else max(1, min(most, held // step))
+        self._slope = vmap(grad(self._mean), in_dims=(0, 0, 0, 0), randomness="different")
+
+    def _mean(self, weights: dict[str, Tensor], rows: Tensor, wanted: Tensor, here: Tensor) -> Any:
+        outputs = functional_call(self._model, {**weights, **self._rest}, (rows,))
+        values = self._loss(outputs, wanted)
+        # Chosen, not multiplied: what stands in an empty place must not count, whatever it is.
+        return torch.where(here, values, 0.0).sum() / here.sum().clamp(min=1)
+
+    @turns
+    def updates(
+        self, inputs: Tensor, targets: Tensor, groups: Sequence[Tensor], seeds: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Name → weight changes, shape (groups, *parameter shape).
+
+        Args:
+            inputs, targets: all records, in front. groups: which of them each group has, of
+                which there are at most :attr:`lanes`. seeds: one a group.
+        """
+        lanes, places = len(groups), self._local.step or 1
+        taken = [
+            [at if order is None else at[order] for order in steps(len(at), self._local, seed)]
+            if len(at)
+            else []
+            for at, seed in zip(groups, seeds, strict=True)
+        ]
+        seeded(seeds[0])  # of dropout: every lane draws in every step
+        start = [value.expand(lanes, *value.shape) for value in self._trained.values()]
+        weights = [value.clone() for value in start]
+        taking = Displacement(self._local, start)
+        kept = [moved.clone() for moved in taking.moved]
+        for turn in range(max(map(len, taken))):
+            at = torch.full((lanes, places), -1, dtype=torch.int64)
+            for lane, own in enumerate(taken):
+                if turn < len(own):
+                    at[lane, : len(own[turn])] = own[turn]
+            here = (at >= 0).to(inputs.device)
+            rows, wanted = (_placed(leaf, at, here) for leaf in (inputs, targets))
+            named = dict(zip(self._trained, weights, strict=True))
+            slopes = self._slope(named, rows, wanted, here)
+            taking.step([slopes[name] for name in self._trained], weights)
+            active = here.any(1)
+            for place, moved in enumerate(taking.moved):
+                chosen = active.view(-1, *(1,) * (moved.dim() - 1))
+                kept[place] = torch.where(chosen, moved, kept[place])
+        return dict(zip(self._trained, kept, strict=True))
+
+
+def _placed(leaf: Tensor, at: Tensor, here: Tensor) -> Tensor:
+    picked = leaf[at.clamp(min=0).to(leaf.device)]
+    shape = (*here.shape, *(1,) * (picked.dim() - 2))
+    return torch.where(here.view(shape), picked, torch.zeros((), dtype=leaf.dtype))
