@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forethought as ft
+from forethought.options import PlanKeywords
 from forethought.planning.courses import PlanError
-from forethought.planning.plan_request import PlanKeywords, PlanRequest
+from forethought.planning.plan_request import PlanRequest
 
 BUDGET = ft.Budget(1.0, 1e-5)
 

@@ -7,27 +7,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, get_args
 
 from scipy.special import lambertw
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import solved
-from forethought.values.checks import one_of, real, whole
+from forethought.options import NoiseScheduleName, SizeScheduleName
+from forethought.values.checks import real, whole
 from forethought.values.mechanism import Budget, Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import (
-    SAMPLINGS,
     Poisson,
     Sampling,
 )
-
-# Where a number stops making sense as a setting: beyond, a request is refused.
-
-
-# Promises nobody can tell from δ = 0; further out the accountant's numbers leave a double's range.
-LEAST_DELTA = 1e-60
-MOST_STEP_SIZE = 1e6
 
 
 class PlanError(ValueError):
@@ -52,8 +44,6 @@ class PlanError(ValueError):
 # scale is calibrated with the exact accountant, so only the shape rests on the theorem's
 # approximation.
 
-
-NoiseScheduleName = Literal["constant", "geometric", "linear", "forgetting"]
 
 FALL = 2.0
 
@@ -97,8 +87,6 @@ def noise_at(
 # :mod:`forethought.planning.courses`. A course is a staircase of :data:`STEPS` stages: so many
 # different rounds are accounted as fast as a few, and each stage has the mean of its sizes.
 
-
-SizeScheduleName = Literal["constant", "linear", "geometric", "power"]
 
 STEPS = 12
 GROWTH, POWER = 4.0, 0.5
@@ -218,40 +206,6 @@ def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
             "a growth nearer to 1, or a smaller batch"
         )
     return sampling.resized(size, examples)
-
-
-def course_of(
-    noise: NoiseScheduleName,
-    fall: float | None,
-    sizes: SizeScheduleName,
-    growth: float | None,
-    power: float | None,
-    sampling: str,
-) -> Course:
-    """The course that these settings of :func:`forethought.plan` ask for, under such a sampling.
-
-    Raises:
-        PlanError: settings that contradict each other. ValueError: one outside its range.
-    """
-    one_of("noise_schedule", noise, get_args(NoiseScheduleName))
-    one_of("size_schedule", sizes, get_args(SizeScheduleName))
-    one_of("sampling", sampling, tuple(SAMPLINGS))
-    if fall is not None and noise == "constant":
-        raise PlanError('noise_fall= goes with noise_schedule="geometric" or another')
-    if growth is not None and sizes not in ("linear", "geometric"):
-        raise PlanError('size_growth= goes with size_schedule="linear" or "geometric"')
-    if power is not None and sizes != "power":
-        raise PlanError('size_power= goes with size_schedule="power"')
-    one_size = SAMPLINGS[sampling].one_size
-    if sizes != "constant" and one_size is not None:
-        raise PlanError(one_size)
-    return Course(
-        noise,
-        FALL if fall is None else real("noise_fall", fall, least=0.01, most=100),
-        sizes,
-        GROWTH if growth is None else real("size_growth", growth, least=0.001, most=1000),
-        POWER if power is None else real("size_power", power, above=-1, most=10),
-    )
 
 
 def with_course(equal: Rounds, course: Course, examples: int) -> tuple[Rounds, ...]:

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from forethought.options import (
+    Keywords,
+    PlanKeywords,
+    table,
+)
 from forethought.planning import defaults
-from forethought.planning.courses import (
-    LEAST_DELTA,
-    MOST_STEP_SIZE,
-    Course,
-    NoiseScheduleName,
-    PlanError,
-    SizeScheduleName,
-    course_of,
-    with_course,
-)
+from forethought.planning.courses import Course, PlanError, with_course
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import real, suggestion, whole
 from forethought.values.contributions import Augmentation, Local
-from forethought.values.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
-from forethought.values.plan import LEAST_NOISE, NOISES, ClipRule, NoiseKind, Preparation
-from forethought.values.samplings import (
-    SAMPLINGS,
-    CyclicPoisson,
-    Sampling,
-    SamplingName,
-)
+from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
+from forethought.values.plan import LEAST_NOISE
+from forethought.values.samplings import SAMPLINGS, CyclicPoisson, Sampling
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     Assumed,
-    Averaging,
     GradientFilter,
-    Schedule,
     is_linear,
     kind_of,
     linear_layer,
@@ -222,27 +210,7 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
 # What is known and wanted of a private run: one typed value for planning, fronts and searches.
 
 
-RequestedNoise = NoiseKind | Literal["correlated"]
-PersonAs = Literal["better", "contribution", "group"]
-CORRELATED: RequestedNoise = "correlated"
-
-MOST_ROUNDS, MOST_RELEASES = 10_000_000, 1_000_000_000
-# What does not count as choosing the plan's numbers: the task, the promise, and words about them.
-_GIVEN_ANYWAY = (
-    "examples",
-    "budget",
-    "delta",
-    "parameters",
-    "adjacency",
-    "hyperparameters",
-    "not_covered",
-    "records_per_person",
-    "persons",
-    "feature_norm_known",
-    "features",
-    "noise_borne",
-    "image_features",
-)
+MOST_RELEASES = 1_000_000_000
 
 
 # Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
@@ -254,65 +222,6 @@ NO_FILTER = (
     "is no longer the same in both directions, and throws away the updates it computed. Use "
     "sampling='poisson' with batch= p times as large"
 )
-
-
-class PlanKeywords(TypedDict, total=False):
-    """The keywords of :func:`forethought.plan`: fields of a :class:`PlanRequest`, and three more.
-
-    ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
-    and persons, its caveats and, where the model is linear, the norm of its features; ``model``, a
-    torch module, for its number of trained parameters; ``shape``, of one record, stands beside a
-    network where there is no ``data``, and both say how much noise its weights bear.
-    """
-
-    data: Any
-    model: Any
-    shape: tuple[int, ...]
-    examples: int
-    budget: Budget | None
-    delta: float | None
-    epochs: float | None
-    rounds: int | None
-    batch: int | None
-    noise_multiplier: float | None
-    noise: RequestedNoise
-    noise_schedule: NoiseScheduleName
-    noise_fall: float | None
-    size_schedule: SizeScheduleName
-    size_growth: float | None
-    size_power: float | None
-    sampling: SamplingName
-    parts: int | None
-    adjacency: Adjacency | None
-    clipping: Clipping
-    groups: int | None
-    local: Local | str | Mapping[str, Any] | None
-    preparation: Preparation | None
-    clip_norm: float | None
-    final_clip_norm: float | None
-    clip_rule: ClipRule | None
-    quantile: float | None
-    count_noise: float | None
-    optimizer: str
-    learning_rate: float | None
-    options: Mapping[str, Any] | None
-    schedule: Schedule | None
-    averaging: Averaging | None
-    hyperparameters: Caveat | str | None
-    not_covered: tuple[Caveat | str, ...]
-    parameters: int | None
-    feature_norm: float | None
-    feature_norm_known: bool
-    noise_borne: float | None
-    features: int | None
-    centre: bool | None
-    image_features: bool
-    records_per_person: int
-    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
-    augmentations: int | None
-    gradient_filter: GradientFilter | str | Mapping[str, Any] | None
-    persons: int | None
-    person_as: PersonAs
 
 
 def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
@@ -344,175 +253,96 @@ def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(Keywords):
     """The known facts and the wishes for a private run. The planner chooses what is None.
 
-    The fields are those of :func:`forethought.plan`, which says what each means.
+    The fields are those of :class:`~forethought.options.Keywords`; :func:`forethought.plan` says
+    what each means.
 
     Raises:
         PlanError: fields that contradict each other; names which to drop.
         TypeError, ValueError: a field outside its range.
     """
 
-    examples: int
-    budget: Budget | None = None
-    delta: float | None = None
-    epochs: float | None = None
-    rounds: int | None = None
-    batch: int | None = None
-    noise_multiplier: float | None = None
-    noise: RequestedNoise = "gaussian"
-    noise_schedule: NoiseScheduleName = "constant"
-    noise_fall: float | None = None
-    size_schedule: SizeScheduleName = "constant"
-    size_growth: float | None = None
-    size_power: float | None = None
-    sampling: SamplingName = "poisson"
-    parts: int | None = None
-    adjacency: Adjacency | None = None
-    clipping: Clipping = "example"
-    groups: int | None = None
-    local: Local | str | Mapping[str, Any] | None = None
-    preparation: Preparation | None = None
-    clip_norm: float | None = None
-    final_clip_norm: float | None = None
-    clip_rule: ClipRule | None = None
-    quantile: float | None = None
-    count_noise: float | None = None
-    optimizer: str = "sgd"
-    learning_rate: float | None = None
-    options: Mapping[str, Any] | None = None
-    schedule: Schedule | None = None
-    averaging: Averaging | None = None
-    hyperparameters: Caveat | str | None = None
-    not_covered: tuple[Caveat | str, ...] = ()
-    parameters: int | None = None
-    feature_norm: float | None = None
-    feature_norm_known: bool = False
-    noise_borne: float | None = None
-    features: int | None = None
-    centre: bool | None = None
-    image_features: bool = False
-    records_per_person: int = 1
-    persons: int | None = None
-    person_as: PersonAs = "better"
-    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None = None
-    augmentations: int | None = None
-    gradient_filter: GradientFilter | str | Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:  # noqa: C901, PLR0915
+    def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        settle("examples", whole("examples", self.examples))
         settle("local", local_of(self.local))
         settle("augment", Augmentation.of(self.augment, self.augmentations))
-        settle("gradient_filter", GradientFilter.of(self.gradient_filter))
         settle("augmentations", None)  # it is in there now
+        settle("gradient_filter", GradientFilter.of(self.gradient_filter))
+        for name, option in table().items():
+            settle(name, option.checked(getattr(self, name)))
+        if self.budget is not None:
+            real("delta", self.budget.delta, **table()["delta"].range)
         self._require_possible_persons()
-        if self.preparation is not None and not isinstance(self.preparation, Preparation):
-            raise TypeError(
-                f"preparation must be a forethought.Preparation, not {self.preparation!r}"
-            )
+        self._require_possible_batches()
+        self._require_possible_course()
         if self.local is not None and self.clipping != "group":
             raise PlanError(
                 "local= runs an algorithm inside groups: add clipping='group', or drop local="
             )
-        one_of("noise", self.noise, (*NOISES, CORRELATED))
-        if self.noise == CORRELATED and self.sampling != "cyclic-poisson":
+        if self.noise == "correlated" and self.sampling != "cyclic-poisson":
             raise PlanError(
                 "noise='correlated' goes with sampling='cyclic-poisson' and parts=, so that it is "
                 "known how far apart a record's turns are; parts= as many as rounds: each record "
                 "once"
             )
-        if self.course.varies and self.noise == CORRELATED:
-            raise PlanError(
-                "correlated noise is of one size, in samples of one size: drop noise_schedule= and "
-                "size_schedule="
-            )
-        if self.budget is not None and not isinstance(self.budget, Budget):
-            raise TypeError(f"budget must be a forethought.Budget(ε, δ), not {self.budget!r}")
         if self.budget is not None and self.delta not in (None, self.budget.delta):
             raise PlanError("delta is given twice: drop delta=, the budget has its own")
         if self.epochs is not None and self.rounds is not None:
             raise PlanError("epochs and rounds both fix the length: drop one of them")
-        if self.epochs is not None:
-            settle("epochs", real("epochs", self.epochs, above=0))
-        if self.rounds is not None:
-            settle("rounds", whole("rounds", self.rounds, most=MOST_ROUNDS))
-        if self.parameters is not None:
-            settle("parameters", whole("parameters", self.parameters))
-        for name in ("feature_norm", "noise_borne"):
-            if getattr(self, name) is not None:
-                settle(name, real(name, getattr(self, name), above=0))
-        if self.features is not None:
-            settle("features", whole("features", self.features))
-        if self.noise_multiplier is not None:
-            sigma = real("noise_multiplier", self.noise_multiplier, least=0)
-            if 0 < sigma < LEAST_NOISE:
-                raise PlanError(
-                    f"noise_multiplier {sigma:g} is next to nothing: it protects nobody. Give at "
-                    f"least {LEAST_NOISE:g}, or 0 to say that there is no noise"
-                )
-            settle("noise_multiplier", sigma)
-        for delta in (self.delta, self.budget and self.budget.delta):
-            if delta is not None and real("delta", delta, above=0, below=1) < LEAST_DELTA:
-                raise PlanError(
-                    f"delta {delta:g} is too small to account for: give at least {LEAST_DELTA:g}"
-                )
-        if self.learning_rate is not None:
-            rate = real("learning_rate", self.learning_rate, above=0, most=MOST_STEP_SIZE)
-            settle("learning_rate", rate)
-        for name, kind in (("schedule", Schedule), ("averaging", Averaging)):
-            given = getattr(self, name)
-            if given is not None and not isinstance(given, kind):
-                example = '"cosine"' if kind is Schedule else '"tail"'
-                raise TypeError(
-                    f"{name} must be a forethought.{kind.__name__}, such as "
-                    f"{kind.__name__}({example}), not {given!r}"
-                )
-        if self.options is not None and not isinstance(self.options, Mapping):
-            raise TypeError(f"options must be a mapping of names to values, not {self.options!r}")
-        if not isinstance(self.optimizer, str):
-            raise TypeError(f'optimizer must be a name such as "adam", not {self.optimizer!r}')
-        one_of("sampling", self.sampling, get_args(SamplingName))
+        if 0 < (self.noise_multiplier or 0) < LEAST_NOISE:
+            raise PlanError(
+                f"noise_multiplier {self.noise_multiplier:g} is next to nothing: it protects "
+                f"nobody. Give at least {LEAST_NOISE:g}, or 0 to say that there is no noise"
+            )
+
+    def _require_possible_batches(self) -> None:
+        batch = self.batch
         if (self.sampling == "cyclic-poisson") != (self.parts is not None):
             raise PlanError(
                 "parts= goes with sampling='cyclic-poisson', which needs it: into how many parts "
                 "the records are dealt, of which one has its turn in each round"
             )
-        if self.parts is not None:
-            settle("parts", whole("parts", self.parts))
-        if self.sampling == "full-batch" and self.batch not in (None, self.examples):
+        if self.sampling == "full-batch" and batch not in (None, self.examples):
             raise PlanError(f"full-batch sampling takes all {self.examples} examples: drop batch=")
-        if self.batch is not None:
-            settle("batch", whole("batch", self.batch))
-        if self.groups is not None and self.clipping == "group":
-            settle("groups", whole("groups", self.groups))
-            most = self.examples if self.batch is None else self.batch
-            if self.groups > most:
-                raise PlanError(
-                    f"{self.groups} groups are more than the {most} records of a "
-                    f"{'data set' if self.batch is None else 'batch'}: choose fewer, or a larger "
-                    "batch="
-                )
-        if self.batch is not None and self.batch > self.examples:
+        most, of = (self.examples, "data set") if batch is None else (batch, "batch")
+        if self.clipping == "group" and (self.groups or 1) > most:
             raise PlanError(
-                f"batch {self.batch} is larger than the data ({self.examples} examples): choose "
+                f"{self.groups} groups are more than the {most} records of a {of}: choose fewer, "
+                "or a larger batch="
+            )
+        if batch is not None and batch > self.examples:
+            raise PlanError(
+                f"batch {batch} is larger than the data ({self.examples} examples): choose "
                 f"at most {self.examples}"
             )
 
+    def _require_possible_course(self) -> None:
+        if self.noise_fall is not None and self.noise_schedule == "constant":
+            raise PlanError('noise_fall= goes with noise_schedule="geometric" or another')
+        if self.size_growth is not None and self.size_schedule not in ("linear", "geometric"):
+            raise PlanError('size_growth= goes with size_schedule="linear" or "geometric"')
+        if self.size_power is not None and self.size_schedule != "power":
+            raise PlanError('size_power= goes with size_schedule="power"')
+        one_size = SAMPLINGS[self.sampling].one_size
+        if self.size_schedule != "constant" and one_size is not None:
+            raise PlanError(one_size)
+        if self.course.varies and self.noise == "correlated":
+            raise PlanError(
+                "correlated noise is of one size, in samples of one size: drop noise_schedule= and "
+                "size_schedule="
+            )
+
     def _require_possible_persons(self) -> None:
-        each = whole("records_per_person", self.records_per_person)
-        one_of("person_as", self.person_as, get_args(PersonAs))
+        count, each = self.persons, self.records_per_person
         if self.person_as == "contribution" and self.clipping != "example":
             raise PlanError(
                 "person_as='contribution' clips one contribution a person: drop clipping='group'"
             )
-        if self.persons is None:
-            return
-        count = whole("persons", self.persons)
-        if not count <= self.examples <= count * each:
+        if count is not None and not count <= self.examples <= count * each:
             raise PlanError(
                 f"{count} persons with 1 to {each} records each (records_per_person) cannot have "
                 f"{self.examples} records in all (examples)"
@@ -526,13 +356,11 @@ class PlanRequest:
             TypeError: an unknown keyword, with the nearest known one, or no ``examples``.
         """
         given = opened(keywords)
-        known = [field.name for field in fields(cls)]
         if "filter" in given:
             raise PlanError(NO_FILTER)
         for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}=?" if near else f"known: {', '.join(known)}"
+            if name not in table():
+                hint = suggestion(name, table(), "{}=")
                 raise TypeError(f"forethought.plan has no keyword {name!r}; {hint}")
         if "examples" not in given:
             raise TypeError(
@@ -630,11 +458,11 @@ class PlanRequest:
         if self.hyperparameters is not None:
             return self.hyperparameters
         given = [
-            field.name
-            for field in fields(self)
-            if field.name not in _GIVEN_ANYWAY
-            and getattr(self, field.name) != field.default
-            and not (field.name == "feature_norm" and self.feature_norm_known)
+            name
+            for name, option in table().items()
+            if option.row.choice
+            and getattr(self, name) != option.default
+            and not (name == "feature_norm" and self.feature_norm_known)
         ]
         if not given:
             return Caveat("planned")
@@ -675,14 +503,14 @@ class PlanRequest:
     @property
     def course(self) -> Course:
         """The change of sample size and noise over the run."""
-        return course_of(
-            self.noise_schedule,
-            self.noise_fall,
-            self.size_schedule,
-            self.size_growth,
-            self.size_power,
-            self.sampling,
-        )
+        given = {
+            "noise": self.noise_schedule,
+            "fall": self.noise_fall,
+            "sizes": self.size_schedule,
+            "growth": self.size_growth,
+            "power": self.size_power,
+        }
+        return Course(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
     @property
     def momentum(self) -> float:
@@ -696,7 +524,7 @@ class PlanRequest:
     def strategy(self, batch: int, rounds: int) -> Strategy | None:
         """The best correlation of the noise of so many rounds; None: none."""
         sampling = self.sampling_of(batch)
-        if self.noise != CORRELATED or not isinstance(sampling, CyclicPoisson):
+        if self.noise != "correlated" or not isinstance(sampling, CyclicPoisson):
             return None
         sampled = sampling.rate < 1
         return defaults.best(rounds, sampling.parts, self.momentum, sampled=sampled)[0]

@@ -18,24 +18,16 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
+from forethought.options import PlanKeywords, table
 from forethought.planning.courses import PlanError
-from forethought.planning.plan_request import PlanKeywords, PlanRequest
+from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import plan
 from forethought.values.mechanism import Budget, Mechanism
 from forethought.values.plan import Plan
 
 # What candidates may differ in: all of it works on sums that are already noised and clipped, or
 # is the clipping itself, whose bound the noise follows.
-FREE = (
-    "clip_norm",
-    "clip_rule",
-    "quantile",
-    "optimizer",
-    "learning_rate",
-    "options",
-    "schedule",
-    "averaging",
-)
+FREE = tuple(name for name, option in table().items() if option.row.candidate)
 NOISE_TOLERANCE = 1e-3
 
 

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from forethought.accounting import exact
 from forethought.accounting.calibration import least_multiplier, solved
 from forethought.accounting.interval import at_most, warn_if_wide
+from forethought.options import MOST_ROUNDS, PlanKeywords
 from forethought.planning import defaults
 from forethought.planning.courses import PlanError, explain_course, least_noise
 from forethought.planning.defaults import (
@@ -20,8 +21,6 @@ from forethought.planning.defaults import (
     noise_to_signal,
 )
 from forethought.planning.plan_request import (
-    MOST_ROUNDS,
-    PlanKeywords,
     PlanRequest,
     local_of,
 )

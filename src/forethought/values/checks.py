@@ -6,7 +6,7 @@ import difflib
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,16 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Refuse a word that is not in ``allowed``, naming the choices."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def suggestion(name: str, known: Collection[str], form: str = "{!r}") -> str:
+    """The name that a wrong one may have been meant for, or all names that there are.
+
+    Args:
+        form: of the nearest name in the text.
+    """
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:
