@@ -36,7 +36,7 @@ from forethought.federated.federation import (
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
 from forethought.options import keys, table
-from forethought.values.checks import suggestion, whole
+from forethought.values.checks import suggestion, whole, without_none
 from forethought.values.mechanism import Budget, LocalRounds
 from forethought.values.plan import Plan, Preparation
 from forethought.values.use import Averaging, Schedule
@@ -501,7 +501,7 @@ class DataSection(_Section):
         rows: dict[str, Any] = {"person": self.person}
         given = {"missing": self.missing, "target_range": self.target_range, **form, **rows}
         if self.columns is None:
-            for name in _given(given):
+            for name in without_none(given):
                 raise JobError(
                     f"[data] {name} goes with declared columns: add a table [data.columns] "
                     "(forethought init FILE writes it)"
@@ -517,8 +517,8 @@ class DataSection(_Section):
             missing=self.missing or "refuse",
             target_range=self.target_range,
             measured=self.columns_measured,
-            form=TableFormat(**_given(form)),
-            **_given(rows),
+            form=TableFormat(**without_none(form)),
+            **without_none(rows),
         )
 
 
@@ -763,7 +763,3 @@ class Job(_Section):
             return cls.model_validate(tables)
         except ValidationError as error:
             raise JobError(explain_errors(name, text, error.errors(), cls)) from None
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

@@ -21,7 +21,7 @@ from forethought.options import (
 from forethought.planning import defaults
 from forethought.planning.courses import Course, PlanError, with_course
 from forethought.values.caveats import Caveat
-from forethought.values.checks import real, suggestion, whole
+from forethought.values.checks import real, suggestion, whole, without_none
 from forethought.values.contributions import Augmentation, Local
 from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
 from forethought.values.plan import LEAST_NOISE
@@ -503,14 +503,14 @@ class PlanRequest(Keywords):
     @property
     def course(self) -> Course:
         """The change of sample size and noise over the run."""
-        given = {
+        given: dict[str, Any] = {
             "noise": self.noise_schedule,
             "fall": self.noise_fall,
             "sizes": self.size_schedule,
             "growth": self.size_growth,
             "power": self.size_power,
         }
-        return Course(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return Course(**without_none(given))
 
     @property
     def momentum(self) -> float:
