@@ -3,8 +3,9 @@
 An option is a field of :class:`Keywords` or :class:`JobKeys`: its name, type and default, with a
 :class:`Row` of the rest. From it come the keywords of :func:`forethought.plan` and
 :class:`~forethought.planning.plan_request.PlanRequest`, the keys of ``[budget]`` and ``[training]``
-in a job file, flags of the command line, the words to what is refused, and a table in docs/jobs.md
-(``python tools/options.py`` writes what is generated; a test holds it).
+in a job file, flags of the command line, the words to what is refused, the stub of keywords that
+editors show, and a table in docs/jobs.md (``python tools/options.py`` writes the last two; a test
+holds them).
 """
 
 # ruff: noqa: RUF009 (the calls are fields of dataclasses)
@@ -16,7 +17,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, reduce
 from operator import or_
 from types import NoneType
-from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
@@ -207,67 +208,6 @@ class Keywords:
     gradient_filter: GradientFilter | str | Mapping[str, Any] | None = _option(
         "Filter of noised means: low-pass or kalman.", key=str | dict[str, Any]
     )
-
-
-class PlanKeywords(TypedDict, total=False):
-    """The keywords of :func:`forethought.plan`: those above, and three more.
-
-    ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
-    and persons, its caveats and, where the model is linear, the norm of its features; ``model``, a
-    torch module, for its number of trained parameters; ``shape``, of one record, stands beside a
-    network where there is no ``data``, and both say how much noise its weights bear.
-    """
-
-    data: Any
-    model: Any
-    shape: tuple[int, ...]
-    # From here on generated.
-    examples: int
-    budget: Budget | None
-    delta: float | None
-    epochs: float | None
-    rounds: int | None
-    batch: int | None
-    noise_multiplier: float | None
-    noise: NoiseName
-    noise_schedule: NoiseScheduleName
-    noise_fall: float | None
-    size_schedule: SizeScheduleName
-    size_growth: float | None
-    size_power: float | None
-    sampling: SamplingName
-    parts: int | None
-    adjacency: Adjacency | None
-    clipping: Clipping
-    groups: int | None
-    local: Local | str | Mapping[str, Any] | None
-    preparation: Preparation | None
-    clip_norm: float | None
-    final_clip_norm: float | None
-    clip_rule: ClipRule | None
-    quantile: float | None
-    count_noise: float | None
-    optimizer: str
-    learning_rate: float | None
-    options: Mapping[str, Any] | None
-    schedule: Schedule | None
-    averaging: Averaging | None
-    hyperparameters: Caveat | str | None
-    not_covered: tuple[Caveat | str, ...]
-    parameters: int | None
-    feature_norm: float | None
-    feature_norm_known: bool
-    noise_borne: float | None
-    features: int | None
-    centre: bool | None
-    image_features: bool
-    records_per_person: int
-    persons: int | None
-    person_as: PersonAs
-    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
-    augmentations: int | None
-    gradient_filter: GradientFilter | str | Mapping[str, Any] | None
-    # Until here.
 
 
 @dataclass(frozen=True, kw_only=True)

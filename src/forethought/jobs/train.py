@@ -20,7 +20,7 @@ from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.adaptive import Trials
-    from forethought.planning.pareto import Front
+    from forethought.planning.search import Front
     from forethought.planning.solve import Neighbour
     from forethought.training.run import Run
     from forethought.training.search import Tuned
@@ -85,7 +85,7 @@ def propose(
     Raises:
         ValueError: a request that no plan fulfils, or a job that training would refuse.
     """
-    from forethought.planning.pareto import pareto
+    from forethought.planning.search import pareto
     from forethought.planning.solve import neighbours, plan
 
     loaded = load_job(request, data_dir) if examples is None else None
@@ -212,7 +212,7 @@ def prepare(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
                 "standardise with public constants"
             )
-        from forethought.planning.phase_plans import plan_phases
+        from forethought.planning.search import plan_phases
 
         plan = plan_phases(plan)
     return Prepared(loaded, plan, until)
@@ -392,7 +392,7 @@ def tune_job(
     Raises:
         JobError: no budget, or no held-out data to score on.
     """
-    from forethought.planning.search_plans import plan_tuning
+    from forethought.planning.search import plan_tuning
     from forethought.training.search import tune as search
 
     request = on_pixels(request)  # step sizes that are given would be others for features
