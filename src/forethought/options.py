@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, whole, without_none
 from forethought.values.contributions import Augmentation, Local
 from forethought.values.mechanism import Adjacency, Budget, Clipping
 from forethought.values.plan import ClipRule, Preparation
@@ -239,26 +239,21 @@ class JobKeys:
 
 @dataclass(frozen=True)
 class Option:
-    """An option as the table has it; ``kind`` is its type without None, which ``optional`` says."""
+    """An option as the table has it.
+
+    Args:
+        kind: its type without None, which ``optional`` says.
+        words: that it is one of; empty: it takes others.
+        range: the ends of a number's range that there are, by their names in :class:`Row`.
+    """
 
     name: str
     kind: Any
     optional: bool
     default: Any
     row: Row
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The words that it is one of; empty: it takes others."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
-
-    @property
-    def range(self) -> dict[str, float]:
-        """The ends of a number's range that there are, by their names in :class:`Row`."""
-        ends = {name: getattr(self.row, name) for name in ("above", "least", "below", "most")}
-        if self.kind is int and self.row.least is None:
-            ends["least"] = 1
-        return {name: end for name, end in ends.items() if end is not None}
+    words: tuple[str, ...]
+    range: dict[str, float]
 
     def checked(self, value: Any) -> Any:
         """The value of a keyword, as it is computed with.
@@ -289,7 +284,13 @@ def table(of: type = Keywords) -> dict[str, Option]:
         optional = NoneType in parts
         some = [part for part in parts if part is not NoneType]
         kind = reduce(or_, some) if optional else kinds[given.name]
-        found[given.name] = Option(given.name, kind, optional, given.default, given.metadata["row"])
+        row: Row = given.metadata["row"]
+        ends = {end: getattr(row, end) for end in ("above", "least", "below", "most")}
+        if kind is int and row.least is None:
+            ends["least"] = 1
+        words = get_args(kind) if get_origin(kind) is Literal else ()
+        known = optional, given.default, row, words, without_none(ends)
+        found[given.name] = Option(given.name, kind, *known)
     return found
 
 

@@ -25,7 +25,7 @@ from forethought.options import (
 )
 from forethought.planning import defaults
 from forethought.values.caveats import Caveat
-from forethought.values.checks import real, suggestion, whole, without_none
+from forethought.values.checks import real, suggestion, whole
 from forethought.values.contributions import Augmentation, Local
 from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.values.plan import LEAST_NOISE, Plan
@@ -516,14 +516,14 @@ class PlanRequest(Keywords):
     @property
     def course(self) -> Course:
         """The change of sample size and noise over the run."""
-        given: dict[str, Any] = {
-            "noise": self.noise_schedule,
-            "fall": self.noise_fall,
-            "sizes": self.size_schedule,
-            "growth": self.size_growth,
-            "power": self.size_power,
-        }
-        return Course(**without_none(given))
+        fall, growth, power = self.noise_fall, self.size_growth, self.size_power
+        return Course(
+            self.noise_schedule,
+            FALL if fall is None else fall,
+            self.size_schedule,
+            GROWTH if growth is None else growth,
+            POWER if power is None else power,
+        )
 
     @property
     def momentum(self) -> float:
