@@ -23,7 +23,7 @@ from forethought import Budget, Mechanism, Poisson, Rounds, convex
 from forethought.accounting import noise_multiplier
 from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.convex.planning import recipe
-from forethought.planning.courses import Course, least_noise
+from forethought.planning.plan_request import Course, least_noise
 
 NAMES = ("synthetic", "iris", "breast-cancer", "phishing", "german.numer_scale")
 EPSILONS = (0.5, 3.0)

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from forethought.federated.statements import Policy as Policy
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
-    from forethought.planning.pareto import Front as Front
-    from forethought.planning.pareto import pareto as pareto
-    from forethought.planning.phase_plans import plan_phases as plan_phases
     from forethought.planning.plan_request import PlanRequest as PlanRequest
-    from forethought.planning.search_plans import plan_tuning as plan_tuning
+    from forethought.planning.search import Front as Front
+    from forethought.planning.search import pareto as pareto
+    from forethought.planning.search import plan_phases as plan_phases
+    from forethought.planning.search import plan_tuning as plan_tuning
     from forethought.planning.solve import plan as plan
     from forethought.rounds.preparation import Prepared as Prepared
     from forethought.rounds.preparation import prepare as prepare
@@ -131,10 +131,10 @@ _HOME = {
     "simulate": "federated.simulate",
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
-    **dict.fromkeys(("Front", "pareto"), "planning.pareto"),
-    "plan_phases": "planning.phase_plans",
+    **dict.fromkeys(("Front", "pareto"), "planning.search"),
+    "plan_phases": "planning.search",
     "PlanRequest": "planning.plan_request",
-    "plan_tuning": "planning.search_plans",
+    "plan_tuning": "planning.search",
     **dict.fromkeys(("Predictor", "load"), "jobs.predict"),
     "Seeds": "rounds.randomness",
     "Execution": "training.execution",

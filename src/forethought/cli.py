@@ -13,45 +13,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forethought.commands import (
-    account,
-    audit,
-    calculator,
-    holders,
-    init,
-    plan,
-    predict,
-    report,
-    train,
-    ui,
-    utility,
-)
-from forethought.commands.options import fail, of_the_system
+from forethought.commands import account, holders, plan, train
+from forethought.commands.command import app, fail, of_the_system
 
-app = typer.Typer(
-    name="forethought",
-    help="Private training you plan before you run: plan → train → account.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+# As help lists them.
+COMMANDS: tuple[object, ...] = (
+    *(plan.init, plan.plan, train.train, train.predict, train.export),
+    *(account.account, account.audit, account.report, train.tune),
+    *(plan.ui, plan.utility, plan.calculator, account.keygen),
 )
-for command in (
-    (init.init, init.EPILOG),
-    (plan.plan, plan.EPILOG),
-    (train.train, train.EPILOG),
-    (predict.predict, predict.EPILOG),
-    (predict.export, predict.EXPORT_EPILOG),
-    (account.account, account.EPILOG),
-    (audit.audit, audit.EPILOG),
-    (report.report, report.EPILOG),
-    (train.tune, train.TUNE_EPILOG),
-    (ui.ui, ui.EPILOG),
-    (utility.utility, utility.EPILOG),
-    (calculator.calculator, calculator.EPILOG),
-    (account.keygen, account.KEYGEN_EPILOG),
-):
-    app.command(epilog=command[1])(command[0])
+app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback))
 app.add_typer(holders.federate)
 app.add_typer(holders.gossip)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from forethought.network.driving import ConnectionPolicyError as ConnectionPolicyError
     from forethought.papers.calculators import CalculatorError as CalculatorError
     from forethought.peers.driving import PeersError as PeersError
-    from forethought.planning.courses import PlanError as PlanError
+    from forethought.planning.plan_request import PlanError as PlanError
     from forethought.report.pdf import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
@@ -95,7 +95,7 @@ _HOME = {
     "OtherModelWarning": "training.records",
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",
-    "PlanError": "planning.courses",
+    "PlanError": "planning.plan_request",
     "PrintingError": "report.pdf",
     "RosterError": "exchange.keys",
     "RoundError": "rounds.private_sum",

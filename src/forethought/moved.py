@@ -20,6 +20,8 @@ MOVED: dict[str, str] = {
     **dict.fromkeys(("assumed", "optimizers"), "values.use"),
     **dict.fromkeys(("plans", "preparation", "privacy"), "values.plan"),
     "caveat_kinds": "values.caveats",
+    "planning.courses": "planning.plan_request",
+    **{f"planning.{name}": "planning.search" for name in ("pareto", "phase_plans", "search_plans")},
     "published": "papers",
 }
 MOVED["federated.delay"] = "federated.federation"

@@ -44,7 +44,7 @@ from forethought.jobs import train as jobs_train
 from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
 from forethought.jobs.request import from_file
-from forethought.planning.phase_plans import next_by_shortfall, plan_phases
+from forethought.planning.search import next_by_shortfall, plan_phases
 from forethought.simulation.speeds import Way, slow_ones
 from forethought.simulation.times import Times
 from forethought.values.caveats import Caveat

@@ -15,7 +15,7 @@ import pytest
 
 import forethought as ft
 from forethought.cli import main
-from forethought.commands.options import of_the_system
+from forethought.commands.command import of_the_system
 
 Outcome = tuple[int, str, str]
 
@@ -241,9 +241,37 @@ def test_a_flag_that_would_change_nothing_is_refused(
 def test_numbers_beside_a_path_are_refused(forethought: Callable[..., Outcome]) -> None:
     assert forethought("plan", "--examples", 500, "--epsilon", 1, "--save", "p.json", "-q")[0] == 0
     one_line(
-        forethought("account", "p.json", "--batch", 5, "--rounds", 9), "drop --batch, --rounds"
+        forethought("account", "p.json", "--batch", 5, "--rounds", 9), "drop --rounds, --batch"
     )
     assert forethought("account", "p.json", "--delta", 1e-6, "-q")[0] == 0
+
+
+MIXING = """\
+from torch import nn
+
+
+def network(inputs, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.parametrize("command", ["plan", "train"])
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ('name = "linear"', 'name = "mixing:network"', "BatchNorm1d"),
+        ("[budget]", '[run]\nmetrics = ["luck"]\n[budget]', "luck"),
+    ],
+)
+def test_a_plan_refuses_what_training_would(
+    forethought: Callable[..., Outcome], command: str, old: str, new: str, word: str
+) -> None:
+    Path("mixing.py").write_text(MIXING)
+    Path("job.toml").write_text(JOB.replace(old, new))
+    status, _, error = forethought(command, "job.toml")
+    assert status == 2
+    assert word in error
+    assert "Traceback" not in error
 
 
 def test_a_full_disk_is_told_with_the_remedy() -> None:

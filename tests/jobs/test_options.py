@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
+import sys
 from dataclasses import MISSING, fields
+from importlib.machinery import SourceFileLoader
+from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -17,7 +22,8 @@ from pydantic import BaseModel, ValidationError
 
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import from_numbers
-from forethought.planning.plan_request import PlanKeywords, PlanRequest
+from forethought.options import keys, table
+from forethought.planning.plan_request import PlanRequest
 
 KEPT = Path(__file__).with_name("options.json")
 EXAMPLES = 1000
@@ -157,8 +163,41 @@ def test_a_keyword_and_its_key_under_training_have_one_default_and_the_same_name
 
 
 def test_what_an_editor_shows_of_a_keyword_is_what_the_request_takes() -> None:
-    shown, kinds = get_type_hints(PlanKeywords), get_type_hints(PlanRequest)
+    stub = Path(str(files("forethought").joinpath("keywords.pyi")))
+    shown = get_type_hints(loaded("stub", stub).PlanKeywords)
+    kinds = get_type_hints(PlanRequest)
     assert {name: shown[name] for name in kinds} == kinds
+    assert set(shown) == {*kinds, "data", "model", "shape"}
+
+
+def test_what_is_generated_from_the_table_is_what_it_says() -> None:
+    generated = loaded("generated", Path(__file__).parents[2] / "tools" / "options.py")
+    for file, text in generated.files().items():
+        assert file.read_text("utf-8") == text, "run python tools/options.py"
+
+
+def test_every_range_of_the_table_is_refused_at_its_ends_alike_in_files_and_in_python() -> None:
+    beyond = {"above": 0.0, "least": -1e-3, "below": 0.0, "most": 1e-3}
+    for name, option in keys("training").items():
+        if option.kind not in (int, float) or name not in table():
+            continue
+        for end, value in option.range.items():
+            wrong: float = value + beyond[end] * max(1.0, abs(value))
+            wrong = round(value + math.copysign(1, beyond[end])) if option.kind is int else wrong
+            with pytest.raises(ValueError, match=name):
+                PlanRequest.of(**{"examples": EXAMPLES, name: wrong})
+            with pytest.raises(ValidationError, match=name):
+                Job.model_validate(asked("training", name, wrong))
+
+
+def loaded(name: str, path: Path) -> Any:
+    """A file of Python, as a module."""
+    loader = SourceFileLoader(name, str(path))
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module
 
 
 def words_of(kind: object) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 import forethought as ft
 from forethought.accounting.statement import account
-from forethought.planning.courses import PlanError, growing
+from forethought.planning.plan_request import PlanError, growing
 
 
 def base(**more: object) -> ft.Plan:

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 import forethought as ft
 from forethought.jobs.job import Job
-from forethought.planning.courses import noise_at
+from forethought.planning.plan_request import noise_at
 
 BUDGET = ft.Budget(2.0, 1e-5)
 

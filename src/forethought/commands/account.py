@@ -1,41 +1,46 @@
-"""`forethought account`, and `forethought keygen` for the keys that it signs with."""
+"""Commands about what was guaranteed: account, keygen, audit, report."""
 
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forethought.commands.options import (
+from forethought.commands.command import (
+    DataDir,
     Figures,
     Json,
     Quiet,
-    RecordCount,
-    UsageError,
+    app,
     console_for,
+    fail,
     print_json,
+    refuse,
+    show_files,
     takes,
 )
+from forethought.values.checks import without_none
 
-EPILOG = (
-    "Example: forethought account --examples 60000 --batch 256 --epochs 20 "
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forethought.auditing.replay import Replay
+    from forethought.auditing.verdict import Audit
+    from forethought.values.plan import Plan
+
+
+@app.command(
+    epilog="Example: forethought account --examples 60000 --batch 256 --epochs 20 "
     "--noise-multiplier 1.1 --delta 1e-5"
 )
-KEYGEN_EPILOG = "Example: forethought keygen signing.pem"
-
-
-@takes(
-    *("batch", "epochs", "rounds", "noise_multiplier", "delta"),
-    *("sampling", "clipping", "adjacency"),
-    before="group",
-)
+@takes("account", before="group")
 def account(
     path: Annotated[
         Path | None, typer.Argument(help="Plan, statement or run folder.", show_default=False)
     ] = None,
-    examples: RecordCount = None,
     group: Annotated[
         int | None,
         typer.Option(
@@ -66,43 +71,47 @@ def account(
     **flags: Any,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
-    from forethought.jobs.account import account_for, again, compared, statement_of, verified
-    from forethought.jobs.account import sign as sign_statement
-    from forethought.jobs.request import from_numbers, without_none
+    from forethought.jobs import account as jobs
+    from forethought.jobs.request import from_numbers
     from forethought.report import terminal
     from forethought.report.figures import draw_statement
+    from forethought.report.page import write_statement
 
     console = console_for(quiet or as_json)
     verification = None
-    delta = flags.pop("delta")
-    numbers = list(without_none({"examples": examples, **flags}))
-    if path is not None and numbers:
-        raise UsageError(
-            f"{path} says what was done: drop {', '.join(map(_flag, numbers))} "
-            "(--group and --delta may be asked of it)"
-        )
-    if path is not None:
+    delta, examples = flags.pop("delta"), flags.pop("examples")
+    numbers = without_none({"examples": examples, **flags})
+    called = ", ".join(f"--{name.replace('_', '-')}" for name in numbers)
+    checks = verify or public_key is not None
+    incomplete = {"examples", "noise_multiplier", "batch"} - set(numbers)
+    refuse(
+        (
+            path is not None and numbers,
+            f"{path} says what was done: drop {called} (--group and --delta may be asked of it)",
+        ),
+        (
+            path is None and (checks or sign is not None),
+            "--verify, --sign and --public-key need the path of a statement",
+        ),
+        (
+            path is None and incomplete,
+            "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds",
+        ),
+    )
+    if path is None:
+        statement = jobs.account_for(from_numbers(delta=delta, **flags), examples, group)
+    else:
         if sign is not None:
-            envelope = sign_statement(path, sign)
+            envelope = jobs.sign(path, sign)
             page = envelope.with_name("statement.html")
             if envelope.stem == "statement.intoto" and page.is_file() and not page.is_symlink():
-                from forethought.report.page import write_statement
-
                 write_statement(envelope.parent)  # the page says who signed
-        if verify or public_key is not None:
-            verification = verified(path, public_key)
-            statement = again(verification.statement, group=group, delta=delta)
+        if checks:
+            verification = jobs.verified(path, public_key)
+            statement = jobs.again(verification.statement, group=group, delta=delta)
         else:
-            statement = statement_of(path, group=group, delta=delta)
-    elif verify or sign is not None or public_key is not None:
-        raise UsageError("--verify, --sign and --public-key need the path of a statement")
-    else:
-        if examples is None or flags["noise_multiplier"] is None or flags["batch"] is None:
-            raise UsageError(
-                "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds"
-            )
-        statement = account_for(from_numbers(delta=delta, **flags), examples, group)
-    rows = compared(statement) if compare else []
+            statement = jobs.statement_of(path, group=group, delta=delta)
+    rows = jobs.compared(statement) if compare else []
     if as_json:
         more: dict[str, object] = {}
         if compare:
@@ -117,14 +126,10 @@ def account(
             terminal.show_verification(console, verification)
         terminal.show_comparison(console, rows)
     if figure is not None:
-        for drawn in draw_statement(statement, figure):
-            console.print(f"figure  {drawn}")
+        show_files(console, draw_statement(statement, figure))
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
+@app.command(epilog="Example: forethought keygen signing.pem")
 def keygen(
     path: Annotated[Path, typer.Argument(help="File of the private key; .pub is put beside it.")],
 ) -> None:
@@ -134,3 +139,196 @@ def keygen(
     public, fingerprint = signing.generate(path)
     typer.echo(f"private key  {path} (keep it to yourself)")
     typer.echo(f"public key   {public} (give it to those who verify), fingerprint {fingerprint}")
+
+
+@app.command(epilog="Example: forethought audit job.toml --quick")
+def audit(
+    path: Annotated[
+        Path | None, typer.Argument(help="Job file, plan or run folder.", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few seconds.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="More records, more games: minutes.")
+    ] = False,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Replay rounds of a job or run against a slow reference."),
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to replay.")] = 3,
+    one_run: Annotated[
+        bool,
+        typer.Option("--one-run", help="Rehearse one run with canaries: how near to ε is it?"),
+    ] = False,
+    canaries: Annotated[
+        str, typer.Option(help="With --one-run: gradients (seen in every sum) or inputs (losses).")
+    ] = "gradients",
+    false_alarm: Annotated[
+        float | None,
+        typer.Option(help="Chance that a sound run is refuted, all checks together. 1e-4."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.json and the figure.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the audit's own choices.")] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Plant faults and show which check finds each.")
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try to refute what a run claims; it never proves it. Exit status 1 if refuted."""
+    from forethought.jobs import audit as jobs
+    from forethought.report import audit as report
+    from forethought.report.terminal import counting
+
+    console = console_for(quiet or as_json)
+    other = quick or thorough or replay
+    refuse(
+        (
+            self_test and (other or one_run or (path, out, false_alarm) != (None, None, None)),
+            "--self-test goes by itself (with --seed, --json, --quiet)",
+        ),
+        (
+            path is None and not self_test,
+            "give a job file, a plan or a run folder, or --self-test",
+        ),
+        (quick and thorough, "give --quick or --thorough, not both"),
+        (
+            one_run and other,
+            "--one-run is one run of the whole plan: it goes with --canaries and --seed",
+        ),
+        (
+            replay and (quick or thorough or (false_alarm, seed) != (None, None)),
+            "--replay leaves nothing to chance: it goes with --rounds alone",
+        ),
+    )
+    if path is None:
+        _self_test(console, seed, as_json)
+        return
+    if replay:
+        with counting(console, "Replaying", rounds) as progress:
+            audited = jobs.replay(
+                path, rounds=rounds, data_dir=data_dir, out=out, progress=progress
+            )
+    else:
+        with counting(console, "Auditing", 5) as progress:
+            audited = jobs.audit(
+                path,
+                data_dir=data_dir,
+                out=out,
+                level="quick" if quick else "thorough" if thorough else "standard",
+                false_alarm=false_alarm,
+                seed=seed,
+                one_run=canaries if one_run else None,
+                progress=progress,
+            )
+    written, figure = jobs.save(audited)
+    if figure is not None:
+        report.draw_audit(audited.audit, figure)
+    if as_json:
+        files = {"audit": str(written), "figure": None if figure is None else str(figure)}
+        print_json({**audited.audit.to_dict(), "files": files})
+    else:
+        report.show_audit(console, audited.audit)
+        console.print(f"\n[bold]Written[/bold]  {written}")
+        if figure is not None:
+            console.print(f"[bold]Figure[/bold]   {figure}")
+    _end_refuted(audited.audit)
+
+
+def _self_test(console: Console, seed: int | None, as_json: bool) -> None:
+    from forethought.auditing.self_test import self_test
+    from forethought.report import audit as report
+
+    result = self_test(seed)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        report.show_self_test(console, result)
+    if not result.passed:
+        missed = [row.name for row in result.faults if not row.caught]
+        wrong = [row.name for row in result.sound if row.caught]
+        text = [f"not caught: {', '.join(missed)}"] if missed else []
+        text += [f"refuted without a fault: {', '.join(wrong)}"] if wrong else []
+        raise typer.Exit(fail(f"the self-test failed; {'; '.join(text)}", 1))
+
+
+def _end_refuted(found: Audit) -> None:
+    if found.refuted:
+        raise typer.Exit(fail(f"refuted: {found.reason}", 1))
+
+
+def watching(replay: int | None, rounds: int) -> AbstractContextManager[Replay | None]:
+    """The replay of so many of a run's ``rounds``, evenly spread, the last among them."""
+    if replay is None:
+        return nullcontext()
+    from forethought.auditing.replay import replaying
+
+    last, parts = rounds - 1, max(1, replay - 1)
+    return replaying({last - round(place * last / parts) for place in range(replay)})
+
+
+def saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audit | None:
+    """The result of a replay, as audit.json in the run folder."""
+    if seen is None:
+        return None
+    from forethought.jobs.audit import of_replay, save
+
+    found = of_replay(seen, plan, folder, seconds)
+    save(found)
+    return found.audit
+
+
+def judge(console: Console, found: Audit | None) -> None:
+    """Print what was replayed, and end the command where it refutes the run."""
+    from forethought.report.audit import show_audit
+
+    if found is not None:
+        show_audit(console, found)
+        _end_refuted(found)
+
+
+@app.command(epilog="Example: forethought report runs/mnist")
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Print report and statement with a browser found here.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show a run's result and statement and draw its figures again, or say how far it came."""
+    from forethought.accounting.statement import Statement
+    from forethought.report import terminal
+    from forethought.report.figures import draw_run
+    from forethought.report.page import write_pages, write_statement
+    from forethought.report.pdf import print_pdf
+    from forethought.training.folder import RunSummary, UnfinishedRun
+
+    def there(*names: str) -> bool:
+        return any((folder / name).is_file() for name in names)
+
+    console = console_for(quiet or as_json)
+    printed = []
+    if not there("statement.json"):
+        refuse((pdf, f"the run in {folder} has not ended: there is no report to print"))
+        unfinished = UnfinishedRun.load(folder)
+        values = unfinished.to_dict()
+        terminal.show_unfinished(console, unfinished)
+    elif there("federation.json", "gossip.json") or not there("transcript.json"):
+        # Of one who took part with others: a statement, and no run of its own.
+        page = write_statement(folder)
+        statement = Statement.load(folder / "statement.json")
+        values = json.loads(statement.to_json())
+        terminal.show_statement(console, statement)
+        console.print(f"\nwritten  {print_pdf(page, page.with_suffix('.pdf')) if pdf else page}")
+    else:
+        draw_run(RunSummary.load(folder), folder / "figures")
+        summary = RunSummary.load(folder)
+        write_pages(summary)
+        values = summary.to_dict()
+        for name in ("report", "statement") if pdf else ():
+            printed.append(print_pdf(folder / f"{name}.html", folder / f"{name}.pdf"))
+        terminal.show_summary(console, summary)
+        show_files(console, printed, "printed")
+    if as_json:
+        print_json(values)

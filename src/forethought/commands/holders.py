@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forethought.accounting.interval import at_most
-from forethought.commands.audit import judge, saved, watching
-from forethought.commands.options import (
+from forethought.commands.account import judge, saved, watching
+from forethought.commands.command import (
     DataDir,
     JobFile,
     Json,
     PublicProxy,
     Quiet,
-    ReplayRounds,
+    Replayed,
     UsageError,
     console_for,
     fail,
@@ -443,7 +443,7 @@ def client(
         Path | None,
         typer.Option(help="Folder that counts releases, to tell a restored ledger. Default: keys."),
     ] = None,
-    replay: ReplayRounds = None,
+    replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -729,7 +729,7 @@ def peer(
         Path | None,
         typer.Option(help="Folder for the count that tells a restored ledger. Default: --keys."),
     ] = None,
-    replay: ReplayRounds = None,
+    replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -1,43 +1,79 @@
-"""`forethought plan`."""
+"""Commands before anything private is trained on: init, plan, utility, calculator, ui."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forethought.commands.options import (
-    LENGTH_AND_NOISE,
+from forethought.commands.command import (
     DataDir,
     Figures,
     JobFile,
     Json,
+    Overwrite,
     PublicProxy,
     Quiet,
-    RecordCount,
-    RecordsPerPerson,
-    UsageError,
+    app,
     console_for,
+    new_file,
     print_json,
-    show_advice,
-    show_overrides,
-    show_settled,
+    refuse,
+    show_files,
+    show_request,
     takes,
+    together,
 )
 
-EPILOG = "Example: forethought plan --examples 60000 --epsilon 1 --epochs 20"
 
-
-@takes(*LENGTH_AND_NOISE, "sampling", "clipping", "adjacency", before="parameters")
-def plan(  # noqa: C901, PLR0915
-    job_file: JobFile = None,
-    examples: RecordCount = None,
-    parameters: Annotated[int | None, typer.Option(help="Numbers the model trains.")] = None,
-    records_per_person: RecordsPerPerson = None,
-    persons: Annotated[
-        int | None, typer.Option(help="Different persons among the records.")
+@app.command(epilog="Example: forethought init patients.csv --label died")
+def init(
+    table: Annotated[
+        Path,
+        typer.Argument(help="Your table: CSV, Parquet or Excel; or arrays of images: .npz, idx."),
+    ],
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="The column to predict; repeat for several labels of 1 and 0."),
     ] = None,
+    out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.toml"),
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a first job file for a table or for images, for you to correct. Reads the file here."""
+    from forethought.jobs.init import holds_arrays, job_for, job_for_arrays
+
+    new_file(out, overwrite)
+    arrays = holds_arrays(table)
+    refuse(
+        (
+            arrays and label,
+            "--label is a column of a table: an archive's labels are y or y_train",
+        )
+    )
+    text = job_for_arrays(table) if arrays else job_for(table, label)
+    out.write_text(text, encoding="utf-8")
+    console = console_for(quiet)
+    if arrays:
+        console.print(f"{out} is written from the sizes in {table.name}")
+        for line in text.splitlines():
+            if line.startswith(("features", "# Why", "# Trained")):
+                console.print(line, markup=False)
+    else:
+        console.print(
+            f"{out} is written. Its ranges and categories were taken from {table.name}, on this "
+            "machine, which no guarantee covers: correct them from what you know, and set "
+            "columns_measured = false"
+        )
+    console.print(f"Then: forethought plan {out}, and forethought train {out}")
+
+
+@app.command(epilog="Example: forethought plan --examples 60000 --epsilon 1 --epochs 20")
+@takes("plan", before="explain")
+def plan(
+    job_file: JobFile = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each number is what it is.")
     ] = False,
@@ -78,92 +114,223 @@ def plan(  # noqa: C901, PLR0915
     **flags: Any,
 ) -> None:
     """Choose everything before touching private data."""
-    from forethought.jobs import train as jobs
     from forethought.jobs.holders import rehearse_job
-    from forethought.jobs.load import load_job
     from forethought.jobs.request import from_file, from_numbers, overridden
-    from forethought.planning.solve import neighbours
+    from forethought.jobs.train import propose
     from forethought.report import terminal
     from forethought.report.figures import draw_plan
 
-    for name, given, goes_with in (
-        ("--max-epsilon", max_epsilon is not None, pareto or "--pareto"),
-        ("--max-rounds", max_rounds is not None, pareto or "--pareto"),
-        ("--max-gradients", max_gradients is not None, pareto or "--pareto"),
-        ("--weight", bool(weight), pareto or "--pareto"),
-        ("--public-proxy", public_proxy is not None, rehearse or "--rehearse"),
-        ("--relation", relation is not None, public_proxy is not None or "--public-proxy"),
-    ):
-        if given and isinstance(goes_with, str):
-            raise UsageError(f"{name} goes with {goes_with}: add that, or drop it")
-    if (job_file is None) == (examples is None):
-        raise UsageError("give a job file, or --examples and what is known (see --help)")
+    limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
+    numbers = {name: flags.pop(name) for name in ("examples", "parameters", "persons")}
+    each = flags.pop("records_per_person")
+    of_data = each is not None or numbers["persons"] is not None
+    together(
+        *((f"--max-{name}", most is not None, "--pareto", pareto) for name, most in limits.items()),
+        ("--weight", weight, "--pareto", pareto),
+        ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
+        ("--relation", relation is not None, "--public-proxy", public_proxy is not None),
+    )
+    refuse(
+        (
+            (job_file is None) == (numbers["examples"] is None),
+            "give a job file, or --examples and what is known (see --help)",
+        ),
+        (
+            job_file is not None and of_data,
+            "--records-per-person and --persons go with --examples: a job's data "
+            "say whose each record is, with person under [data]",
+        ),
+        (
+            job_file is not None and numbers["parameters"] is not None,
+            "--parameters goes with --examples: a job's model has its own number",
+        ),
+        (
+            job_file is None and rehearse,
+            "--rehearse needs a job file: it trains the job's model",
+        ),
+    )
     console = console_for(quiet or as_json)
     if job_file is None:
-        request = from_numbers(records_per_person=records_per_person, **flags)
+        request = from_numbers(records_per_person=each, **flags)
     else:
-        if records_per_person is not None or persons is not None:
-            raise UsageError(
-                "--records-per-person and --persons go with --examples: a job's data "
-                "say whose each record is, with person under [data]"
-            )
-        if parameters is not None:
-            raise UsageError("--parameters goes with --examples: a job's model has its own number")
         request = overridden(from_file(job_file), flags)
-        show_overrides(console, request.overrides)
-    loaded = None
-    if examples is None:
-        loaded = load_job(request, data_dir)
-        show_settled(console, loaded.request.settled)
-        show_advice(console, loaded.advice)
-        parameters, asked = loaded.parameters, loaded.plan_request()
-    else:
-        asked = request.job.plan_request(examples, parameters, persons=persons)
-    front = None
-    if pareto:
-        limits = {"epsilon": max_epsilon, "rounds": max_rounds, "gradients": max_gradients}
-        front = jobs.front(asked, limits, utility)
-        chosen = front.best(_weights(weight)).plan
-        alternatives = []
-    else:
-        chosen = jobs.chosen_plan(asked, utility, tolerance)
-        made = asked.with_(preparation=chosen.preparation)
-        alternatives = list(neighbours(chosen, made.size, made.feature_norm, made.score_rule.noise))
+    searched: dict[str, Any] = {"limits": limits, "weights": _weights(weight)} if pareto else {}
+    found = propose(
+        request, data_dir=data_dir, utility=utility, tolerance=tolerance, **numbers, **searched
+    )
+    loaded = found.loaded
     if loaded is not None:
-        chosen = loaded.with_caveats(chosen)
+        show_request(console, loaded.request, loaded.advice)
     if save is not None:
-        chosen.save(save)
+        found.plan.save(save)
     rehearsal = None
-    if rehearse:
-        if loaded is None:
-            raise UsageError("--rehearse needs a job file: it trains the job's model")
+    if rehearse and loaded is not None:
         with terminal.counting(console, "Rehearsing", repeats) as progress:
             rehearsal = rehearse_job(
-                loaded, chosen, public_proxy, repeats, data_dir, progress, relation
+                loaded, found.plan, public_proxy, repeats, data_dir, progress, relation
             )
     if as_json:
-        print_json(jobs.plan_report(chosen, alternatives, front, rehearsal))
+        more = {} if rehearsal is None else {"rehearsal": rehearsal.to_dict()}
+        print_json({**found.to_dict(), **more})
     else:
-        if front is not None:
-            terminal.show_front(console, front)
-        terminal.show_plan_and_alternatives(console, chosen, alternatives)
+        if found.front is not None:
+            terminal.show_front(console, found.front)
+        terminal.show_plan_and_alternatives(console, found.plan, found.alternatives)
         if explain:
-            console.print(chosen.explain())
+            console.print(found.plan.explain())
         if rehearsal is not None:
             console.print(rehearsal.text())
     if figure is not None:
-        for path in draw_plan(chosen, figure, front):
-            console.print(f"figure  {path}")
+        show_files(console, draw_plan(found.plan, figure, found.front))
 
 
 def _weights(given: list[str] | None) -> dict[str, float] | None:
     weights = {}
     for text in given or []:
         name, _, value = text.partition("=")
-        try:
+        with contextlib.suppress(ValueError):
             weights[name] = float(value)
-        except ValueError:
-            raise UsageError(
-                f"--weight takes NAME=VALUE, for example epsilon=2, not {text!r}"
-            ) from None
+        refuse(
+            (
+                name not in weights,
+                f"--weight takes NAME=VALUE, for example epsilon=2, not {text!r}",
+            )
+        )
     return weights or None
+
+
+@app.command(
+    epilog="Example: forethought utility job.toml --public-proxy fashion-mnist --save graph.json"
+)
+def utility(
+    job_file: JobFile,
+    public_proxy: PublicProxy = None,
+    leaks: Annotated[
+        str | None, typer.Option(help="'accept' allows the job's own, private data.")
+    ] = None,
+    clip_norm: Annotated[list[float] | None, typer.Option(help="C to try; repeatable.")] = None,
+    noise_multiplier: Annotated[
+        list[float] | None, typer.Option(help="σ to try; repeatable.")
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Perturbations of every model.")] = 20,
+    batch: Annotated[int, typer.Option(help="Expected batch size.")] = 128,
+    epochs: Annotated[float, typer.Option(help="Length of each training.")] = 5,
+    noise_scale: Annotated[
+        str,
+        typer.Option(
+            help="What σ is the noise of: weights (C σ), round (η₀ C σ), holders-round "
+            "(√holders η₀ C σ) or run (√rounds η₀ C σ), η₀ the step size over the batch; or a "
+            "number of times C σ."
+        ),
+    ] = "weights",
+    holders: Annotated[int, typer.Option(help="Of holders-round.")] = 1,
+    tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
+    save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
+    figure: Figures = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
+    from forethought.jobs.holders import UTILITY_GRID, utility_of
+    from forethought.jobs.load import load_job
+    from forethought.jobs.request import from_file
+    from forethought.report import terminal
+    from forethought.report.figures import draw_utility
+
+    loaded = load_job(from_file(job_file or Path()), data_dir)
+    loaded.require_rows("a utility graph")
+    console = console_for(quiet or as_json)
+    scale: float | str = noise_scale
+    with contextlib.suppress(ValueError):  # a name
+        scale = float(noise_scale)
+    settings: dict[str, Any] = {
+        "draws": draws,
+        "batch": batch,
+        "epochs": epochs,
+        "noise_scale": scale,
+        "holders": holders,
+        "clip_norms": clip_norm or list(UTILITY_GRID["clip_norms"]),
+        "noise_multipliers": noise_multiplier or list(UTILITY_GRID["noise_multipliers"]),
+    }
+    refuse((leaks not in (None, "accept"), f"--leaks knows only 'accept', not {leaks!r}"))
+    with terminal.counting(console, "Measuring", 0) as progress:
+        graph = utility_of(
+            loaded, public_proxy, settings, data_dir, leaks=leaks is not None, progress=progress
+        )
+    if save is not None:
+        graph.save(save)
+    if figure is not None:
+        show_files(console, draw_utility(graph, figure, tolerance))
+    if as_json:
+        print_json(graph.to_dict())
+    else:
+        terminal.show_utility(console, graph, tolerance)
+
+
+@app.command(epilog="Example: forethought calculator --examples 10000 --epochs 5 --epsilon 0.1")
+def calculator(
+    examples: Annotated[int, typer.Option(help="Records, N.")],
+    epochs: Annotated[float, typer.Option(help="Passes over the data, k = K/N.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Target: finds σ and the sample size (Appendix E.1).")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="σ; alone: finds ε and the rounds (Appendix D.4).")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: 1/examples.")] = None,
+    power: Annotated[float, typer.Option(help="Sample sizes grow as q N i^power.")] = 0.0,
+    steps: Annotated[int, typer.Option(help="In so many steps at most.")] = 16,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(help="An earlier phase, SIZE:ROUNDS; repeat for several.", show_default=False),
+    ] = None,
+    as_printed: Annotated[
+        bool,
+        typer.Option("--as-printed", help="Read the rules to the letter: the paper's own tables."),
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The published DP calculators, with conditions, margins and the exact figures."""
+    from forethought.papers.calculators import calculate, earlier_phase
+    from forethought.report.terminal import show
+
+    plans = calculate(
+        examples=examples,
+        epochs=epochs,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        power=power,
+        steps=steps,
+        earlier=[earlier_phase(text) for text in after or ()],
+        reading="as-printed" if as_printed else "converged",
+    )
+    if as_json:
+        print_json([plan.to_dict() for plan in plans])
+    else:
+        show(console_for(quiet), plans)
+
+
+@app.command(epilog="Example: forethought ui job.toml")
+def ui(
+    job_file: JobFile = None,
+    port: Annotated[int, typer.Option(help="On 127.0.0.1; 0: any that is free.", min=0)] = 0,
+    folder: Annotated[Path, typer.Option(help="Where plans and jobs are saved.")] = Path(),
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Plan in a browser, on this machine alone: sliders, and what follows from them."""
+    from forethought.web.beginning import beginning
+    from forethought.web.server import PlannerServer
+
+    refuse((not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder"))
+    place, start = beginning(job_file, folder, data_dir)
+    server = PlannerServer(place, start, port)
+    console = console_for(quiet)
+    # Not opened by itself: what a browser is started with, other people here can see.
+    console.print(f"Open this address in your browser; it is for you alone:\n{server.address}")
+    console.print("Ctrl-C ends it.")
+    with server, contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()

@@ -1,4 +1,4 @@
-"""`forethought train` and `forethought tune`."""
+"""Commands that train a model and use it: train, tune, predict, export."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from forethought.commands.audit import judge, saved, watching
-from forethought.commands.options import (
-    LENGTH_AND_NOISE,
+from forethought.commands.account import judge, saved, watching
+from forethought.commands.command import (
     DataDir,
     JobFile,
     Json,
+    Overwrite,
     Quiet,
-    ReplayRounds,
-    UsageError,
+    Replayed,
+    Run,
+    app,
     console_for,
     fail,
+    new_file,
     print_json,
-    show_overrides,
-    show_settled,
+    refuse,
+    show_request,
     takes,
 )
-
-EPILOG = "Example: forethought train job.toml --out runs/mnist"
-TUNE_EPILOG = "Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8"
+from forethought.values.checks import without_none
 
 
-@takes(*LENGTH_AND_NOISE, before="data_dir")
+@app.command(epilog="Example: forethought train job.toml --out runs/mnist")
+@takes("train", before="data_dir")
 def train(
     job_file: JobFile = None,
     plan_file: Annotated[
@@ -40,7 +42,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Continue the interrupted run in this folder.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
+    overwrite: Overwrite = False,
     demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
     until_accuracy: Annotated[
         float | None,
@@ -49,7 +51,7 @@ def train(
     max_epsilon: Annotated[
         float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
     ] = None,
-    replay: ReplayRounds = None,
+    replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -58,30 +60,45 @@ def train(
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
     from forethought.jobs.request import demo as demo_request
-    from forethought.jobs.request import from_file, overridden, resumed, without_none
+    from forethought.jobs.request import from_file, overridden, resumed
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
     from forethought.training.execution import launched, leads
     from forethought.training.folder import RunSummary
 
-    if (job_file is not None) + demo + (resume is not None) != 1:
-        raise UsageError("give exactly one of: a job file, --demo, --resume RUN_FOLDER")
+    goes_on, numbers, saved_plan = resume is not None, without_none(flags), plan_file is not None
+    refuse(
+        (
+            (job_file is not None) + demo + goes_on != 1,
+            "give exactly one of: a job file, --demo, --resume RUN_FOLDER",
+        ),
+        (
+            goes_on and (out is not None or overwrite),
+            "--resume names the run folder itself: drop --out and --overwrite",
+        ),
+        (
+            goes_on and until_accuracy is not None,
+            "--resume goes on to the accuracy that the run began with",
+        ),
+        (
+            goes_on and (numbers or saved_plan),
+            "a resumed run keeps the plan it began with: drop the other options",
+        ),
+        (
+            saved_plan and numbers,
+            "a saved plan is run as it is: drop --plan, or the numbers given with it",
+        ),
+        (
+            max_epsilon is not None and until_accuracy is None,
+            "--max-epsilon goes with --until-accuracy; a job has its own budget",
+        ),
+    )
     if resume is not None:
-        if out is not None or overwrite:
-            raise UsageError("--resume names the run folder itself: drop --out and --overwrite")
-        if until_accuracy is not None:
-            raise UsageError("--resume goes on to the accuracy that the run began with")
-        if without_none(flags) or plan_file is not None:
-            raise UsageError("a resumed run keeps the plan it began with: drop the other options")
         request, folder = resumed(resume), resume
     else:
         request = overridden(demo_request() if demo else from_file(job_file or Path()), flags)
         folder = out or Path("runs") / request.name
-    if plan_file is not None and without_none(flags):
-        raise UsageError("a saved plan is run as it is: drop --plan, or the numbers given with it")
-    if max_epsilon is not None and until_accuracy is None:
-        raise UsageError("--max-epsilon goes with --until-accuracy; a job has its own budget")
     console = console_for(quiet or as_json or not leads())
     prepared = jobs.prepare(
         request,
@@ -91,8 +108,7 @@ def train(
         resume=resume,
         saved_plan=plan_file,
     )
-    show_overrides(console, prepared.loaded.request.overrides)
-    show_settled(console, prepared.loaded.request.settled)
+    show_request(console, prepared.loaded.request)
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:
@@ -101,9 +117,7 @@ def train(
             watching(replay, prepared.plan.rounds) as seen,
             terminal.progress_bar(console, prepared.plan.rounds) as progress,
         ):
-            run = jobs.run(
-                prepared, folder, resume=resume is not None, overwrite=overwrite, progress=progress
-            )
+            run = jobs.run(prepared, folder, resume=goes_on, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:
         resume_with = f"forethought train --resume {folder}"
         raise typer.Exit(fail(f"interrupted; continue with: {resume_with}", 130)) from None
@@ -117,18 +131,14 @@ def train(
     terminal.show_result(console, run.statement, run.accuracy, seconds, folder, summary.results)
     terminal.show_phases(console, run)
     if as_json:
-        print_json(
-            {
-                "folder": str(folder),
-                "accuracy": run.accuracy,
-                "plan": prepared.plan.to_dict(),
-                "statement": json.loads(run.statement.to_json()),
-            }
-        )
+        print_json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
     judge(console, found)
 
 
-@takes(*LENGTH_AND_NOISE, before="data_dir")
+@app.command(
+    epilog="Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8"
+)
+@takes("tune", before="data_dir")
 def tune(
     job_file: JobFile,
     learning_rate: Annotated[
@@ -142,7 +152,7 @@ def tune(
         str, typer.Option(help="Held-out records: noised, public or unprotected.")
     ] = "noised",
     out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an existing run folder.")] = False,
+    overwrite: Overwrite = False,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -153,29 +163,74 @@ def tune(
     from forethought.jobs.train import trials_of, tune_job
     from forethought.report import terminal
 
-    if not learning_rate:
-        raise UsageError("give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
+    rates = learning_rate or []
+    refuse((not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1"))
     request = overridden(from_file(job_file or Path()), flags)
     folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json)
-    show_overrides(console, request.overrides)
+    show_request(console, request)
+    drawn = trials_of(distribution, trials)
     found = tune_job(
-        request,
-        folder,
-        learning_rate,
-        trials_of(distribution, trials),
-        scoring=scoring,
-        overwrite=overwrite,
-        data_dir=data_dir,
+        request, folder, rates, drawn, scoring=scoring, overwrite=overwrite, data_dir=data_dir
     )
     if as_json:
-        print_json(
-            {
-                "folder": str(folder),
-                "plan": found.plan.to_dict(),
-                "statement": json.loads(found.statement.to_json()),
-            }
-        )
+        print_json({"folder": str(folder), **_result(found)})
     else:
         terminal.show_plan(console, found.plan)
         terminal.show_result(console, found.statement, None, None, folder)
+
+
+def _result(run: Any) -> dict[str, Any]:
+    """A plan that was run, and its statement, JSON-ready."""
+    return {"plan": run.plan.to_dict(), "statement": json.loads(run.statement.to_json())}
+
+
+@app.command(epilog="Example: forethought predict runs/patients new.csv --out predictions.csv")
+def predict(
+    run: Run,
+    table: Annotated[
+        Path, typer.Argument(help="New records: CSV, Parquet, Excel; images: .npy, .npz.")
+    ],
+    out: Annotated[Path, typer.Option(help="Where to write, as CSV.")] = Path("predictions.csv"),
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Apply a trained model to new records: a prediction and probabilities for each row."""
+    from forethought.jobs.predict import load
+
+    new_file(out, overwrite)
+    predictor = load(run)
+    rows = predictor.predict_file(table, out)
+    classes = predictor.classes
+    console_for(quiet or as_json).print(f"{rows} predictions in {out}")
+    if as_json:
+        labels = None if classes is None else list(classes)
+        epsilon = predictor.statement.epsilon.upper
+        print_json({"out": str(out), "rows": rows, "classes": labels, "epsilon": epsilon})
+
+
+@app.command(epilog="Example: forethought export runs/patients --onnx patients.onnx")
+def export(
+    run: Run,
+    onnx: Annotated[Path, typer.Option(help="Where to write the model, as ONNX.")],
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a trained model for other systems: one ONNX file, from a table's columns to answers."""
+    from forethought.jobs.onnx_export import before, write_onnx
+    from forethought.jobs.predict import load
+
+    new_file(onnx, overwrite, "--onnx")
+    predictor = load(run)
+    model, first = write_onnx(predictor, onnx), before(predictor)
+    inputs = [value.name for value in model.graph.input]
+    outputs = [value.name for value in model.graph.output]
+    console = console_for(quiet or as_json)
+    names = f"{', '.join(inputs)} → {', '.join(outputs)}"
+    console.print(f"{onnx}: {names}, as forethought.load answers")
+    if first:
+        console.print(Text(first["before"]))
+    if as_json:
+        print_json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})

@@ -27,8 +27,8 @@ from forethought.jobs.holders import (
 from forethought.jobs.job import FederationSection, Job, JobError
 from forethought.jobs.load import require_possible
 from forethought.jobs.request import Request
-from forethought.planning.courses import growing
 from forethought.planning.federated import FederatedPlan, predict
+from forethought.planning.plan_request import growing
 from forethought.simulation.speeds import Way
 from forethought.simulation.times import Times
 from forethought.values.mechanism import Budget, first_round, updates_of

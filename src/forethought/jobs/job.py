@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -21,6 +19,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -36,17 +35,11 @@ from forethought.federated.federation import (
 )
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
-from forethought.planning.courses import (
-    LEAST_DELTA,
-    MOST_STEP_SIZE,
-    NoiseScheduleName,
-    SizeScheduleName,
-)
-from forethought.values.checks import whole
-from forethought.values.mechanism import Adjacency, Budget, Clipping, LocalRounds
-from forethought.values.plan import ClipRule, NoiseKind, Plan, Preparation
-from forethought.values.samplings import SamplingName
-from forethought.values.use import Averaging, AveragingKind, Schedule, ScheduleKind
+from forethought.options import keys, table
+from forethought.values.checks import suggestion, whole, without_none
+from forethought.values.mechanism import Budget, LocalRounds
+from forethought.values.plan import Plan, Preparation
+from forethought.values.use import Averaging, Schedule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,9 +116,7 @@ def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
     key = ".".join(place)
     if row["type"] == "extra_forbidden":
         known = _known_keys(place[:-1], root)
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        return f"{where}unknown key {key!r}; {hint}"
+        return f"{where}unknown key {key!r}; {suggestion(place[-1], known)}"
     if row["type"] == "missing":
         return f"{where}{key!r} is missing"
     found = row.get("input")
@@ -411,8 +402,6 @@ class GossipSection(HoldersSection):
 # the planner chooses.
 
 
-# Keys of [training] that are about a linear model.
-_OF_LINEAR = {"feature_norm", "centre"}
 ROWS_OF_A_PERSON = 4  # are kept, where a job does not say how many
 
 
@@ -512,7 +501,7 @@ class DataSection(_Section):
         rows: dict[str, Any] = {"person": self.person}
         given = {"missing": self.missing, "target_range": self.target_range, **form, **rows}
         if self.columns is None:
-            for name in _given(given):
+            for name in without_none(given):
                 raise JobError(
                     f"[data] {name} goes with declared columns: add a table [data.columns] "
                     "(forethought init FILE writes it)"
@@ -528,8 +517,8 @@ class DataSection(_Section):
             missing=self.missing or "refuse",
             target_range=self.target_range,
             measured=self.columns_measured,
-            form=TableFormat(**_given(form)),
-            **_given(rows),
+            form=TableFormat(**without_none(form)),
+            **without_none(rows),
         )
 
 
@@ -545,54 +534,29 @@ class ModelSection(_Section):
         return dict(self.model_extra or {})
 
 
-class BudgetSection(_Section):
+_STRICT = {float: _Float, int: _Int, bool: StrictBool}
+_BOUNDS = {"above": "gt", "least": "ge", "below": "lt", "most": "le"}
+
+
+def _keys_of(section: str) -> Any:
+    """A section with the keys that the table of options has for it."""
+    found: dict[str, Any] = {}
+    for name, option in keys(section).items():
+        kind = option.row.key or _STRICT.get(option.kind, option.kind)
+        bounds: dict[str, Any] = {_BOUNDS[end]: value for end, value in option.range.items()}
+        if option.kind == tuple[float, ...]:
+            kind, bounds = tuple[Annotated[_Number, Field(**bounds)], ...], {}
+        kind = kind | None if option.optional else kind
+        found[name] = (kind, Field(default=option.default, **bounds))
+    return create_model(section, __base__=_Section, **found)
+
+
+class BudgetSection(_keys_of("budget")):  # type: ignore[misc]
     """The promise wanted. δ defaults to 1/(10 · examples)."""
 
-    epsilon: _Float | None = Field(default=None, gt=0)
-    delta: _Float | None = Field(default=None, ge=LEAST_DELTA, lt=1)
 
-
-class TrainingSection(_Section):
+class TrainingSection(_keys_of("training")):  # type: ignore[misc]
     """The training. The planner chooses what is left out."""
-
-    epochs: _Float | None = Field(default=None, gt=0)
-    rounds: _Int | None = Field(default=None, ge=1)
-    batch: _Int | None = Field(default=None, ge=1)
-    noise_multiplier: _Float | None = Field(default=None, ge=0)
-    noise: Literal[NoiseKind, "correlated"] = "gaussian"
-    noise_schedule: NoiseScheduleName = "constant"
-    noise_fall: _Float | None = Field(default=None, ge=0.01, le=100)
-    size_schedule: SizeScheduleName = "constant"
-    size_growth: _Float | None = Field(default=None, ge=0.001, le=1000)
-    size_power: _Float | None = Field(default=None, gt=-1, le=10)
-    sampling: SamplingName = "poisson"
-    parts: _Int | None = Field(default=None, ge=1)
-    adjacency: Adjacency | None = None
-    clipping: Clipping = "example"
-    groups: _Int | None = Field(default=None, ge=1)
-    local: str | dict[str, Any] | None = None
-    clip_norm: _Float | None = Field(default=None, gt=0)
-    final_clip_norm: _Float | None = Field(default=None, gt=0)
-    clip_rule: ClipRule | None = None
-    quantile: _Float | None = Field(default=None, gt=0, lt=1)
-    count_noise: _Float | None = Field(default=None, gt=0)
-    optimizer: str = "sgd"
-    feature_norm: _Float | None = Field(default=None, gt=0)
-    centre: StrictBool | None = None
-    learning_rate: _Float | None = Field(default=None, gt=0, le=MOST_STEP_SIZE)
-    options: dict[str, Any] | None = None
-    class_weights: tuple[Annotated[_Number, Field(gt=0)], ...] | None = None
-    person_as: Literal["better", "contribution", "group"] = "better"
-    augment: str | tuple[str, ...] | dict[str, Any] | None = None
-    augmentations: _Int | None = Field(default=None, ge=1)
-    gradient_filter: str | dict[str, Any] | None = None
-    schedule: ScheduleKind | None = None
-    decay: _Float | None = Field(default=None, ge=0)
-    warmup: _Int | None = Field(default=None, ge=0)
-    schedule_unit: Literal["rounds", "examples"] | None = None
-    averaging: AveragingKind | None = None
-    averaging_decay: _Float | None = Field(default=None, ge=0, lt=1)
-    averaging_fraction: _Float | None = Field(default=None, gt=0, le=1)
 
 
 class RunSection(_Section):
@@ -716,31 +680,28 @@ class Job(_Section):
         if self.budget.epsilon is not None:
             budget = Budget(self.budget.epsilon, delta or defaults.default_delta(examples))
             delta = None
-        schedule = {
-            "kind": asked.schedule,
-            "decay": asked.decay,
-            "warmup": asked.warmup,
-            "unit": asked.schedule_unit,
-        }
-        averaging = {
-            "kind": asked.averaging,
-            "decay": asked.averaging_decay,
-            "fraction": asked.averaging_fraction,
-        }
-        keys = {field.name for field in fields(PlanRequest)} - {"schedule", "averaging"}
-        if self.model.name != "linear":
-            keys -= _OF_LINEAR
+        given: dict[str, Any] = {}
+        parts: dict[str, dict[str, Any]] = {"schedule": {}, "averaging": {}}
+        for name, option in keys("training").items():
+            value = getattr(asked, name)
+            if option.row.part is not None and value is not None:
+                parts[option.row.part[0]][option.row.part[1]] = value
+            elif name in table() and not (option.row.linear and self.model.name != "linear"):
+                given[name] = value
+        schedule, averaging = parts.values()
         return PlanRequest(
             examples=examples,
             parameters=parameters,
             budget=budget,
             delta=delta,
             preparation=self.data.preparation(features),
-            schedule=Schedule(**_given(schedule)) if _given(schedule) else None,
-            averaging=Averaging(**_given(averaging)) if _given(averaging) else None,
             records_per_person=self.data.most_of_one_person,
             persons=persons,
-            **{name: getattr(asked, name) for name in type(asked).model_fields if name in keys},
+            **given
+            | {
+                "schedule": Schedule(**schedule) if schedule else None,
+                "averaging": Averaging(**averaging) if averaging else None,
+            },
         )
 
     def make_plan(
@@ -802,7 +763,3 @@ class Job(_Section):
             return cls.model_validate(tables)
         except ValidationError as error:
             raise JobError(explain_errors(name, text, error.errors(), cls)) from None
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

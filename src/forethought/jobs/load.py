@@ -182,6 +182,12 @@ class Loaded:
         return PersonRows(rows, persons, self.dataset.records_per_person)
 
     @property
+    def held_out(self) -> tuple[Any, Any] | None:
+        """Records held out as arrays; None: there are none."""
+        test = self.dataset.test
+        return None if test is None else (test.inputs, test.targets)
+
+    @property
     def parameters(self) -> int:
         """The count of numbers that the model trains."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)

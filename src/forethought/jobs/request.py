@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from forethought.jobs.job import Job, JobError, explain_errors
+from forethought.values.checks import without_none
 
 # Tables as TOML text: Python reads TOML and does not write it.
 
@@ -220,8 +221,3 @@ def _validated(tables: Mapping[str, Any]) -> Job:
         return Job.model_validate(tables)
     except ValidationError as error:
         raise JobError(explain_errors("", "", error.errors(), Job)) from None
-
-
-def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that were given."""
-    return {name: value for name, value in values.items() if value is not None}

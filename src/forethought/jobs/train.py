@@ -14,72 +14,124 @@ from forethought.data.dataset import PersonRows, Split, one_row_each
 from forethought.jobs.job import JobError
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.jobs.request import JOB_NAME, Request, on_pixels, overridden
-from forethought.values.checks import one_of, real
+from forethought.values.checks import one_of, real, without_none
 from forethought.values.contributions import Persons
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.adaptive import Trials
-    from forethought.planning.pareto import Front
-    from forethought.planning.plan_request import PlanRequest
+    from forethought.planning.search import Front
     from forethought.planning.solve import Neighbour
     from forethought.training.run import Run
     from forethought.training.search import Tuned
-    from forethought.utility.rehearsal import Rehearsal
 
 
-# What a job would do and cost, before anything private is trained on.
+# A plan for a request and what stands beside it, before anything private is trained on.
 
 
-def chosen_plan(request: PlanRequest, utility: Path | None = None, tolerance: float = 0.1) -> Plan:
-    """The plan of a request; noise and clip norm from a saved utility graph, if there is one."""
-    from forethought.planning.solve import plan
+@dataclass(frozen=True)
+class Proposal:
+    """A plan with its alternatives.
 
-    if utility is None:
-        return plan(request)
-    from forethought.utility.graph import UtilityGraph
-
-    chosen = UtilityGraph.load(utility).plan_arguments(tolerance)
-    return plan(request.with_(**chosen))
-
-
-def front(
-    request: PlanRequest, limits: Mapping[str, float | None], utility: Path | None = None
-) -> Front:
-    """The non-dominated plans for a request; what it fixes is kept, its budget is a limit.
-
-    With a saved utility graph the predicted loss of accuracy takes the place of the noise.
+    Args:
+        loaded: the job with its data; None: the request was made of numbers.
+        front: what the plan was chosen from, if plans were searched.
     """
-    from forethought.planning.pareto import pareto
-    from forethought.utility.graph import UtilityGraph
 
-    graph = None if utility is None else UtilityGraph.load(utility)
-    return pareto(
-        request,
-        clip_norms=None if graph is None else graph.clip_norms,
-        loss_of_utility=None if graph is None else graph.loss,
-        limits={name: most for name, most in limits.items() if most is not None},
-    )
+    plan: Plan
+    alternatives: tuple[Neighbour, ...] = ()
+    front: Front | None = None
+    loaded: Loaded | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: the plan with its exact ε, its alternatives, the front."""
+        plan = self.plan
+        epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
+        return {
+            "plan": plan.to_dict(),
+            "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper, "reason": epsilon.reason},
+            "neighbours": [
+                {"name": near.name, "reason": near.reason, "plan": near.plan.to_dict()}
+                for near in self.alternatives
+            ],
+            **({} if self.front is None else self.front.to_dict()),
+        }
 
 
-def plan_report(
-    plan: Plan,
-    alternatives: Sequence[Neighbour],
-    front: Front | None = None,
-    rehearsal: Rehearsal | None = None,
-) -> dict[str, Any]:
-    """A plan, its exact ε, its neighbours, front and rehearsal, JSON-ready."""
-    epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
-    return {
-        "plan": plan.to_dict(),
-        "epsilon": {"lower": epsilon.lower, "upper": epsilon.upper, "reason": epsilon.reason},
-        "neighbours": [
-            {"name": near.name, "reason": near.reason, "plan": near.plan.to_dict()}
-            for near in alternatives
-        ],
-        **({} if front is None else front.to_dict()),
-        **({} if rehearsal is None else {"rehearsal": rehearsal.to_dict()}),
-    }
+def propose(
+    request: Request,
+    *,
+    examples: int | None = None,
+    parameters: int | None = None,
+    persons: int | None = None,
+    data_dir: Path | None = None,
+    utility: Path | None = None,
+    tolerance: float = 0.1,
+    limits: Mapping[str, float | None] | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> Proposal:
+    """The plan for a request: of its data, or of so many records where it is made of numbers.
+
+    Args:
+        examples, parameters, persons: as for :meth:`~forethought.jobs.job.Job.plan_request`; None:
+            the job's data are read.
+        utility: saved utility graph. Noise and clip norm are taken from it; in a search the loss of
+            accuracy that it predicts takes the place of the noise.
+        tolerance: share of accuracy that it may lose.
+        limits: search plans that no other beats, within these: what the request fixes is kept, its
+            budget is a limit. None: make one plan, with neighbours.
+        weights: of the objectives, by which one of them is chosen.
+
+    Raises:
+        ValueError: a request that no plan fulfils, or a job that training would refuse.
+    """
+    from forethought.planning.search import pareto
+    from forethought.planning.solve import neighbours, plan
+
+    loaded = load_job(request, data_dir) if examples is None else None
+    if loaded is None:
+        asked = request.job.plan_request(examples or 0, parameters, persons=persons)
+    else:
+        loaded.require_metrics()
+        asked = loaded.plan_request()
+    graph = None
+    if utility is not None:
+        from forethought.utility.graph import UtilityGraph
+
+        graph = UtilityGraph.load(utility)
+    front = None
+    alternatives: tuple[Neighbour, ...] = ()
+    if limits is not None:
+        front = pareto(
+            asked,
+            clip_norms=None if graph is None else graph.clip_norms,
+            loss_of_utility=None if graph is None else graph.loss,
+            limits=without_none(limits),
+        )
+        chosen = front.best(weights).plan
+    else:
+        chosen = plan(asked if graph is None else asked.with_(**graph.plan_arguments(tolerance)))
+        made = asked.with_(preparation=chosen.preparation)
+        alternatives = neighbours(chosen, made.size, made.feature_norm, made.score_rule.noise)
+    if loaded is not None:
+        chosen = loaded.with_caveats(chosen)
+        require_trainable(loaded, chosen)
+    return Proposal(chosen, alternatives, front, loaded)
+
+
+def require_trainable(loaded: Loaded, plan: Plan) -> None:
+    """Refuse a job whose training would be refused; its device may be another machine's.
+
+    Raises:
+        ValueError, TypeError: a model that mixes examples, records that it cannot take, ...
+    """
+    from forethought.training.execution import Execution
+    from forethought.training.records import arranged, warn_if_muted
+    from forethought.training.run import opened_task
+
+    own, test = arranged(loaded.data, plan, loaded.loss), loaded.held_out
+    opened_task(own.wrapped(loaded.model), own.data, test, plan, own.loss, Execution())
+    warn_if_muted(loaded.request.job.training.class_weights, plan)
 
 
 # From a request to a finished run folder: the same from the command line and from Python.
@@ -160,7 +212,7 @@ def prepare(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
                 "standardise with public constants"
             )
-        from forethought.planning.phase_plans import plan_phases
+        from forethought.planning.search import plan_phases
 
         plan = plan_phases(plan)
     return Prepared(loaded, plan, until)
@@ -240,9 +292,8 @@ def run(
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
-    test = loaded.dataset.test
     options: dict[str, Any] = {
-        "test": None if test is None else (test.inputs, test.targets),
+        "test": loaded.held_out,
         "out": folder,
         "loss": loaded.loss,
         "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card().to_json()},
@@ -342,7 +393,7 @@ def tune_job(
     Raises:
         JobError: no budget, or no held-out data to score on.
     """
-    from forethought.planning.search_plans import plan_tuning
+    from forethought.planning.search import plan_tuning
     from forethought.training.search import tune as search
 
     request = on_pixels(request)  # step sizes that are given would be others for features

@@ -205,7 +205,7 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
         plan: what will run. parameters: d, the number of trained parameters; 1 compares plans for
             the same model.
     """
-    momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
+    momentum = plan.optimizer.momentum
     parts = plan.privacy.mechanism.rounds
     noise = math.fsum(part.count * _of_a_round(plan, part, momentum) ** 2 for part in parts)
     return math.sqrt(parameters * noise) / plan.rounds

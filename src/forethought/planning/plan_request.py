@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.special import lambertw
 
-from forethought.planning import defaults
-from forethought.planning.courses import (
-    LEAST_DELTA,
-    MOST_STEP_SIZE,
-    Course,
+from forethought.accounting import exact
+from forethought.accounting.calibration import solved
+from forethought.options import (
+    Keywords,
     NoiseScheduleName,
-    PlanError,
     SizeScheduleName,
-    course_of,
-    with_course,
+    table,
 )
+from forethought.planning import defaults
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import real, suggestion, whole
 from forethought.values.contributions import Augmentation, Local
-from forethought.values.mechanism import Adjacency, Budget, Clipping, Correlated, Mechanism, Rounds
-from forethought.values.plan import LEAST_NOISE, NOISES, ClipRule, NoiseKind, Preparation
+from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
+from forethought.values.plan import LEAST_NOISE, Plan
 from forethought.values.samplings import (
     SAMPLINGS,
     CyclicPoisson,
+    Poisson,
     Sampling,
-    SamplingName,
 )
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     Assumed,
-    Averaging,
     GradientFilter,
-    Schedule,
     is_linear,
     kind_of,
     linear_layer,
     module_of,
+    momentum_of,
     trained_parameters,
 )
+
+if TYPE_CHECKING:
+    from forethought.keywords import PlanKeywords
 
 # How much noise the weights of a network bear, found out on synthetic inputs before planning.
 #
@@ -222,27 +223,7 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
 # What is known and wanted of a private run: one typed value for planning, fronts and searches.
 
 
-RequestedNoise = NoiseKind | Literal["correlated"]
-PersonAs = Literal["better", "contribution", "group"]
-CORRELATED: RequestedNoise = "correlated"
-
-MOST_ROUNDS, MOST_RELEASES = 10_000_000, 1_000_000_000
-# What does not count as choosing the plan's numbers: the task, the promise, and words about them.
-_GIVEN_ANYWAY = (
-    "examples",
-    "budget",
-    "delta",
-    "parameters",
-    "adjacency",
-    "hyperparameters",
-    "not_covered",
-    "records_per_person",
-    "persons",
-    "feature_norm_known",
-    "features",
-    "noise_borne",
-    "image_features",
-)
+MOST_RELEASES = 1_000_000_000
 
 
 # Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
@@ -254,65 +235,6 @@ NO_FILTER = (
     "is no longer the same in both directions, and throws away the updates it computed. Use "
     "sampling='poisson' with batch= p times as large"
 )
-
-
-class PlanKeywords(TypedDict, total=False):
-    """The keywords of :func:`forethought.plan`: fields of a :class:`PlanRequest`, and three more.
-
-    ``data``, a loaded :class:`forethought.data.Dataset`, stands for its number of training records
-    and persons, its caveats and, where the model is linear, the norm of its features; ``model``, a
-    torch module, for its number of trained parameters; ``shape``, of one record, stands beside a
-    network where there is no ``data``, and both say how much noise its weights bear.
-    """
-
-    data: Any
-    model: Any
-    shape: tuple[int, ...]
-    examples: int
-    budget: Budget | None
-    delta: float | None
-    epochs: float | None
-    rounds: int | None
-    batch: int | None
-    noise_multiplier: float | None
-    noise: RequestedNoise
-    noise_schedule: NoiseScheduleName
-    noise_fall: float | None
-    size_schedule: SizeScheduleName
-    size_growth: float | None
-    size_power: float | None
-    sampling: SamplingName
-    parts: int | None
-    adjacency: Adjacency | None
-    clipping: Clipping
-    groups: int | None
-    local: Local | str | Mapping[str, Any] | None
-    preparation: Preparation | None
-    clip_norm: float | None
-    final_clip_norm: float | None
-    clip_rule: ClipRule | None
-    quantile: float | None
-    count_noise: float | None
-    optimizer: str
-    learning_rate: float | None
-    options: Mapping[str, Any] | None
-    schedule: Schedule | None
-    averaging: Averaging | None
-    hyperparameters: Caveat | str | None
-    not_covered: tuple[Caveat | str, ...]
-    parameters: int | None
-    feature_norm: float | None
-    feature_norm_known: bool
-    noise_borne: float | None
-    features: int | None
-    centre: bool | None
-    image_features: bool
-    records_per_person: int
-    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None
-    augmentations: int | None
-    gradient_filter: GradientFilter | str | Mapping[str, Any] | None
-    persons: int | None
-    person_as: PersonAs
 
 
 def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
@@ -344,175 +266,96 @@ def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(Keywords):
     """The known facts and the wishes for a private run. The planner chooses what is None.
 
-    The fields are those of :func:`forethought.plan`, which says what each means.
+    The fields are those of :class:`~forethought.options.Keywords`; :func:`forethought.plan` says
+    what each means.
 
     Raises:
         PlanError: fields that contradict each other; names which to drop.
         TypeError, ValueError: a field outside its range.
     """
 
-    examples: int
-    budget: Budget | None = None
-    delta: float | None = None
-    epochs: float | None = None
-    rounds: int | None = None
-    batch: int | None = None
-    noise_multiplier: float | None = None
-    noise: RequestedNoise = "gaussian"
-    noise_schedule: NoiseScheduleName = "constant"
-    noise_fall: float | None = None
-    size_schedule: SizeScheduleName = "constant"
-    size_growth: float | None = None
-    size_power: float | None = None
-    sampling: SamplingName = "poisson"
-    parts: int | None = None
-    adjacency: Adjacency | None = None
-    clipping: Clipping = "example"
-    groups: int | None = None
-    local: Local | str | Mapping[str, Any] | None = None
-    preparation: Preparation | None = None
-    clip_norm: float | None = None
-    final_clip_norm: float | None = None
-    clip_rule: ClipRule | None = None
-    quantile: float | None = None
-    count_noise: float | None = None
-    optimizer: str = "sgd"
-    learning_rate: float | None = None
-    options: Mapping[str, Any] | None = None
-    schedule: Schedule | None = None
-    averaging: Averaging | None = None
-    hyperparameters: Caveat | str | None = None
-    not_covered: tuple[Caveat | str, ...] = ()
-    parameters: int | None = None
-    feature_norm: float | None = None
-    feature_norm_known: bool = False
-    noise_borne: float | None = None
-    features: int | None = None
-    centre: bool | None = None
-    image_features: bool = False
-    records_per_person: int = 1
-    persons: int | None = None
-    person_as: PersonAs = "better"
-    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None = None
-    augmentations: int | None = None
-    gradient_filter: GradientFilter | str | Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:  # noqa: C901, PLR0915
+    def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        settle("examples", whole("examples", self.examples))
         settle("local", local_of(self.local))
         settle("augment", Augmentation.of(self.augment, self.augmentations))
-        settle("gradient_filter", GradientFilter.of(self.gradient_filter))
         settle("augmentations", None)  # it is in there now
+        settle("gradient_filter", GradientFilter.of(self.gradient_filter))
+        for name, option in table().items():
+            settle(name, option.checked(getattr(self, name)))
+        if self.budget is not None:
+            real("delta", self.budget.delta, **table()["delta"].range)
         self._require_possible_persons()
-        if self.preparation is not None and not isinstance(self.preparation, Preparation):
-            raise TypeError(
-                f"preparation must be a forethought.Preparation, not {self.preparation!r}"
-            )
+        self._require_possible_batches()
+        self._require_possible_course()
         if self.local is not None and self.clipping != "group":
             raise PlanError(
                 "local= runs an algorithm inside groups: add clipping='group', or drop local="
             )
-        one_of("noise", self.noise, (*NOISES, CORRELATED))
-        if self.noise == CORRELATED and self.sampling != "cyclic-poisson":
+        if self.noise == "correlated" and self.sampling != "cyclic-poisson":
             raise PlanError(
                 "noise='correlated' goes with sampling='cyclic-poisson' and parts=, so that it is "
                 "known how far apart a record's turns are; parts= as many as rounds: each record "
                 "once"
             )
-        if self.course.varies and self.noise == CORRELATED:
-            raise PlanError(
-                "correlated noise is of one size, in samples of one size: drop noise_schedule= and "
-                "size_schedule="
-            )
-        if self.budget is not None and not isinstance(self.budget, Budget):
-            raise TypeError(f"budget must be a forethought.Budget(ε, δ), not {self.budget!r}")
         if self.budget is not None and self.delta not in (None, self.budget.delta):
             raise PlanError("delta is given twice: drop delta=, the budget has its own")
         if self.epochs is not None and self.rounds is not None:
             raise PlanError("epochs and rounds both fix the length: drop one of them")
-        if self.epochs is not None:
-            settle("epochs", real("epochs", self.epochs, above=0))
-        if self.rounds is not None:
-            settle("rounds", whole("rounds", self.rounds, most=MOST_ROUNDS))
-        if self.parameters is not None:
-            settle("parameters", whole("parameters", self.parameters))
-        for name in ("feature_norm", "noise_borne"):
-            if getattr(self, name) is not None:
-                settle(name, real(name, getattr(self, name), above=0))
-        if self.features is not None:
-            settle("features", whole("features", self.features))
-        if self.noise_multiplier is not None:
-            sigma = real("noise_multiplier", self.noise_multiplier, least=0)
-            if 0 < sigma < LEAST_NOISE:
-                raise PlanError(
-                    f"noise_multiplier {sigma:g} is next to nothing: it protects nobody. Give at "
-                    f"least {LEAST_NOISE:g}, or 0 to say that there is no noise"
-                )
-            settle("noise_multiplier", sigma)
-        for delta in (self.delta, self.budget and self.budget.delta):
-            if delta is not None and real("delta", delta, above=0, below=1) < LEAST_DELTA:
-                raise PlanError(
-                    f"delta {delta:g} is too small to account for: give at least {LEAST_DELTA:g}"
-                )
-        if self.learning_rate is not None:
-            rate = real("learning_rate", self.learning_rate, above=0, most=MOST_STEP_SIZE)
-            settle("learning_rate", rate)
-        for name, kind in (("schedule", Schedule), ("averaging", Averaging)):
-            given = getattr(self, name)
-            if given is not None and not isinstance(given, kind):
-                example = '"cosine"' if kind is Schedule else '"tail"'
-                raise TypeError(
-                    f"{name} must be a forethought.{kind.__name__}, such as "
-                    f"{kind.__name__}({example}), not {given!r}"
-                )
-        if self.options is not None and not isinstance(self.options, Mapping):
-            raise TypeError(f"options must be a mapping of names to values, not {self.options!r}")
-        if not isinstance(self.optimizer, str):
-            raise TypeError(f'optimizer must be a name such as "adam", not {self.optimizer!r}')
-        one_of("sampling", self.sampling, get_args(SamplingName))
+        if 0 < (self.noise_multiplier or 0) < LEAST_NOISE:
+            raise PlanError(
+                f"noise_multiplier {self.noise_multiplier:g} is next to nothing: it protects "
+                f"nobody. Give at least {LEAST_NOISE:g}, or 0 to say that there is no noise"
+            )
+
+    def _require_possible_batches(self) -> None:
+        batch = self.batch
         if (self.sampling == "cyclic-poisson") != (self.parts is not None):
             raise PlanError(
                 "parts= goes with sampling='cyclic-poisson', which needs it: into how many parts "
                 "the records are dealt, of which one has its turn in each round"
             )
-        if self.parts is not None:
-            settle("parts", whole("parts", self.parts))
-        if self.sampling == "full-batch" and self.batch not in (None, self.examples):
+        if self.sampling == "full-batch" and batch not in (None, self.examples):
             raise PlanError(f"full-batch sampling takes all {self.examples} examples: drop batch=")
-        if self.batch is not None:
-            settle("batch", whole("batch", self.batch))
-        if self.groups is not None and self.clipping == "group":
-            settle("groups", whole("groups", self.groups))
-            most = self.examples if self.batch is None else self.batch
-            if self.groups > most:
-                raise PlanError(
-                    f"{self.groups} groups are more than the {most} records of a "
-                    f"{'data set' if self.batch is None else 'batch'}: choose fewer, or a larger "
-                    "batch="
-                )
-        if self.batch is not None and self.batch > self.examples:
+        most, of = (self.examples, "data set") if batch is None else (batch, "batch")
+        if self.clipping == "group" and (self.groups or 1) > most:
             raise PlanError(
-                f"batch {self.batch} is larger than the data ({self.examples} examples): choose "
+                f"{self.groups} groups are more than the {most} records of a {of}: choose fewer, "
+                "or a larger batch="
+            )
+        if batch is not None and batch > self.examples:
+            raise PlanError(
+                f"batch {batch} is larger than the data ({self.examples} examples): choose "
                 f"at most {self.examples}"
             )
 
+    def _require_possible_course(self) -> None:
+        if self.noise_fall is not None and self.noise_schedule == "constant":
+            raise PlanError('noise_fall= goes with noise_schedule="geometric" or another')
+        if self.size_growth is not None and self.size_schedule not in ("linear", "geometric"):
+            raise PlanError('size_growth= goes with size_schedule="linear" or "geometric"')
+        if self.size_power is not None and self.size_schedule != "power":
+            raise PlanError('size_power= goes with size_schedule="power"')
+        one_size = SAMPLINGS[self.sampling].one_size
+        if self.size_schedule != "constant" and one_size is not None:
+            raise PlanError(one_size)
+        if self.course.varies and self.noise == "correlated":
+            raise PlanError(
+                "correlated noise is of one size, in samples of one size: drop noise_schedule= and "
+                "size_schedule="
+            )
+
     def _require_possible_persons(self) -> None:
-        each = whole("records_per_person", self.records_per_person)
-        one_of("person_as", self.person_as, get_args(PersonAs))
+        count, each = self.persons, self.records_per_person
         if self.person_as == "contribution" and self.clipping != "example":
             raise PlanError(
                 "person_as='contribution' clips one contribution a person: drop clipping='group'"
             )
-        if self.persons is None:
-            return
-        count = whole("persons", self.persons)
-        if not count <= self.examples <= count * each:
+        if count is not None and not count <= self.examples <= count * each:
             raise PlanError(
                 f"{count} persons with 1 to {each} records each (records_per_person) cannot have "
                 f"{self.examples} records in all (examples)"
@@ -526,13 +369,11 @@ class PlanRequest:
             TypeError: an unknown keyword, with the nearest known one, or no ``examples``.
         """
         given = opened(keywords)
-        known = [field.name for field in fields(cls)]
         if "filter" in given:
             raise PlanError(NO_FILTER)
         for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}=?" if near else f"known: {', '.join(known)}"
+            if name not in table():
+                hint = suggestion(name, table(), "{}=")
                 raise TypeError(f"forethought.plan has no keyword {name!r}; {hint}")
         if "examples" not in given:
             raise TypeError(
@@ -630,11 +471,11 @@ class PlanRequest:
         if self.hyperparameters is not None:
             return self.hyperparameters
         given = [
-            field.name
-            for field in fields(self)
-            if field.name not in _GIVEN_ANYWAY
-            and getattr(self, field.name) != field.default
-            and not (field.name == "feature_norm" and self.feature_norm_known)
+            name
+            for name, option in table().items()
+            if option.row.choice
+            and getattr(self, name) != option.default
+            and not (name == "feature_norm" and self.feature_norm_known)
         ]
         if not given:
             return Caveat("planned")
@@ -675,13 +516,13 @@ class PlanRequest:
     @property
     def course(self) -> Course:
         """The change of sample size and noise over the run."""
-        return course_of(
+        fall, growth, power = self.noise_fall, self.size_growth, self.size_power
+        return Course(
             self.noise_schedule,
-            self.noise_fall,
+            FALL if fall is None else fall,
             self.size_schedule,
-            self.size_growth,
-            self.size_power,
-            self.sampling,
+            GROWTH if growth is None else growth,
+            POWER if power is None else power,
         )
 
     @property
@@ -690,13 +531,12 @@ class PlanRequest:
         kind = kind_of(self.optimizer)
         if not kind.descends:
             return 0.0
-        given = dict(kind.options) if self.options is None else self.options
-        return float(given.get("momentum", 0.0))
+        return momentum_of(dict(kind.options) if self.options is None else self.options)
 
     def strategy(self, batch: int, rounds: int) -> Strategy | None:
         """The best correlation of the noise of so many rounds; None: none."""
         sampling = self.sampling_of(batch)
-        if self.noise != CORRELATED or not isinstance(sampling, CyclicPoisson):
+        if self.noise != "correlated" or not isinstance(sampling, CyclicPoisson):
             return None
         sampled = sampling.rate < 1
         return defaults.best(rounds, sampling.parts, self.momentum, sampled=sampled)[0]
@@ -720,3 +560,308 @@ class PlanRequest:
         parts = with_course(release, self.course, self.examples)
         training = Mechanism(*parts, adjacency=self.neighbouring)
         return training if self.preparation is None else self.preparation.before(training)
+
+
+# The change of sizes and noise over a run, within limits, and the least noise that keeps a
+# budget.
+
+
+class PlanError(ValueError):
+    """A request that no plan fulfils: over- or under-determined, or out of reach."""
+
+
+# Noise that falls (or grows) over a run of subsampled rounds, at the exact cost of each.
+#
+# Weights of late rounds' noise stay in the model; of early rounds' noise the rest of the run
+# forgets some. With w_t the share of round t's noise variance that is left at the end, and w_T/w_1
+# = fall⁴:
+#
+# - "forgetting" minimises Σ w_t σ_t² at a given Σ c(σ_t). For Poisson rounds the central limit
+#   theorem (Bu et al. 2020) has c ∝ e^(1/σ²) − 1; the optimum is w_t σ_t⁴ = ν e^(1/σ_t²), that is
+#   1/σ_t² = 2W(√(w_t/ν)/2) with Lambert's W. For full batches c ∝ 1/σ², and σ_t ∝ w_t^(−1/4).
+# - "geometric" takes σ_t ∝ w_t^(−1/4), whatever the sampling; "linear" a line through the middle
+#   between the same first and last noise, up to scale.
+#
+# "Adaptive Hyperparameter Selection for Differentially Private Gradient Descent" leaves subsampled
+# gradients open: by its ratio, with costs that add in μ², the best noise is infinite. So the number
+# of rounds is fixed and the shape is solved for. Both are chosen before the run from no data; the
+# scale is calibrated with the exact accountant, so only the shape rests on the theorem's
+# approximation.
+
+
+FALL = 2.0
+
+
+def noise_at(
+    name: NoiseScheduleName, fall: float, place: float, middle: float, optimal: bool = True
+) -> float:
+    """The noise multiplier at a place of the run.
+
+    Args:
+        name: which shape. fall: the fourth root of w_T/w_1, above 0; below 1 the noise grows.
+        place: share of the run that has gone, in (0, 1).
+        middle: the noise multiplier in the middle of the run; the result is monotone in it.
+        optimal: whether "forgetting" is to follow a sampled round's costs, not a full batch's.
+    """
+    if name == "constant" or middle == 0:
+        return middle
+    if name == "linear":
+        return middle * (fall + (1 - fall) * place) / (fall + (1 - fall) * 0.5)
+    # √w_t, 1 in the middle of the run.
+    root = math.exp(2 * (place - 0.5) * math.log(fall))
+    if name == "geometric" or not optimal:
+        return middle / math.sqrt(root)
+    # W(y) for y = √(w_t/ν)/2 = √w_t h e^h, ν from the middle's own σ, by its logarithm: h is large
+    # where noise is small.
+    half = 1 / (2 * middle**2)
+    log = math.log(root) + math.log(half) + half
+    if log < 500:
+        return 1 / math.sqrt(2 * float(lambertw(math.exp(log)).real))
+    w = log
+    for _ in range(6):  # Newton's steps for w + ln w = log, which double the digits
+        w -= (w + math.log(w) - log) / (1 + 1 / w)
+    return 1 / math.sqrt(2 * w)
+
+
+# How sample size and noise change over a run: fixed in the plan before anything is released.
+#
+# Growing samples, s_i ≈ q N i^p, are those of van Dijk et al., "Proactive DP", Section 3.2, and of
+# the asynchronous framework of the same authors (Appendix A), where early rounds are short so that
+# a model is exchanged often while it changes fast. Noise that falls is
+# :mod:`forethought.planning.plan_request`. A course is a staircase of :data:`STEPS` stages: so many
+# different rounds are accounted as fast as a few, and each stage has the mean of its sizes.
+
+
+STEPS = 12
+GROWTH, POWER = 4.0, 0.5
+
+
+@dataclass(frozen=True)
+class Course:
+    """The difference of a run's rounds from equal ones; with its defaults none.
+
+    Args:
+        noise, fall: shape of the noise and its first value over its last, below 1 where it grows.
+        sizes: shape of the sample sizes. growth: last size over the first, below 1 where samples
+            shrink; of "linear" and "geometric". power: p of s_i ∝ i^p, above −1; of "power".
+        multiple: size and noise change only after so many rounds together.
+    """
+
+    noise: NoiseScheduleName = "constant"
+    fall: float = FALL
+    sizes: SizeScheduleName = "constant"
+    growth: float = GROWTH
+    power: float = POWER
+    multiple: int = 1
+
+    @property
+    def varies(self) -> bool:
+        """True if any round differs from another."""
+        return self.noise != "constant" or self.sizes != "constant"
+
+    def relative_sizes(self, edges: list[int]) -> list[float]:
+        """The size of every stage against the mean over the run.
+
+        Args:
+            edges: rounds before each stage, and all of them last.
+        """
+        counts = [high - low for low, high in pairwise(edges)]
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        first, last = middles[0], middles[-1]
+        places = [0.0 if last == first else (at - first) / (last - first) for at in middles]
+        if self.sizes == "linear":
+            sizes = [1 + (self.growth - 1) * place for place in places]
+        elif self.sizes == "geometric":
+            sizes = [math.exp(place * math.log(self.growth)) for place in places]
+        elif self.sizes == "power":
+            # The mean of i^p over a stage, by the integral.
+            p = self.power + 1
+            ends = [(edge / edges[-1]) ** p for edge in edges]
+            sizes = [(b - a) / n for (a, b), n in zip(pairwise(ends), counts, strict=True)]
+        else:
+            return [1.0] * len(counts)
+        mean = math.fsum(c * s for c, s in zip(counts, sizes, strict=True)) / edges[-1]
+        return [size / mean for size in sizes]
+
+    def edges(self, rounds: Rounds) -> list[int]:
+        """The ends of stages, from 0; between epochs where records take turns.
+
+        Raises:
+            PlanError: rounds that are one epoch, or not even that.
+        """
+        together = math.lcm(self.multiple, rounds.sampling.rounds_per_epoch)
+        updates = rounds.count // together
+        if updates < 2 <= rounds.count and together > 1:
+            raise PlanError(
+                f"sizes and noise can change every {together:,} rounds only, and the run has "
+                f"{rounds.count:,}: plan at least {2 * together:,}, or drop the schedule"
+            )
+        steps = max(1, min(STEPS, updates))
+        # What does not divide comes last.
+        return [*(round(updates * k / steps) * together for k in range(steps)), rounds.count]
+
+    def parts(self, equal: Rounds, examples: int) -> tuple[Rounds, ...]:
+        """The rounds of this course in place of as many equal ones.
+
+        Args:
+            equal: their mean sample size, and their noise in the middle of the run.
+            examples: number of records.
+
+        Raises:
+            PlanError: a sample beyond the data, or a sampling whose rounds cannot differ.
+        """
+        if not self.varies:
+            return (equal,)
+        edges = self.edges(equal)
+        optimal = equal.sampling.hides(equal.sampling.rounds_per_epoch)
+        found = []
+        for (low, high), size in zip(pairwise(edges), self.relative_sizes(edges), strict=True):
+            place = (low + high) / (2 * equal.count)
+            sigma = noise_at(self.noise, self.fall, place, equal.noise_multiplier, optimal)
+            sampling = equal.sampling if size == 1 else scaled(equal.sampling, size, examples)
+            part = replace(equal, noise_multiplier=sigma, count=high - low, sampling=sampling)
+            found.append(part)
+        return tuple(found)
+
+    def room(self, rounds: Rounds, examples: int) -> float:
+        """The largest mean sample with which every sample fits into the data.
+
+        A little less, since a run of another length has other stages.
+        """
+        if self.sizes == "constant":
+            return float(examples)
+        pool = rounds.sampling.pool(examples)
+        return 0.97 * pool / max(self.relative_sizes(self.edges(rounds)))
+
+
+def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
+    """The same kind of sampling with samples so many times as large.
+
+    Raises:
+        PlanError: a sample beyond the data, or a sampling whose rounds are all of one size.
+    """
+    size = factor * sampling.expected_batch(examples)
+    if sampling.one_size is not None:
+        raise PlanError(sampling.one_size)
+    pool = sampling.pool(examples)
+    if size > pool + 0.5:
+        raise PlanError(
+            f"the largest sample would be {size / pool:.3g} times the data it is drawn from: give "
+            "a growth nearer to 1, or a smaller batch"
+        )
+    return sampling.resized(size, examples)
+
+
+def with_course(equal: Rounds, course: Course, examples: int) -> tuple[Rounds, ...]:
+    """The rounds of a course; correlated ones, which have none, as they are."""
+    return (equal,) if isinstance(equal, Correlated) else course.parts(equal, examples)
+
+
+def explain_course(
+    course: Course, mechanism: Mechanism, examples: int, why: dict[str, str]
+) -> None:
+    """Add to a plan's reasons how its sample sizes and its noise change."""
+    first, last = mechanism.rounds[0], mechanism.rounds[-1]
+    if course.sizes != "constant":
+        small, large = (part.sampling.expected_batch(examples) for part in (first, last))
+        rule = {"linear": "linearly", "geometric": "geometrically"}.get(
+            course.sizes, f"as i^{course.power:g}"
+        )
+        why["sample sizes"] = (
+            f"{'grow' if large >= small else 'shrink'} {rule} from {small:,.4g} to {large:,.4g} in "
+            f"{len(mechanism.rounds)} stages, as asked; in all they use as many records as equal "
+            "samples of the batch would"
+        )
+    if course.noise != "constant":
+        high, low = first.noise_multiplier, last.noise_multiplier
+        moves = (
+            "falls over the run, since early noise is forgotten"
+            if high >= low
+            else ("grows over the run, as asked")
+        )
+        why["noise"] += f". It {moves}: {course.noise}, from {high:.4g} to {low:.4g}"
+
+
+# The least noise with which a whole mechanism, whatever else it releases, keeps a budget.
+
+
+def least_noise(
+    make: Callable[[float], Mechanism], budget: Budget, near: float, group: int = 1
+) -> float:
+    """The least noise multiplier that keeps the budget.
+
+    Args:
+        make: noise multiplier → mechanism, with everything that is released; ε falls with it.
+        near: about the answer, such as the noise of equal rounds, or of these alone.
+        group: how many records the budget is for together.
+
+    Raises:
+        PlanError: what else is released, such as a preparation, leaves nothing of the budget.
+    """
+
+    def meets(value: float) -> bool:
+        return exact.epsilon(make(value), budget.delta, group).upper <= budget.epsilon
+
+    high = near
+    while not meets(high):
+        high *= 2
+        if high > 1e3 * near:
+            raise PlanError(
+                "the preparation of the data leaves nothing of the budget: give it more noise "
+                "(noise_multiplier of the Preparation), or drop it"
+            )
+    low = high / 2
+    while high <= near and meets(low):
+        high, low = low, low / 2
+        if high < 1e-6 * near:  # hardly any noise is needed, so large is the budget
+            return high
+    return solved(make, budget, (low, high), group=group)
+
+
+# Sample sizes of a federation's client that grow from update to update.
+#
+# The asynchronous framework of van Dijk et al., Appendix A, lets a client's sample sizes {s_i}
+# grow: early rounds are short, so that a model is exchanged often while it changes fast. The noise
+# of all rounds is the one that uses the same budget up.
+
+
+def growing(plan: Plan, growth: float, multiple: int = 1) -> Plan:
+    """A plan of the same length, examples and budget whose sample sizes grow linearly.
+
+    Args:
+        plan: of equal rounds, by Poisson sampling, with a budget.
+        growth: the last size over the first, at least 1.
+        multiple: sizes change only after so many rounds together.
+
+    Raises:
+        PlanError: another sampling, rounds that differ already, no budget, or sizes beyond the
+            data.
+    """
+    growth = real("growth", growth, least=1)
+    if growth == 1:
+        return plan
+    equal, *others = plan.privacy.mechanism.rounds
+    if others:
+        raise PlanError(
+            "growth= makes sizes grow from one update to the next, and the plan's rounds differ "
+            "already: drop growth=, or size_schedule= and noise_schedule="
+        )
+    if not isinstance(equal.sampling, Poisson) or plan.budget is None:
+        raise PlanError("growing sample sizes need Poisson sampling and a budget to calibrate for")
+    course = Course(sizes="linear", growth=growth, multiple=whole("multiple", multiple))
+
+    ahead = plan.preparation
+
+    def training(sigma: float) -> Mechanism:
+        parts = course.parts(replace(equal, noise_multiplier=sigma), plan.examples)
+        return Mechanism(*parts, adjacency=plan.mechanism.adjacency)
+
+    def whole_run(sigma: float) -> Mechanism:
+        return training(sigma) if ahead is None else ahead.before(training(sigma))
+
+    group = plan.records_per_person
+    sigma = least_noise(whole_run, plan.budget, equal.noise_multiplier, group)
+    why: dict[str, str] = {}
+    explain_course(course, training(sigma), plan.examples, why)
+    reasons = (*plan.reasons, *why.items())
+    return plan.with_(mechanism=training(sigma), reasons=reasons)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from forethought.accounting import exact
 from forethought.accounting.calibration import least_multiplier, solved
 from forethought.accounting.interval import at_most, warn_if_wide
+from forethought.options import MOST_ROUNDS
 from forethought.planning import defaults
-from forethought.planning.courses import PlanError, explain_course, least_noise
 from forethought.planning.defaults import (
     adaptive_rate,
     gain,
@@ -20,9 +20,10 @@ from forethought.planning.defaults import (
     noise_to_signal,
 )
 from forethought.planning.plan_request import (
-    MOST_ROUNDS,
-    PlanKeywords,
+    PlanError,
     PlanRequest,
+    explain_course,
+    least_noise,
     local_of,
 )
 from forethought.values.caveats import Caveat
@@ -46,7 +47,11 @@ from forethought.values.use import (
     Schedule,
     check_options,
     kind_of,
+    momentum_of,
 )
+
+if TYPE_CHECKING:
+    from forethought.keywords import PlanKeywords
 
 # Into how many groups, with what inside, and whether at all: rules that were measured.
 #
@@ -343,13 +348,13 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             rounds, so that later ones cancel a part of it (with ``"cyclic-poisson"`` sampling).
         noise_schedule, noise_fall: ``"geometric"``, ``"linear"`` or ``"forgetting"``: noise that
             falls over the run by about this factor (default 2), or grows where it is below 1; see
-            :mod:`forethought.planning.courses`. ``noise_multiplier`` is then the noise in
+            :mod:`forethought.planning.plan_request`. ``noise_multiplier`` is then the noise in
             the middle of the run.
         size_schedule, size_growth, size_power: ``"linear"`` or ``"geometric"``: samples whose last
             size is so many times the first (default 4; below 1 they shrink); ``"power"``: s_i
             proportional to i^power (default 0.5). ``batch`` is then their mean. With Poisson,
             without-replacement and cyclic-poisson sampling; see
-            :mod:`forethought.planning.courses`.
+            :mod:`forethought.planning.plan_request`.
         preparation: what is released of the data first, and paid for (`forethought.Preparation`);
             by default with so much noise as costs next to nothing.
         final_clip_norm: norm of the last round; the norm goes to it geometrically.
@@ -535,7 +540,7 @@ def _learning_rate(
             else f"under this noise {name} steps as far with it as gradient descent with {like:.3g}"
         )
         return rate
-    momentum = float(options.get("momentum", 0.0))
+    momentum = momentum_of(options)
     # What correlated noise leaves in the weights depends on the momentum, which is known by now.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
     norm, scores = request.usual_norm, request.score_rule.noise
@@ -672,7 +677,6 @@ def _batch_and_length(
 
 
 def _room(request: PlanRequest, batch: int, length: int) -> int:
-    """The batch, cut to what the largest sample of a course leaves room for."""
     """The batch, or the most with which the largest sample of a course fits into the data."""
     like = Rounds(1.0, length, request.sampling_of(batch))
     return max(1, min(batch, int(request.course.room(like, request.examples))))
@@ -855,8 +859,8 @@ def _with_noise(
         or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN
     ):
         return found
-    momentum = float(dict(plan.optimizer.options).get("momentum", 0.0))
     parameters, feature_norm, scores = size
+    momentum = plan.optimizer.momentum
     rate = defaults.learning_rate(found, parameters, momentum, feature_norm, scores)
     return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
 

@@ -6,10 +6,12 @@ import difflib
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+_Value = TypeVar("_Value")
 
 
 def real(
@@ -61,6 +63,21 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Refuse a word that is not in ``allowed``, naming the choices."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def suggestion(name: str, known: Collection[str], form: str = "{!r}") -> str:
+    """The name that a wrong one may have been meant for, or all names that there are.
+
+    Args:
+        form: of the nearest name in the text.
+    """
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
+
+
+def without_none(values: Mapping[str, _Value | None]) -> dict[str, _Value]:
+    """The entries that were given."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:

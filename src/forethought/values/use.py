@@ -49,8 +49,13 @@ class OptimizerKind:
 USUAL_RATE = 1e-3
 
 
+def momentum_of(options: Options) -> float:
+    """The momentum among an optimizer's options; 0 without one."""
+    return float(options.get("momentum", 0.0))
+
+
 def _of_momentum(options: Options, mean: float, parameters: int) -> float:
-    return mean / (1 - float(options.get("momentum", 0.0)))
+    return mean / (1 - momentum_of(options))
 
 
 def _of_adam(options: Options, mean: float, parameters: int) -> float:
@@ -410,7 +415,7 @@ class Optimizer:
 
     name: str = "sgd"
     learning_rate: float = 0.1
-    options: tuple[tuple[str, Any], ...] = (("momentum", 0.9),)
+    options: tuple[tuple[str, Any], ...] = OPTIMIZERS["sgd"].options
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -423,6 +428,11 @@ class Optimizer:
         )
         object.__setattr__(self, "options", frozen)
         check_options(self.name, dict(frozen))
+
+    @property
+    def momentum(self) -> float:
+        """The momentum among the options; 0 without one."""
+        return momentum_of(dict(self.options))
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,9 @@ def expected_accuracy(plan: Plan, features: int) -> Expected:
     batch = plan.contribution.expected(plan.batch)
     noise = part.noise_multiplier / batch / math.sqrt(each)
     rate = plan.optimizer.learning_rate * plan.clip_norm * each
-    momentum = float(dict(plan.optimizer.options).get("momentum", 0.0)) ** each
+    momentum = plan.optimizer.momentum**each
     # Momentum is a longer step with some delay, which the gathered steps hardly have.
-    rate *= (
-        1.0
-        if momentum == 0
-        else (1 - momentum) / (1 - float(dict(plan.optimizer.options).get("momentum", 0.0)))
-    )
+    rate *= 1.0 if momentum == 0 else (1 - momentum) / (1 - plan.optimizer.momentum)
     return Expected(
         _reached(inputs, classes, steps, rate, momentum, noise),
         _reached(inputs, classes, steps, rate, momentum, 0.0),

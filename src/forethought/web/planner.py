@@ -13,7 +13,7 @@ import numpy as np
 from forethought.accounting import exact
 from forethought.planning import defaults
 from forethought.planning.defaults import noise_to_signal
-from forethought.planning.pareto import approximate_epsilons, non_dominated
+from forethought.planning.search import approximate_epsilons, non_dominated
 from forethought.planning.solve import plan
 from forethought.values.mechanism import Budget, Mechanism
 from forethought.values.plan import Plan

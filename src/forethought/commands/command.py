@@ -1,4 +1,4 @@
-"""Parts that every command shares: options, the console, JSON output, one-line errors."""
+"""Parts that every command shares: the program, rows of options, output, one-line errors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from forethought.options import flags
+
+app = typer.Typer(
+    name="forethought",
+    help="Private training you plan before you run: plan → train → account.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
 JobFile = Annotated[Path | None, typer.Argument(help="Job file (TOML).", show_default=False)]
+Run = Annotated[Path, typer.Argument(help="Run folder of a finished training.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", envvar="FORETHOUGHT_DATA", help="Folder with the data sets."),
 ]
-RecordCount = Annotated[int | None, typer.Option(help="Records to train on.")]
-RecordsPerPerson = Annotated[
-    int | None,
-    typer.Option(help="Records that may be one person's: the promise is about all of them."),
-]
-ReplayRounds = Annotated[
+Replayed = Annotated[
     int | None,
     typer.Option(
         "--replay",
@@ -36,51 +43,38 @@ ReplayRounds = Annotated[
     ),
 ]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace what is there.")]
 PublicProxy = Annotated[
     str | None,
     typer.Option(help="Public data set in place of the job's own, or 'synthetic'."),
 ]
-
-# Keys of [budget] and [training] that a command line may give in place of the job's own.
-_FLAGS: dict[str, tuple[type, str]] = {
-    "epsilon": (float, "Budget."),
-    "delta": (float, "Default: 1/(10 · examples)."),
-    "epochs": (float, "Passes over the data."),
-    "rounds": (int, "Releases."),
-    "batch": (int, "Expected batch size."),
-    "noise_multiplier": (float, "σ."),
-    "sampling": (
-        str,
-        "poisson, without-replacement, shuffled, random-allocation, cyclic-poisson or full-batch.",
-    ),
-    "clipping": (str, "example or group."),
-    "adjacency": (str, "add-or-remove, zero-out or replace-one."),
-}
-LENGTH_AND_NOISE = ("epsilon", "delta", "epochs", "rounds", "batch", "noise_multiplier")
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
-def takes(*names: str, before: str) -> Callable[[_Command], _Command]:
-    """A command whose ``**flags`` are these rows of the table; None is one that was not given.
+def takes(name: str, *, before: str) -> Callable[[_Command], _Command]:
+    """A command whose ``**flags`` are its rows in the table of options; None is one not given.
 
     Args:
+        name: of the command in the table.
         before: the command's own option that they stand before in its help.
     """
 
     def made(command: _Command) -> _Command:
-        own, given_as = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+        own, keyword = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
         found = [
-            given.replace(kind=given_as)
+            given.replace(kind=keyword)
             for given in own.parameters.values()
             if given.kind is not given.VAR_KEYWORD
         ]
+        rows = []
+        for option in flags(name).values():
+            words = f"{option.row.help} {', '.join(option.words)}".strip()
+            panel = "In place of the job's own" if option.row.section else None
+            kind: Any = str if option.words else option.kind
+            flag = Annotated[kind | None, typer.Option(help=words, rich_help_panel=panel)]
+            rows.append(inspect.Parameter(option.name, keyword, default=None, annotation=flag))
         place = [given.name for given in found].index(before)
-        for name in reversed(names):
-            kind, words = _FLAGS[name]
-            row = typer.Option(help=words, rich_help_panel="In place of the job's own")
-            kind_or_none = Annotated[kind | None, row]  # type: ignore[valid-type]
-            flag = inspect.Parameter(name, given_as, default=None, annotation=kind_or_none)
-            found.insert(place, flag)
+        found[place:place] = rows
         command.__signature__ = own.replace(parameters=found)  # type: ignore[attr-defined]
         command.__annotations__ = {given.name: given.annotation for given in found}
         return command
@@ -92,25 +86,44 @@ class UsageError(ValueError):
     """A combination of arguments that makes no sense; the message says what to give."""
 
 
+def refuse(*rules: tuple[object, str]) -> None:
+    """Refuse a combination of arguments.
+
+    Args:
+        rules: what must not be so, and the words to it; the first that is so is told.
+    """
+    for wrong, words in rules:
+        if wrong:
+            raise UsageError(words)
+
+
+def together(*pairs: tuple[str, object, str, object]) -> None:
+    """Refuse flags without those that they go with: each by name, and whether it is given."""
+    refuse(
+        *(
+            (given and not other, f"{flag} goes with {needs}: add that, or drop it")
+            for flag, given, needs, other in pairs
+        )
+    )
+
+
+def new_file(path: Path, overwrite: bool, flag: str = "--out") -> None:
+    """Refuse to write over a file that is there, unless that is asked for."""
+    refuse((path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite"))
+
+
 def console_for(quiet: bool) -> Console:
     """The console that a command prints to; none when quiet."""
     return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
-def show_overrides(console: Console, overrides: Sequence[str]) -> None:
-    """Say what the command line put in place of the job's own."""
-    for text in overrides:
+def show_request(console: Console, request: Any, advice: str | None = None) -> None:
+    """Say what was put in place of the job's own, what was chosen when its data were seen, and what
+    it might have instead."""
+    for text in request.overrides:
         console.print(f"[yellow]from the command line[/yellow]: {text}")
-
-
-def show_settled(console: Console, settled: Sequence[str]) -> None:
-    """Say what was chosen when the job's data were seen."""
-    for text in settled:
+    for text in request.settled:
         console.print(f"[yellow]chosen[/yellow]: {text}")
-
-
-def show_advice(console: Console, advice: str | None) -> None:
-    """Say what the job might have instead."""
     if advice is not None:
         console.print("[yellow]consider[/yellow]:", Text(advice))
 
@@ -118,6 +131,12 @@ def show_advice(console: Console, advice: str | None) -> None:
 def print_json(values: Any) -> None:
     """One JSON object on standard output."""
     print(json.dumps(values, indent=2))
+
+
+def show_files(console: Console, paths: Sequence[Path], what: str = "figure") -> None:
+    """A line for each file that was written."""
+    for path in paths:
+        console.print(f"{what}  {path}")
 
 
 def of_the_system(error: OSError) -> str:

@@ -1,0 +1,311 @@
+"""The table of options: what may be said of a private run, and in which ways.
+
+An option is a field of :class:`Keywords` or :class:`JobKeys`: its name, type and default, with a
+:class:`Row` of the rest. From it come the keywords of :func:`forethought.plan` and
+:class:`~forethought.planning.plan_request.PlanRequest`, the keys of ``[budget]`` and ``[training]``
+in a job file, flags of the command line, the words to what is refused, the stub of keywords that
+editors show, and a table in docs/jobs.md (``python tools/options.py`` writes the last two; a test
+holds them).
+"""
+
+# ruff: noqa: RUF009 (the calls are fields of dataclasses)
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache, reduce
+from operator import or_
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from forethought.values.caveats import Caveat
+from forethought.values.checks import one_of, real, whole, without_none
+from forethought.values.contributions import Augmentation, Local
+from forethought.values.mechanism import Adjacency, Budget, Clipping
+from forethought.values.plan import ClipRule, Preparation
+from forethought.values.samplings import SamplingName
+from forethought.values.use import Averaging, AveragingKind, GradientFilter, Schedule, ScheduleKind
+
+NoiseName = Literal["gaussian", "grid", "correlated"]
+NoiseScheduleName = Literal["constant", "geometric", "linear", "forgetting"]
+SizeScheduleName = Literal["constant", "linear", "geometric", "power"]
+PersonAs = Literal["better", "contribution", "group"]
+
+# Where a number stops making sense as a setting. Nobody can tell smaller δ from 0, and further out
+# the accountant's numbers leave a double's range.
+LEAST_DELTA = 1e-60
+MOST_STEP_SIZE = 1e6
+MOST_ROUNDS = 10_000_000
+
+# The commands with a flag.
+PLANNED, ACCOUNTED, TRAINED = ("plan",), ("plan", "account"), ("plan", "train", "tune")
+EVERYWHERE = ("plan", "train", "tune", "account")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Everything of an option but its name, its type and its default.
+
+    Args:
+        help: for the command line and docs/jobs.md.
+        above, least, below, most: the range of a number; whole numbers begin at 1.
+        section: the table of a job file that it is a key of; None: it is none.
+        must: be this, in words; it is then an instance of its type.
+        key: the key's type, where that is another than the keyword's.
+        flags: the commands that have a flag for it.
+        part: the keyword that a key is a part of, and the name that it has there.
+        choice: True if giving it chooses a number of the plan; facts and promises do not.
+        candidate: True if the candidates of a search may differ in it.
+        linear: True if it is about linear models: jobs with another leave it out.
+    """
+
+    help: str
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+    must: str = ""
+    section: str | None = "training"
+    key: Any = None
+    flags: tuple[str, ...] = ()
+    part: tuple[str, str] | None = None
+    choice: bool = True
+    candidate: bool = False
+    linear: bool = False
+
+
+def _option(help: str, *, default: Any = None, **row: Any) -> Any:
+    """A field with its row."""
+    return field(default=default, metadata={"row": Row(help, **row)})
+
+
+def _known(help: str, *, default: Any = None, **row: Any) -> Any:
+    """The same of a fact or a promise, which is no key of a job file."""
+    return _option(help, default=default, section=None, choice=False, **row)
+
+
+_BOOL, _SUCH = "True or False", 'a forethought.{0}, such as {0}("{1}")'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keywords:
+    """The options of a plan, as keywords: what is known and what is wanted."""
+
+    examples: int = _known("Records to train on.", default=MISSING, flags=ACCOUNTED)
+    budget: Budget | None = _known("Privacy wanted: ε and δ.", must="a forethought.Budget(ε, δ)")
+    delta: float | None = _option(
+        "δ. Default: 1/(10 · examples).",
+        **{"least": LEAST_DELTA, "below": 1, "section": "budget", "choice": False},
+        flags=EVERYWHERE,
+    )
+    epochs: float | None = _option("Passes over the data.", above=0, flags=EVERYWHERE)
+    rounds: int | None = _option("Releases of a noised sum.", most=MOST_ROUNDS, flags=EVERYWHERE)
+    batch: int | None = _option("Expected batch size.", flags=EVERYWHERE)
+    noise_multiplier: float | None = _option("σ, the noise over C.", least=0, flags=EVERYWHERE)
+    noise: NoiseName = _option(
+        "Kind of noise: grid is discrete, correlated cancels over cyclic rounds.",
+        default="gaussian",
+    )
+    noise_schedule: NoiseScheduleName = _option(
+        "Shape of noise that falls over the run.", default="constant"
+    )
+    noise_fall: float | None = _option("First noise over the last.", least=0.01, most=100)
+    size_schedule: SizeScheduleName = _option(
+        "Shape of samples that grow over the run.", default="constant"
+    )
+    size_growth: float | None = _option("Last sample size over the first.", least=0.001, most=1000)
+    size_power: float | None = _option("Power p of sizes ∝ round^p.", above=-1, most=10)
+    sampling: SamplingName = _option("How batches are drawn.", default="poisson", flags=ACCOUNTED)
+    parts: int | None = _option("Parts of the records that take turns in cyclic-poisson.")
+    adjacency: Adjacency | None = _option(
+        "Neighbouring data sets. Default: the sampling's.", flags=ACCOUNTED, choice=False
+    )
+    clipping: Clipping = _option("Unit that is clipped.", default="example", flags=ACCOUNTED)
+    groups: int | None = _option("Groups of each batch, with clipping by groups.")
+    local: Local | str | Mapping[str, Any] | None = _option(
+        "Optimizer inside a group, whose steps are planned, or a table that has them.",
+        key=str | dict[str, Any],
+    )
+    preparation: Preparation | None = _option(
+        "Figures of the data that are released first.",
+        must="a forethought.Preparation",
+        section=None,
+    )
+    clip_norm: float | None = _option("C, the longest contribution.", above=0, candidate=True)
+    final_clip_norm: float | None = _option("C of the last round.", above=0)
+    clip_rule: ClipRule | None = _option(
+        "Rule of clipping. Default: automatic, or flat at C.", candidate=True
+    )
+    quantile: float | None = _option(
+        "Quantile of norms that C follows, with the rule quantile.",
+        above=0,
+        below=1,
+        candidate=True,
+    )
+    count_noise: float | None = _option("Noise on the count that this rule needs.", above=0)
+    optimizer: str = _option(
+        "Optimizer of torch, or module:Class.",
+        default="sgd",
+        must='a name such as "adam"',
+        candidate=True,
+    )
+    learning_rate: float | None = _option(
+        "Step size η.", above=0, most=MOST_STEP_SIZE, candidate=True
+    )
+    options: Mapping[str, Any] | None = _option(
+        "Options of the optimizer, such as momentum.",
+        must="a mapping of names to values",
+        key=dict[str, Any],
+        candidate=True,
+    )
+    schedule: Schedule | None = _option(
+        "Schedule of η.", must=_SUCH.format("Schedule", "cosine"), section=None, candidate=True
+    )
+    averaging: Averaging | None = _option(
+        "Averaging of the iterates.",
+        must=_SUCH.format("Averaging", "tail"),
+        section=None,
+        candidate=True,
+    )
+    hyperparameters: Caveat | str | None = _known(
+        "Choice of the numbers, in words for the Statement."
+    )
+    not_covered: tuple[Caveat | str, ...] = _known(
+        "Exceptions, in words for the Statement.", default=()
+    )
+    parameters: int | None = _known("Numbers the model trains.", flags=PLANNED)
+    feature_norm: float | None = _option(
+        "Usual norm of a record's features, declared, for a linear model.", above=0, linear=True
+    )
+    feature_norm_known: bool = _known(
+        "True if that norm follows from how they are made.", default=False, must=_BOOL
+    )
+    noise_borne: float | None = _known("Norm of noise that a network's weights bear.", above=0)
+    features: int | None = _known("Features of a linear model.")
+    centre: bool | None = _option(
+        "Release of a linear model's mean features first. Default: where it pays.",
+        must=_BOOL,
+        linear=True,
+    )
+    image_features: bool = _known(
+        "True if features are fixed ones of images.", default=False, must=_BOOL
+    )
+    records_per_person: int = _known(
+        "Records that may be one person's: the promise is about all of them.",
+        default=1,
+        flags=PLANNED,
+    )
+    persons: int | None = _known("Different persons among the records.", flags=PLANNED)
+    person_as: PersonAs = _option(
+        "Unit of persons: one contribution, groups of rows, or the better.", default="better"
+    )
+    augment: Augmentation | str | Sequence[str] | Mapping[str, Any] | None = _option(
+        "Kinds of altered copies of images: mirror, flip, shift, crop.",
+        key=str | tuple[str, ...] | dict[str, Any],
+    )
+    augmentations: int | None = _option("Altered copies in one contribution.")
+    gradient_filter: GradientFilter | str | Mapping[str, Any] | None = _option(
+        "Filter of noised means: low-pass or kalman.", key=str | dict[str, Any]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKeys:
+    """Keys of a job file that are no keywords by themselves."""
+
+    epsilon: float | None = _option("Budget: ε.", above=0, section="budget", flags=TRAINED)
+    class_weights: tuple[float, ...] | None = _option(
+        "Weights of the loss; give a clip_norm too.", above=0
+    )
+    schedule: ScheduleKind | None = _option("Schedule of η.", part=("schedule", "kind"))
+    decay: float | None = _option("Decay of the schedule.", least=0, part=("schedule", "decay"))
+    warmup: int | None = _option(
+        "Rounds of rising steps at the start.", least=0, part=("schedule", "warmup")
+    )
+    schedule_unit: Literal["rounds", "examples"] | None = _option(
+        "Unit of the schedule's time.", part=("schedule", "unit")
+    )
+    averaging: AveragingKind | None = _option(
+        "Averaging of the iterates.", part=("averaging", "kind")
+    )
+    averaging_decay: float | None = _option(
+        "Decay of exponential averaging.", least=0, below=1, part=("averaging", "decay")
+    )
+    averaging_fraction: float | None = _option(
+        "Fraction of rounds in the tail.", above=0, most=1, part=("averaging", "fraction")
+    )
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option as the table has it.
+
+    Args:
+        kind: its type without None, which ``optional`` says.
+        words: that it is one of; empty: it takes others.
+        range: the ends of a number's range that there are, by their names in :class:`Row`.
+    """
+
+    name: str
+    kind: Any
+    optional: bool
+    default: Any
+    row: Row
+    words: tuple[str, ...]
+    range: dict[str, float]
+
+    def checked(self, value: Any) -> Any:
+        """The value of a keyword, as it is computed with.
+
+        Raises:
+            TypeError, ValueError: it is of another type, or outside the range.
+        """
+        if value is None and self.optional:
+            return None
+        if self.words:
+            one_of(self.name, value, self.words)
+        elif self.kind is float:
+            return real(self.name, value, **self.range)
+        elif self.kind is int:
+            return whole(self.name, value, **self.range)  # type: ignore[arg-type]
+        elif self.row.must and not isinstance(value, get_origin(self.kind) or self.kind):
+            raise TypeError(f"{self.name} must be {self.row.must}, not {value!r}")
+        return value
+
+
+@cache
+def table(of: type = Keywords) -> dict[str, Option]:
+    """The options that are fields of a class, by name."""
+    kinds = get_type_hints(of)
+    found = {}
+    for given in fields(of):
+        parts = get_args(kinds[given.name])
+        optional = NoneType in parts
+        some = [part for part in parts if part is not NoneType]
+        kind = reduce(or_, some) if optional else kinds[given.name]
+        row: Row = given.metadata["row"]
+        ends = {end: getattr(row, end) for end in ("above", "least", "below", "most")}
+        if kind is int and row.least is None:
+            ends["least"] = 1
+        words = get_args(kind) if get_origin(kind) is Literal else ()
+        known = optional, given.default, row, words, without_none(ends)
+        found[given.name] = Option(given.name, kind, *known)
+    return found
+
+
+def keys(section: str) -> dict[str, Option]:
+    """The keys of a table of a job file, by name."""
+    return {name: option for name, option in _given().items() if option.row.section == section}
+
+
+def flags(command: str) -> dict[str, Option]:
+    """The options that a command has a flag for, by name."""
+    return {name: option for name, option in _given().items() if command in option.row.flags}
+
+
+@cache
+def _given() -> dict[str, Option]:
+    """Every option as files and commands have it, beginning with the promise."""
+    own = table(JobKeys)
+    return {"epsilon": own["epsilon"], **table(Keywords), **own}

@@ -1,0 +1,818 @@
+"""Many plans at once: those that no other beats, those of a search, those of phases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.accounting import closed_bounds, exact
+from forethought.accounting.adaptive import (
+    SEARCH_ALONE,
+    NegativeBinomialTrials,
+    Progress,
+    Trials,
+    search_epsilon,
+)
+from forethought.accounting.calibration import solved
+from forethought.accounting.closed_bounds import gaussian_delta_bounds
+from forethought.accounting.interval import at_most, warn_if_wide
+from forethought.options import table
+from forethought.papers.calculators import Phase, phase_calculator
+from forethought.papers.closed_form import approximate_clt_mu
+from forethought.planning.defaults import (
+    EPOCHS_LIMIT,
+    budget_mu,
+    gradient_computations,
+    noise_to_signal,
+)
+from forethought.planning.plan_request import PlanError, PlanRequest
+from forethought.planning.solve import plan, unchecked
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch, Poisson
+
+if TYPE_CHECKING:
+    from forethought.keywords import PlanKeywords
+
+# Many targets at once: the plans that no other plan beats in every respect.
+#
+# Batch × rounds × σ (× C, × records in a group) are searched for the plans that are non-dominated
+# in privacy, predicted utility, communication and computation. Which grid points to keep is decided
+# with the central limit theorem's ε (:mod:`forethought.papers.closed_form`), which takes no time;
+# of what is left at most twenty plans that differ visibly are certified exactly, and only those are
+# returned.
+
+
+# What is minimised. Utility from a utility graph enters as the loss 1 − F(w + n)/F(w).
+OBJECTIVES = ("epsilon", "noise", "rounds", "gradients")
+# What :meth:`Front.best` weighs by: ε and noise trade one for one whatever the plan, so noise must
+# count more or the emptiest plan wins; cost decides between plans that are otherwise alike.
+OBJECTIVE_WEIGHTS = {"epsilon": 1.0, "noise": 2.0, "rounds": 0.1, "gradients": 0.1}
+LEAST_BATCH = 32
+# Limits where none is given: the largest ε that the defaults were measured at, and as many passes
+# over the data as they take at most.
+MOST_EPSILON = 8.0
+MOST_PLANS = 20
+# How far beyond the limit the approximate ε may be of a plan whose exact one is looked at.
+_SLACK = 1.25
+_IDLE = 50
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan of the front, with what it costs."""
+
+    plan: Plan
+    epsilon: float
+    noise: float
+    rounds: int
+    gradients: float
+
+    def costs(self) -> tuple[float, ...]:
+        """The objectives in the order of :data:`OBJECTIVES`; less is better."""
+        return tuple(float(getattr(self, name)) for name in OBJECTIVES)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: the objectives and the whole plan."""
+        return {**dict(zip(OBJECTIVES, self.costs(), strict=True)), "plan": self.plan.to_dict()}
+
+
+@dataclass(frozen=True)
+class Front:
+    """The non-dominated plans, from most private to least.
+
+    Args:
+        candidates: at most twenty, spread over the front.
+        considered: how many plans were looked at.
+        limits: objective → the most allowed, those by default among them.
+    """
+
+    candidates: tuple[Candidate, ...]
+    considered: int
+    limits: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: the rows under ``front``, and the limits."""
+        return {"front": [row.to_dict() for row in self.candidates], "limits": dict(self.limits)}
+
+    def best(self, weights: Mapping[str, float] | None = None) -> Candidate:
+        """The plan with the least weighted sum of log costs.
+
+        Args:
+            weights: objective → weight; those left out count 0. Default: :data:`OBJECTIVE_WEIGHTS`.
+
+        Raises:
+            ValueError: an unknown objective, a negative weight, or an empty front.
+        """
+        weights = OBJECTIVE_WEIGHTS if weights is None else dict(weights)
+        _known(weights, "weights")
+        if not self.candidates:
+            raise ValueError("the front is empty: loosen the limits")
+        for name, weight in weights.items():
+            real(f"weight of {name}", weight, least=0)
+
+        def score(candidate: Candidate) -> float:
+            costs = dict(zip(OBJECTIVES, candidate.costs(), strict=True))
+            return sum(w * math.log(max(costs[name], 1e-300)) for name, w in weights.items())
+
+        return min(self.candidates, key=score)
+
+
+@dataclass(frozen=True)
+class SearchGrid:
+    """The values that a front is searched over; ten of each, evenly spaced in the logarithm, by
+    default.
+
+    Args:
+        batches, rounds, noise_multipliers: the values to try.
+        clip_norms: norms to try; only with ``loss_of_utility``, since noise relative to signal
+            does not depend on C.
+        group_sizes: records in a group to try, with clipping="group" and no groups of the
+            request's own. Noise and gradients are all that the objectives see, and larger groups
+            lower neither: sizes below the least that an inner algorithm needs have no place here.
+        loss_of_utility: from (C, σ) to the predicted share of utility lost, for example from a
+            utility graph; then it is the objective "noise".
+    """
+
+    batches: Sequence[int] | None = None
+    rounds: Sequence[int] | None = None
+    noise_multipliers: Sequence[float] | None = None
+    clip_norms: Sequence[float] | None = None
+    loss_of_utility: Callable[[float, float], float] | None = None
+    group_sizes: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batches", "rounds", "noise_multipliers", "clip_norms", "group_sizes"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if not isinstance(values, Iterable):
+                raise TypeError(f"{name} must be values to try, such as [{values!r}]")
+            tried = f"each of {name}"
+            known = tuple(
+                real(tried, value, above=0)
+                if name in ("noise_multipliers", "clip_norms")
+                else whole(tried, value)
+                for value in values
+            )
+            object.__setattr__(self, name, known)
+        if self.clip_norms is not None and self.loss_of_utility is None:
+            raise ValueError(
+                "clip_norms need loss_of_utility=: without it the clip norm changes no objective"
+            )
+
+
+def pareto(
+    request: PlanRequest | None = None,
+    /,
+    *,
+    batches: Sequence[int] | None = None,
+    rounds: Sequence[int] | None = None,
+    noise_multipliers: Sequence[float] | None = None,
+    clip_norms: Sequence[float] | None = None,
+    group_sizes: Sequence[int] | None = None,
+    loss_of_utility: Callable[[float, float], float] | None = None,
+    limits: Mapping[str, float] | None = None,
+    **keywords: Any,
+) -> Front:
+    """Search batch × rounds × σ (× C, × records in a group) for the non-dominated plans.
+
+    Args:
+        request: what is known and wanted, as for :func:`forethought.plan`. What it fixes (batch,
+            length, noise, clipping, optimizer, step size, …) every plan keeps; its budget is a
+            limit on ε.
+        batches, rounds, noise_multipliers, clip_norms, group_sizes, loss_of_utility: see
+            :class:`SearchGrid`.
+        limits: objective → the most allowed, for example ``{"epsilon": 3, "rounds": 500}``.
+            Without one on ε, :data:`MOST_EPSILON`; without one on the length or the gradients,
+            30 passes over the data.
+        keywords: of :func:`forethought.plan`, in place of ``request`` or going before it.
+
+    Returns:
+        The front. Every row's plan can be saved and run.
+
+    Raises:
+        ValueError, PlanError: an argument outside its range, or limits that nothing meets.
+    """
+    grid = SearchGrid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility, group_sizes)
+    request = PlanRequest.of(**keywords) if request is None else request.with_(**keywords)
+    if group_sizes and (request.clipping != "group" or request.groups is not None):
+        raise PlanError("group_sizes= go with clipping='group', and with no groups=: drop one")
+    limits = _limits(request, grid, limits)
+    request = request.with_(budget=None, delta=request.settled_delta())
+    plans = [unchecked(point) for point in _requests(request, grid)]
+    approximate = _approximate(plans, request.parameters or 1, grid.loss_of_utility)
+    allowed = [row for row in approximate if _within(row, limits, _SLACK)]
+    if not allowed:
+        raise PlanError(_out_of_reach(approximate, limits))
+    kept = [allowed[row] for row in _front(allowed)]
+    # Plans that spend next to nothing of what is allowed are left out where there are others.
+    useful = [row for row in kept if row.epsilon >= limits["epsilon"] / _IDLE]
+    chosen = _spread_out(useful if len(useful) >= MOST_PLANS else kept, MOST_PLANS)
+    certified = [row for row in map(_certified, chosen) if _within(row, limits, 1.0)]
+    if not certified:
+        raise PlanError(_out_of_reach([_certified(row) for row in chosen], limits))
+    front = [certified[row] for row in _front(certified)]
+    return Front(tuple(sorted(front, key=lambda c: c.costs())), len(approximate), limits)
+
+
+def _limits(
+    request: PlanRequest, grid: SearchGrid, given: Mapping[str, float] | None
+) -> dict[str, float]:
+    limits = {name: real(f"limit of {name}", most, above=0) for name, most in (given or {}).items()}
+    _known(limits, "limits")
+    if request.budget is not None:
+        limits.setdefault("epsilon", request.budget.epsilon)
+    limits.setdefault("epsilon", MOST_EPSILON)
+    settled = request.timed or request.batch is not None or grid.rounds or grid.batches
+    if not settled and "rounds" not in limits:
+        limits.setdefault("gradients", EPOCHS_LIMIT * request.examples)
+    return limits
+
+
+def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
+    """One for each point of the grid; what the request fixes has no grid."""
+    N = request.examples
+    least = min(N, max(LEAST_BATCH, N / 1000))
+    batches = grid.batches or _geometric(least, max(least, N / 4))
+    if request.sampling == "full-batch" or request.batch is not None:
+        batches = [request.batch or N]
+    sigmas = list(grid.noise_multipliers or np.geomspace(0.6, 30, 10))
+    if request.noise_multiplier is not None:
+        sigmas = [request.noise_multiplier]
+    lengths: Sequence[int | None] = sorted(set(grid.rounds or _geometric(30, 3000)))
+    if request.timed:
+        lengths = [request.rounds]
+    found = [
+        request.with_(
+            batch=batch,
+            groups=request.groups if each is None else batch // each,
+            rounds=length,
+            noise_multiplier=float(sigma),
+            clip_norm=request.clip_norm if norm is None else norm,
+            # That these numbers were searched is no choice of the user's.
+            hyperparameters=request.chosen_by(),
+        )
+        for batch, sigma, norm, length, each in product(
+            sorted(set(batches)),
+            sigmas,
+            grid.clip_norms or (None,),
+            lengths,
+            grid.group_sizes or (None,),
+        )
+        if batch >= (each or request.groups or 1)
+    ]
+    if not found:
+        raise PlanError("every batch is smaller than a group, or than the number of groups")
+    fitting = [point for point in found if _has_room(point)]
+    if not fitting:
+        raise PlanError(
+            "no batch leaves room for the largest sample of size_schedule=: give a growth nearer "
+            "to 1, or a smaller batch"
+        )
+    return fitting
+
+
+def _has_room(point: PlanRequest) -> bool:
+    """True if the largest sample of a course fits into the data."""
+    if point.course.sizes == "constant" or point.batch is None:
+        return True
+    like = Rounds(1.0, point.length_of(point.batch), point.sampling_of(point.batch))
+    return point.batch <= point.course.room(like, point.examples)
+
+
+def _approximate(
+    plans: Sequence[Plan], parameters: int, loss: Callable[[float, float], float] | None
+) -> list[Candidate]:
+    return [
+        Candidate(
+            made,
+            float(epsilon),
+            noise_to_signal(made, parameters)
+            if loss is None
+            else loss(made.clip_norm, made.privacy.mechanism.rounds[-1].noise_multiplier),
+            made.rounds,
+            gradient_computations(made),
+        )
+        for made, epsilon in zip(plans, approximate_epsilons(plans), strict=True)
+    ]
+
+
+def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
+    """ε of plans with one δ by the central limit theorem: to sort them by, never a guarantee."""
+    delta = plans[0].delta
+    found = np.array(
+        [approximate_clt_mu(made.mechanism) * made.records_per_person for made in plans]
+    )
+    mu = np.minimum(found, 1e4)
+    low, high = np.zeros(len(mu)), mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    for _ in range(40):  # Chernoff's bound is halved until its end is as good as exact
+        middle = (low + high) / 2
+        above = closed_bounds.gaussian_delta(middle, mu) > delta
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.asarray(np.where(found < 1e4, high, np.inf))
+
+
+def _certified(row: Candidate) -> Candidate:
+    interval = exact.epsilon(row.plan.mechanism, row.plan.delta, row.plan.records_per_person)
+    warn_if_wide(interval)
+    return Candidate(row.plan, interval.upper, row.noise, row.rounds, row.gradients)
+
+
+def _within(row: Candidate, limits: Mapping[str, float], slack: float) -> bool:
+    return all(
+        getattr(row, name) <= most * (slack if name == "epsilon" else 1.0)
+        for name, most in limits.items()
+    )
+
+
+def _front(rows: Sequence[Candidate]) -> NDArray[np.intp]:
+    return np.flatnonzero(non_dominated(np.array([row.costs() for row in rows])))
+
+
+def _spread_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
+    """The best in each respect and by default, then always the row furthest from all so far."""
+    if len(rows) <= most:
+        return list(rows)
+    costs = np.log(np.maximum([row.costs() for row in rows], 1e-300))
+    places = (costs - costs.min(0)) / np.maximum(np.ptp(costs, axis=0), 1e-12)
+    weights = np.array([OBJECTIVE_WEIGHTS[name] for name in OBJECTIVES])
+    chosen = list(dict.fromkeys([int((costs @ weights).argmin()), *map(int, costs.argmin(0))]))
+    nearest = np.min([np.linalg.norm(places - places[row], axis=1) for row in chosen], axis=0)
+    while len(chosen) < most and nearest.max() > 0:
+        chosen.append(int(nearest.argmax()))
+        nearest = np.minimum(nearest, np.linalg.norm(places - places[chosen[-1]], axis=1))
+    return [rows[row] for row in chosen]
+
+
+def non_dominated(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """True for each row that no other beats: at most as costly everywhere and cheaper somewhere.
+
+    Args:
+        costs: shape (plans, objectives), less is better.
+
+    Returns:
+        Booleans, shape (plans,).
+    """
+    keep = np.ones(len(costs), dtype=bool)
+    for index, row in enumerate(costs):
+        if keep[index]:
+            worse = (costs >= row).all(axis=1) & (costs > row).any(axis=1)
+            keep &= ~worse
+    return keep
+
+
+def _geometric(least: float, most: float) -> list[int]:
+    return sorted({max(1, round(value)) for value in np.geomspace(least, max(least, most), 10)})
+
+
+def _known(values: Mapping[str, float], what: str) -> None:
+    unknown = set(values) - set(OBJECTIVES)
+    if unknown:
+        raise ValueError(
+            f"{what} know the objectives {', '.join(OBJECTIVES)}, not {', '.join(sorted(unknown))}"
+        )
+
+
+def _out_of_reach(found: Sequence[Candidate], limits: Mapping[str, float]) -> str:
+    least = {name: min(getattr(row, name) for row in found) for name in limits}
+    if least["epsilon"] > limits["epsilon"]:
+        return (
+            f"none of the plans has ε of at most {limits['epsilon']:g} (the least has about "
+            f"{least['epsilon']:.3g}): raise the limit, or allow more noise or smaller batches"
+        )
+    text = ", ".join(f"{name} {least[name]:.4g} (limit {limits[name]:g})" for name in limits)
+    return f"no plan meets all limits at once; the least each reaches alone: {text}"
+
+
+# Plans for a search that is paid for: the noise of one trial such that the whole search fits.
+#
+# A search runs a random number of trials, each with one of several plans, and shows the best. With
+# the same noise it costs more than one run; here the noise of a trial is solved for, so that the
+# search as a whole keeps the budget. Source: Papernot and Steinke 2022, Theorems 2 and 6.
+
+
+# What candidates may differ in: all of it works on sums that are already noised and clipped, or
+# is the clipping itself, whose bound the noise follows.
+FREE = tuple(name for name, option in table().items() if option.row.candidate)
+NOISE_TOLERANCE = 1e-3
+
+
+def plan_tuning(
+    request: PlanRequest | None = None,
+    /,
+    *,
+    trials: Trials,
+    candidates: Sequence[Mapping[str, Any]],
+    **shared: Unpack[PlanKeywords],
+) -> tuple[Plan, ...]:
+    """One plan for each candidate, all with the least noise at which the search keeps the budget.
+
+    Args:
+        request: what all candidates share, as for :func:`forethought.plan`; its budget is what
+            the whole search may cost.
+        trials: how the number of trials will be drawn.
+        candidates: for each the arguments of :func:`forethought.plan` in which it differs, out of
+            clip_norm, clip_rule, quantile, optimizer, learning_rate, options, schedule, averaging.
+        shared: keywords of :func:`forethought.plan`, in place of ``request`` or going before it.
+
+    Returns:
+        Plans for :func:`forethought.tune`, in the order of the candidates, with one mechanism.
+
+    Raises:
+        PlanError: a candidate that would change what is released, a noise multiplier that is
+            given, or a request that no plan fulfils.
+
+    >>> from forethought.accounting.adaptive import NegativeBinomialTrials
+    >>> plans = plan_tuning(
+    ...     examples=1000, budget=Budget(3, 1e-4), epochs=20,
+    ...     trials=NegativeBinomialTrials.of_mean(8, shape=0),
+    ...     candidates=[{"learning_rate": rate} for rate in (0.1, 0.3, 1.0)],
+    ... )
+    >>> len(plans), len({p.mechanism for p in plans})
+    (3, 1)
+    """
+    if not isinstance(trials, Trials):
+        raise TypeError(
+            f"trials must be PoissonTrials(mean) or NegativeBinomialTrials(...), not {trials!r}"
+        )
+    if not candidates:
+        raise PlanError("candidates is empty: give at least one mapping of arguments to try")
+    for candidate in candidates:
+        other = sorted(set(candidate) - set(FREE))
+        if other:
+            raise PlanError(
+                f"candidates may differ in {', '.join(FREE)}, not in {', '.join(other)}: what is "
+                "released must be the same in every trial. Give it for all, or make plans with "
+                "forethought.plan and hand them to forethought.tune, which accounts for the worst"
+            )
+    request = PlanRequest.of(**shared) if request is None else request.with_(**shared)
+    if request.noise_multiplier is not None:
+        raise PlanError("noise_multiplier follows from the budget and the trials: drop it")
+    request = request.with_(centre=False)
+    if request.preparation is not None:
+        raise PlanError(
+            "a search pays for its trials only: standardise with public constants, and drop "
+            "preparation="
+        )
+    budget = request.budget
+    if budget is None:
+        raise PlanError("a search needs budget=, which all its trials together keep")
+    alone = plan(request)
+    if alone.records_per_person > 1:
+        raise PlanError(
+            "a search promises something to single records: no theorem here has its ε for "
+            f"{alone.records_per_person} together. Use person_as='contribution', where a person is "
+            "one record"
+        )
+    parts = alone.mechanism.rounds
+    # Noise that changes over the run keeps its shape: this is that of the first rounds.
+    single = parts[0].noise_multiplier
+
+    def mechanism(sigma: float) -> Mechanism:
+        noised = (
+            replace(part, noise_multiplier=sigma * (part.noise_multiplier / single))
+            for part in parts
+        )
+        return Mechanism(*noised, adjacency=alone.mechanism.adjacency)
+
+    found = mechanism(_noise(mechanism, single, trials, budget))
+    why = (
+        "noise",
+        f"the least for which the best of a random number of trials (mean {trials.mean:.3g}) "
+        f"keeps ε within {budget.epsilon:g} at δ = {budget.delta:.3g}; one run alone would need "
+        f"{single:.4g}",
+    )
+    plans = []
+    for candidate in candidates:
+        base = plan(request.with_(**candidate))
+        if base.clip.rule == "quantile" and request.count_noise is None:
+            raise PlanError("the clip rule 'quantile' needs count_noise= for all candidates")
+        plans.append(
+            base.with_(
+                mechanism=found,
+                not_covered=(*base.not_covered, SEARCH_ALONE),
+                reasons=(*(pair for pair in base.reasons if pair[0] != "noise"), why),
+            )
+        )
+    return tuple(plans)
+
+
+def _noise(
+    mechanism: Callable[[float], Mechanism], single: float, trials: Trials, budget: Budget
+) -> float:
+    def fits(sigma: float) -> bool:
+        return search_epsilon([mechanism(sigma)], trials, budget.delta) <= budget.epsilon
+
+    low, high = single, single
+    while not fits(high):
+        low, high = high, 2 * high
+        if high > 1e4 * single:
+            least = _floor(trials)
+            raise PlanError(
+                f"no noise keeps the search within ε = {budget.epsilon:g}: {least}. Raise epsilon, "
+                "or lower the mean number of trials"
+            )
+    while low == high or fits(low):  # a search over hardly any trials may cost less than one run
+        low, high = low / 1.5, low
+        if low < 1e-6 * single:
+            return high
+    while high / low > 1 + NOISE_TOLERANCE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _floor(trials: Trials) -> str:
+    kind = "negative binomial" if isinstance(trials, NegativeBinomialTrials) else "Poisson"
+    return f"the {kind} number of trials, of mean {trials.mean:.3g}, costs that much by itself"
+
+
+# Phases: continue with less noise and a new sample size while accuracy is not reached.
+#
+# The next phase follows from the phases so far by exact accounting, compared with the paper's own
+# calculator. Source: van Dijk et al., "Proactive DP", Appendix E (Figure 15) and E.1.
+#
+# Two ways to decide, two ways to account:
+#
+# - :func:`plan_phases` fixes the whole sequence before the first round, and only the time of
+#   stopping depends on results. A stopped run is a function of the full one, so the exact ε of the
+#   full sequence holds whenever it stops.
+# - :func:`next_by_shortfall`, or any rule that looks at results, chooses noise or sample size as
+#   they come in. Then only a filter that was set beforehand holds.
+
+
+# σ of a phase against that of the one before. With it every phase can be worth twice the one
+# before by growing its sample size by about the same factor.
+SHRINK = 0.85
+# The adaptive rule: by this much less noise when the accuracy is near, or far; what is left of the
+# filter is spent by halves until this share is used; a rest below the last one is left alone.
+NEAR, NEAR_SHRINK, FAR_SHRINK = 0.03, 0.9, 0.7
+HALVE_UNTIL, ENOUGH = 0.5, 0.95
+
+
+@dataclass(frozen=True)
+class NextPhase:
+    """A phase that fits, with what the closed form says of the same request.
+
+    Args:
+        rounds: what to run.
+        epsilon: certified upper end of ε of all phases up to this one, as if fixed in advance.
+        closed_form: what Appendix E.1 allows for the same gradients and noise; None where
+            Theorem B.4 allows nothing, or does not speak of this sampling.
+        remark: why ``closed_form`` is None, otherwise empty.
+    """
+
+    rounds: Rounds
+    epsilon: float
+    closed_form: Phase | None
+    remark: str
+
+
+def next_phase(
+    earlier: Mechanism | None,
+    *,
+    examples: int,
+    rounds: int,
+    noise_multiplier: float,
+    budget: Budget,
+    like: Rounds,
+    adjacency: Adjacency = "add-or-remove",
+) -> NextPhase:
+    """The largest sample size of the next phase with which all phases keep the budget, exactly.
+
+    Args:
+        earlier: the phases so far; None before the first.
+        examples: N.
+        rounds: T_j of the phase.
+        noise_multiplier: σ_j that was chosen for it.
+        budget: of all phases together.
+        like: rounds whose kind of sampling and clipping the phase takes over.
+        adjacency: of the first phase; later ones keep it.
+
+    Raises:
+        PlanError: not even a sample size of 1 fits (or, with full batches, the phase itself).
+        ValueError, TypeError: an argument outside its range.
+    """
+    if isinstance(like, Correlated):
+        raise PlanError("phases have independent noise each: give rounds that are not correlated")
+    N, count = whole("examples", examples), whole("rounds", rounds)
+    sigma = real("noise_multiplier", noise_multiplier, above=0)
+
+    def total(size: float) -> Mechanism:
+        part = Rounds(
+            sigma,
+            count,
+            like.sampling.resized(int(size), N),
+            like.clipping,
+            groups=like.groups,
+        )
+        if earlier is None:
+            return Mechanism(part, adjacency=adjacency)
+        return earlier + Mechanism(part, adjacency=earlier.adjacency)
+
+    def fits(size: int) -> bool:
+        return exact.epsilon(total(size), budget.delta).upper <= budget.epsilon
+
+    smallest = N if isinstance(like.sampling, FullBatch) else 1
+    if not fits(smallest):
+        spent = 0.0 if earlier is None else exact.epsilon(earlier, budget.delta).upper
+        raise PlanError(
+            f"{count} rounds with noise multiplier {sigma:g} do not fit into ε = "
+            f"{budget.epsilon:g} after ε = {at_most(spent)} has been spent, even with sample size "
+            f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
+        )
+    size = N if fits(N) else int(solved(total, budget, (smallest, N), integer=True))
+    while not fits(size):  # the interval that a Statement shows is wider than the solver's
+        size -= 1
+    part = Rounds(sigma, count, like.sampling.resized(size, N), like.clipping, groups=like.groups)
+    found, remark = _closed_form(earlier, part, N, size, budget)
+    interval = exact.epsilon(total(size), budget.delta)
+    warn_if_wide(interval)
+    return NextPhase(part, interval.upper, found, remark)
+
+
+def _closed_form(
+    earlier: Mechanism | None, part: Rounds, examples: int, size: int, budget: Budget
+) -> tuple[Phase | None, str]:
+    parts = [*(earlier or ()), part]
+    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in parts):
+        return None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
+    before = [
+        (p.sampling.expected_batch(examples), p.count) for p in (() if earlier is None else earlier)
+    ]
+    try:
+        return (
+            phase_calculator(
+                examples,
+                size * part.count,
+                budget.epsilon,
+                before,
+                sigma=part.noise_multiplier,
+                delta=budget.delta,
+            ),
+            "",
+        )
+    except ValueError as error:
+        return None, f"Theorem B.4 allows no such phase: {error}"
+
+
+def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
+    """A plan's rounds and budget, spread over phases of less and less noise.
+
+    Every phase has as many rounds, σ smaller by ``shrink``, the largest sample size that exact
+    accounting allows, and is worth about twice the budget of the one before (in squared Gaussian
+    μ); the last one uses up what is left. Hand the result to ``forethought.train_until``, which
+    stops as soon as the accuracy is reached, or to ``forethought.train``.
+
+    Args:
+        plan: with one kind of rounds and a budget; clipping, optimizer and the rest are kept.
+        phases: how many. shrink: in (0, 1).
+
+    Raises:
+        PlanError: no budget, several parts, or fewer rounds than phases.
+    """
+    count, factor = whole("phases", phases), real("shrink", shrink, above=0, below=1)
+    if plan.preparation is not None and plan.preparation.centres:
+        plan = plan.with_(preparation=None)  # the phases share all of the budget
+    if plan.budget is None:
+        raise PlanError("phases share out a budget: make the plan with budget=")
+    if plan.preparation is not None:
+        raise PlanError(
+            "phases pay for no preparation of the data: standardise with public constants, and "
+            "plan without preparation="
+        )
+    if len(plan.mechanism.rounds) > 1:
+        raise PlanError("this plan has several parts already: give one with equal rounds")
+    if plan.rounds < count:
+        raise PlanError(f"{plan.rounds} rounds do not make {count} phases: plan more rounds")
+    if count == 1:
+        return plan
+    like, budget = plan.mechanism.rounds[0], plan.budget
+    batch = max(1, round(like.sampling.expected_batch(plan.examples)))
+    lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
+    shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
+    targets = [_epsilon_of(math.sqrt(share) * budget_mu(budget), budget) for share in shares[:-1]]
+    found: list[NextPhase] = []
+    done: Mechanism | None = None
+    for length, target in zip(lengths, [*targets, budget.epsilon], strict=True):
+        within = Budget(target, budget.delta)
+        size = batch if not found else None
+        phase = _solved(plan, done, length, within, found, factor, size)
+        found.append(phase)
+        done = Mechanism(*(f.rounds for f in found), adjacency=plan.mechanism.adjacency)
+    why = tuple(
+        (
+            f"phase {j}",
+            f"{f.rounds.count} rounds with σ = {f.rounds.noise_multiplier:.4g} and sample size "
+            f"{f.rounds.sampling.expected_batch(plan.examples):.0f}; exact ε up to here "
+            f"{at_most(f.epsilon)}. Closed form: "
+            + (
+                f.remark
+                if f.closed_form is None
+                else f"sample size {f.closed_form.size} in {f.closed_form.rounds} rounds"
+            ),
+        )
+        for j, f in enumerate(found, start=1)
+    )
+    kept = tuple(pair for pair in plan.reasons if pair[0] not in ("noise", "batch", "rounds"))
+    mechanism = Mechanism(*(f.rounds for f in found), adjacency=plan.mechanism.adjacency)
+    return plan.with_(mechanism=mechanism, reasons=(*kept, *why))
+
+
+def _solved(
+    plan: Plan,
+    done: Mechanism | None,
+    length: int,
+    within: Budget,
+    found: list[NextPhase],
+    factor: float,
+    size: int | None,
+) -> NextPhase:
+    like = plan.mechanism.rounds[0]
+    N, adjacency = plan.examples, plan.mechanism.adjacency
+    if size is None and not isinstance(like.sampling, FullBatch):
+        sigma = factor * found[-1].rounds.noise_multiplier
+        phase = next_phase(
+            done, examples=N, rounds=length, noise_multiplier=sigma, budget=within, like=like
+        )
+        size = round(phase.rounds.sampling.expected_batch(N))
+        if size < N:
+            return phase
+    # The sample size is given, or cannot grow: what is left is taken from the noise.
+    sampling = like.sampling.resized(size or N, N)
+
+    def total(sigma: float) -> Mechanism:
+        part = Mechanism(
+            Rounds(sigma, length, sampling, like.clipping, groups=like.groups), adjacency=adjacency
+        )
+        return part if done is None else done + part
+
+    def fits(sigma: float) -> bool:
+        return exact.epsilon(total(sigma), within.delta).upper <= within.epsilon
+
+    most = found[-1].rounds.noise_multiplier if found else like.noise_multiplier
+    while not fits(most):
+        most *= 1.5
+    least = most / 1.5
+    while fits(least):
+        least /= 1.5
+    sigma = solved(total, within, (0.9 * least, most))
+    while exact.epsilon(total(sigma), within.delta).upper > within.epsilon:
+        sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
+    part = Rounds(sigma, length, sampling, like.clipping, groups=like.groups)
+    form, remark = _closed_form(done, part, N, size or N, within)
+    interval = exact.epsilon(total(sigma), within.delta)
+    warn_if_wide(interval)
+    return NextPhase(part, interval.upper, form, remark)
+
+
+def next_by_shortfall(progress: Progress) -> Rounds | None:
+    """A rule for ``forethought.train_until`` that looks at how much accuracy is missing.
+
+    Close to the wanted accuracy σ falls by a tenth, further away by three tenths. The phase is as
+    long as the one before, and its sample size the largest that leaves half of what the filter
+    has left, until half is used, and nothing after that.
+
+    Returns:
+        The next phase, or None when no sample size fits or hardly anything is left.
+    """
+    last, accuracy = progress.done[-1]
+    ledger = progress.filter
+    if ledger.fraction_used > ENOUGH:
+        return None
+    near = progress.wanted - accuracy <= NEAR
+    sigma = last.noise_multiplier * (NEAR_SHRINK if near else FAR_SHRINK)
+    # Half of what is left holds twice the rounds.
+    spread = 2 if ledger.fraction_used < HALVE_UNTIL else 1
+
+    def part(size: int, times: int) -> Rounds:
+        sampling = last.sampling.resized(size, progress.examples)
+        return Rounds(sigma, times * last.count, sampling, last.clipping, groups=last.groups)
+
+    low = 0
+    high = progress.examples + 1
+    if isinstance(last.sampling, FullBatch):
+        low, high = (0, 1) if ledger.would_exceed(part(1, spread)) else (1, 2)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if ledger.would_exceed(part(middle, spread)) else (middle, high)
+    return part(low, 1) if low else None
+
+
+def _epsilon_of(mu: float, budget: Budget) -> float:
+    low, high = 0.0, budget.epsilon
+    while high - low > 1e-9 * high:
+        middle = 0.5 * (low + high)
+        if gaussian_delta_bounds(mu, middle).upper > budget.delta:
+            low = middle
+        else:
+            high = middle
+    return high
