@@ -93,9 +93,7 @@ def attack_of(
         epsilon: proven at ``delta``. accuracy: of the trade-off function's δ, relatively.
     """
     rows = _by_epsilon(epsilon, delta)
-    faced = None if way.composed is None else way.composed(mechanism)
-    if way.curve is not None:
-        faced = way.curve(mechanism, details)
+    faced = way.faced(mechanism, details)
     if faced is not None and math.isfinite(epsilon):
         # The whole trade-off function says more than one point of it.
         powers = _powers(faced, group, accuracy)
