@@ -757,7 +757,7 @@ def filter_interval(
     Args:
         mechanism: what was released in the end.
         delta: at least the filter's. group: 1.
-        details: the filter, as :func:`filter_details` gives it.
+        details: the filter, as :meth:`Filter.details` gives it.
 
     Returns:
         Upper end: the filter's budget, which holds whatever would have been chosen. Lower end: 0,
