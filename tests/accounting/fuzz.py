@@ -243,7 +243,7 @@ def check(case: Case, outcome: Outcome, *, against_oracle: bool, size: int = 2**
     outcome.cases += 1
     started = time.process_time()
     try:
-        got = exact.enclose(case.mechanism, case.group, 1e-3, delta=case.delta)
+        got = exact.enclose(case.mechanism, case.group, 1e-3, exact.Asked(case.delta))
     except Exception as error:
         outcome.faults.append(f"{type(error).__name__}: {error}: {case}")
         return

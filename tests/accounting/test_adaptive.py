@@ -20,7 +20,6 @@ from forethought.accounting.adaptive import (
     Trials,
     count_mechanism,
     draw,
-    filter_details,
     filter_interval,
     matching_score_noise,
     search_epsilon,
@@ -177,7 +176,7 @@ def test_statements_meet_the_published_schema_and_round_trip() -> None:
     ledger.spend(MECHANISM)
     for details in (
         selection_details(MECHANISM, [MECHANISM], DISTRIBUTIONS[2], 5.0, DELTA),
-        filter_details(ledger),
+        ledger.details(),
     ):
         statement = account(MECHANISM, DELTA, accountant=details)
         jsonschema.validate(json.loads(statement.to_json()), json_schema())
@@ -194,13 +193,13 @@ def test_groups_are_refused() -> None:
         account(MECHANISM, DELTA, group=2, accountant=details)
     ledger = RenyiFilter(Budget(3.0, DELTA), orders=(8.0,))
     with pytest.raises(UnsupportedMechanismError, match="group=1"):
-        account(MECHANISM, DELTA, group=2, accountant=filter_details(ledger))
+        account(MECHANISM, DELTA, group=2, accountant=ledger.details())
 
 
 def test_a_filter_holds_its_budget_at_its_delta_and_above() -> None:
     ledger = RenyiFilter(Budget(3.0, DELTA), orders=(6.0,))
     ledger.spend(MECHANISM)
-    details = filter_details(ledger)
+    details = ledger.details()
     found = filter_interval(MECHANISM, DELTA, 1, details)
     assert found.upper == 3.0
     assert found.lower == 0

@@ -47,9 +47,9 @@ def test_no_theorem_proves_less_than_is_stated(seed):
     assert len(ways) > 1
     for way in ways:
         if all(isinstance(pair, Pair) for pair in way):
-            proven = exact.of_pairs(way, 1e-3, 1e-5, None)
+            proven = exact.of_pairs(way, 1e-3, exact.Asked(1e-5))
         else:
-            proven = of_ratios(way, 1e-3, 1e-5, None)
+            proven = of_ratios(way, 1e-3, exact.Asked(1e-5))
         assert found.upper <= proven.upper and found.lower <= proven.upper
     delta = exact.delta(mechanism, found.upper, group)
     assert delta.lower <= 1e-5

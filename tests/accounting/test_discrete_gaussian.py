@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from mpmath import mp
 
+from forethought.accounting.accountants import charged, real_divergence, sum_divergence
 from forethought.accounting.interval import Interval
-from forethought.accounting.summed import charged, real_divergence, sum_divergence
 
 
 def weights(scale: float, reach: int) -> list:

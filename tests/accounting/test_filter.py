@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -6,8 +7,9 @@ from forethought.accounting import adaptive
 from forethought.accounting.adaptive import BudgetExceededError, RenyiFilter, best_order
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.renyi import RenyiCurve, rdp
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import Poisson, Shuffled
+from forethought.values.mechanism import Budget, Correlated, Mechanism, Rounds
+from forethought.values.samplings import FullBatch, Poisson, Shuffled
+from forethought.values.strategies import Banded
 
 STEP = Rounds(2.0, 100, Poisson(0.01))
 
@@ -48,6 +50,15 @@ def test_affordable_is_exactly_what_fits():
     count = ledger.affordable(STEP)
     assert not ledger.would_exceed(Rounds(2.0, count, Poisson(0.01)))
     assert ledger.would_exceed(Rounds(2.0, count + 1, Poisson(0.01)))
+
+
+def test_correlated_rounds_are_afforded_together():
+    ledger = RenyiFilter(Budget(1.0, 1e-5))
+    rounds = Correlated(80.0, 1, FullBatch(), strategy=Banded((1.0, 0.5)))
+    most = ledger.affordable(rounds)
+    assert not ledger.would_exceed(replace(rounds, count=most))
+    assert ledger.would_exceed(replace(rounds, count=most + 1))
+    assert exact_epsilon(Mechanism(replace(rounds, count=most)), 1e-5).upper <= 1.0
 
 
 def test_shuffled_epochs_are_charged_whole():

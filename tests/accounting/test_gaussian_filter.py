@@ -128,7 +128,7 @@ def test_a_statement_recomputes_what_was_charged():
     ledger = adaptive.suited_filter(mechanism, BUDGET)
     assert isinstance(ledger, GaussianFilter)
     ledger.spend(mechanism)
-    details = adaptive.filter_details(ledger)
+    details = ledger.details()
     got = adaptive.filter_interval(mechanism, 1e-6, 1, details)
     assert (got.lower, got.upper) == (0.0, 2.0)
     for wrong, words in (

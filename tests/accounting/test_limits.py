@@ -102,7 +102,7 @@ def test_hits_of_two_sided_and_symmetric_pairs_lie_below():
     ids=str,
 )
 def test_total_variation_is_an_upper_bound(pair):
-    at_zero = exact.single_part(pair, None, 0.0)
+    at_zero = exact.single_part(pair, exact.Asked(epsilon=0.0))
     assert total_variation(pair) >= at_zero.lower * (1 - 1e-12)
     assert total_variation(pair) <= 1.2 * at_zero.upper
 
@@ -119,7 +119,7 @@ def test_distance_one_would_not_cover_zero_out_without_replacement(rate):
     step = float(z[1] - z[0])
     for level in (0.1, 1.0):
         delta = float(np.maximum(attained[0] - math.exp(level) * attained[1], 0).sum()) * step
-        one = exact.single_part(Pair(((1.0, rate),), symmetric=True), None, level)
-        two = exact.single_part(Pair(((2.0, rate),), symmetric=True), None, level)
+        one = exact.single_part(Pair(((1.0, rate),), symmetric=True), exact.Asked(epsilon=level))
+        two = exact.single_part(Pair(((2.0, rate),), symmetric=True), exact.Asked(epsilon=level))
         assert one.upper < 0.9 * delta
         assert delta <= two.upper * (1 + 1e-6)

@@ -156,7 +156,7 @@ def test_windows_longer_than_the_range_of_exponentials():
     ids=str,
 )
 def test_rare_records_get_valid_bounds(rounds, wanted):
-    got = exact.enclose(Mechanism(rounds), 1, 1e-3, delta=wanted)
+    got = exact.enclose(Mechanism(rounds), 1, 1e-3, exact.Asked(wanted))
     assert 0 <= got.lower <= got.upper < 10
 
 

@@ -92,13 +92,13 @@ def test_the_reverse_direction_counts_where_it_is_the_worse_one():
     ahead = delta_bounds(Composition({pair: 5}), 1.0)
     behind = delta_bounds(Composition({pair: 5}, swapped=True), 1.0)
     assert behind[0] > 2 * ahead[1]
-    got = exact.of_pairs({pair: 5}, 1e-3, None, 1.0)
+    got = exact.of_pairs({pair: 5}, 1e-3, exact.Asked(epsilon=1.0))
     assert got.lower >= 0.999 * behind[0]
     assert got.upper >= behind[0]
     for delta in (1e-2, 1e-6):
         worse = Search(Composition({pair: 5}, swapped=True), delta=delta)
         worse.refine(1e-3)
-        found = exact.of_pairs({pair: 5}, 1e-3, delta, None)
+        found = exact.of_pairs({pair: 5}, 1e-3, exact.Asked(delta))
         assert found.lower >= 0.998 * worse.lower
         assert found.upper >= worse.lower
 
@@ -134,7 +134,7 @@ def test_the_reverse_direction_is_looked_at_wherever_it_could_matter(monkeypatch
             super().__init__(parts, swapped=swapped)
 
     monkeypatch.setattr(exact, "Composition", Watched)
-    exact.enclose(Mechanism(Rounds(1.0, 300, Poisson(0.05))), 1, 1e-3, delta=1e-5)
+    exact.enclose(Mechanism(Rounds(1.0, 300, Poisson(0.05))), 1, 1e-3, exact.Asked(1e-5))
     assert seen == [False, True]
 
 
@@ -143,7 +143,7 @@ def test_a_crossing_is_an_error_with_its_inputs(monkeypatch):
     monkeypatch.setattr(exact, "floor_of", lambda *_: 0.0)
     mechanism = Mechanism(Rounds(1.234, 77, Poisson(0.01)))
     with pytest.raises(exact.CertificateError, match=r"1\.234.*count=77.*group=1"):
-        exact.enclose(mechanism, 1, 1e-3, delta=1e-5)
+        exact.enclose(mechanism, 1, 1e-3, exact.Asked(1e-5))
 
 
 def test_a_direction_that_contradicts_itself_is_an_error(monkeypatch):
@@ -155,7 +155,7 @@ def test_a_direction_that_contradicts_itself_is_an_error(monkeypatch):
 
     monkeypatch.setattr(Search, "refine", crossed)
     with pytest.raises(exact.CertificateError):
-        exact.enclose(Mechanism(Rounds(1.0, 70, Poisson(0.01))), 1, 1e-3, delta=1e-5)
+        exact.enclose(Mechanism(Rounds(1.0, 70, Poisson(0.01))), 1, 1e-3, exact.Asked(1e-5))
 
 
 ROWS = [
@@ -214,9 +214,9 @@ def test_the_swapped_direction_does_not_underflow():
 
 def test_many_noises_at_once_agree_with_each_by_itself(monkeypatch):
     many = Mechanism(*(Rounds(1 + 0.02 * i, 1, Poisson(0.02)) for i in range(60)))
-    together = exact.enclose(many, 1, 1e-3, delta=1e-6)
+    together = exact.enclose(many, 1, 1e-3, exact.Asked(1e-6))
     monkeypatch.setattr(line_integral, "SEVERAL", math.inf)
-    apart = exact.enclose(many, 1, 1e-3, delta=1e-6)
+    apart = exact.enclose(many, 1, 1e-3, exact.Asked(1e-6))
     assert together.relative_width <= 1e-3 >= apart.relative_width
     assert together.lower <= apart.upper and apart.lower <= together.upper
 
@@ -265,7 +265,7 @@ FEW = [
 def test_few_rounds_with_rare_records_are_sharp(mechanism, wanted, group):
     # Windows too short for the answer, moments that were only estimated, and crossings by a
     # slope of half the true one once left these up to [0, large].
-    got = exact.enclose(mechanism, group, 1e-3, delta=wanted)
+    got = exact.enclose(mechanism, group, 1e-3, exact.Asked(wanted))
     assert got.lower > 0 and got.relative_width <= 1e-3
 
 

@@ -12,7 +12,6 @@ from forethought.accounting.adaptive import (
     best_of,
     draw,
     search_epsilon,
-    selection_epsilon,
 )
 from forethought.accounting.renyi import RenyiCurve, rdp
 from forethought.values.mechanism import Mechanism, Rounds
@@ -129,7 +128,7 @@ def test_draws_follow_the_distribution():
 def test_searching_costs_more_than_one_run_and_less_than_all():
     mechanism = Mechanism(Rounds(2.0, 500, Poisson(0.02)))
     once = rdp(mechanism).epsilon(1e-6)
-    searched = selection_epsilon(mechanism, NegativeBinomialTrials.of_mean(20), 1e-6)
+    searched = best_of(rdp(mechanism), NegativeBinomialTrials.of_mean(20)).epsilon(1e-6)
     all_runs = rdp(Mechanism(Rounds(2.0, 20 * 500, Poisson(0.02)))).epsilon(1e-6)
     assert once < searched < all_runs
 
@@ -186,7 +185,7 @@ def test_a_rare_single_trial_is_not_free():
     # What was once claimed: ε = 0 at δ = 1e-4, where δ(0) is 2e-3.
     mechanism = Mechanism(Rounds(0.5, 1, FullBatch()))
     assert exact_best_of(PoissonTrials(0.003), 0.5, 0.0, True) > 1e-3
-    assert selection_epsilon(mechanism, PoissonTrials(0.003), 1e-4) > 1
+    assert best_of(rdp(mechanism), PoissonTrials(0.003)).epsilon(1e-4) > 1
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.8, 6.0])

@@ -9,9 +9,7 @@ from dataclasses import replace
 import pytest
 
 import forethought as ft
-from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
-from forethought.accounting.statement import Statement, StatementError, account
-from forethought.accounting.summed import (
+from forethought.accounting.accountants import (
     AGGREGATE,
     NETWORK,
     ROUNDING_SCALE,
@@ -19,6 +17,8 @@ from forethought.accounting.summed import (
     real_divergence,
     sum_divergence,
 )
+from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
+from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.verification import verify
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Mechanism, Rounds

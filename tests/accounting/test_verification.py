@@ -15,7 +15,6 @@ from forethought.accounting import verification
 from forethought.accounting.adaptive import (
     NegativeBinomialTrials,
     RenyiFilter,
-    filter_details,
     selection_details,
 )
 from forethought.accounting.statement import (
@@ -65,7 +64,7 @@ def of_a_filter() -> Statement:
     mechanism = Mechanism(Rounds(2.0, 50, Poisson(0.1)))
     ledger = RenyiFilter(Budget(3.0, DELTA), orders=(6.0,))
     ledger.spend(mechanism)
-    return account(mechanism, DELTA, accountant=filter_details(ledger))
+    return account(mechanism, DELTA, accountant=ledger.details())
 
 
 STATEMENTS = {

@@ -1,7 +1,36 @@
-"""The ways in which a Statement's ε is computed: one registry with their words and theorems."""
+"""The ways in which a Statement's ε is computed: one registry with their words and theorems.
+
+**Sums with others' noise: the cost of a client's noised sums where they are seen in such only.**
+
+**How far sums of discrete Gaussians are from real Gaussian noise: certified charges.**
+
+A discrete Gaussian of scale s has every whole number k with probability ∝ exp(−k²/2s²). Write
+a(s) = 2·Σ_{k≥1} exp(−2π²s²k²). By Poisson summation Σ_j exp(−(j − c)²/2s²) = s√(2π)·(1 + θ) with
+|θ| ≤ a(s) for every real c, and = s√(2π)·(1 + a(s)) at c = 0. Two facts follow.
+
+**Sums.** X and Y with scales s and t are convolved: the product of their weights at x and w − x is
+the weight of scale u = √(s² + t²) at w, times a Gaussian in x of scale v = st/u. So the ratio of
+P(X + Y = w) to that of scale u is (1 + θ_v)(1 + a(u))/((1 + a(s))(1 + a(t))), and its logarithm is
+at most −ln(1 − a(v)) + 2·a(v) in size, since v is the smallest of the four. Adding one variable
+after another, the charges add (Kairouz, Liu and Steinke 2021, Corollary 12, with 10·e^(−2π²v²)).
+
+**Real noise.** A real Gaussian of standard deviation √(s² − r²), rounded by drawing k ∝
+exp(−(k − y)²/2r²), is the discrete Gaussian of scale s up to (1 + a(s))/(1 + θ_r) (Peikert 2010,
+Theorem 3.1). Rounding is post-processing and commutes with shifts by whole numbers, so theorems
+about real Gaussian noise, subsampled or not, hold up to the charge.
+
+**Attackers.** Three attackers see less of a client than the server does. One sees global models,
+which in synchronous rounds depend on the clients through their weighted sum (``aggregate``). One is
+the server of a secure aggregation (``secure-aggregation``). One is a worker of a gossip that sees
+partial averages (``network``; Cyffers and Bellet 2022). All face the noise of others besides the
+client's own, which is Gaussian and independent, and the rest of the sum does not depend on the
+client's record. So the client's mechanism is accounted at its noise multiplier times a gain: the
+standard deviation of all noise that the attacker does not know, over that of the client's own.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,83 +47,19 @@ from forethought.accounting.adaptive import (
 )
 from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.renyi import CURVES
-from forethought.accounting.summed import (
-    AGGREGATE,
-    NETWORK,
-    SECURE_AGGREGATION,
-    aggregate_caveats,
-    aggregate_curve,
-    aggregate_done,
-    aggregate_interval,
-    network_caveats,
-    network_curve,
-    network_done,
-    network_interval,
-    secure_caveats,
-    secure_curve,
-    secure_done,
-    secure_interval,
-)
 from forethought.accounting.theorems import theorem
 from forethought.values.caveats import Caveat
+from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds, releases
 from forethought.values.samplings import CyclicPoisson, FullBatch, Shuffled
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
-
-
-@dataclass(frozen=True)
-class Accountant:
-    """One way from a mechanism to ε, and what a Statement says of it.
-
-    Args:
-        interval: (mechanism, δ, group, details) → ε, certified.
-        theorems: (mechanism, group) → the results that the accounting rests on.
-        covered: what the first sentence says that the proof is for.
-        rounds: what the mechanism's rounds are.
-        hidden: what the attacker does not see besides the noise, given the mechanism; "" if
-            nothing. sees: what they see.
-        done: the accountant's details → what was done, a sentence each.
-        details: the keys that the details have besides "kind".
-        implied: mechanism → caveats that go with every statement of this kind.
-        composed: mechanism → the one whose exact composition is stated, so that its whole
-            trade-off function bounds an attacker; None where only the one (ε, δ) is proven, and
-            where the rounds need not be those of the plan.
-        curve: (mechanism, details) → the same where it depends on the details; None: nothing.
-        batches_known: the kind that takes over when the batches were drawn from a seed; None
-            where no theorem does.
-    """
-
-    interval: Callable[[Mechanism, float, int, Mapping[str, Any]], Interval]
-    theorems: Callable[[Mechanism, int], tuple[str, ...]]
-    covered: str
-    rounds: str
-    hidden: Callable[[Mechanism], str]
-    sees: str = (
-        "sees every noised sum that was released (hence every intermediate model and the final "
-        "one), knows the plan, the code and all other records"
-    )
-    done: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda _details: ()
-    details: tuple[str, ...] = ()
-    implied: Callable[[Mechanism], tuple[Caveat, ...]] = lambda _mechanism: ()
-    composed: Callable[[Mechanism], Mechanism] | None = None
-    curve: Callable[[Mechanism, Mapping[str, Any]], Mechanism | None] | None = None
-    batches_known: str | None = None
-
-    def adversary(self, mechanism: Mechanism) -> str:
-        """The attacker's assumed sight and knowledge; follows "The attacker"."""
-        hidden = self.hidden(mechanism)
-        missing = f"knows neither the noise nor {hidden}" if hidden else "does not know the noise"
-        return f"{self.sees}, and {missing}"
-
-    def unknown(self, mechanism: Mechanism) -> str:
-        """The attacker's gaps of knowledge, in a few words."""
-        *first, last = "the noise", *filter(None, self.hidden(mechanism).split(", nor "))
-        return f"{', '.join(first)} and {last}" if first else last
-
-    def adjacency(self, mechanism: Mechanism) -> Adjacency:
-        """The difference between neighbouring data sets that ε is about."""
-        return (mechanism if self.composed is None else self.composed(mechanism)).adjacency
+AGGREGATE, SECURE_AGGREGATION, NETWORK = "aggregate", "secure-aggregation", "network"
+_EVERYTHING = (
+    "sees every noised sum that was released (hence every intermediate model and the final one), "
+    "knows the plan, the code"
+)
+Details = Mapping[str, Any]
 
 
 def amplified(mechanism: Mechanism) -> bool:
@@ -133,17 +98,8 @@ def _all_turns(part: Rounds) -> Rounds:
     return Rounds(noise, releases(part), FullBatch(), part.clipping, groups=groups)
 
 
-def _same(mechanism: Mechanism) -> Mechanism:
-    return mechanism
-
-
 def _sampled(mechanism: Mechanism) -> str:
     return "which records were in which batch" if amplified(mechanism) else ""
-
-
-def _known(mechanism: Mechanism) -> tuple[Caveat, ...]:
-    changed = mechanism.adjacency == "add-or-remove"
-    return (Caveat("seeded-sampling"), *((Caveat("presence-not-protected"),) if changed else ()))
 
 
 def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
@@ -151,15 +107,302 @@ def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _renyi(*more: str) -> Callable[[Mechanism, int], tuple[str, ...]]:
-    def theorems(mechanism: Mechanism, _group: int) -> tuple[str, ...]:
-        kinds = dict.fromkeys(type(part.sampling) for part in mechanism)
-        return (*(f"Rényi divergence: {CURVES[kind].theorem}" for kind in kinds), *more)
+@dataclass(frozen=True)
+class Accountant:
+    """One way from a mechanism to ε, and what a Statement says of it.
 
-    return theorems
+    Args:
+        covered: what the first sentence says that the proof is for.
+        rounds: what the mechanism's rounds are.
+        hidden: what the attacker does not see besides the noise, given the mechanism; "" if
+            nothing. sees: what they see.
+        done: the accountant's details → what was done, a sentence each.
+        details: the keys that the details have besides "kind".
+        caveats: those that go with every statement of this kind.
+        composed: mechanism → the one whose exact composition is stated; None where only the one
+            (ε, δ) is proven, and where the rounds need not be those of the plan.
+        curve: (mechanism, details) → the same where it depends on the details; None: nothing.
+        proven: (mechanism, δ, group, details) → ε, certified, where that is not the exact ε of the
+            mechanism composed.
+        named: (mechanism, group) → the theorems on its rounds. further: other results that the
+            accounting rests on.
+        batches_known: the kind that takes over when the batches were drawn from a seed; None
+            where no theorem does.
+    """
+
+    covered: str
+    rounds: str
+    hidden: Callable[[Mechanism], str] = _sampled
+    sees: str = f"{_EVERYTHING} and all other records"
+    done: Callable[[Details], tuple[str, ...]] = lambda _details: ()
+    details: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    composed: Callable[[Mechanism], Mechanism] | None = None
+    curve: Callable[[Mechanism, Details], Mechanism | None] | None = None
+    proven: Callable[[Mechanism, float, int, Details], Interval] | None = None
+    named: Callable[[Mechanism, int], tuple[str, ...]] = _theorems
+    further: tuple[str, ...] = ()
+    batches_known: str | None = KNOWN_BATCHES
+
+    def faced(self, mechanism: Mechanism, details: Details) -> Mechanism | None:
+        """The mechanism whose whole trade-off function bounds an attacker; None: only (ε, δ)."""
+        if self.curve is not None:
+            return self.curve(mechanism, details)
+        return None if self.composed is None else self.composed(mechanism)
+
+    def interval(
+        self, mechanism: Mechanism, delta: float, group: int, details: Details
+    ) -> Interval:
+        """ε, certified.
+
+        Raises:
+            UnsupportedMechanismError: no theorem covers the mechanism.
+            ValueError: details that do not fit.
+        """
+        if self.proven is not None:
+            return self.proven(mechanism, delta, group, details)
+        return exact.epsilon(self.faced(mechanism, details) or mechanism, delta, group)
+
+    def theorems(self, mechanism: Mechanism, group: int) -> tuple[str, ...]:
+        """The results that the accounting rests on."""
+        known = mechanism if self.composed is None else self.composed(mechanism)
+        return (*self.named(known, group), *self.further)
+
+    def implied(self, mechanism: Mechanism) -> tuple[Caveat, ...]:
+        """Caveats of every statement of this kind."""
+        changed = self.adjacency(mechanism) != mechanism.adjacency
+        return (*self.caveats, *([Caveat("presence-not-protected")] if changed else ()))
+
+    def adversary(self, mechanism: Mechanism) -> str:
+        """The attacker's assumed sight and knowledge; follows "The attacker"."""
+        hidden = self.hidden(mechanism)
+        missing = f"knows neither the noise nor {hidden}" if hidden else "does not know the noise"
+        return f"{self.sees}, and {missing}"
+
+    def unknown(self, mechanism: Mechanism) -> str:
+        """The attacker's gaps of knowledge, in a few words."""
+        *first, last = "the noise", *filter(None, self.hidden(mechanism).split(", nor "))
+        return f"{', '.join(first)} and {last}" if first else last
+
+    def adjacency(self, mechanism: Mechanism) -> Adjacency:
+        """The difference between neighbouring data sets that ε is about."""
+        return (mechanism if self.composed is None else self.composed(mechanism)).adjacency
 
 
-def _search(details: Mapping[str, Any]) -> tuple[str, ...]:
+# Rounding of the few operations here, outward.
+_OUTWARD = 1 + 1e-12
+# Scale of the rounding in the second fact: its charge is below 10⁻⁷⁵, and 9 is little beside s².
+ROUNDING_SCALE = 3.0
+# Above this a(s) is not small, and the bounds say nothing worth having.
+_LEAST_SCALE = 0.5
+
+
+def sum_divergence(scale: float, parties: int) -> float:
+    """A bound on |ln P(sum = w)/P(one of scale √n·s = w)|, for ``parties`` n discrete Gaussians.
+
+    Args:
+        scale: s of each, in whole steps. parties: n ≥ 1.
+
+    Raises:
+        ValueError: a scale below ½, or no party.
+    """
+    if not scale >= _LEAST_SCALE or parties < 1:
+        raise ValueError(f"a discrete Gaussian needs a scale of at least {_LEAST_SCALE}: {scale}")
+    total = 0.0
+    for before in range(1, parties):
+        # Scales √before·s and s together: v² = s²·before/(before + 1). It grows with every party.
+        charge = _charge(scale * math.sqrt(before / (before + 1)))
+        if charge == 0.0:
+            break
+        total += charge
+    return total * _OUTWARD
+
+
+def real_divergence(scale: float, rounding: float = ROUNDING_SCALE) -> float:
+    """A bound on |ln| of the ratio between a discrete Gaussian and a rounded real one.
+
+    Args:
+        scale: s of the discrete Gaussian. rounding: r; the real one has √(s² − r²).
+
+    Raises:
+        ValueError: r is not below s.
+    """
+    if not _LEAST_SCALE <= rounding < scale:
+        raise ValueError(
+            f"a discrete Gaussian of scale {scale:g} cannot be rounded at scale {rounding:g}: use "
+            "more noise for the grid's step, or a finer grid"
+        )
+    return _charge(rounding)
+
+
+def charged(interval: Interval, divergence: float) -> Interval:
+    """ε of mechanisms whose every output is as likely as before up to exp(±``divergence``).
+
+    ``interval`` is at δ·exp(−divergence): P' ≤ e^d P ≤ e^d (e^ε Q + δe^−d) ≤ e^(ε+2d) Q' + δ.
+    """
+    return Interval(
+        max(0.0, interval.lower - 2 * divergence), (interval.upper + 2 * divergence) * _OUTWARD
+    )
+
+
+def _tail(scale: float) -> float:
+    """a(s), rounded up: the series is below its first term over 1 − the ratio of the first two."""
+    first = math.exp(-2 * math.pi**2 * scale * scale)
+    return 2 * first / (1 - first**3) * _OUTWARD
+
+
+def _charge(smallest: float) -> float:
+    tail = _tail(smallest)
+    return (2 * tail - math.log1p(-tail)) * _OUTWARD
+
+
+# A divergence that is lost in the rounding of any power, which is outward.
+_NOTHING = 1e-40
+# Downward, by more than the few operations here can round.
+_INWARD = 1 - 1e-12
+
+
+def aggregate_curve(mechanism: Mechanism, details: Details) -> Mechanism:
+    """The mechanism that an attacker faces who sees the weighted sums of all clients only.
+
+    Args:
+        details: ``gain``: √(Σ_j (a_j σ_j C_j)²)/(a_k σ_k C_k) for weights a and this client k, in
+            the round where it is least.
+
+    Raises:
+        ValueError: a gain below 1.
+    """
+    return _scaled(mechanism, real("gain", details["gain"], least=1))
+
+
+def network_curve(mechanism: Mechanism, details: Details) -> Mechanism:
+    """The mechanism that workers face who see averages of others, and know their own noise.
+
+    Rounds of one kind compose in any order. Where a mechanism has several, which of its rounds have
+    which gain is not disclosed here, and the least gain counts for all.
+
+    Args:
+        details: ``gains``: (gain, rounds in which it is that), for all rounds; ``observers``: how
+            many workers tell each other everything.
+
+    Raises:
+        ValueError: a gain below 1, or rounds that are not those of the mechanism.
+    """
+    whole("observers", details["observers"])
+    gains = [
+        (real("gain", gain, least=1), whole("rounds", count)) for gain, count in details["gains"]
+    ]
+    if sum(count for _, count in gains) != len(mechanism):
+        raise ValueError(
+            f"gains are given for {sum(count for _, count in gains)} rounds, the mechanism has "
+            f"{len(mechanism)}"
+        )
+    parts = mechanism.rounds
+    if len(parts) > 1 or parts[0].sampling.rounds_per_epoch > 1 or isinstance(parts[0], Correlated):
+        return _scaled(mechanism, min(gain for gain, _ in gains))
+    return Mechanism(
+        *(
+            part
+            for gain, count in gains
+            for part in _scaled(
+                Mechanism(replace(parts[0], count=count), adjacency=mechanism.adjacency), gain
+            )
+        ),
+        adjacency=mechanism.adjacency,
+    )
+
+
+def _observed(details: Details) -> tuple[str, ...]:
+    least = min(float(gain) for gain, _ in details["gains"])
+    observers = whole("observers", details["observers"])
+    who = "one other worker" if observers == 1 else f"{observers} other workers together"
+    return (
+        f"The attacker is {who} of the gossip and sees averages of several workers' sums, with at "
+        f"least {least:.4g} times the standard deviation of this worker's own noise. Against its "
+        "neighbours all together, and by default, the statement without this view holds",
+    )
+
+
+def secure_interval(mechanism: Mechanism, delta: float, group: int, details: Details) -> Interval:
+    """ε against the server of a secure aggregation and those who collude with it.
+
+    Args:
+        mechanism: of one client's noised sums, with its own share of the noise.
+        details: ``clients``, ``dropouts`` and ``colluders`` of a round; ``coordinates`` of a sum;
+            ``scale`` of a client's discrete Gaussian, in steps of the grid.
+
+    Raises:
+        ValueError: fewer than one client that keeps its noise to itself, or noise that is too
+            little for the grid.
+    """
+    behind, divergence = _behind_masks(mechanism, details)
+    at = delta * math.exp(-divergence) * _INWARD if divergence else delta
+    return charged(exact.epsilon(behind, at, group), divergence)
+
+
+def secure_curve(mechanism: Mechanism, details: Details) -> Mechanism | None:
+    """The mechanism whose trade-off function bounds the attacker; None on a coarse grid."""
+    behind, divergence = _behind_masks(mechanism, details)
+    return behind if divergence < _NOTHING else None
+
+
+def _behind_masks(mechanism: Mechanism, details: Details) -> tuple[Mechanism, float]:
+    """The mechanism that the server faces, up to a divergence."""
+    honest, scale = honest_clients(details), real("scale", details["scale"], above=0)
+    coordinates = whole("coordinates", details["coordinates"])
+    # All honest noise together, less what rounding real noise takes: see discrete_gaussian.
+    divergence = sum_divergence(scale, honest) + real_divergence(scale * math.sqrt(honest))
+    gain = math.sqrt(honest - (ROUNDING_SCALE / scale) ** 2)
+    divergence *= coordinates * len(mechanism)
+    if divergence > 1:
+        raise ValueError(
+            f"noise of scale {scale:g} steps is too coarse for {coordinates:,} coordinates in "
+            f"{len(mechanism):,} rounds: use a finer grid"
+        )
+    return _scaled(mechanism, gain), divergence
+
+
+def honest_clients(details: Details) -> int:
+    """Clients whose noise is in every opened sum and unknown to the attacker."""
+    clients = whole("clients", details["clients"], least=2)
+    dropouts = whole("dropouts", details["dropouts"], least=0)
+    colluders = whole("colluders", details["colluders"], least=0)
+    return whole("clients that neither drop out nor collude", clients - dropouts - colluders)
+
+
+def _aggregated(details: Details) -> tuple[str, ...]:
+    return (
+        "The attacker sees the clients' noised sums added up, with at least "
+        f"{float(details['gain']):.4g} times the standard deviation of this client's own noise. "
+        "Against whoever sees this client's own noised sums, the statement without this view holds",
+    )
+
+
+def _masked(details: Details) -> tuple[str, ...]:
+    return (
+        f"Rounds summed {details['clients']} clients by secure aggregation. Up to "
+        f"{details['dropouts']} may drop out of a round and up to {details['colluders']} may "
+        f"collude with the server, so at least {honest_clients(details)} clients' noise is unknown "
+        "to it in every sum; the table shows this client's own share. Should secure aggregation "
+        "fail, the statement without it still holds",
+    )
+
+
+def _scaled(mechanism: Mechanism, gain: float) -> Mechanism:
+    if gain == 1:
+        return mechanism
+    parts = (
+        replace(part, noise_multiplier=part.noise_multiplier * gain * _INWARD) for part in mechanism
+    )
+    return Mechanism(*parts, adjacency=mechanism.adjacency)
+
+
+def _renyi(mechanism: Mechanism, _group: int) -> tuple[str, ...]:
+    kinds = dict.fromkeys(type(part.sampling) for part in mechanism)
+    return tuple(f"Rényi divergence: {CURVES[kind].theorem}" for kind in kinds)
+
+
+def _search(details: Details) -> tuple[str, ...]:
     trials = trials_from_dict(details["trials"])
     if isinstance(trials, PoissonTrials):
         drawn = f"Poisson with mean {trials.mean:g}"
@@ -184,61 +427,47 @@ def _search(details: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _gaussian_filtered(details: Mapping[str, Any]) -> tuple[str, ...]:
+def _filtered(details: Details) -> tuple[str, ...]:
+    name, charged = "Gaussian filter", "charged before each release as if it held every record"
+    if "orders" in details:
+        orders = ", ".join(f"{order:g}" for order in details["orders"])
+        name, charged = f"Rényi filter at order {orders}", "charged before each release"
     return (
-        "Rounds were chosen adaptively, after seeing results. A Gaussian filter with a budget of "
+        f"Rounds were chosen adaptively, after seeing results. A {name} with a budget of "
         f"ε = {details['epsilon']:g} at δ = {details['delta']:g}, set before the first round, was "
-        "charged before each release as if it held every record; ε is that budget, whatever would "
-        "have been chosen",
+        f"{charged}; ε is that budget, whatever would have been chosen",
     )
 
 
-def _filtered(details: Mapping[str, Any]) -> tuple[str, ...]:
-    orders = ", ".join(f"{order:g}" for order in details["orders"])
-    return (
-        "Rounds were chosen adaptively, after seeing results. A Rényi filter at order "
-        f"{orders} with a budget of ε = {details['epsilon']:g} at δ = {details['delta']:g}, set "
-        "before the first round, was charged before each release; ε is that budget, whatever "
-        "would have been chosen",
-    )
-
+_CONVERTED = "conversion to (ε, δ) (Asoodeh et al. 2021, Theorem 2)"
+_WHATEVER = "everything the run released, whatever its results would have made it do"
 
 # By kind. Rooms that account in another way register here.
 ACCOUNTANTS: dict[str, Accountant] = {
     EXACT: Accountant(
-        interval=lambda mechanism, delta, group, _details: exact.epsilon(mechanism, delta, group),
-        theorems=_theorems,
         covered="everything the run released",
         rounds="rounds accounted",
-        hidden=_sampled,
-        composed=_same,
-        batches_known=KNOWN_BATCHES,
+        composed=lambda mechanism: mechanism,
     ),
     KNOWN_BATCHES: Accountant(
-        interval=lambda mechanism, delta, group, _details: exact.epsilon(
-            batches_known(mechanism), delta, group
-        ),
-        theorems=lambda mechanism, group: _theorems(batches_known(mechanism), group),
         covered="everything the run released, to an attacker who knows the batches",
         rounds="rounds, each counted as if it held every record that it can hold",
         hidden=lambda _mechanism: "",
-        sees="sees every noised sum that was released (hence every intermediate model and the "
-        "final one), knows the plan, the code, which records were in which batch and what all "
-        "other records say",
+        sees=f"{_EVERYTHING}, which records were in which batch and what all other records say",
         done=lambda _details: (
             "The batches were drawn from a seed that a person chose, so ε is that of rounds whose "
             "batches are known: no amplification by sampling",
         ),
-        implied=_known,
+        caveats=(Caveat("seeded-sampling"),),
         composed=batches_known,
-        batches_known=KNOWN_BATCHES,
     ),
     SELECTION: Accountant(
-        interval=selection_interval,
-        theorems=_renyi(
+        proven=selection_interval,
+        named=_renyi,
+        further=(
             "best of a random number of trials (Papernot and Steinke 2022, Theorems 2 and 6; by "
             "privacy profiles: Koskela, Redberg and Wang 2024), the smaller",
-            "conversion to (ε, δ) (Asoodeh et al. 2021, Theorem 2)",
+            _CONVERTED,
         ),
         covered="the best of a random number of private trials, the search for it included",
         rounds="rounds of one trial",
@@ -249,81 +478,66 @@ ACCOUNTANTS: dict[str, Accountant] = {
         "models) and its score, knows the candidates, the code and all other records",
         done=_search,
         details=("trials", "candidates", "score_noise", "training"),
-        implied=lambda _mechanism: (Caveat("hidden-trials"),),
+        caveats=(Caveat("hidden-trials"),),
+        batches_known=None,
     ),
     FILTER: Accountant(
-        interval=filter_interval,
-        theorems=_renyi(
-            "Rényi filter (Feldman and Zrnic 2021, Theorem 4.3)",
-            "conversion to (ε, δ) (Asoodeh et al. 2021, Theorem 2)",
-        ),
-        covered="everything the run released, whatever its results would have made it do",
+        proven=filter_interval,
+        named=_renyi,
+        further=("Rényi filter (Feldman and Zrnic 2021, Theorem 4.3)", _CONVERTED),
+        covered=_WHATEVER,
         rounds="rounds released",
-        hidden=_sampled,
         done=_filtered,
         details=("epsilon", "delta", "orders", "spent"),
+        batches_known=None,
     ),
     GAUSSIAN_FILTER: Accountant(
-        interval=filter_interval,
-        theorems=lambda _mechanism, _group: (
-            "Gaussian mechanism (Balle and Wang 2018, Theorem 8)",
-            "Gaussian filter (Smith and Thakurta 2022)",
-        ),
-        covered="everything the run released, whatever its results would have made it do",
+        proven=filter_interval,
+        named=lambda _mechanism, _group: ("Gaussian mechanism (Balle and Wang 2018, Theorem 8)",),
+        further=("Gaussian filter (Smith and Thakurta 2022)",),
+        covered=_WHATEVER,
         rounds="rounds released",
         hidden=lambda _mechanism: "",
-        done=_gaussian_filtered,
+        done=_filtered,
         details=("epsilon", "delta", "spent"),
+        batches_known=None,
     ),
     AGGREGATE: Accountant(
-        interval=aggregate_interval,
-        theorems=_theorems,
         covered="this client's records, in everything that can be seen of the global models",
         rounds="rounds of this client",
-        hidden=_sampled,
         sees="sees every global model (hence the final one), in which the clients' noised sums are "
         "added up, sees no single client's, knows the plans, the code and all other records",
-        done=aggregate_done,
+        done=_aggregated,
         details=("gain",),
         curve=aggregate_curve,
-        implied=aggregate_caveats,
-        batches_known=KNOWN_BATCHES,
+        caveats=(Caveat("single-updates-hidden"), Caveat("others-noise")),
     ),
     NETWORK: Accountant(
-        interval=network_interval,
-        theorems=lambda mechanism, group: (
-            *_theorems(mechanism, group),
-            "network differential privacy (Cyffers and Bellet 2022)",
-        ),
+        further=("network differential privacy (Cyffers and Bellet 2022)",),
         covered="this worker's records, in everything that the observers are sent",
         rounds="rounds of this worker",
-        hidden=_sampled,
         sees="sees the averages that a distant worker of the gossip is sent and knows that "
         "worker's own sums, sees no single sum of others beyond what those averages tell, knows "
         "the plans, the code and all other records",
-        done=network_done,
+        done=_observed,
         details=("gains", "observers"),
         curve=network_curve,
-        implied=network_caveats,
-        batches_known=KNOWN_BATCHES,
+        caveats=(Caveat("distant-observer"), Caveat("others-noise")),
     ),
     SECURE_AGGREGATION: Accountant(
-        interval=secure_interval,
-        theorems=lambda mechanism, group: (
-            *_theorems(mechanism, group),
+        proven=secure_interval,
+        further=(
             "distributed discrete Gaussian (Kairouz, Liu and Steinke 2021, Corollary 12)",
             "secure aggregation (Bonawitz et al. 2017, Theorem 6.3)",
         ),
         covered="this client's records, in everything that secure aggregation shows",
         rounds="rounds of this client",
-        hidden=_sampled,
         sees="sees what the server does, the cohort's sum in every round and every model, is told "
         "everything by the clients that collude with it, knows the plans, the code and all other "
         "records",
-        done=secure_done,
+        done=_masked,
         details=("clients", "dropouts", "colluders", "coordinates", "scale"),
         curve=secure_curve,
-        implied=secure_caveats,
-        batches_known=KNOWN_BATCHES,
+        caveats=(Caveat("secure-aggregation"), Caveat("others-noise")),
     ),
 }

@@ -81,10 +81,10 @@ Koskela, Redberg and Wang 2024; Feldman and Zrnic 2021, Theorem 4.3; Smith and T
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,12 +113,11 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    sensitivity,
 )
 from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import exact_keys
 
-FILTER_SCHEMA = "forethought/renyi-filter/1"
+SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
 FILTER_ORDERS: tuple[float, ...] = tuple(
     map(float, (3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256))
 )
@@ -140,8 +139,148 @@ def best_order(mechanism: Mechanism, delta: float) -> float:
     return curve.orders[int(np.argmin(epsilon))]
 
 
-class RenyiFilter:
+class Filter:
     """Spends a fixed (ε, δ) over rounds that are chosen one after another.
+
+    A run goes on only while one of its sums of costs is within its limit.
+
+    Args:
+        budget: what the whole run may cost, whatever is chosen.
+        adjacency: under which every round is accounted.
+        limits: of each sum.
+    """
+
+    #: In a Statement, in a ``state_dict``, and in words.
+    kind: ClassVar[str]
+    schema: ClassVar[str]
+    called: ClassVar[str]
+
+    def __init__(self, budget: Budget, adjacency: Adjacency, limits: Iterable[float]) -> None:
+        self.budget = budget
+        self.adjacency: Adjacency = adjacency
+        self._limits = tuple(limits)
+        self._sums = (0.0,) * len(self._limits)
+
+    @property
+    def fraction_used(self) -> float:
+        """Spent share of the budget, where most of it is left: at most 1."""
+        return min(spent / limit for spent, limit in zip(self._sums, self._limits, strict=True))
+
+    def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
+        """True if making these releases would break the budget. Changes nothing.
+
+        Raises:
+            ValueError: a Mechanism under another adjacency.
+        """
+        return not self._fits(self._with(rounds))
+
+    def spend(self, rounds: Rounds | Mechanism) -> None:
+        """Charge these releases; call it *before* they are made.
+
+        A part of a shuffled epoch is charged as a whole epoch.
+
+        Raises:
+            BudgetExceededError: they do not fit. Nothing is charged then, and they must not be
+                made.
+        """
+        sums = self._with(rounds)
+        if not self._fits(sums):
+            raise BudgetExceededError(
+                f"{rounds!r} does not fit into what is left of epsilon {self.budget.epsilon} at "
+                f"delta {self.budget.delta} ({100 * self.fraction_used:.1f} % is spent): stop "
+                "here, or ask for fewer rounds or more noise"
+            )
+        self._sums = sums
+
+    def affordable(self, rounds: Rounds) -> int:
+        """The number of further rounds like ``rounds`` that fit now; its own count is ignored.
+
+        Rounds that cost nothing measurable are capped at 10⁹, rounds of correlated noise, which
+        cost what all of them together do, at 2²⁰.
+        """
+        if isinstance(rounds, Correlated):
+            return self._affordable_together(rounds)
+        most = 0
+        costs = self._charge(replace(rounds, count=1))
+        for spent, limit, each in zip(self._sums, self._limits, costs, strict=True):
+            if each == 0:
+                return 10**9
+            # One step down where the division rounds up past the limit.
+            count = max(0, math.floor(min((limit - spent) / each, 1e9)))
+            most = max(most, count if spent + count * each <= limit else count - 1)
+        # One release of a shuffled part covers the rounds of a whole epoch.
+        return min(10**9, most * rounds.sampling.rounds_per_epoch)
+
+    def _affordable_together(self, rounds: Correlated) -> int:
+        # More rounds never cost less: the first of them are what a shorter run releases.
+        low, high = 0, 1
+        while high <= _MOST_TOGETHER and not self.would_exceed(replace(rounds, count=high)):
+            low, high = high, 2 * high
+        while high - low > 1 and low < _MOST_TOGETHER:
+            middle = (low + high) // 2
+            exceeds = self.would_exceed(replace(rounds, count=middle))
+            low, high = (low, middle) if exceeds else (middle, high)
+        return low
+
+    def _charge(self, rounds: Rounds | Mechanism) -> tuple[float, ...]:
+        if isinstance(rounds, Rounds):
+            rounds = Mechanism(rounds, adjacency=self.adjacency)
+        if rounds.adjacency != self.adjacency:
+            raise ValueError(
+                f"this filter accounts under adjacency {self.adjacency!r}, the rounds are stated "
+                f"under {rounds.adjacency!r}"
+            )
+        return self.costs(rounds)
+
+    def costs(self, mechanism: Mechanism) -> tuple[float, ...]:
+        """Costs of releases, one in each sum."""
+        raise NotImplementedError
+
+    def _with(self, rounds: Rounds | Mechanism) -> tuple[float, ...]:
+        return tuple(a + b for a, b in zip(self._sums, self._charge(rounds), strict=True))
+
+    def _fits(self, sums: tuple[float, ...]) -> bool:
+        return any(spent <= limit for spent, limit in zip(sums, self._limits, strict=True))
+
+    def _own(self) -> dict[str, Any]:
+        """What the state holds of this kind of filter."""
+        raise NotImplementedError
+
+    def details(self) -> dict[str, Any]:
+        """The details that a Statement holds of a filter that a run kept to."""
+        budget = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        return {"kind": self.kind, **budget, **self._own()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping for checkpoints; :meth:`from_state` reads it back bit for bit."""
+        budget = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        return {"schema": self.schema, **budget, "adjacency": self.adjacency, **self._own()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`state_dict`.
+
+        Raises:
+            ValueError: another schema, other keys, or values that no filter can have.
+        """
+        if state.get("schema") != cls.schema:
+            raise ValueError(
+                f"not a {cls.called} this version can read: schema {state.get('schema')!r}, "
+                f"expected {cls.schema!r}"
+            )
+        orders = () if cls is GaussianFilter else ("orders",)
+        exact_keys("filter", state, {"schema", "epsilon", "delta", "adjacency", "spent", *orders})
+        budget = Budget(state["epsilon"], state["delta"])
+        made = cls(budget, state["adjacency"], *(state[name] for name in orders))
+        spent = state["spent"] if orders else [state["spent"]]
+        made._sums = tuple(real("spent", value, least=0) for value in spent)
+        if len(made._sums) != len(made._limits):
+            raise ValueError(f"spent must be {len(made._limits)} numbers, not {len(made._sums)}")
+        return made
+
+
+class RenyiFilter(Filter):
+    """Rényi divergence, summed at orders that are fixed before the first release.
 
     Args:
         budget: what the whole run may cost, whatever is chosen.
@@ -156,126 +295,30 @@ class RenyiFilter:
     >>> ledger.spend(Rounds(2.0, 100, Poisson(0.01)))
     """
 
+    kind, schema, called = FILTER, "forethought/renyi-filter/1", "Rényi filter"
+
     def __init__(
         self,
         budget: Budget,
         adjacency: Adjacency = "add-or-remove",
         orders: Sequence[float] = FILTER_ORDERS,
     ) -> None:
-        if not isinstance(budget, Budget):
-            raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
-        one_of("adjacency", adjacency, ADJACENCIES)
-        self.budget = budget
-        self.adjacency: Adjacency = adjacency
-        self._spent = RenyiCurve(tuple(sorted(set(orders))), (0.0,) * len(set(orders)))
+        _check(budget, adjacency)
+        self.orders = RenyiCurve(tuple(sorted(set(orders))), (0.0,) * len(set(orders))).orders
         share = budget.delta / len(self.orders)
-        self._limits = tuple(limit_of(order, budget.epsilon, share) for order in self.orders)
-
-    @property
-    def orders(self) -> tuple[float, ...]:
-        """The orders fixed at the start."""
-        return self._spent.orders
+        limits = (limit_of(order, budget.epsilon, share) for order in self.orders)
+        super().__init__(budget, adjacency, limits)
 
     @property
     def spent(self) -> RenyiCurve:
         """Divergence spent so far, at each order."""
-        return self._spent
+        return RenyiCurve(self.orders, self._sums)
 
-    @property
-    def fraction_used(self) -> float:
-        """Spent share of the budget at the order with most left: at most 1."""
-        return min(
-            spent / limit for spent, limit in zip(self._spent.values, self._limits, strict=True)
-        )
+    def costs(self, mechanism: Mechanism) -> tuple[float, ...]:
+        return rdp(mechanism, self.orders).values
 
-    def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
-        """True if making these releases would break the budget. Changes nothing.
-
-        Raises:
-            ValueError: a Mechanism under another adjacency.
-        """
-        return not self._fits(self._spent + self._cost(rounds))
-
-    def spend(self, rounds: Rounds | Mechanism) -> None:
-        """Charge these releases; call it *before* they are made.
-
-        A part of a shuffled epoch is charged as a whole epoch.
-
-        Raises:
-            BudgetExceededError: they do not fit. Nothing is charged then, and they must not be
-                made.
-        """
-        total = self._spent + self._cost(rounds)
-        if not self._fits(total):
-            raise BudgetExceededError(
-                f"{rounds!r} does not fit into what is left of epsilon {self.budget.epsilon} at "
-                f"delta {self.budget.delta} ({100 * self.fraction_used:.1f} % is spent): stop "
-                "here, or ask for fewer rounds or more noise"
-            )
-        self._spent = total
-
-    def affordable(self, rounds: Rounds) -> int:
-        """The number of further rounds like ``rounds`` that fit now; its own count is ignored.
-
-        Rounds that cost nothing measurable are capped at 10⁹.
-        """
-        sensitivity(rounds, self.adjacency)  # refuses rounds that are no mechanisms one by one
-        one = Rounds(
-            rounds.noise_multiplier, 1, rounds.sampling, rounds.clipping, groups=rounds.groups
-        )
-        cost = self._cost(one).values
-        most = 0
-        for spent, limit, each in zip(self._spent.values, self._limits, cost, strict=True):
-            if each == 0:
-                return 10**9
-            # One step down where the division rounds up past the limit.
-            count = max(0, math.floor(min((limit - spent) / each, 1e9)))
-            most = max(most, count if spent + count * each <= limit else count - 1)
-        # One release of a shuffled part covers the rounds of a whole epoch.
-        return min(10**9, most * rounds.sampling.rounds_per_epoch)
-
-    def _cost(self, rounds: Rounds | Mechanism) -> RenyiCurve:
-        if isinstance(rounds, Rounds):
-            rounds = Mechanism(rounds, adjacency=self.adjacency)
-        if rounds.adjacency != self.adjacency:
-            raise ValueError(
-                f"this filter accounts under adjacency {self.adjacency!r}, the rounds are stated "
-                f"under {rounds.adjacency!r}"
-            )
-        return rdp(rounds, self.orders)
-
-    def _fits(self, total: RenyiCurve) -> bool:
-        return any(spent <= limit for spent, limit in zip(total.values, self._limits, strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping for checkpoints; :meth:`from_state` reads it back bit for bit."""
-        return {
-            "schema": FILTER_SCHEMA,
-            "epsilon": self.budget.epsilon,
-            "delta": self.budget.delta,
-            "adjacency": self.adjacency,
-            "orders": list(self.orders),
-            "spent": list(self._spent.values),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> RenyiFilter:
-        """The inverse of :meth:`state_dict`.
-
-        Raises:
-            ValueError: another schema, a missing key, or values that no filter can have.
-        """
-        if state.get("schema") != FILTER_SCHEMA:
-            raise ValueError(
-                f"not a Rényi filter this version can read: schema {state.get('schema')!r}, "
-                f"expected {FILTER_SCHEMA!r}"
-            )
-        missing = {"epsilon", "delta", "adjacency", "orders", "spent"} - set(state)
-        if missing:
-            raise ValueError(f"the filter's state lacks {sorted(missing)}")
-        ledger = cls(Budget(state["epsilon"], state["delta"]), state["adjacency"], state["orders"])
-        ledger._spent = RenyiCurve(tuple(state["orders"]), tuple(state["spent"]))
-        return ledger
+    def _own(self) -> dict[str, Any]:
+        return {"orders": list(self.orders), "spent": list(self._sums)}
 
 
 def limit_of(order: float, epsilon: float, delta: float) -> float:
@@ -289,14 +332,13 @@ def limit_of(order: float, epsilon: float, delta: float) -> float:
     return max(epsilon - overhead, optimal)
 
 
-GAUSSIAN_FILTER_SCHEMA = "forethought/gaussian-filter/1"
 # Relative rounding of sums of squares, charged to every round.
 _ROUNDING = 1 + 1e-13
 _MOST_TOGETHER = 2**20
 
 
-class GaussianFilter:
-    """Spends a fixed (ε, δ) over unsampled rounds that are chosen one after another.
+class GaussianFilter(Filter):
+    """Σ μ² of unsampled rounds.
 
     Args:
         budget: what the whole run may cost, whatever is chosen.
@@ -309,115 +351,30 @@ class GaussianFilter:
     718
     """
 
+    kind, schema = GAUSSIAN_FILTER, "forethought/gaussian-filter/1"
+    called = "Gaussian filter"
+
     def __init__(self, budget: Budget, adjacency: Adjacency = "add-or-remove") -> None:
-        if not isinstance(budget, Budget):
-            raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
-        one_of("adjacency", adjacency, ADJACENCIES)
-        self.budget = budget
-        self.adjacency: Adjacency = adjacency
-        self._spent = 0.0
-        self._limit = gaussian_mu(budget.epsilon, budget.delta) ** 2 / _ROUNDING
+        _check(budget, adjacency)
+        limit = gaussian_mu(budget.epsilon, budget.delta) ** 2 / _ROUNDING
+        super().__init__(budget, adjacency, [limit])
 
     @property
     def spent(self) -> float:
         """Σ μ² of the rounds charged so far."""
-        return self._spent
+        return self._sums[0]
 
-    @property
-    def fraction_used(self) -> float:
-        """Spent share of the budget, of Σ μ²: at most 1."""
-        return self._spent / self._limit
+    def costs(self, mechanism: Mechanism) -> tuple[float, ...]:
+        return (2 * zcdp(mechanism) * _ROUNDING,)
 
-    def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
-        """True if making these releases would break the budget. Changes nothing.
+    def _own(self) -> dict[str, Any]:
+        return {"spent": self.spent}
 
-        Raises:
-            ValueError: a Mechanism under another adjacency.
-        """
-        return not self._spent + self._cost(rounds) <= self._limit
 
-    def spend(self, rounds: Rounds | Mechanism) -> None:
-        """Charge these releases; call it *before* they are made.
-
-        A part of a shuffled epoch is charged as a whole epoch.
-
-        Raises:
-            BudgetExceededError: they do not fit. Nothing is charged then, and they must not be
-                made.
-        """
-        total = self._spent + self._cost(rounds)
-        if not total <= self._limit:
-            raise BudgetExceededError(
-                f"{rounds!r} does not fit into what is left of epsilon {self.budget.epsilon} at "
-                f"delta {self.budget.delta} ({100 * self.fraction_used:.1f} % is spent): stop "
-                "here, or ask for fewer rounds or more noise"
-            )
-        self._spent = total
-
-    def affordable(self, rounds: Rounds) -> int:
-        """The number of further rounds like ``rounds`` that fit now; its own count is ignored.
-
-        Rounds that cost nothing measurable are capped at 10⁹, rounds of correlated noise, which
-        cost what all of them together do, at 2²⁰.
-        """
-        if isinstance(rounds, Correlated):
-            return self._affordable_together(rounds)
-        one = replace(rounds, count=1)
-        each = self._cost(one)
-        count = math.floor(min((self._limit - self._spent) / each, 1e9)) if each > 0 else 10**9
-        # One step down where the division rounds up past the limit.
-        count = max(0, count if self._spent + count * each <= self._limit else count - 1)
-        return min(10**9, count * rounds.sampling.rounds_per_epoch)
-
-    def _affordable_together(self, rounds: Correlated) -> int:
-        # More rounds never cost less: the first of them are what a shorter run releases.
-        low, high = 0, 1
-        while high <= _MOST_TOGETHER and not self.would_exceed(replace(rounds, count=high)):
-            low, high = high, 2 * high
-        while high - low > 1 and low < _MOST_TOGETHER:
-            middle = (low + high) // 2
-            if self.would_exceed(replace(rounds, count=middle)):
-                high = middle
-            else:
-                low = middle
-        return low
-
-    def _cost(self, rounds: Rounds | Mechanism) -> float:
-        if isinstance(rounds, Rounds):
-            rounds = Mechanism(rounds, adjacency=self.adjacency)
-        if rounds.adjacency != self.adjacency:
-            raise ValueError(
-                f"this filter accounts under adjacency {self.adjacency!r}, the rounds are stated "
-                f"under {rounds.adjacency!r}"
-            )
-        return 2 * zcdp(rounds) * _ROUNDING
-
-    def state_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping for checkpoints; :meth:`from_state` reads it back bit for bit."""
-        return {
-            "schema": GAUSSIAN_FILTER_SCHEMA,
-            "epsilon": self.budget.epsilon,
-            "delta": self.budget.delta,
-            "adjacency": self.adjacency,
-            "spent": self._spent,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> GaussianFilter:
-        """The inverse of :meth:`state_dict`.
-
-        Raises:
-            ValueError: another schema, other keys, or values that no filter can have.
-        """
-        if state.get("schema") != GAUSSIAN_FILTER_SCHEMA:
-            raise ValueError(
-                f"not a Gaussian filter this version can read: schema {state.get('schema')!r}, "
-                f"expected {GAUSSIAN_FILTER_SCHEMA!r}"
-            )
-        exact_keys("filter", state, {"schema", "epsilon", "delta", "adjacency", "spent"})
-        ledger = cls(Budget(state["epsilon"], state["delta"]), state["adjacency"])
-        ledger._spent = real("spent", state["spent"], least=0)
-        return ledger
+def _check(budget: Budget, adjacency: Adjacency) -> None:
+    if not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
+    one_of("adjacency", adjacency, ADJACENCIES)
 
 
 Array = NDArray[np.float64]
@@ -546,11 +503,6 @@ def best_of(
     return trials.best_of(curve, curve.delta if profile is None else profile)
 
 
-def selection_epsilon(mechanism: Mechanism, trials: Trials, delta: float) -> float:
-    """ε at δ of the best of ``trials`` runs of ``mechanism``."""
-    return best_of(rdp(mechanism), trials).epsilon(delta)
-
-
 def draw(trials: Trials, generator: np.random.Generator) -> int:
     """Draw the number of trials to run, once before the first; it is never looked at again.
 
@@ -595,8 +547,6 @@ def best_of_epsilon(curves: Sequence[Curve], trials: Trials, delta: float) -> fl
     return (one + float(grown.min())) * (1 + _LEVEL_ROUNDING)
 
 
-SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
-Filter = RenyiFilter | GaussianFilter
 SEARCH_ALONE, PHASES_ALONE = Caveat("search"), Caveat("chosen-phases")
 _SAME = 1e-9
 # By how much a search's ε may differ when it is recomputed, by another version for example.
@@ -795,27 +745,8 @@ def suited_filter(foreseen: Mechanism, budget: Budget) -> Filter:
 
 def filter_from_state(state: Mapping[str, Any]) -> Filter:
     """The filter that a ``state_dict`` is of."""
-    if state.get("schema") == GAUSSIAN_FILTER_SCHEMA:
-        return GaussianFilter.from_state(state)
-    return RenyiFilter.from_state(state)
-
-
-def filter_details(ledger: Filter) -> dict[str, Any]:
-    """The details that a Statement holds of a filter that a run kept to."""
-    if isinstance(ledger, GaussianFilter):
-        return {
-            "kind": GAUSSIAN_FILTER,
-            "epsilon": ledger.budget.epsilon,
-            "delta": ledger.budget.delta,
-            "spent": ledger.spent,
-        }
-    return {
-        "kind": FILTER,
-        "epsilon": ledger.budget.epsilon,
-        "delta": ledger.budget.delta,
-        "orders": list(ledger.orders),
-        "spent": list(ledger.spent.values),
-    }
+    gaussian = state.get("schema") == GaussianFilter.schema
+    return (GaussianFilter if gaussian else RenyiFilter).from_state(state)
 
 
 def filter_interval(
@@ -826,7 +757,7 @@ def filter_interval(
     Args:
         mechanism: what was released in the end.
         delta: at least the filter's. group: 1.
-        details: the filter, as :func:`filter_details` gives it.
+        details: the filter, as :meth:`Filter.details` gives it.
 
     Returns:
         Upper end: the filter's budget, which holds whatever would have been chosen. Lower end: 0,
@@ -841,16 +772,15 @@ def filter_interval(
         raise UnsupportedMechanismError(
             "a filter keeps its budget for one record: account with group=1"
         )
-    state = {key: value for key, value in details.items() if key != "kind"}
-    state["adjacency"] = mechanism.adjacency
+    budget = Budget(details["epsilon"], details["delta"])
     ledger: Filter
     if "orders" in details:
-        unspent = [0.0] * len(details["orders"])
-        ledger = RenyiFilter.from_state({**state, "schema": FILTER_SCHEMA, "spent": unspent})
+        ledger, stated = (
+            RenyiFilter(budget, mechanism.adjacency, details["orders"]),
+            details["spent"],
+        )
     else:
-        state |= {"schema": GAUSSIAN_FILTER_SCHEMA, "spent": 0.0}
-        ledger = GaussianFilter.from_state(state)
-    budget = ledger.budget
+        ledger, stated = GaussianFilter(budget, mechanism.adjacency), [details["spent"]]
     if delta < budget.delta:
         raise ValueError(
             f"the filter kept delta = {budget.delta:g}: nothing is proven at {delta:g}. Account at "
@@ -861,13 +791,9 @@ def filter_interval(
             f"the stated rounds do not fit into a filter of epsilon {budget.epsilon:g} at delta "
             f"{budget.delta:g}"
         )
-    if isinstance(ledger, GaussianFilter):
-        ledger.spend(mechanism)
-        spent: tuple[float, ...] = (ledger.spent,)
-        charged = [real("spent", details["spent"], least=0)]
-    else:
-        spent = rdp(mechanism, ledger.orders).values
-        charged = [real("spent", value, least=0) for value in details["spent"]]
+    stated = details["spent"] if "orders" in details else [details["spent"]]
+    charged = [real("spent", value, least=0) for value in stated]
+    spent = ledger.costs(mechanism)
     if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):
         raise ValueError("the filter was charged for other rounds than the stated ones")
     return Interval(0.0, budget.epsilon)

@@ -39,7 +39,6 @@ from forethought.accounting import exact
 from forethought.accounting.accountants import Accountant
 from forethought.accounting.discrete_ratio import DiscreteRatio, Epoch
 from forethought.accounting.dominating_pair import Array, Pair
-from forethought.accounting.exact import of_ratios_below
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
 from forethought.accounting.theorems import binomial, hypergeometric, parts, uncorrelated
@@ -93,9 +92,7 @@ def attack_of(
         epsilon: proven at ``delta``. accuracy: of the trade-off function's δ, relatively.
     """
     rows = _by_epsilon(epsilon, delta)
-    faced = None if way.composed is None else way.composed(mechanism)
-    if way.curve is not None:
-        faced = way.curve(mechanism, details)
+    faced = way.faced(mechanism, details)
     if faced is not None and math.isfinite(epsilon):
         # The whole trade-off function says more than one point of it.
         powers = _powers(faced, group, accuracy)
@@ -204,10 +201,10 @@ def attained_of(
 
 @np.errstate(all="ignore")
 def _lower(counts: dict[Pair | Epoch | DiscreteRatio, int], delta: float) -> float:
-    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
-    if len(pairs) < len(counts):
-        return of_ratios_below(counts, delta)
-    return exact.of_pairs(pairs, _ACCURACY, delta, None).lower
+    pairs = exact.only_pairs(counts)
+    if pairs is None:
+        return exact.of_ratios_below(counts, delta)
+    return exact.of_pairs(pairs, _ACCURACY, exact.Asked(delta)).lower
 
 
 @np.errstate(all="ignore")
@@ -234,9 +231,8 @@ def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> fl
     for many in sorted({1, *(math.ceil(group * k / 8) for k in range(1, 9))}):
         chance = in_one_part(group, many, places) * _DOWN
         counts = _composed(Mechanism(*told, adjacency="zero-out"), many, others)
-        pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
-        regular = len(pairs) == len(counts) and all(pair.integrable for pair in pairs)
-        if delta < chance and regular:
+        pairs = exact.only_pairs(counts)
+        if delta < chance and pairs is not None and exact.lawful(pairs):
             search = Search(Composition(pairs), delta=delta / chance)  # only this direction
             search.refine(_ACCURACY)
             best = max(best, search.lower * _DOWN - math.log(places / chance) * (1 + _WIDTH))

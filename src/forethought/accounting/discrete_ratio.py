@@ -61,7 +61,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -93,16 +93,23 @@ class DiscreteRatio:
     lost: float
     lost_rest: float
     two_sided: bool = False
+    #: It has finitely many values.
+    gaussian: ClassVar[bool] = False
+    integrable: ClassVar[bool] = True
 
-    @property
-    def gaussian(self) -> bool:
-        """Never: it has finitely many values."""
-        return False
+    def ratios(self, _fineness: float) -> tuple[DiscreteRatio, DiscreteRatio]:
+        """Itself below and above."""
+        return self, self
 
     def delta(self, epsilon: float, *, swapped: bool) -> float:
         """About δ(ε) of one round in one direction."""
         loss, mass = (-self.loss, self.second) if swapped else (self.loss, self.first)
         return float(mass @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
+
+    def above(self, level: float) -> tuple[float, float]:
+        """P- and Q-mass of losses above ``level``."""
+        beyond = self.loss > level
+        return float(self.first[beyond].sum()), float(self.second[beyond].sum())
 
     def profile(self, epsilon: float) -> Bounds:
         """δ(ε) of one round, the larger of both directions, less and plus what it may be off by."""
@@ -300,11 +307,13 @@ class DisclosedCount:
     otherwise: Pair
     doubt: float = 0.0
     lost: float = 0.0
+    #: Some batches hold none of the records.
+    gaussian: ClassVar[bool] = False
+    integrable: ClassVar[bool] = True
 
-    @property
-    def gaussian(self) -> bool:
-        """Never: some batches hold none of the records."""
-        return False
+    def ratios(self, fineness: float) -> tuple[DiscreteRatio, DiscreteRatio]:
+        """A lower and an upper bound, in convex order, on the round's likelihood ratio."""
+        return disclosed_ratios(self, fineness)
 
     @property
     def largest(self) -> float:
@@ -493,11 +502,17 @@ class Epoch:
     distance: float
     rounds: int
     used: int
+    #: A single round is a Gaussian, and entered as one.
+    gaussian: ClassVar[bool] = False
 
     @property
-    def gaussian(self) -> bool:
-        """A single round is a Gaussian, and entered as one."""
-        return False
+    def integrable(self) -> bool:
+        """True if a law can be built of it."""
+        return self.distance <= LARGEST_DISTANCE and self.rounds <= MOST_ROUNDS
+
+    def ratios(self, fineness: float) -> tuple[DiscreteRatio, DiscreteRatio]:
+        """A lower and an upper bound, in convex order, on the epoch's likelihood ratio."""
+        return epoch_ratios(self, fineness)
 
 
 class _Points(NamedTuple):

@@ -172,6 +172,10 @@ class Pair:
         heavy = self.largest > _DISCLOSING and len(self.up) > _MANY_COMPONENTS
         return self.largest <= _LARGEST_SHIFT and not heavy
 
+    def ratios(self, _fineness: float) -> tuple[Pair, Pair]:
+        """Itself below and above: its integrals need no bounds in convex order."""
+        return self, self
+
     @property
     def shape(self) -> tuple[int, int, bool]:
         """Pairs of the same shape are evaluated together."""

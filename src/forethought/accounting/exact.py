@@ -29,11 +29,11 @@ the smaller one the lower.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -49,19 +49,16 @@ from forethought.accounting.closed_bounds import (
     total_variation,
 )
 from forethought.accounting.discrete_ratio import (
-    LARGEST_DISTANCE,
-    MOST_ROUNDS,
     DisclosedCount,
     DiscreteRatio,
     Epoch,
     disclosed_ratios,
-    epoch_ratios,
     varies,
 )
 from forethought.accounting.dominating_pair import Array, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import SMALLEST, Composition, Search
-from forethought.accounting.privacy_profile import Bounded, Curve, Least, Profile, Stack
+from forethought.accounting.privacy_profile import Bounded, Curve, HalfLines, Least, Profile
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
@@ -180,7 +177,34 @@ class Chained:
         return Bounds(min(low, high), high)
 
 
+Part = TypeVar("Part", bound=Pair | Epoch | DisclosedCount | DiscreteRatio)
 Counts = Mapping[Pair | Epoch | DisclosedCount, int]
+
+
+class Asked(NamedTuple):
+    """A question: ε at ``delta``, or where that is None, δ at ``epsilon``."""
+
+    delta: float | None = None
+    epsilon: float = 0.0
+
+    @property
+    def most(self) -> float:
+        """What the answer is at most, whatever the mechanism."""
+        return 1.0 if self.delta is None else math.inf
+
+    def of(self, profile: Callable[[float, int], float]) -> Bounds:
+        """The answer from δ(ε)'s lower end (0) and upper one (1)."""
+        if self.delta is not None:
+            return inverted(profile, self.delta)
+        return Bounds(profile(self.epsilon, 0), profile(self.epsilon, 1))
+
+    def of_gaussian(self, distance: float) -> Bounds:
+        """The answer for N(distance, 1) against N(0, 1)."""
+        if self.delta is not None:
+            return gaussian_epsilon_bounds(distance, self.delta)
+        return gaussian_delta_bounds(distance, self.epsilon)
+
+
 # The finer the laws, the longer they take: for epochs, each step four times as long.
 _FINENESS = (1.0, 0.5, 0.35)
 # Laws are made no finer where that left more than this of the ends' distance.
@@ -198,19 +222,15 @@ _WORK = 2e9
 
 
 def of_ratios(
-    counts: Counts,
-    accuracy: float,
-    delta: float | None,
-    epsilon: float | None,
-    *,
-    beaten_by: float = math.inf,
+    counts: Counts, accuracy: float, asked: Asked, *, beaten_by: float = math.inf
 ) -> Bounds:
-    """Bounds on ε at ``delta``, or on δ at ``epsilon``, of rounds some of which have laws.
+    """Bounds on what is asked of rounds some of which have laws.
 
     ``beaten_by``: what is certainly above this need not be sharp.
     """
     epochs = [(pair, n) for pair, n in counts.items() if isinstance(pair, Epoch)]
-    lower, upper = 0.0, math.inf if delta is not None else 1.0
+    delta = asked.delta
+    lower, upper = 0.0, asked.most
     if delta is not None:
         lower = max((_hits_epsilon(epoch, n, delta) for epoch, n in epochs), default=0.0)
     if not lawful(counts):
@@ -218,10 +238,10 @@ def of_ratios(
     width = math.inf
     for fineness in _FINENESS:
         below, above = (with_ratios(counts, fineness, end) for end in (0, 1))
-        lower = max(lower, _composed(below, _LINES_SHARE * accuracy, delta, epsilon).lower)
+        lower = max(lower, _composed(below, _LINES_SHARE * accuracy, asked).lower)
         if lower >= beaten_by:
             break
-        upper = min(upper, _composed(above, _LINES_SHARE * accuracy, delta, epsilon).upper)
+        upper = min(upper, _composed(above, _LINES_SHARE * accuracy, asked).upper)
         if upper - lower <= accuracy * upper:
             break
         if delta is not None and upper < math.inf:
@@ -237,50 +257,36 @@ def of_ratios(
 
 
 @np.errstate(all="ignore")
-def of_ratios_below(counts: Mapping[Pair | Epoch | DiscreteRatio, int], delta: float) -> float:
+def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
     """A lower bound on ε at ``delta`` of rounds some of which are laws already; 0 if none is known.
 
     Of an epoch the smaller law in convex order is taken.
     """
-    known: dict[Pair | DiscreteRatio, int] = {}
-    for pair, n in counts.items():
-        if isinstance(pair, Epoch):
-            if pair.distance > LARGEST_DISTANCE or pair.rounds > MOST_ROUNDS:
-                return 0.0
-            pair = epoch_ratios(pair, 1.0)[0]
-        elif isinstance(pair, Pair) and not pair.integrable:
-            return 0.0
-        known[pair] = known.get(pair, 0) + n
-    return _composed(known, 1e-3, delta, None).lower
+    if not lawful(counts):
+        return 0.0
+    return _composed(with_ratios(counts, 1.0, 0), 1e-3, Asked(delta)).lower
 
 
-def lawful(counts: Counts) -> bool:
+def lawful(counts: Mapping[Part, int]) -> bool:
     """True if laws can be built of all that need one, and the others be integrated."""
-
-    def usable(pair: Pair | Epoch | DisclosedCount) -> bool:
-        match pair:
-            case Epoch():
-                return pair.distance <= LARGEST_DISTANCE and pair.rounds <= MOST_ROUNDS
-            case DisclosedCount():
-                return True
-            case Pair():
-                return pair.integrable
-
-    return all(map(usable, counts))
+    return all(part.integrable for part in counts)
 
 
-def with_ratios(counts: Counts, fineness: float, end: int) -> dict[Pair | DiscreteRatio, int]:
-    """The rounds with their laws: the smaller ones in convex order (0), or the larger ones (1)."""
-    found: dict[Pair | DiscreteRatio, int] = {}
-    for pair, n in counts.items():
-        match pair:
-            case Epoch():
-                found[epoch_ratios(pair, fineness)[end]] = n
-            case DisclosedCount():
-                found[disclosed_ratios(pair, fineness)[end]] = n
-            case Pair():
-                found[pair] = n
+def only_pairs(counts: Mapping[Part, int]) -> dict[Pair, int] | None:
+    """The same where no round needs a law; None: some do."""
+    found: dict[Pair, int] = {}
+    for part, n in counts.items():
+        if not isinstance(part, Pair):
+            return None
+        found[part] = n
     return found
+
+
+def with_ratios(
+    counts: Mapping[Part, int], fineness: float, end: int
+) -> dict[Pair | DiscreteRatio, int]:
+    """The rounds with their laws: the smaller ones in convex order (0), or the larger ones (1)."""
+    return {part.ratios(fineness)[end]: n for part, n in counts.items()}
 
 
 def alternatives(counts: Counts) -> list[Counts]:
@@ -340,32 +346,40 @@ def _by_one_round_of_ratios(counts: Mapping[Pair | DiscreteRatio, int], delta: f
     """
     laws = [(law, n) for law, n in counts.items() if isinstance(law, DiscreteRatio)]
     largest = max(float(law.loss.max()) for law, _ in laws)
+    rounds = [(law.above, n, law.doubt) for law, n in laws]
+    return _some_loss_beyond(rounds, largest * np.linspace(0.0, 1.0, 100)[1:-1] ** 2, delta)
+
+
+def _some_loss_beyond(
+    rounds: Sequence[tuple[Callable[[float], tuple[float, float]], int, float]],
+    thresholds: Array,
+    delta: float,
+) -> float:
+    """The largest ε that the event T that some loss is beyond a threshold proves at ``delta``.
+
+    Args:
+        rounds: P- and Q-mass of a round's losses beyond a threshold, how many such rounds, and
+            bounds on the masses' relative errors.
+    """
     best = 0.0
-    for threshold in largest * np.linspace(0.0, 1.0, 100)[1:-1] ** 2:
+    for threshold in thresholds:
         none_p = none_q = 0.0
-        for law, n in laws:
-            beyond = law.loss > threshold
-            p, q = (float(x[beyond].sum()) for x in (law.first, law.second))
-            none_p += n * math.log1p(-min(p * (1 - law.doubt - 1e-9), 0.5))
-            none_q += n * math.log1p(-min(q * (1 + law.doubt + 1e-9), 1 - 1e-12))
+        for above, n, doubt in rounds:
+            p, q = above(float(threshold))
+            none_p += n * math.log1p(-min(p * (1 - doubt - 1e-9), 0.5))
+            none_q += n * math.log1p(-min(q * (1 + doubt + 1e-9), 1 - 1e-12))
         p, q = -math.expm1(none_p) * (1 - 1e-9), -math.expm1(none_q) * (1 + 1e-9)
         if p > delta and q > 1e-280:
             best = max(best, math.log((p - delta) / q) - 1e-9)
     return best
 
 
-def _composed(
-    counts: Mapping[Pair | DiscreteRatio, int],
-    accuracy: float,
-    delta: float | None,
-    epsilon: float | None,
-) -> Bounds:
+def _composed(counts: Mapping[Pair | DiscreteRatio, int], accuracy: float, asked: Asked) -> Bounds:
+    delta = asked.delta
     if sum(counts.values()) == 1:
         (law,) = counts
         assert isinstance(law, DiscreteRatio)
-        if epsilon is not None:
-            return law.profile(epsilon)
-        return inverted(lambda level, end: law.profile(level)[end], float(delta or 0.0))
+        return asked.of(lambda level, end: law.profile(level)[end])
     most = math.fsum(n * varies(pair) for pair, n in counts.items()) * (1 + 1e-9)
     if delta is not None and most <= delta:
         return Bounds(0.0, 0.0)
@@ -375,12 +389,12 @@ def _composed(
         total.work_left = _WORK
         if searches and delta is not None and total.lesser(searches[0].lower, delta):
             break
-        search = Search(total, delta=delta, epsilon=epsilon)
+        search = Search(total, *asked)
         # The direction in which the record is there is nearly always the worse one.
         search.refine(accuracy, beaten_by=max((s.lower for s in searches), default=-1.0))
         searches.append(search)
     upper = max(search.upper for search in searches)
-    if epsilon is not None:
+    if delta is None:
         upper = min(upper, most, 1.0)
     return Bounds(max(search.lower for search in searches), upper)
 
@@ -542,8 +556,7 @@ def privacy_loss(
             "a round without noise (noise_multiplier=0) has no privacy loss distribution: ε is ∞"
         )
     counts = parts(mechanism, group)
-    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
-    if len(pairs) < len(counts) and not lawful(counts):
+    if only_pairs(counts) is None and not lawful(counts):
         raise UnsupportedMechanismError(
             "with so little noise random allocation has no curve of its privacy loss here: ask for "
             "ε or δ instead"
@@ -553,8 +566,7 @@ def privacy_loss(
     known += [_profiles(way, accuracy) for way in alternatives(counts)]
     chain = single_changes(mechanism, group)
     if chain is not None:
-        curves = privacy_loss(chain[0], accuracy=accuracy)
-        changes = Chained(curves, group, exchanged=mechanism.adjacency == "replace-one")
+        changes = _chained(chain[0], mechanism, group, accuracy)
         known.append(([changes], [changes]))
     # One direction where it is the same for every theorem; the last profile of each is the other's.
     directions = max(len(below) for below, _ in known)
@@ -575,25 +587,17 @@ def _profiles(counts: Counts, accuracy: float) -> tuple[list[Bounded], list[Boun
 
     Where the rounds have laws, these are the lower end's and the upper one's.
     """
-    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
-    plain = len(pairs) == len(counts)
-    regular = all(pair.integrable for pair in pairs)
+    pairs = only_pairs(counts)
+    regular = all(pair.integrable for pair in counts if isinstance(pair, Pair))
+    exactly = regular and pairs is not None and _single_round(pairs)
     ends: list[Mapping[Pair | DiscreteRatio, int]] = [
-        {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
+        with_ratios(counts, _CURVES, end) for end in ((0, 1) if pairs is None else (0,))
     ]
-    if not plain:
-        ends = [with_ratios(counts, _CURVES, end) for end in (0, 1)]
-    both = all(isinstance(pair, Pair) and pair.two_sided for pair in counts)
+    both = pairs is not None and all(pair.two_sided for pair in pairs)
     profiles: list[list[Bounded]] = [
         [
-            Profile(
-                end,
-                swapped=swapped,
-                accuracy=accuracy,
-                exactly=regular and plain and _single_round(pairs),
-                integrable=regular,
-            )
-            for swapped in ((False,) if both else (False, True))
+            Profile(end, swapped=s, accuracy=accuracy, exactly=exactly, integrable=regular)
+            for s in ((False,) if both else (False, True))
         ]
         for end in ends
     ]
@@ -608,34 +612,28 @@ def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, 
 
 @lru_cache(maxsize=4096)
 def _epsilon(mechanism: Mechanism, delta: float, group: int, accuracy: float) -> Interval:
-    return enclose(mechanism, group, accuracy, delta=delta)
+    return enclose(mechanism, group, accuracy, Asked(delta))
 
 
 @lru_cache(maxsize=4096)
 def _delta(mechanism: Mechanism, epsilon: float, group: int, accuracy: float) -> Interval:
-    return enclose(mechanism, group, accuracy, epsilon=epsilon)
+    return enclose(mechanism, group, accuracy, Asked(epsilon=epsilon))
 
 
-def enclose(
-    mechanism: Mechanism,
-    group: int,
-    accuracy: float,
-    *,
-    delta: float | None = None,
-    epsilon: float | None = None,
-) -> Interval:
-    found = _at_once(mechanism, group, accuracy, delta, epsilon)
+def enclose(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
+    """The interval that is asked for, with the reason where it is wide."""
+    found = _at_once(mechanism, group, accuracy, asked)
     chain = single_changes(mechanism, group)
     if chain is not None and 0 < found.upper < math.inf:
         with suppress(UnsupportedMechanismError):
-            curves = privacy_loss(chain[0], accuracy=accuracy)
-            changes = Chained(curves, group, exchanged=mechanism.adjacency == "replace-one")
-            if delta is None:
-                other = Bounds(*(changes.bound(float(epsilon or 0.0), end) for end in (0, 1)))
-            else:
-                other = changes.epsilons(delta)
-            found = Interval(min(found.lower, other.lower), min(found.upper, other.upper))
+            other = asked.of(_chained(chain[0], mechanism, group, accuracy).bound)
+            found = Interval(min(found.lower, *other), min(found.upper, other.upper))
     return replace(found, reason=why_wide(mechanism, group, found, accuracy))
+
+
+def _chained(single: Mechanism, mechanism: Mechanism, group: int, accuracy: float) -> Chained:
+    curves = privacy_loss(single, accuracy=accuracy)
+    return Chained(curves, group, exchanged=mechanism.adjacency == "replace-one")
 
 
 def why_wide(
@@ -657,92 +655,70 @@ def why_wide(
 
 # What leaves the range of a double is recognised and bounded where it arises.
 @np.errstate(all="ignore")
-def _at_once(
-    mechanism: Mechanism,
-    group: int,
-    accuracy: float,
-    delta: float | None,
-    epsilon: float | None,
-) -> Interval:
+def _at_once(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
     """All changes at once, by the dominating pairs."""
     if not _noisy(mechanism):
-        return Interval(math.inf, math.inf) if delta is not None else Interval(1.0, 1.0)
+        return Interval(asked.most, asked.most)
     # In every batch the records move each release by the group's whole distance.
     most = unsampled_distance(mechanism, group)
-    if most > _LARGEST_DISTANCE * group and not math.isfinite(most * most):
-        counts: dict[Pair | Epoch | DisclosedCount, int] = {}
-    else:
+    counts: Counts = {}
+    if most <= _LARGEST_DISTANCE * group or math.isfinite(most * most):
         counts = parts(mechanism, group)
-    pairs = {pair: n for pair, n in counts.items() if isinstance(pair, Pair)}
-    if len(counts) == 1 and pairs and next(iter(pairs)).gaussian:
-        distance = next(iter(pairs)).up[0][0]
-        if delta is not None:
-            return Interval(*gaussian_epsilon_bounds(distance, delta))
-        return Interval(*gaussian_delta_bounds(distance, float(epsilon or 0.0)))
-    if len(pairs) < len(counts):
-        found = _least(counts, accuracy, delta, epsilon)
-    else:
-        found = of_pairs(pairs, accuracy, delta, epsilon)
+    pairs = only_pairs(counts)
+    if pairs and len(pairs) == 1 and next(iter(pairs)).gaussian:
+        return Interval(*asked.of_gaussian(next(iter(pairs)).up[0][0]))
+    found = _least(counts, accuracy, asked)
     if found.lower > found.upper:
         raise CertificateError(
             f"the bounds contradict each other, which is a fault of this library: lower "
-            f"{found.lower!r} above upper {found.upper!r} for {mechanism!r}, delta={delta!r}, "
-            f"epsilon={epsilon!r}, group={group}, accuracy={accuracy}. Please report it"
+            f"{found.lower!r} above upper {found.upper!r} for {mechanism!r}, {asked}, "
+            f"group={group}, accuracy={accuracy}. Please report it"
         )
-    if delta is None:
-        cap = gaussian_delta_bounds(most, float(epsilon or 0.0))
-    elif found.upper < math.inf and gaussian_delta_bounds(most, found.upper).lower > delta:
+    wanted = asked.delta if found.upper < math.inf else None
+    if wanted is not None and gaussian_delta_bounds(most, found.upper).lower > wanted:
         return Interval(*found)
-    else:
-        cap = gaussian_epsilon_bounds(most, delta)
+    cap = asked.of_gaussian(most)
     return Interval(min(found.lower, cap.lower), min(found.upper, cap.upper))
 
 
-def _least(
-    counts: Mapping[Pair | Epoch | DisclosedCount, int],
-    accuracy: float,
-    delta: float | None,
-    epsilon: float | None,
-) -> Bounds:
+def _least(counts: Counts, accuracy: float, asked: Asked) -> Bounds:
     """The least that any of the theorems proves, where some rounds are covered by several.
 
-    Told and half lines do not dominate each other, and no estimate says for certain which proves
-    less: all are asked, the quickest first, and the one that proves least is stated.
+    Disclosed counts and half lines do not dominate each other, and no estimate says for certain
+    which proves less: all are asked, the quickest first, and the one that proves least is stated.
     """
     found = Bounds(math.inf, math.inf)
     for way in alternatives(counts):
-        plain = {pair: n for pair, n in way.items() if isinstance(pair, Pair)}
-        if len(plain) < len(way):
-            here = of_ratios(way, accuracy, delta, epsilon, beaten_by=found.upper)
+        pairs = only_pairs(way)
+        if pairs is None:
+            here = of_ratios(way, accuracy, asked, beaten_by=found.upper)
         else:
-            here = of_pairs(plain, accuracy, delta, epsilon)
+            here = of_pairs(pairs, accuracy, asked)
         if here.upper < found.upper or found.lower == math.inf:
             found = here
     return found
 
 
-def of_pairs(
-    counts: Mapping[Pair, int], accuracy: float, delta: float | None, epsilon: float | None
-) -> Bounds:
-    """Bounds on ε at ``delta``, or on δ at ``epsilon``, of the composed dominating pairs."""
-    nothing = Bounds(0.0, math.inf if delta is not None else 1.0)
+def of_pairs(counts: Mapping[Pair, int], accuracy: float, asked: Asked) -> Bounds:
+    """Bounds on what is asked of the composed dominating pairs."""
+    delta = asked.delta
+    lower, upper = 0.0, asked.most
     if not counts:
-        return nothing
+        return Bounds(lower, upper)
     regular = all(pair.integrable for pair in counts)
     if regular and _single_round(counts):
-        return single_part(next(iter(counts)), delta, epsilon)
+        return single_part(next(iter(counts)), asked)
     # δ(0) is a total variation distance, which adds up over the rounds.
     varies = math.fsum(n * total_variation(p) for p, n in counts.items()) * (1 + 1e-12)
-    if delta is not None and varies <= delta:
-        return Bounds(0.0, 0.0)
-    lower, upper = nothing
-    if epsilon is not None:
+    if delta is None:
         upper = min(1.0, varies)
+    elif varies <= delta:
+        return Bounds(0.0, 0.0)
     if regular:
-        lower, upper = searched(counts, accuracy, delta, epsilon, upper)
+        lower, upper = searched(counts, accuracy, asked, upper)
     if upper == math.inf or upper - lower > accuracy * upper:
         # What needs no integral, where the integrals did not settle it.
-        lower = max(lower, *(floor_of(p, n, delta, epsilon) for p, n in counts.items()))
+        lower = max(lower, *(floor_of(p, n, asked) for p, n in counts.items()))
         if delta is not None:
             upper = min(upper, disclosed_epsilon(counts, delta))
             if regular and 0 < upper < 600:
@@ -755,26 +731,22 @@ def _single_round(counts: Mapping[Pair, int]) -> bool:
     return few and sum(counts.values()) == 1
 
 
-def searched(
-    counts: Mapping[Pair, int],
-    accuracy: float,
-    delta: float | None,
-    epsilon: float | None,
-    upper: float,
-) -> Bounds:
+def searched(counts: Mapping[Pair, int], accuracy: float, asked: Asked, upper: float) -> Bounds:
+    """Bounds by line integrals; ``upper`` is known already."""
+    delta = asked.delta
     rough = max(accuracy, _COARSE)
     one_sided = not all(pair.two_sided for pair in counts)
-    searches = [Search(Composition(counts), delta=delta, epsilon=epsilon)]
+    searches = [Search(Composition(counts), *asked)]
     searches[0].refine(accuracy)
     if one_sided:
         # In the other direction no loss is above this one.
         largest = math.fsum(n * _largest_reverse_loss(p) for p, n in counts.items())
-        if largest > (searches[0].lower if epsilon is None else epsilon):
+        if largest > (asked.epsilon if delta is None else searches[0].lower):
             total = Composition(counts, swapped=True)
             first = searches[0]
             if delta is not None and total.lesser(first.lower, delta):
                 return Bounds(first.lower, min(upper, first.upper))
-            searches.append(Search(total, delta=delta, epsilon=epsilon))
+            searches.append(Search(total, *asked))
             searches[1].refine(rough, beaten_by=searches[0].lower)
     best = max(search.lower for search in searches)
     # Only a direction that may be the worse one needs the full accuracy.
@@ -786,14 +758,11 @@ def searched(
     return Bounds(max(s.lower for s in searches), min(upper, max(s.upper for s in searches)))
 
 
-def floor_of(pair: Pair, count: int, delta: float | None, epsilon: float | None) -> float:
+def floor_of(pair: Pair, count: int, asked: Asked) -> float:
     """The lower bound that one kind of round proves without an integral."""
     if pair.gaussian:
-        distance = pair.up[0][0] * math.sqrt(count)
-        if delta is not None:
-            return gaussian_epsilon_bounds(distance, delta).lower
-        return gaussian_delta_bounds(distance, float(epsilon or 0.0)).lower
-    return hits_epsilon(pair, count, delta) if delta is not None else 0.0
+        return asked.of_gaussian(pair.up[0][0] * math.sqrt(count)).lower
+    return 0.0 if asked.delta is None else hits_epsilon(pair, count, asked.delta)
 
 
 def _by_one_round(counts: Mapping[Pair, int], delta: float, guess: float) -> float:
@@ -801,18 +770,9 @@ def _by_one_round(counts: Mapping[Pair, int], delta: float, guess: float) -> flo
 
     For the event T that some loss exceeds a threshold, δ(ε) ≥ P(T) - e^ε Q(T).
     """
-    stacks = [(Stack([pair]), count) for pair, count in list(counts.items())[:_MOST_ATTACKED]]
-    best = 0.0
-    for threshold in np.geomspace(0.02, 2, 100) * guess:
-        idle_p = idle_q = 0.0
-        for stack, count in stacks:
-            p, q = stack.above(float(threshold))
-            idle_p += count * math.log1p(-min(p * (1 - 1e-9), 0.5))
-            idle_q += count * math.log1p(-min(q * (1 + 1e-9), 1 - 1e-12))
-        p, q = -math.expm1(idle_p) * (1 - 1e-9), -math.expm1(idle_q) * (1 + 1e-9)
-        if p > delta and q > 1e-280:
-            best = max(best, math.log((p - delta) / q) - 1e-9)
-    return best
+    some = list(counts.items())[:_MOST_ATTACKED]
+    rounds = [(HalfLines(pair).above, count, 0.0) for pair, count in some]
+    return _some_loss_beyond(rounds, np.geomspace(0.02, 2, 100) * guess, delta)
 
 
 def _largest_reverse_loss(pair: Pair) -> float:
@@ -826,15 +786,7 @@ def _noisy(mechanism: Mechanism) -> bool:
     return all(part.noise_multiplier > 0 for part in mechanism)
 
 
-def single_part(pair: Pair, delta: float | None, epsilon: float | None) -> Bounds:
+def single_part(pair: Pair, asked: Asked) -> Bounds:
     """One round: its profile is P(loss > ε) - e^ε Q(loss > ε), with no grid at all."""
-    forward = Stack([pair])
-    backward = None if pair.two_sided else Stack([pair], swapped=True)
-
-    def profile(level: float, end: int) -> float:
-        found = forward.direct(level)[end]
-        return found if backward is None else max(found, backward.direct(level)[end])
-
-    if delta is None:
-        return Bounds(*(profile(float(epsilon or 0.0), end) for end in (0, 1)))
-    return inverted(profile, delta)
+    ways = [HalfLines(pair, swapped=s) for s in ((False,) if pair.two_sided else (False, True))]
+    return asked.of(lambda level, end: max(way.profile(level)[end] for way in ways))

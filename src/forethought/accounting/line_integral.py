@@ -322,7 +322,7 @@ class Composition:
         self,
         *,
         delta: float | None = None,
-        epsilon: float | None = None,
+        epsilon: float = 0.0,
         rough: bool = False,
         near: float | None = None,
     ) -> Place:
@@ -346,7 +346,7 @@ class Composition:
             if delta is not None:
                 value = (value - math.log(delta)) / tilts
             else:
-                value = value - tilts * float(epsilon or 0.0)
+                value = value - tilts * epsilon
             at = int(np.nanargmin(value))
             if near is not None and at in (0, points - 1):
                 return self.locate(delta=delta, epsilon=epsilon)  # it is not near after all
@@ -355,8 +355,7 @@ class Composition:
         tilt = float(tilts[at])
         if delta is not None:
             return Place(tilt, max(best, 0.0), math.log(delta))
-        level = float(epsilon or 0.0)
-        return Place(self._off_the_pole(tilt, level), level, min(best, 0.0), 0.0)
+        return Place(self._off_the_pole(tilt, epsilon), epsilon, min(best, 0.0), 0.0)
 
     def estimate(self, delta: float) -> float:
         """About the ε at ``delta``, by a saddle point and its skew: not for bounds."""
@@ -677,7 +676,7 @@ class Search:
     """
 
     def __init__(
-        self, total: Composition, *, delta: float | None = None, epsilon: float | None = None
+        self, total: Composition, delta: float | None = None, epsilon: float = 0.0
     ) -> None:
         self.total, self.delta, self.epsilon = total, delta, epsilon
         self.lower, self.upper = 0.0, math.inf if delta is not None else 1.0
@@ -800,13 +799,12 @@ class Search:
             return
         log_delta = math.log(self.upper)
         if log_delta < self._cut_at + 11:
-            self._cut_at = self.total.cut(log_delta, float(self.epsilon or 0.0))
-        found = self.total.locate(epsilon=float(self.epsilon or 0.0))
+            self._cut_at = self.total.cut(log_delta, self.epsilon)
+        found = self.total.locate(epsilon=self.epsilon)
         self.place = Place(found.tilt, found.epsilon, log_delta, 0.0)
 
     def _deltas(self, line: Charged) -> tuple[float, float]:
-        epsilon = float(self.epsilon or 0.0)
-        low, high = line.lower(epsilon), line.upper(epsilon)
+        low, high = line.lower(self.epsilon), line.upper(self.epsilon)
         upper = math.exp(min(high, 0.0)) * (1 + 1e-13) if high > _TINY else 5e-324
         return math.exp(min(low, 0.0)) * (1 - 1e-13) if low > -700 else 0.0, min(upper, 1.0)
 

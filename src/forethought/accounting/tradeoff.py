@@ -519,7 +519,7 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     alone = single_changes(mechanism, size) is None
     if alone and len(counts) == 1 and isinstance(first, Pair) and first.gaussian:
         return gaussian(first.up[0][0] * (1 + 1e-14))
-    if not all(isinstance(pair, Pair) for pair in counts) and not lawful(counts):
+    if exact.only_pairs(counts) is None and not lawful(counts):
         return unamplified
     uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
     last = max(above.epsilon(TAIL) for above in uppers)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from forethought.accounting.adaptive import GaussianFilter, filter_details
+from forethought.accounting.adaptive import GaussianFilter
 from forethought.accounting.closed_bounds import gaussian_mu
 from forethought.accounting.statement import Randomness, Statement, account
 from forethought.convex.planning import DescentPlan
@@ -579,7 +579,7 @@ def descend_steered(
     plan = run.plan(steps, chosen, budget)
     statement = account(
         plan,
-        accountant=filter_details(ledger),
+        accountant=ledger.details(),
         randomness=Randomness(seeded_noise=run.seeded),
         not_covered=uses_of_data(slope is not None),
     ).of_run(run.transcript.releases())

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from forethought.accounting import statement
+from forethought.accounting.accountants import AGGREGATE, SECURE_AGGREGATION
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Randomness, Statement, StatementError, account
-from forethought.accounting.summed import AGGREGATE, SECURE_AGGREGATION
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.rounds.transcript import Transcript

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from forethought.accounting import exact
+from forethought.accounting.accountants import AGGREGATE, NETWORK
 from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.statement import Randomness, Statement, account
 from forethought.accounting.statement import shared as together
-from forethought.accounting.summed import AGGREGATE, NETWORK
 from forethought.gossip import decentralised
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import Gossip, GossipError

@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought.accounting.accountants import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.exact import CertificateError
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import (
@@ -25,7 +26,6 @@ from forethought.accounting.statement import (
     content_hash,
     plan_digest,
 )
-from forethought.accounting.summed import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.verification import Signer, Verification, check, require_evidence
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
 from forethought.federated.federation import FEDERATION, Federation, require_roster

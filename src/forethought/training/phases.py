@@ -17,7 +17,6 @@ from forethought.accounting.adaptive import (
     Filter,
     NextPhaseRule,
     Progress,
-    filter_details,
     filter_from_state,
     suited_filter,
 )
@@ -205,7 +204,7 @@ class PhaseState:
         return account(
             self.plan.with_(mechanism=self.mechanism, not_covered=tuple(uses)),
             randomness=self.randomness,
-            accountant=filter_details(self.filter),
+            accountant=self.filter.details(),
         )
 
     def history(self, statement: Statement) -> tuple[Metrics, ...]:
