@@ -9,12 +9,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from forethought.auditing.faults import FAULTS
 from forethought.auditing.federated import audit_client, received
 from forethought.rounds.randomness import GaussianNoise
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch, Poisson
+from trials.audits import FAULTS
 
 FALSE_ALARM = 1e-4
 PLAN = Plan(Mechanism(Rounds(1.0, 30, Poisson(0.1))), 800, 1e-5)

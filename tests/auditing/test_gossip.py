@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from forethought.auditing.attack import LARGE
-from forethought.auditing.faults import FAULTS
 from forethought.auditing.gossip import audit_worker, recovered
 from forethought.auditing.planted import PlantedRecords
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch, Poisson
 from forethought.values.use import Averaging, Optimizer, Use
+from trials.audits import FAULTS
 
 FALSE_ALARM = 1e-4
 PLAN = Plan(Mechanism(Rounds(1.0, 30, Poisson(0.1))), 800, 1e-5)

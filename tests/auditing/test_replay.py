@@ -25,7 +25,6 @@ import forethought as ft
 from drawn import randint, randn
 from forethought import convex
 from forethought.auditing import federated, gossip, reference, replay
-from forethought.auditing.faults import replaced
 from forethought.auditing.planted import PlantedRecords
 from forethought.auditing.replay import Replay, replaying
 from forethought.data.dataset import of_persons
@@ -37,6 +36,7 @@ from forethought.training.run import Loop
 from forethought.values.contributions import Examples, LinearExamples, Local, Persons
 from forethought.values.plan import Plan, Preparation, Privacy
 from forethought.values.use import Averaging, Optimizer, Use
+from trials.audits import replaced
 
 N = 90
 INPUTS, LABELS = randn(N, 12), randint(0, 4, (N,))

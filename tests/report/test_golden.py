@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forethought.training.summary import RunSummary, UnfinishedRun
 from rich.console import Console
 
 import forethought as ft
@@ -26,7 +27,6 @@ from forethought.report import audit, federated_plan, federation, gossip, gossip
 from forethought.report.federation_status import status_table
 from forethought.report.page import report_page, statement_page
 from forethought.training.metrics import measured
-from forethought.training.summary import RunSummary, UnfinishedRun
 from forethought.utility.graph import UtilityGraph
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.plan import Plan
