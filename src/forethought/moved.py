@@ -21,6 +21,7 @@ MOVED: dict[str, str] = {
     **dict.fromkeys(("plans", "preparation", "privacy"), "values.plan"),
     "caveat_kinds": "values.caveats",
     "published": "papers",
+    **dict.fromkeys(("auditing.federated", "auditing.gossip"), "auditing.holders"),
 }
 MOVED["federated.delay"] = "federated.federation"
 MOVED |= dict.fromkeys(

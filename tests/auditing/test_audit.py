@@ -14,7 +14,7 @@ import torch
 import forethought as ft
 from drawn import randint, randn
 from forethought.auditing import self_test
-from forethought.auditing.effort import effort as sizes
+from forethought.auditing.canaries import sizes_of
 from forethought.auditing.sensitivity import model_sensitivity
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.gradients import clipped
@@ -131,8 +131,8 @@ def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
 
     def refuted() -> bool:
         generator = np.random.default_rng(0)
-        effort = sizes("quick")
-        found = model_sensitivity(model, records, COPIES, cross_entropy, effort, generator)
+        sizes = sizes_of("quick")
+        found = model_sensitivity(model, records, COPIES, cross_entropy, sizes, generator)
         return Audit(tuple(found), 1e-3).refuted
 
     def apart(*arguments: Any, copies: int, **options: Any) -> Any:
@@ -150,8 +150,8 @@ def test_a_block_that_varies_with_the_batch_is_refuted(monkeypatch: pytest.Monke
     model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.Linear(512, 3)).double()
 
     def findings() -> list[Finding]:
-        generator, effort = np.random.default_rng(0), sizes("quick")
-        found = model_sensitivity(model, records, plan, cross_entropy, effort, generator)
+        generator, sizes = np.random.default_rng(0), sizes_of("quick")
+        found = model_sensitivity(model, records, plan, cross_entropy, sizes, generator)
         return [finding for finding in found if finding.name.startswith("bits of")]
 
     def ending_otherwise(x: torch.Tensor, *layer: torch.Tensor | None) -> torch.Tensor:

@@ -22,17 +22,11 @@ from forethought.auditing import (
     attack,
     exact_tests,
     inference,
-    joint_errors,
     noise,
-    noise_tests,
     participation,
-    sampling_tests,
-    scores,
     sensitivity,
-    tactics,
-    whitening,
 )
-from forethought.auditing.effort import EFFORTS
+from forethought.auditing.canaries import LEVELS
 from forethought.auditing.replay import replaying
 from forethought.auditing.verdict import Audit
 from forethought.rounds.losses import cross_entropy
@@ -91,7 +85,7 @@ def written(value: Any) -> Any:
 
 def of_batches() -> dict[str, Any]:
     """Findings about runs without noise, of every kind of sampling and clipping."""
-    small = replace(EFFORTS["quick"], hits=2_000)
+    small = replace(LEVELS["quick"], hits=2_000)
     found = {}
     for name, plan in PLANS.items():
         seen = participation.dry_run(participation.dry_plan(plan, small), seed=3)
@@ -101,7 +95,7 @@ def of_batches() -> dict[str, Any]:
             if plan.groups is None
             else participation.group_contributions(seen, source())
         )
-        found[name] = own + sampling_tests.sampling_findings(
+        found[name] = own + participation.sampling_findings(
             part.sampling, seen.members, seen.plan.examples, source()
         )
         if plan.clip.rule == "quantile":  # the run's own norms follow from noise without a seed
@@ -116,9 +110,9 @@ def of_noise() -> dict[str, Any]:
     found = {}
     for name in ("poisson", "correlated", "quantile", "grid", "groups"):
         numbers = noise.standardised(noise.noise_plan(PLANS[name], 8), 3_000, seed=3, noise_seed=4)
-        found[name] = noise_tests.noise_findings(numbers, name == "grid")
+        found[name] = noise.noise_findings(numbers, name == "grid")
     rows = source().standard_normal((8, 500))
-    found["whitened"] = whitening.whitened(correlated().mechanism, list(rows))[3][:5]
+    found["whitened"] = noise.whitened(correlated().mechanism, list(rows))[3][:5]
     return found
 
 
@@ -126,11 +120,11 @@ def of_scores() -> dict[str, Any]:
     """Scores of simulated games and what an attack does with them."""
     found: dict[str, Any] = {}
     for name in ("poisson", "replaced", "subsets", "shuffled", "allocated", "parts", "correlated"):
-        mechanism, count = PLANS[name].mechanism, PLANS[name].rounds
+        mechanism = PLANS[name].mechanism
         distance = attack.contributions(PLANS[name])
-        std = noise.scales(PLANS[name], [1.0] * count)
-        made = [scores.simulate(mechanism, std, 300, shift, source()) for shift in distance]
-        played = [scores.log_likelihood_ratio(mechanism, std, seen, *distance) for seen in made]
+        std = noise.scales(PLANS[name])
+        made = [attack.simulate(mechanism, std, 300, shift, source()) for shift in distance]
+        played = [attack.log_likelihood_ratio(mechanism, std, seen, *distance) for seen in made]
         games = inference.Games(played[1], played[0], independent=name != "subsets")
         found[name] = [games.inside[:4], games.outside[:4]]
         if name in ("poisson", "subsets", "correlated"):
@@ -147,7 +141,7 @@ def of_tests() -> dict[str, Any]:
     """Single tests and bounds."""
     z, counts, claim = source().standard_normal(300), [3, 0, 7, 40], gaussian(1.0)
     joint = [
-        joint_errors.JointErrors(false, 300, missed, 280, 1.3, independent).p_value(claim)
+        inference.JointErrors(false, 300, missed, 280, 1.3, independent).p_value(claim)
         for false, missed in ((20, 90), (60, 150), (0, 0))
         for independent in (True, False)
     ]
@@ -181,7 +175,7 @@ def of_tests() -> dict[str, Any]:
         "one run f-DP": inference.one_run_fdp_epsilon(
             ft.Mechanism(ft.Rounds(2.0, 4, ft.FullBatch())), [(100, 85), (400, 280)], 2_000, 1e-5
         ),
-        "thresholds": tactics.tactics(
+        "thresholds": attack.decision_rule(
             PLANS["poisson"].mechanism, (1.0,) * 12, (1.0, 0.0), 400, 1e-5
         ),
     }
@@ -202,7 +196,7 @@ def of_sensitivity() -> dict[str, Any]:
         mechanism=ft.Mechanism(ft.Rounds(1.0, 3, ft.Poisson(0.3))), examples=60
     )
     found = sensitivity.model_sensitivity(
-        model, records, plan, cross_entropy, EFFORTS["quick"], source()
+        model, records, plan, cross_entropy, LEVELS["quick"], source()
     )
     return {"planted": planted, "model": found}
 
@@ -242,7 +236,7 @@ def test_an_audit_as_json() -> None:
 
 def of_tests_findings() -> Any:
     numbers = list(np.random.default_rng(2).standard_normal((4, 200)) * 0.9)
-    return noise_tests.noise_findings(numbers)
+    return noise.noise_findings(numbers)
 
 
 # The last digits of sums over many numbers are the machine's own; so are p-values of what is off by

@@ -42,8 +42,8 @@ def audited(local: Local, sampling: str, groups: int = 3) -> Any:
     kind, adjacency = SAMPLINGS[sampling]
     mechanism = Mechanism(Rounds(1.0, 20, kind, "group"), adjacency=adjacency)
     plan = Plan(mechanism, EXAMPLES, 1e-4, groups=groups, local=local)
-    effort = audits.effort_of(audits.Job(plan))
-    return gather(plan, None, None, None, effort, FALSE_ALARM, 0)
+    sizes = audits.sizes_of_job(audits.Job(plan))
+    return gather(plan, None, None, None, sizes, FALSE_ALARM, 0)
 
 
 def test_which_updates_lie_along_the_mean() -> None:

@@ -23,8 +23,8 @@ from forethought.auditing.verdict import AttackPoint, AttackSummary, Audit, Find
 from forethought.network.server import ClientStatus, Status
 from forethought.papers.calculators import calculate
 from forethought.papers.comparison import compare
-from forethought.report import audit, federated_plan, federation, gossip, gossip_plan, terminal
-from forethought.report.federation_status import status_table
+from forethought.report import audit, holders, terminal
+from forethought.report.holders import status_table
 from forethought.report.page import report_page, statement_page
 from forethought.training.metrics import measured
 from forethought.utility.graph import UtilityGraph
@@ -270,7 +270,7 @@ SHOWN: dict[str, Callable[[Console], object]] = {
         c, PLAN, [Fake(name="fewer", plan=GROWING, reason="it is quicker")]
     ),
     "front": lambda c: terminal.show_front(c, a_front()),
-    "calculators": lambda c: terminal.show(
+    "calculators": lambda c: terminal.show_calculated(
         c, calculate(examples=10_000, epochs=5, epsilon=2.0, delta=1e-5)
     ),
     "result": lambda c: terminal.show_result(
@@ -297,21 +297,19 @@ SHOWN: dict[str, Callable[[Console], object]] = {
         c, Audit(FINDINGS[:1], 0.0, replace(ATTACK, fdp_epsilon=3.21, epsilon=None))
     ),
     "self-test": lambda c: audit.show_self_test(c, SelfTest(OUTCOMES, OUTCOMES)),
-    "federation": lambda c: federation.show_federation(c, a_federation()),
-    "federation of local rounds": lambda c: federation.show_federation(c, a_federation([1, 2])),
-    "federation simulated": lambda c: federation.show_simulated(c, a_simulation("client")),
-    "federation planned": lambda c: federated_plan.show(c, a_federated_plan(False)),
-    "federation planned, secure": lambda c: federated_plan.show(c, a_federated_plan(True)),
+    "federation": lambda c: holders.show_federation(c, a_federation()),
+    "federation of local rounds": lambda c: holders.show_federation(c, a_federation([1, 2])),
+    "federation simulated": lambda c: holders.show_simulated(c, a_simulation("client")),
+    "federation planned": lambda c: holders.show_federation_plan(c, a_federated_plan(False)),
+    "federation planned, secure": lambda c: holders.show_federation_plan(c, a_federated_plan(True)),
     "federation served": lambda c: c.print(status_table(STATUS)),
-    "gossip": lambda c: gossip.show_gossip(c, a_gossip()),
-    "gossip simulated": lambda c: gossip.show_simulated(c, a_simulation("worker")),
-    "gossip planned": lambda c: gossip_plan.show(c, a_gossip_plan(False)),
-    "gossip planned, observed": lambda c: gossip_plan.show(c, a_gossip_plan(True)),
-    "gossip rehearsed": lambda c: gossip_plan.show_rehearsal(c, a_rehearsal(True, True)),
-    "gossip rehearsed, by chance": lambda c: gossip_plan.show_rehearsal(
-        c, a_rehearsal(True, False)
-    ),
-    "gossip rehearsed in vain": lambda c: gossip_plan.show_rehearsal(c, a_rehearsal(False, False)),
+    "gossip": lambda c: holders.show_gossip(c, a_gossip()),
+    "gossip simulated": lambda c: holders.show_simulated(c, a_simulation("worker")),
+    "gossip planned": lambda c: holders.show_gossip_plan(c, a_gossip_plan(False)),
+    "gossip planned, observed": lambda c: holders.show_gossip_plan(c, a_gossip_plan(True)),
+    "gossip rehearsed": lambda c: holders.show_rehearsal(c, a_rehearsal(True, True)),
+    "gossip rehearsed, by chance": lambda c: holders.show_rehearsal(c, a_rehearsal(True, False)),
+    "gossip rehearsed in vain": lambda c: holders.show_rehearsal(c, a_rehearsal(False, False)),
     "page of a statement": lambda c: paged(c, statement_page(ft.account(PLAN), "A <b>", False)),
     "page of a report": lambda c: paged(c, report_page(summary())),
 }
@@ -350,11 +348,15 @@ def test_what_people_see_stays_as_it_was(name: str) -> None:
 def test_figures_of_simulations_are_drawn(tmp_path: Path) -> None:
     timeline = {"timeline": [(0, 0.0, 2.0), (4, 1.0, 13.0), (21, 0.0, 1.0)]}
     found = {**a_simulation("client"), **timeline, "accuracies": [(1.0, 0.5), (2.0, 0.7)]}
-    assert federation.draw_timeline(found, tmp_path / "timeline.png").is_file()
-    assert federation.draw_accuracy(found, tmp_path / "accuracy.png") is not None
-    assert federation.draw_accuracy({"accuracies": []}, tmp_path / "none.png") is None
+    holders.draw_simulation(found, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"timeline.png", "accuracy.png"}
     found = {**a_simulation("worker"), **timeline, "accuracies": [(1.0, 0, 0.5), (2.0, 1, 0.7)]}
-    gossip.draw_simulation(found, tmp_path)
+    (tmp_path / "accuracy.png").unlink()
+    holders.draw_simulation(found, tmp_path)
+    assert (tmp_path / "accuracy.png").is_file()
+    (tmp_path / "accuracy.png").unlink()
+    holders.draw_simulation({**found, "accuracies": []}, tmp_path)
+    assert not (tmp_path / "accuracy.png").exists()
 
 
 if __name__ == "__main__":

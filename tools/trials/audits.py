@@ -22,7 +22,7 @@ from forethought.accounting import adaptive, attack_bounds, exact, theorems
 from forethought.accounting.exact import CertificateError
 from forethought.auditing.attack import attack
 from forethought.auditing.audit import FALSE_ALARM, gather
-from forethought.auditing.effort import EFFORTS, Effort
+from forethought.auditing.canaries import LEVELS, Sizes
 from forethought.auditing.replay import replayed
 from forethought.auditing.self_test import Outcome
 from forethought.auditing.verdict import Audit
@@ -593,10 +593,10 @@ def _data() -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs @ torch.randn(FEATURES, CLASSES, generator=source)).argmax(1)
 
 
-def effort_of(job: Job) -> Effort:
+def sizes_of_job(job: Job) -> Sizes:
     """Quick, with the canaries of the trial, and what the job is there to show."""
     return replace(
-        EFFORTS["quick"],
+        LEVELS["quick"],
         canaries=CANARIES,
         attack_cells=CANARIES * ROUNDS,
         directed_games=40,
@@ -609,7 +609,7 @@ def effort_of(job: Job) -> Effort:
 def _audited(job: Job, seed: int | None) -> Audit:
     model = None if job.model is None else job.model()
     data = None if model is None else _data()
-    return gather(job.plan, model, data, None, effort_of(job), FALSE_ALARM, seed)
+    return gather(job.plan, model, data, None, sizes_of_job(job), FALSE_ALARM, seed)
 
 
 def _replayed(job: Job) -> Audit:
@@ -672,7 +672,7 @@ def attack_alone(seed: int | None = None) -> list[str]:
         job, findings = jobs[fault.job], []
         # What the accountant refuses by itself, the attack has not found.
         with fault.plant(), suppress(CertificateError):
-            findings = attack(job.plan, effort_of(job), np.random.default_rng(seed))[0]
+            findings = attack(job.plan, sizes_of_job(job), np.random.default_rng(seed))[0]
         if any(f.refutes(FALSE_ALARM) for f in findings):
             found.append(fault.name)
     return found

@@ -41,7 +41,7 @@ def calculator(
 ) -> None:
     """The published DP calculators, with conditions, margins and the exact figures."""
     from forethought.papers.calculators import calculate, earlier_phase
-    from forethought.report.terminal import show
+    from forethought.report.terminal import show_calculated
 
     plans = calculate(
         examples=examples,
@@ -57,4 +57,4 @@ def calculator(
     if as_json:
         print_json([plan.to_dict() for plan in plans])
     else:
-        show(console_for(quiet), plans)
+        show_calculated(console_for(quiet), plans)

@@ -20,8 +20,7 @@ def ui(
     quiet: Quiet = False,
 ) -> None:
     """Plan in a browser, on this machine alone: sliders, and what follows from them."""
-    from forethought.web.beginning import beginning
-    from forethought.web.server import PlannerServer
+    from forethought.web.server import PlannerServer, beginning
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: make it first, or give another --folder")
