@@ -982,7 +982,7 @@ MUTANTS = [
            "[generator.standard_normal(...), buffer.put(range(length - 10, length), buffer[:10])]",
            "test_no_two_coordinates_have_one_number"),
     Mutant("one run: equal scores know their coins", "right_guesses",
-           "np.random.default_rng(0).permutation(len(scores))", "np.arange(len(scores))",
+           "np.random.default_rng(0).permutation(games.count)", "np.arange(games.count)",
            "test_equal_scores_tell_nothing_of_their_coins"),
     Mutant("one run: nobody guesses wrong", "one_run_p_value", "np.maximum(aside, wrong[place])",
            "aside", "test_the_bound_is_the_largest_chance_that_the_theorem_allows"),

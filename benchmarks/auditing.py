@@ -25,7 +25,7 @@ from torch import nn
 import forethought as ft
 from forethought.auditing.attack import contributions, judge, orthogonal_games, summarise
 from forethought.auditing.audit import FALSE_ALARM, gather
-from forethought.auditing.effort import EFFORTS
+from forethought.auditing.canaries import LEVELS
 from forethought.auditing.inference import epsilon_of_guesses
 from forethought.auditing.one_run import one_run
 from forethought.values.plan import Plan
@@ -73,8 +73,8 @@ def sound(audits: int, games: int = 6) -> tuple[int, Counter[str], list[float]]:
         games: trainings where each plays one game only.
     """
     plans = list(sound_plans().items())
-    effort = replace(
-        EFFORTS["quick"],
+    sizes = replace(
+        LEVELS["quick"],
         hits=2_000,
         dry_rounds=60,
         coordinates=6_000,
@@ -85,7 +85,7 @@ def sound(audits: int, games: int = 6) -> tuple[int, Counter[str], list[float]]:
     refuted, smallest, reasons = 0, [], Counter[str]()
     for turn in range(audits):
         name, plan = plans[turn % len(plans)]
-        found = gather(plan, None, None, None, effort, FALSE_ALARM)
+        found = gather(plan, None, None, None, sizes, FALSE_ALARM)
         tested = [f.p_value for f in found.findings if f.p_value is not None]
         smallest.append(min(1.0, len(tested) * min(tested)))
         if found.refuted:

@@ -21,10 +21,10 @@ import torch
 
 import forethought as ft
 from forethought.auditing import attack as attacking
+from forethought.auditing.attack import log_likelihood_ratio
+from forethought.auditing.canaries import LARGE, CanaryRecords, observe, watched_sums, watching
 from forethought.auditing.inference import Games
 from forethought.auditing.noise import scales
-from forethought.auditing.planted import PlantedRecords, observe, watched_sums, watching
-from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.verdict import AttackSummary
 from forethought.values.plan import Plan
 
@@ -116,15 +116,15 @@ def records_together(group: int) -> Row:
     generator = np.random.default_rng()
     there = generator.random(people) < 0.5
     index = np.repeat(np.arange(people), group)
-    weight = np.where(np.repeat(there, group), attacking.LARGE, 0)
+    weight = np.where(np.repeat(there, group), LARGE, 0)
     seen = np.empty((plan.rounds, people))
-    records = PlantedRecords(index, weight, plan.clip.norm, people)
+    records = CanaryRecords(index, weight, plan.clip.norm, people)
 
     def see(t: int, total: np.ndarray) -> None:
         seen[t] = total
 
     observe(plan, records, see)
-    noise = scales(plan, [1.0] * plan.rounds)
+    noise = scales(plan)
 
     def score(values: np.ndarray) -> np.ndarray:
         # k of the person's records are in with probability Binomial(group, rate).
@@ -138,7 +138,7 @@ def records_together(group: int) -> Row:
         return total
 
     games = Games(score(seen)[~there], score(seen)[there])
-    chosen = _tactics_by_score(plan, score, group)
+    chosen = _rule_by_score(plan, score, group)
     return Row(
         f"poisson, {group} records of a person",
         "example",
@@ -153,19 +153,21 @@ def _binomial(group: int, rate: float) -> list[float]:
     return [float(binom.pmf(k, group, rate)) for k in range(group + 1)]
 
 
-def _tactics_by_score(plan: Plan, score: Callable[[np.ndarray], np.ndarray], group: int) -> Any:
-    """Tactics from simulated people, where the library has no score of its own."""
-    from forethought.auditing.tactics import Tactics, _slope, _thresholds
+def _rule_by_score(plan: Plan, score: Callable[[np.ndarray], np.ndarray], group: int) -> Any:
+    """DecisionRule from simulated people, where the library has no score of its own."""
+    from forethought.auditing.attack import DecisionRule, _slope, _thresholds
 
     generator = np.random.default_rng(0)
-    noise = np.array(scales(plan, [1.0] * plan.rounds))[:, None]
+    noise = np.array(scales(plan))[:, None]
     count = 20_000
     quiet = noise * generator.standard_normal((plan.rounds, count))
     taken = generator.binomial(group, 0.1, (plan.rounds, count))
     made = Games(score(quiet), score(taken + noise * generator.standard_normal(taken.shape)))
     half = CANARIES // 4
     (threshold,) = _thresholds([made], half, half, plan.mechanism, group)
-    return Tactics((threshold,), (_slope(ft.tradeoff(plan.mechanism, group), made, threshold),), 20)
+    return DecisionRule(
+        (threshold,), (_slope(ft.tradeoff(plan.mechanism, group), made, threshold),), 20
+    )
 
 
 def phases() -> Row:
@@ -184,7 +186,7 @@ def search() -> Row:
     trials = ft.NegativeBinomialTrials.of_mean(3.0, shape=0)
     statements: list[Any] = []
 
-    def tuned(recorded: Plan, records: PlantedRecords) -> None:
+    def tuned(recorded: Plan, records: CanaryRecords) -> None:
         found = ft.tune(
             records.model,
             records.data,
@@ -203,7 +205,7 @@ def search() -> Row:
     )
 
 
-def _in_phases(plan: Plan, records: PlantedRecords) -> None:
+def _in_phases(plan: Plan, records: CanaryRecords) -> None:
     never = torch.full((2,), 7, dtype=torch.int64)
     ft.train_until(
         records.model(),
@@ -216,14 +218,14 @@ def _in_phases(plan: Plan, records: PlantedRecords) -> None:
     )
 
 
-def _through(plan: Plan, run: Callable[[Plan, PlantedRecords], None]) -> AttackSummary:
+def _through(plan: Plan, run: Callable[[Plan, CanaryRecords], None]) -> AttackSummary:
     """Orthogonal games through another verb than ``train``."""
-    from forethought.auditing.planted import recorded_plan
+    from forethought.auditing.canaries import recorded_plan
 
     generator = np.random.default_rng()
     there = generator.random(plan.examples) < 0.5
-    weight = np.where(there, attacking.LARGE, 0)
-    records = PlantedRecords(np.arange(plan.examples), weight, plan.clip.norm, plan.examples)
+    weight = np.where(there, LARGE, 0)
+    records = CanaryRecords(np.arange(plan.examples), weight, plan.clip.norm, plan.examples)
     seen: list[np.ndarray] = []
     recorded = recorded_plan(plan)
 
@@ -235,9 +237,7 @@ def _through(plan: Plan, run: Callable[[Plan, PlantedRecords], None]) -> AttackS
     first_run = watched_sums(recorded, lambda _t, total: seen.append(total.copy()))
     with watching(watch):
         run(recorded, records)
-    score = log_likelihood_ratio(
-        plan.mechanism, scales(plan, [1.0] * plan.rounds), np.stack(seen), 1.0, 0.0
-    )
+    score = log_likelihood_ratio(plan.mechanism, scales(plan), np.stack(seen), 1.0, 0.0)
     games = Games(score[~there], score[there])
     _, chosen = attacking.judge(plan, games, (1.0, 0.0))
     return attacking.summarise(plan, games, chosen)

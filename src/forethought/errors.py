@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forethought.papers.calculators import CalculatorError as CalculatorError
     from forethought.peers.driving import PeersError as PeersError
     from forethought.planning.plan_request import PlanError as PlanError
-    from forethought.report.pdf import PrintingError as PrintingError
+    from forethought.report.page import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
@@ -96,7 +96,7 @@ _HOME = {
     "PayloadError": "gossip.compression",
     "PeersError": "peers.driving",
     "PlanError": "planning.plan_request",
-    "PrintingError": "report.pdf",
+    "PrintingError": "report.page",
     "RosterError": "exchange.keys",
     "RoundError": "rounds.private_sum",
     "RunFolderBusyError": "training.folder",

@@ -23,6 +23,7 @@ MOVED: dict[str, str] = {
     "planning.courses": "planning.plan_request",
     **{f"planning.{name}": "planning.search" for name in ("pareto", "phase_plans", "search_plans")},
     "published": "papers",
+    **dict.fromkeys(("auditing.federated", "auditing.gossip"), "auditing.holders"),
 }
 MOVED["federated.delay"] = "federated.federation"
 MOVED |= dict.fromkeys(

@@ -21,7 +21,7 @@ from forethought.accounting.accountants import batches_known
 from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account, json_schema
 from forethought.accounting.theorems import SUPPORTED
-from forethought.auditing.sampling_tests import TESTS
+from forethought.auditing.participation import TESTS
 from forethought.rounds.sampling import SAMPLERS
 from forethought.values import mechanism as mechanisms
 from forethought.values.mechanism import (

@@ -14,11 +14,8 @@ import torch
 import forethought as ft
 from drawn import randint, randn
 from forethought.auditing import self_test
-from forethought.auditing.effort import effort as sizes
-from forethought.auditing.faults import FAULTS, MORE_FAULTS, Fault
-from forethought.auditing.local_faults import LOCAL_FAULTS
+from forethought.auditing.canaries import sizes_of
 from forethought.auditing.sensitivity import model_sensitivity
-from forethought.auditing.turn_faults import TURN_FAULTS
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.gradients import clipped
 from forethought.gradients.batches import Blocks
@@ -26,6 +23,8 @@ from forethought.rounds import contributions
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.records import TensorRecords
 from forethought.values.plan import Plan
+from trials import audits
+from trials.audits import FAULTS, MORE_FAULTS, Fault
 
 PLAN = Plan(ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.1))), 200, 1e-5)
 # The command that plants every fault, `audit --self-test`, runs beside the suite: `make test-all`.
@@ -36,7 +35,7 @@ QUICKLY = (
     "the same batch always",
     "sensitivity 1 for 2",
 )
-ALL = (*FAULTS, *MORE_FAULTS, *LOCAL_FAULTS, *TURN_FAULTS)
+ALL = (*FAULTS, *MORE_FAULTS)
 
 
 def test_there_are_the_seventeen_faults_and_more() -> None:
@@ -45,9 +44,9 @@ def test_there_are_the_seventeen_faults_and_more() -> None:
     assert len(set(names)) == len(names) > 25
 
 
-def plant(fault: Fault) -> self_test.Outcome:
-    job = self_test.jobs_of()[fault.job]
-    return self_test.outcome(fault.name, fault.plant(), job, None)
+def plant(fault: Fault) -> audits.Outcome:
+    job = audits.jobs_of()[fault.job]
+    return audits.outcome(fault.name, fault.plant(), job, None)
 
 
 @pytest.mark.parametrize("name", QUICKLY)
@@ -61,7 +60,7 @@ def test_a_planted_fault_is_caught(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_attack_alone_does_not_suffice() -> None:
-    found = self_test.attack_alone()
+    found = audits.attack_alone()
     assert {"half noise", "no clipping", "double rate"} <= set(found)
     assert "noise repeated each round" not in found
 
@@ -75,6 +74,14 @@ def test_the_code_is_whole_again_after_a_fault() -> None:
     before = ft.train(model, data, PLAN, seed=1, noise_seed=1).model.weight.detach().clone()
     assert torch.isfinite(before).all()
     assert ft.epsilon(PLAN.mechanism, 1e-5).upper > 1
+
+
+def test_an_installed_package_says_where_the_faults_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(self_test, "TRIAL", tmp_path / "tools" / "trials" / "audits.py")
+    with pytest.raises(ValueError, match="from a checkout"):
+        self_test.self_test()
 
 
 @pytest.mark.slow
@@ -124,8 +131,8 @@ def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
 
     def refuted() -> bool:
         generator = np.random.default_rng(0)
-        effort = sizes("quick")
-        found = model_sensitivity(model, records, COPIES, cross_entropy, effort, generator)
+        sizes = sizes_of("quick")
+        found = model_sensitivity(model, records, COPIES, cross_entropy, sizes, generator)
         return Audit(tuple(found), 1e-3).refuted
 
     def apart(*arguments: Any, copies: int, **options: Any) -> Any:
@@ -143,8 +150,8 @@ def test_a_block_that_varies_with_the_batch_is_refuted(monkeypatch: pytest.Monke
     model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.Linear(512, 3)).double()
 
     def findings() -> list[Finding]:
-        generator, effort = np.random.default_rng(0), sizes("quick")
-        found = model_sensitivity(model, records, plan, cross_entropy, effort, generator)
+        generator, sizes = np.random.default_rng(0), sizes_of("quick")
+        found = model_sensitivity(model, records, plan, cross_entropy, sizes, generator)
         return [finding for finding in found if finding.name.startswith("bits of")]
 
     def ending_otherwise(x: torch.Tensor, *layer: torch.Tensor | None) -> torch.Tensor:

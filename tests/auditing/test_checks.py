@@ -11,20 +11,13 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought.auditing import (
-    noise,
-    noise_tests,
-    participation,
-    sampling_tests,
-    sensitivity,
-    whitening,
-)
-from forethought.auditing.effort import EFFORTS, Effort, effort
+from forethought.auditing import noise, participation, sensitivity
+from forethought.auditing.canaries import LEVELS, Sizes, sizes_of
 from forethought.auditing.verdict import Finding
 from forethought.values.plan import Plan
 from forethought.values.samplings import Sampling
 
-QUICK, LEVEL = EFFORTS["quick"], 1e-6
+QUICK, LEVEL = LEVELS["quick"], 1e-6
 # Every test's level is exact for any number of records and rounds.
 QUICKER = replace(QUICK, hits=2_000, coordinates=20_000)
 
@@ -71,7 +64,7 @@ def refuting(found: list[Finding]) -> list[str]:
 
 @pytest.mark.parametrize("size", [QUICKER, pytest.param(QUICK, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_runs_pass_the_dry_run_and_the_noise(name: str, size: Effort) -> None:
+def test_sound_runs_pass_the_dry_run_and_the_noise(name: str, size: Sizes) -> None:
     source = np.random.default_rng()
     assert refuting(participation.participation(SOUND[name], size, source)) == []
     found = noise.noise(SOUND[name], size, source)
@@ -106,8 +99,8 @@ def test_another_correlation_than_the_claimed_one_is_refuted() -> None:
 
     def made_with(*coefficients: float) -> list[Finding]:
         other = ft.Correlated(1.0, 8, ft.FullBatch(), strategy=ft.Banded(coefficients))
-        rows = list(whitening.correlated(other, independent))
-        return noise_tests.noise_findings(whitening.whitened(claim, rows))
+        rows = list(noise.correlated(other, independent))
+        return noise.noise_findings(noise.whitened(claim, rows))
 
     assert refuting(made_with(1.0, 0.6, 0.4, 0.2)) == []
     for coefficients in ((1.0, 0.6, 0.4), (1.0, 0.6, 0.35, 0.2), (1.0,)):
@@ -120,7 +113,7 @@ def numbers(rounds: int = 8, length: int = 20_000, seed: int = 0) -> list[np.nda
 
 
 def test_gaussian_numbers_pass() -> None:
-    assert refuting(noise_tests.noise_findings(numbers())) == []
+    assert refuting(noise.noise_findings(numbers())) == []
 
 
 @pytest.mark.parametrize(
@@ -136,15 +129,15 @@ def test_gaussian_numbers_pass() -> None:
     ],
 )
 def test_what_is_not_gaussian_noise_is_refuted_by_name(fault: object, name: str) -> None:
-    found = noise_tests.noise_findings(fault(numbers()))  # type: ignore[operator]
+    found = noise.noise_findings(fault(numbers()))  # type: ignore[operator]
     assert name in [finding.name for finding in found if finding.refutes(LEVEL)]
 
 
 def test_numbers_on_a_grid_may_agree_but_not_in_a_row() -> None:
     rounded = [np.round(row, 2) for row in numbers()]
-    assert refuting(noise_tests.noise_findings(rounded, grid=True)[:1]) == []
+    assert refuting(noise.noise_findings(rounded, grid=True)[:1]) == []
     again = [rounded[0], *rounded[:-1]]
-    assert refuting(noise_tests.noise_findings(again, grid=True)[:1])
+    assert refuting(noise.noise_findings(again, grid=True)[:1])
 
 
 def test_what_is_not_dealt_out_is_refuted() -> None:
@@ -152,7 +145,7 @@ def test_what_is_not_dealt_out_is_refuted() -> None:
     source = np.random.default_rng(1)
     orders = [source.permutation(600).reshape(10, 60) for _ in range(40)]
     shuffled = [batch for order in orders for batch in order]
-    found = sampling_tests.sampling_findings(ft.RandomAllocation(10), shuffled, 600, source)
+    found = participation.sampling_findings(ft.RandomAllocation(10), shuffled, 600, source)
     assert "sizes of batches" in named(found)
     cyclic = ft.CyclicPoisson(0.4, 3)
     part_of = source.integers(3, size=600)
@@ -164,11 +157,11 @@ def test_what_is_not_dealt_out_is_refuted() -> None:
             drawn.append(mine[source.random(len(mine)) < rate])
         return drawn
 
-    sound = sampling_tests.sampling_findings(cyclic, turns(0.4), 600, source)
+    sound = participation.sampling_findings(cyclic, turns(0.4), 600, source)
     assert named(sound) == []
-    other = sampling_tests.sampling_findings(cyclic, turns(0.5), 600, source)
+    other = participation.sampling_findings(cyclic, turns(0.5), 600, source)
     assert "rate at which records of a part take part" in named(other)
-    moved = sampling_tests.sampling_findings(cyclic, turns(0.4, moving=1), 600, source)
+    moved = participation.sampling_findings(cyclic, turns(0.4, moving=1), 600, source)
     assert "records in rounds of other parts" in named(moved)
 
 
@@ -182,7 +175,7 @@ def named(found: list[Finding]) -> list[str]:
 
 
 def test_batches_drawn_record_by_record_pass() -> None:
-    found = sampling_tests.sampling_findings(
+    found = participation.sampling_findings(
         ft.Poisson(0.1), batches(), 600, np.random.default_rng(0)
     )
     assert named(found) == []
@@ -200,7 +193,7 @@ def test_batches_drawn_record_by_record_pass() -> None:
 def test_other_batches_are_refuted_by_name(fault: object, name: str) -> None:
     members = fault(batches())  # type: ignore[operator]
     found = named(
-        sampling_tests.sampling_findings(ft.Poisson(0.1), members, 600, np.random.default_rng(0))
+        participation.sampling_findings(ft.Poisson(0.1), members, 600, np.random.default_rng(0))
     )
     assert any(text.startswith(name) for text in found), found
 
@@ -218,4 +211,4 @@ def test_large_data_is_scaled_down_at_its_rate() -> None:
 
 def test_an_unknown_level_is_named() -> None:
     with pytest.raises(ValueError, match="level must be"):
-        effort("slow")
+        sizes_of("slow")

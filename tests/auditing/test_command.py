@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import forethought as ft
-from forethought.auditing import faults
 from forethought.cli import main
 from forethought.training.run import Loop
 from forethought.values.plan import Plan
+from trials import audits
 
 JOB = """\
 [data]
@@ -66,7 +66,7 @@ def test_a_plan_that_is_not_refuted(plan: Path, capsys: pytest.CaptureFixture[st
 def test_a_refutation_is_status_1_and_one_sentence(
     plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (fault,) = (fault for fault in faults.FAULTS if fault.name == "half noise")
+    (fault,) = (fault for fault in audits.FAULTS if fault.name == "half noise")
     with fault.plant():
         status, out, err = run(capsys, "audit", plan, "--quick", "--json")
     assert status == 1
@@ -101,7 +101,7 @@ def test_rounds_of_a_run_are_replayed_as_they_are_made(
     assert "an audit: not refuted" in Path("run/statement.html").read_text()
     status, _, err = run(capsys, "train", "--resume", "run", "--replay", 3)
     assert status == 2 and "none of these rounds was run" in err
-    (fault,) = (fault for fault in faults.FAULTS if fault.name == "half noise")
+    (fault,) = (fault for fault in audits.FAULTS if fault.name == "half noise")
     with fault.plant():
         status, _, err = run(capsys, *command, "faulty", "--quiet")
     assert status == 1 and "is not the noise that belongs to its sum" in err
@@ -187,7 +187,7 @@ def test_a_job_and_a_run_that_was_stopped_are_replayed(
     assert run(capsys, "train", "--resume", "run", "--quiet")[0] == 0
     status, _, err = run(capsys, "audit", "run", "--replay")
     assert status == 2 and "no keys any more" in err
-    (fault,) = (fault for fault in faults.FAULTS if fault.name == "half noise")
+    (fault,) = (fault for fault in audits.FAULTS if fault.name == "half noise")
     with fault.plant():
         status, _, err = run(capsys, "audit", "job.toml", "--replay", "--rounds", 1)
     assert status == 1 and "is not the noise that belongs to its sum" in err

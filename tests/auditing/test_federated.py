@@ -9,12 +9,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from forethought.auditing.faults import FAULTS
-from forethought.auditing.federated import audit_client, received
+from forethought.auditing.holders import audit_client, received
 from forethought.rounds.randomness import GaussianNoise
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch, Poisson
+from trials.audits import FAULTS
 
 FALSE_ALARM = 1e-4
 PLAN = Plan(Mechanism(Rounds(1.0, 30, Poisson(0.1))), 800, 1e-5)
@@ -69,7 +69,7 @@ def test_a_client_whose_server_gets_each_round_anew_is_found() -> None:
     # Full batches: each copy holds the same sum, and all that differs is the noise.
     plan = Plan(Mechanism(Rounds(6.0, 10, FullBatch())), 800, 1e-5)
     assert not finding(plan).refutes(FALSE_ALARM)
-    with mock.patch("forethought.auditing.federated.received", copies):
+    with mock.patch("forethought.auditing.holders.received", copies):
         assert finding(plan).refutes(FALSE_ALARM)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forethought.auditing.attack import LARGE
-from forethought.auditing.faults import FAULTS
-from forethought.auditing.gossip import audit_worker, recovered
-from forethought.auditing.planted import PlantedRecords
+from forethought.auditing.canaries import LARGE, CanaryRecords
+from forethought.auditing.holders import audit_worker, recovered
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch, Poisson
 from forethought.values.use import Averaging, Optimizer, Use
+from trials.audits import FAULTS
 
 FALSE_ALARM = 1e-4
 PLAN = Plan(Mechanism(Rounds(1.0, 30, Poisson(0.1))), 800, 1e-5)
@@ -30,8 +29,8 @@ def test_a_neighbour_recovers_the_sums_from_mixed_weights() -> None:
     use = Use(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
     plan = Plan(Mechanism(Rounds(1e-4, 4, FullBatch())), 6, 1e-5, use=use)
     index = np.arange(6)
-    planted = PlantedRecords(index, np.array([1, 0, 1, 1, 0, 1]) * LARGE, 1.0, 7)
-    blank = PlantedRecords(np.full(6, 6), np.zeros(6, dtype=np.int64), 1.0, 7)
+    planted = CanaryRecords(index, np.array([1, 0, 1, 1, 0, 1]) * LARGE, 1.0, 7)
+    blank = CanaryRecords(np.full(6, 6), np.zeros(6, dtype=np.int64), 1.0, 7)
     seen = recovered(plan, [planted, blank])
     assert seen.shape[0] == 4
     assert np.abs(seen[:, :6]) == pytest.approx(np.tile([1, 0, 1, 1, 0, 1], (4, 1)), abs=0.02)

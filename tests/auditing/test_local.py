@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import forethought as ft
-from forethought.auditing import self_test
 from forethought.auditing.audit import gather
 from forethought.auditing.participation import proportional
 from forethought.values.contributions import INNER, Local
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Shuffled, WithoutReplacement
+from trials import audits
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 600
@@ -42,8 +42,8 @@ def audited(local: Local, sampling: str, groups: int = 3) -> Any:
     kind, adjacency = SAMPLINGS[sampling]
     mechanism = Mechanism(Rounds(1.0, 20, kind, "group"), adjacency=adjacency)
     plan = Plan(mechanism, EXAMPLES, 1e-4, groups=groups, local=local)
-    effort = self_test.effort_of(self_test.Job(plan))
-    return gather(plan, None, None, None, effort, FALSE_ALARM, 0)
+    sizes = audits.sizes_of_job(audits.Job(plan))
+    return gather(plan, None, None, None, sizes, FALSE_ALARM, 0)
 
 
 def test_which_updates_lie_along_the_mean() -> None:

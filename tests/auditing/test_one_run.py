@@ -17,12 +17,12 @@ from torch import nn
 import forethought as ft
 from drawn import randint, randn
 from forethought.accounting.tradeoff import TradeOff, from_epsilon_delta, gaussian
-from forethought.auditing.faults import replaced
 from forethought.auditing.inference import Games, guessed, one_run_p_value, one_run_refutation
 from forethought.auditing.one_run import one_run
 from forethought.rounds.randomness import GaussianNoise
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, Use
+from trials.audits import replaced
 
 N = 2_000
 DATA = (randn(N, 12), randint(0, 3, (N,)))

@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 
 from forethought.network.server import ClientStatus, Heard, Status, StatusPage, page
-from forethought.report.federation_status import status_table
+from forethought.report.holders import status_table
 
 STATUS = Status(
     "abc",

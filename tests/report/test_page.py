@@ -20,7 +20,7 @@ import forethought as ft
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Release
 from forethought.cli import main
-from forethought.report import charts
+from forethought.report import page as charts
 from forethought.report.page import report_page, statement_page, write_pages, write_statement
 from forethought.training.folder import RunSummary
 from forethought.training.metrics import measured

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from forethought.report import pdf
-from forethought.report.page import write_pages
-from forethought.report.pdf import PrintingError, print_pdf
+from forethought.report import page as pdf
+from forethought.report.page import PrintingError, print_pdf, write_pages
 from forethought.training.folder import RunSummary
 
 CHROMIUM = shutil.which("chromium")

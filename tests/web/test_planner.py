@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 import forethought as ft
 from forethought.accounting.tradeoff import tradeoff
 from forethought.jobs.job import Job
-from forethought.web.beginning import beginning
-from forethought.web.expected import expected_accuracy
-from forethought.web.planner import FALSE_ALARMS, SettingError, Settings, shown
-from forethought.web.saving import Place
+from forethought.web.planner import FALSE_ALARMS, SettingError, Settings, expected_accuracy, shown
+from forethought.web.server import Place, beginning
 
 
 def test_the_numbers_are_those_of_the_plan():

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from forethought.web.planner import Settings
-from forethought.web.saving import Place
-from forethought.web.server import PlannerServer
+from forethought.web.server import Place, PlannerServer
 
 
 @pytest.fixture

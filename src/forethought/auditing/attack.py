@@ -2,51 +2,335 @@
 
 Each canary is a record whose gradient has a coordinate of its own and is far above the clipping
 norm. A fair coin decides whether it is there; if not, a blank record (or, where records are
-replaced, its opposite) takes its place. From the coordinate's noised sums over all rounds the
-attacker scores the exact log-likelihood ratio. One coordinate tells nothing of another's coin, so
-the games are independent where records are drawn one by one; where they compete for places, errors
-are negatively associated and counted with a bound that allows it.
+replaced, its opposite) takes its place. One coordinate tells nothing of another's coin, so the
+games are independent where records are drawn one by one; where they compete for places, errors are
+negatively associated and counted with a bound that allows it.
 
 Canaries of one group share its clipped update, and a record less changes everybody's batch when its
 size is fixed: there each training plays one game, and all other records point against the canary,
 which is what the sensitivity of 2 is attained by.
+
+The attacker's score is the best there is: the log-likelihood ratio of everything it saw. A canary's
+coordinate of a round's sum, in units of C, is Gaussian noise around its contribution: y ~ N(d, σ²)
+if it took part and N(0, σ²) if not. With L(d) = (2dy − d²)/(2σ²), sampling at rate q gives
+log(1 − q + q·exp L(d)) a round; a shuffled record takes part once an epoch, in a round that nobody
+knows: log Σ_t w_t exp L_t(d) an epoch, w_t being the share of the records in round t. Where parts
+of the records take turns, nobody knows the record's part: the mean over the parts. Where noise is
+correlated, y and d are seen through the strategy's matrix, which makes it independent.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from forethought.accounting import exact
 from forethought.accounting.tradeoff import TradeOff, tradeoff
-from forethought.auditing.effort import Effort, scaled
+from forethought.auditing.canaries import LARGE, CanaryRecords, Sizes, observe, scaled
+from forethought.auditing.exact_tests import share_at_most
 from forethought.auditing.inference import (
     LEVEL,
     Games,
     curve,
     epsilon_interval,
+    epsilon_of_guesses,
     one_run_epsilon,
     points,
     refutation_p,
+    scaled_noise,
 )
-from forethought.auditing.noise import scales
-from forethought.auditing.planted import PlantedRecords, observe
-from forethought.auditing.scores import log_likelihood_ratio
-from forethought.auditing.tactics import Tactics, tactics
+from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackSummary, Finding
-from forethought.values.mechanism import Mechanism
-from forethought.values.plan import Plan
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.plan import Clip, Plan
+from forethought.values.samplings import Binomial, Hypergeometric, Sampling
 
 Array = NDArray[np.float64]
 
-# Far above any clipping norm that a rule reaches.
-LARGE = 10**6
-# Records of a training that plays one game.
-FEW = 60
-# Rounds of such a training.
-SHORT = 12
+# Records of a training that plays one game, and its rounds.
+FEW, SHORT = 60, 12
+# Games of each kind that are simulated: so many, and at least so many, within so many numbers.
+SIMULATED, FEWEST, CELLS = 20_000, 2_000, 4_000_000
+# Multiples of the claimed noise that thresholds are made for: a fault may show elsewhere.
+SUSPECTED = (1.0, 0.75, 0.5)
+# Thresholds that are compared, and the multiples of the noise that they are compared at.
+CANDIDATES = 100
+FACTORS = np.geomspace(1.01, 4.0, 12)
+
+
+def log_likelihood_ratio(
+    mechanism: Mechanism, noise: list[float], seen: Array, inside: float, outside: float
+) -> Array:
+    """log p(seen | a contribution of ``inside``) − log p(seen | one of ``outside``).
+
+    Args:
+        noise: standard deviation of each round's noise, in units of C.
+        seen: one row a round, one column a game, in units of C.
+        inside, outside: contribution of the record that is or is not there; outside is 0 for a
+            record that is absent, −1 for one that was replaced by its opposite.
+
+    Returns:
+        Shape (games,).
+    """
+    total = np.zeros(seen.shape[1])
+    for sign, shift in ((1.0, inside), (-1.0, outside)):
+        first = 0
+        for part in mechanism if shift else ():
+            rows = slice(first, first + part.count)
+            total += sign * _likelihood(part, noise[rows], seen[rows], shift)
+            first += part.count
+    return total
+
+
+def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> Array:
+    if isinstance(part, Correlated):
+        return _through_the_strategy(part, noise[0], applied(part, seen), shift)
+    times = _times(part.sampling)
+    terms = (_drawn(seen[t], shift, noise[t], times) for t in range(part.count))
+    if part.sampling.redealt:
+        found = np.zeros(seen.shape[1])
+        for rounds, weights in _epochs(part.sampling, part.count):
+            rows = np.stack([next(terms) for _ in rounds])
+            left = 1 - math.fsum(weights)
+            if left > 1e-12:  # the run ended inside the epoch
+                rows = np.vstack([rows, np.zeros((1, seen.shape[1]))])
+                weights = [*weights, left]
+            found += _log_mean(rows, np.array(weights))
+        return found
+    places = part.sampling.rounds_per_epoch
+    mine = np.zeros((places, seen.shape[1]))
+    for t, term in enumerate(terms):
+        mine[t % places] += term
+    if places == 1:
+        return np.asarray(mine[0])
+    return _log_mean(mine, np.array([part.sampling.turn(place) for place in range(places)]))
+
+
+def _times(sampling: Sampling) -> list[tuple[int, float]]:
+    """(k, chance) that a record is in its turn's batch k times."""
+    match sampling.hits(1):
+        case Binomial(1, chance):
+            found = [(0, 1 - chance), (1, chance)]
+        case Binomial(trials, chance):
+            found = list(enumerate(stats.binom.pmf(np.arange(trials + 1), trials, chance)))
+        case Hypergeometric(_, drawn, examples):
+            found = [(0, 1 - drawn / examples), (1, drawn / examples)]
+        case other:
+            assert_never(other)
+    return [(k, float(weight)) for k, weight in found if weight > 1e-15]
+
+
+def _drawn(seen: Array, shift: float, noise: float, times: list[tuple[int, float]]) -> Array:
+    """log Σ_k w_k exp L(k·shift) of one round."""
+    if times == [(1, 1.0)]:
+        return _shifted(seen, shift, noise)
+    terms = [
+        math.log(weight) + (_shifted(seen, k * shift, noise) if k else np.zeros_like(seen))
+        for k, weight in times
+    ]
+    return np.asarray(np.logaddexp.reduce(terms))
+
+
+def _through_the_strategy(part: Correlated, noise: float, seen: Array, shift: float) -> Array:
+    """A record that takes part in rounds p, p + b, … moves Cy by those columns of C."""
+    sampling = part.sampling
+    parts, times = sampling.rounds_per_epoch, _times(sampling)
+    column = shift * part.strategy.column(part.count)
+    terms = np.zeros((parts, seen.shape[1]))
+    for place in range(parts):
+        turns = range(place, part.count, parts)
+        moves = [np.concatenate([np.zeros(t), column[: part.count - t]]) for t in turns]
+        if not sampling.hides(part.count):
+            moves = [np.sum(moves, axis=0)] if moves else []
+        for move in moves:
+            term = (2 * move @ seen - move @ move) / (2 * noise**2)
+            logs = [math.log(w) + (term if k else np.zeros_like(term)) for k, w in times]
+            terms[place] += np.logaddexp.reduce(logs)
+    return _log_mean(terms, np.array([sampling.turn(place) for place in range(parts)]))
+
+
+def _shifted(seen: Array, shift: float, noise: float) -> Array:
+    return np.asarray((2 * shift * seen - shift**2) / (2 * noise**2))
+
+
+def _log_mean(terms: Array, weights: Array) -> Array:
+    highest = terms.max(axis=0)
+    return np.asarray(highest + np.log(weights @ np.exp(terms - highest)))
+
+
+def _epochs(sampling: Sampling, count: int) -> Iterator[tuple[range, list[float]]]:
+    length = sampling.rounds_per_epoch
+    for start in range(0, count, length):
+        rounds = range(start, min(start + length, count))
+        yield rounds, [sampling.turn(t - start) for t in rounds]
+
+
+def simulate(
+    mechanism: Mechanism,
+    noise: list[float],
+    games: int,
+    contribution: float,
+    generator: np.random.Generator,
+) -> Array:
+    """The scores that a sound run would show of a record with this contribution: (rounds,
+    games)."""
+    seen = np.empty((len(noise), games))
+    first = 0
+    for part in mechanism:
+        taken = _participation(part, games, generator)
+        drawn = correlated(part, generator.standard_normal((part.count, games)))
+        for t in range(part.count):
+            seen[first + t] = contribution * taken[t] + noise[first + t] * drawn[t]
+        first += part.count
+    return seen
+
+
+def _participation(part: Rounds, games: int, generator: np.random.Generator) -> Array:
+    """The count of a record in each round's batch: (rounds, games)."""
+    sampling, found = part.sampling, np.zeros((part.count, games))
+    mine = np.zeros(games, dtype=np.int64)
+    if not sampling.redealt and sampling.rounds_per_epoch > 1:
+        mine = _places(sampling, range(sampling.rounds_per_epoch), games, generator)
+    times, chances = (np.array(x) for x in zip(*_times(sampling), strict=True))
+    ends = np.cumsum(chances)
+    for rounds, _ in _epochs(sampling, part.count):
+        if sampling.redealt:
+            mine = _places(sampling, rounds, games, generator)
+        for place, t in enumerate(rounds):
+            drawn = times[np.searchsorted(ends[:-1], generator.random(games), side="right")]
+            found[t] = np.where(mine == place, drawn, 0)
+    return found
+
+
+def _places(
+    sampling: Sampling, rounds: range, games: int, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    ends = np.cumsum([sampling.turn(place) for place in range(len(rounds))])
+    return np.searchsorted(ends, generator.random(games), side="right")
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """Choices of an attack that are made before it, on simulated games that never saw the run.
+
+    They move no error rate that is claimed later, since they do not depend on the games that are
+    counted; they only make them say more.
+
+    Args:
+        thresholds: on the score, the best for a sound run first.
+        slopes: of the claimed trade-off function where each threshold lies on it, positive.
+        guesses: canaries to guess on, for the one-run bound.
+    """
+
+    thresholds: tuple[float, ...]
+    slopes: tuple[float, ...]
+    guesses: int
+
+
+@lru_cache(maxsize=64)
+def decision_rule(
+    mechanism: Mechanism,
+    noise: tuple[float, ...],
+    distance: tuple[float, float],
+    games: int,
+    delta: float,
+    group: int = 1,
+) -> DecisionRule:
+    """The choices for so many games, half of them with the record in.
+
+    Args:
+        noise: standard deviation of each round's noise, in units of C.
+        distance: what the record contributes, and what its absence.
+    """
+    count = min(SIMULATED, max(FEWEST, CELLS // len(noise)))
+    simulated = [_games(mechanism, noise, distance, count, factor) for factor in SUSPECTED]
+    half = max(1, games // 2)
+    thresholds = _thresholds(simulated, half, half, mechanism, group)
+    claim = tradeoff(mechanism, group)
+    slopes = [_slope(claim, made, at) for made, at in zip(simulated, thresholds, strict=True)]
+    return DecisionRule(tuple(thresholds), tuple(slopes), _guesses(simulated[0], games, delta))
+
+
+def _slope(claim: TradeOff, simulated: Games, threshold: float) -> float:
+    at = float((simulated.outside > threshold).mean())
+    step = max(0.2 * min(at, 1 - at), 1e-4)
+    low, high = max(at - step, 0.0), min(at + step, 1.0)
+    return max(1e-3, (claim(low) - claim(high)) / (high - low))
+
+
+def _games(
+    mechanism: Mechanism,
+    noise: tuple[float, ...],
+    distance: tuple[float, float],
+    count: int,
+    factor: float,
+) -> Games:
+    generator = np.random.default_rng(0)
+    claimed, made = list(noise), [factor * std for std in noise]
+    inside, outside = (
+        log_likelihood_ratio(
+            mechanism, claimed, simulate(mechanism, made, count, shift, generator), *distance
+        )
+        for shift in distance
+    )
+    return Games(outside, inside)
+
+
+def _thresholds(
+    simulated: Sequence[Games], outside: int, inside: int, mechanism: Mechanism, group: int
+) -> list[float]:
+    """For each kind of simulated games the threshold that would refute most noise in so many."""
+    candidates, ends = [], []
+    for games in simulated:
+        made = np.quantile(games.labelled[0], np.linspace(0.002, 0.998, CANDIDATES))
+        candidates.append(made)
+        for threshold in made:
+            shares = (games.outside > threshold).mean(), (games.inside <= threshold).mean()
+            of = zip(shares, (outside, inside), strict=True)
+            ends.append([share_at_most(round(float(s) * n), n, LEVEL / 2) for s, n in of])
+    false, missed = np.array(ends).T
+    # How far below each curve a point lies: it grows with the noise that the curve claims.
+    gaps = np.array(
+        [
+            tradeoff(scaled_noise(mechanism, float(factor)), group)(np.minimum(false, 1.0)) - missed
+            for factor in FACTORS
+        ]
+    )
+    says = -np.array([_crossing(column) for column in gaps.T])
+    best = says.reshape(len(simulated), CANDIDATES).argmax(axis=1)
+    return [float(made[place]) for made, place in zip(candidates, best, strict=True)]
+
+
+def _crossing(gaps: NDArray[np.float64]) -> float:
+    """The place on the factors' scale where a point comes to lie below the curve, interpolated."""
+    if gaps[0] > 0:
+        return float(-gaps[0])
+    if gaps[-1] <= 0:
+        return float(len(gaps) - gaps[-1])
+    place = int(np.argmax(gaps > 0))
+    return float(place - gaps[place] / (gaps[place] - gaps[place - 1]))
+
+
+def _guesses(simulated: Games, canaries: int, delta: float) -> int:
+    """The number of ``canaries`` to guess on, judged on simulated scores alone."""
+    scores, inside = simulated.labelled
+    order = np.argsort(scores, kind="stable")
+    best, most = 0.0, 2
+    for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0):
+        half = max(1, int(share * len(scores)) // 2)
+        right = float(np.mean(np.r_[inside[order[-half:]], 1 - inside[order[:half]]]))
+        guesses = max(2, round(share * canaries))
+        found = epsilon_of_guesses(canaries, guesses, math.floor(right * guesses), delta, LEVEL)
+        if found > best:
+            best, most = found, guesses
+    return most
 
 
 def shortened(plan: Plan, rounds: int) -> Plan:
@@ -54,7 +338,7 @@ def shortened(plan: Plan, rounds: int) -> Plan:
     mechanism = plan.mechanism.first(min(rounds, plan.rounds))
     clip = plan.clip
     if clip.shares is not None:
-        clip = type(clip)(clip.norm, clip.rule)
+        clip = Clip(clip.norm, clip.rule)
     # Planted records are no images.
     return plan.with_(mechanism=mechanism, clip=clip, budget=None, augmentation=None)
 
@@ -70,34 +354,40 @@ def contributions(plan: Plan) -> tuple[float, float]:
     return (1.0, -1.0) if plan.mechanism.adjacency == "replace-one" else (1.0, 0.0)
 
 
-def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) -> Games:
-    """Play one training; every canary is a game.
+def drawn_canaries(
+    plan: Plan, canaries: int, generator: np.random.Generator
+) -> tuple[CanaryRecords, NDArray[np.bool_]]:
+    """Records of a plan, the first of them canaries, and the canaries' coins.
 
     Args:
         plan: clips examples. canaries: how many of its records take part in games.
     """
-    inside, outside = contributions(plan)
     there = generator.random(canaries) < 0.5
     index = np.full(plan.examples, canaries)  # the blank records' coordinate
     weight = np.zeros(plan.examples, dtype=np.int64)
     index[:canaries] = np.arange(canaries)
-    weight[:canaries] = np.where(there, inside, outside) * LARGE
-    records = PlantedRecords(index, weight, plan.clip.norm, canaries + 1)
+    weight[:canaries] = np.where(there, *contributions(plan)) * LARGE
+    return CanaryRecords(index, weight, plan.clip.norm, canaries + 1), there
+
+
+def games_of(plan: Plan, seen: Array, there: NDArray[np.bool_]) -> Games:
+    """Games from the canaries' coordinates of all noised sums, (rounds, canaries), in units of
+    C."""
+    score = log_likelihood_ratio(plan.mechanism, scales(plan), seen, *contributions(plan))
+    competing = any(part.sampling.exchanges for part in plan.mechanism)
+    return Games(score[~there], score[there], independent=not competing)
+
+
+def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) -> Games:
+    """Play one training; every canary is a game. Arguments as of :func:`drawn_canaries`."""
+    records, there = drawn_canaries(plan, canaries, generator)
     seen = np.empty((plan.rounds, canaries))
 
     def see(t: int, total: Array) -> None:
         seen[t] = total[:canaries]
 
-    moving = plan.clip.rule == "quantile"
-    run = observe(plan, records, see, log_every=1 if moving else plan.rounds)
-    norms = [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
-    for t, norm in enumerate(norms):
-        seen[t] /= norm
-    score = log_likelihood_ratio(
-        plan.mechanism, scales(plan, [1.0] * plan.rounds), seen, inside, outside
-    )
-    competing = any(part.sampling.exchanges for part in plan.mechanism)
-    return Games(score[~there], score[there], independent=not competing)
+    norms = observe(plan, records, see)
+    return games_of(plan, seen / np.array(norms)[:, None], there)
 
 
 def directed_games(plan: Plan, games: int, generator: np.random.Generator) -> Games:
@@ -121,7 +411,7 @@ def _directed_game(plan: Plan, there: bool) -> float:
         weight[-1] = -1 if adjacency == "replace-one" else 0
         if adjacency == "add-or-remove":
             plan, weight = _one_less(plan), weight[:-1]
-    records = PlantedRecords(np.zeros(len(weight), dtype=np.int64), weight, plan.clip.norm * 1e3, 1)
+    records = CanaryRecords(np.zeros(len(weight), dtype=np.int64), weight, plan.clip.norm * 1e3, 1)
     seen = np.empty((plan.rounds, 1))
 
     def see(t: int, total: Array) -> None:
@@ -132,41 +422,30 @@ def _directed_game(plan: Plan, there: bool) -> float:
 
 
 def _one_less(plan: Plan) -> Plan:
-    examples = plan.examples - 1
-    parts = [
-        replace(
-            part,
-            sampling=part.sampling
-            if part.sampling.known_examples() is None
-            else part.sampling.resized(part.sampling.expected_batch(plan.examples), examples),
-        )
-        for part in plan.mechanism
-    ]
-    return plan.with_(
-        mechanism=Mechanism(*parts, adjacency=plan.mechanism.adjacency), examples=examples
-    )
+    parts = []
+    for part in plan.mechanism:
+        sampling = part.sampling
+        if sampling.known_examples() is not None:
+            batch = sampling.expected_batch(plan.examples)
+            sampling = sampling.resized(batch, plan.examples - 1)
+        parts.append(replace(part, sampling=sampling))
+    mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
+    return plan.with_(mechanism=mechanism, examples=plan.examples - 1)
 
 
 def _directed_score(plan: Plan, seen: Array) -> float:
-    """Log-likelihood ratio for a sum that the canary moves by 2 from where the others leave it."""
-    base = _others(plan)
-    return float(
-        log_likelihood_ratio(
-            plan.mechanism, scales(plan, [1.0] * plan.rounds), seen - base, 2.0, 0.0
-        )[0]
-    )
+    """Log-likelihood ratio for a sum that the canary moves by 2 from where the others leave it.
 
-
-def _others(plan: Plan) -> float:
-    """The sum without the canary: every group, or every record, at −1."""
-    if plan.groups is not None:
-        return -float(plan.groups)
-    part = plan.mechanism.rounds[0]
-    return -part.sampling.expected_batch(plan.examples) if part.sampling.exchanges else 0.0
+    That is where every group, or every record of a batch, is at −1.
+    """
+    others, sampling = 0.0, plan.mechanism.rounds[0].sampling
+    if plan.groups is not None or sampling.exchanges:
+        others = -float(plan.groups or sampling.expected_batch(plan.examples))
+    return float(log_likelihood_ratio(plan.mechanism, scales(plan), seen - others, 2.0, 0.0)[0])
 
 
 def attack(
-    plan: Plan, effort: Effort, generator: np.random.Generator
+    plan: Plan, sizes: Sizes, generator: np.random.Generator
 ) -> tuple[list[Finding], AttackSummary | None, list[str]]:
     """Play the games and hold them against the claimed trade-off function.
 
@@ -188,20 +467,20 @@ def attack(
             f"{small.rounds} rounds"
         )
     else:
-        canaries = min(effort.canaries, plan.examples)
-        small = shortened(plan, max(1, effort.attack_cells // canaries))
+        canaries = min(sizes.canaries, plan.examples)
+        small = shortened(plan, max(1, sizes.attack_cells // canaries))
         distance = contributions(plan)
         if small.rounds < plan.rounds:
             notes.append(f"the attack saw the first {small.rounds:,} of {plan.rounds:,} rounds")
     games = (
-        directed_games(small, effort.directed_games, generator)
+        directed_games(small, sizes.directed_games, generator)
         if single
         else orthogonal_games(small, canaries, generator)
     )
     if not len(games.outside) or not len(games.inside):
         return [], None, [*notes, "no attack was judged: every coin of its few games fell alike"]
     finding, chosen = judge(small, games, distance)
-    return [finding], summarise(small, games, chosen) if effort.bounds else None, notes
+    return [finding], summarise(small, games, chosen) if sizes.bounds else None, notes
 
 
 def _few_records(plan: Plan) -> Plan:
@@ -209,61 +488,50 @@ def _few_records(plan: Plan) -> Plan:
     part = plan.mechanism.rounds[0]
     sampling = scaled(part.sampling, plan.examples, examples)
     rounds = replace(part, count=min(SHORT, part.count), sampling=sampling)
-    return shortened(
-        plan.with_(
-            mechanism=Mechanism(rounds, adjacency=plan.mechanism.adjacency),
-            examples=examples,
-            clip=type(plan.clip)(plan.clip.norm) if plan.clip.rule != "quantile" else plan.clip,
-        ),
-        rounds.count,
-    )
+    mechanism = Mechanism(rounds, adjacency=plan.mechanism.adjacency)
+    clip = plan.clip if plan.clip.rule == "quantile" else Clip(plan.clip.norm)
+    small = plan.with_(mechanism=mechanism, examples=examples, clip=clip)
+    return shortened(small, rounds.count)
 
 
 def judge(
     plan: Plan, games: Games, distance: tuple[float, float], group: int = 1
-) -> tuple[Finding, Tactics]:
+) -> tuple[Finding, DecisionRule]:
     """Games against the trade-off function of the plan that they were played on.
 
     Args:
         distance: what the record contributed, and what its absence.
     """
-    count = len(games.outside) + len(games.inside)
-    noise = tuple(scales(plan, [1.0] * plan.rounds))
-    chosen = tactics(plan.mechanism, noise, distance, count, plan.delta, group)
-    thresholds, slopes = np.array(chosen.thresholds), np.array(chosen.slopes)
+    noise = tuple(scales(plan))
+    chosen = decision_rule(plan.mechanism, noise, distance, games.count, plan.delta, group)
     claim = tradeoff(plan.mechanism, group)
-    false, missed = games.errors(chosen.thresholds[0])
-    rate = false / max(1, len(games.outside))
-    share = missed / max(1, len(games.inside))
+    rate, share = games.rates(chosen.thresholds[0])
     finding = Finding(
         "attack",
         "errors of a membership attack",
         f"{100 * share:.3g} % missed at {100 * rate:.3g} % false alarms",
         f"{100 * claim(rate):.3g} % or more",
-        _does_better(games, thresholds, claim),
-        refutation_p(games, thresholds, slopes, claim),
+        _does_better(games, chosen.thresholds, claim),
+        refutation_p(games, chosen.thresholds, chosen.slopes, claim),
     )
     return finding, chosen
 
 
 def summarise(
-    plan: Plan, games: Games, chosen: Tactics, group: int = 1, fdp: float | None = None
+    plan: Plan, games: Games, chosen: DecisionRule, group: int = 1, fdp: float | None = None
 ) -> AttackSummary:
     """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP."""
-    delta, count = plan.delta, len(games.outside) + len(games.inside)
-    shown, noise = epsilon_interval(
-        plan.mechanism, games, chosen.thresholds[0], chosen.slopes[0], delta, group
-    )
+    delta, at = plan.delta, (chosen.thresholds[0], chosen.slopes[0])
+    shown, noise = epsilon_interval(plan.mechanism, games, *at, delta, group)
+    # One run with many coins; where every training plays one game there is no such run.
+    single = directed(plan)
     return AttackSummary(
-        games=count,
+        games=games.count,
         rounds=plan.rounds,
         delta=delta,
         claimed_epsilon=exact.epsilon(plan.mechanism, delta, group).upper,
         epsilon=shown,
-        # One run with many coins; where every training plays one game there is no such run.
-        one_run_epsilon=None
-        if directed(plan)
-        else one_run_epsilon(games, delta, chosen.guesses, LEVEL),
+        one_run_epsilon=None if single else one_run_epsilon(games, delta, chosen.guesses, LEVEL),
         noise_at_most=noise,
         confidence=1 - LEVEL,
         points=points(games),
@@ -272,12 +540,9 @@ def summarise(
     )
 
 
-def _does_better(games: Games, thresholds: Array, claim: TradeOff) -> str:
+def _does_better(games: Games, thresholds: Sequence[float], claim: TradeOff) -> str:
     """The threshold whose errors lie furthest below the claim, in words."""
-    rates = []
-    for threshold in thresholds:
-        false, missed = games.errors(float(threshold))
-        rates.append((false / len(games.outside), missed / len(games.inside)))
+    rates = map(games.rates, thresholds)
     rate, share = max(rates, key=lambda pair: claim(pair[0]) - pair[1])
     return (
         f"A membership attack does better than the claim allows: with {100 * rate:.2g} % false "

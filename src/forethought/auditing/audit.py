@@ -15,15 +15,14 @@ import numpy as np
 from torch import nn
 
 from forethought.auditing.attack import attack
-from forethought.auditing.effort import Effort
-from forethought.auditing.effort import effort as sizes
+from forethought.auditing.canaries import Sizes, sizes_of
 from forethought.auditing.noise import noise
 from forethought.auditing.participation import participation
 from forethought.auditing.replay import replayed
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
 from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
 from forethought.rounds.losses import Loss, default_loss
-from forethought.rounds.records import as_records
+from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.values.checks import real
 from forethought.values.contributions import Examples, Persons
@@ -74,7 +73,7 @@ def audit(
     if (model is None) != (data is None):
         raise ValueError("the sensitivity check needs both: give model and data, or neither")
     share = real("false_alarm", false_alarm, above=0, most=0.1)
-    return gather(plan, model, data, loss, sizes(level), share, seed, progress)
+    return gather(plan, model, data, loss, sizes_of(level), share, seed, progress)
 
 
 def gather(
@@ -82,7 +81,7 @@ def gather(
     model: nn.Module | None,
     data: object | None,
     loss: Loss | None,
-    effort: Effort,
+    sizes: Sizes,
     false_alarm: float,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -92,9 +91,13 @@ def gather(
     prepared, plan = plan.preparation is not None, plan.with_(preparation=None)
     start = time.perf_counter()
     notes: list[str] = []
+    records: Records | None = None
+    few: Any = None
     if model is not None:
         own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
-        model, data, loss = own.wrapped(model), own.data, own.loss
+        model, loss = own.wrapped(model), own.loss
+        records = own_records(model, own.data, plan)
+        few = records.take(np.arange(min(len(records), MODEL_RECORDS)))
     if isinstance(plan.contribution, Persons):
         # Planted records have no rows: each is a person by itself, clipped the same way.
         plan = plan.with_(contribution=Examples(), augmentation=None)
@@ -117,26 +120,25 @@ def gather(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell(0)
-        short = replayed(plan if model is not None else planted, *_few(model, data, loss, plan))
+        short = replayed(planted if model is None else plan, model, few, loss)
         found += short.findings()
         notes += [f"not replayed: {reason}" for reason in short.refusals]
         tell(1)
-        found += participation(planted, effort, generator)
-        if plan.examples > effort.population:
-            notes.append(
-                f"the dry run drew from {effort.population:,} of {plan.examples:,} records"
-            )
+        found += participation(planted, sizes, generator)
+        if plan.examples > sizes.population:
+            notes.append(f"the dry run drew from {sizes.population:,} of {plan.examples:,} records")
         tell(2)
-        found += noise(planted, effort, generator)
+        found += noise(planted, sizes, generator)
         tell(3)
         found.append(planted_sensitivity(planted))
-        if model is not None:
-            found += _on_model(plan, model, data, loss, effort, generator)
+        if model is not None and records is not None:
+            chosen = loss or default_loss(records.take(np.arange(1))[1])
+            found += model_sensitivity(model, records, plan, chosen, sizes, generator)
             notes.append(FOR_THE_OPERATOR)
         else:
             notes.append("no model and no data were given: only planted models were audited")
         tell(4)
-        attacked, summary, more = attack(planted, effort, generator)
+        attacked, summary, more = attack(planted, sizes, generator)
         found += attacked
         notes += more
     tell(len(STEPS))
@@ -144,14 +146,12 @@ def gather(
     return Audit(tuple(found), false_alarm, summary, seconds, tuple(notes))
 
 
-def _on_model(
-    plan: Plan,
-    model: nn.Module,
-    data: object,
-    loss: Loss | None,
-    effort: Effort,
-    generator: np.random.Generator,
-) -> list[Finding]:
+def own_records(model: nn.Module, data: object, plan: Plan) -> Records:
+    """The user's records as the model takes them.
+
+    Raises:
+        ValueError: a model without parameters to train, or data that the plan is not for.
+    """
     first = next((p for p in model.parameters() if p.requires_grad), None)
     if first is None:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to audit")
@@ -161,18 +161,4 @@ def _on_model(
             f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "
             "plan with the data that it is for"
         )
-    chosen = default_loss(records.take(np.arange(1))[1]) if loss is None else loss
-    return model_sensitivity(model, records, plan, chosen, effort, generator)
-
-
-def _few(
-    model: nn.Module | None, data: object | None, loss: Loss | None, plan: Plan
-) -> tuple[nn.Module | None, Any, Loss | None]:
-    """The model with some of the records to replay rounds on; nothing where there are none."""
-    if model is None:
-        return None, None, None
-    first = next((p for p in model.parameters() if p.requires_grad), None)
-    if first is None:
-        return None, None, None  # which the sensitivity check says
-    records = as_records(data, first.dtype, first.device)
-    return model, records.take(np.arange(min(len(records), MODEL_RECORDS))), loss
+    return records

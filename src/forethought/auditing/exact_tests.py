@@ -9,7 +9,7 @@ given the ones before, are then tested together by their mean and spread on the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -132,19 +132,22 @@ def share_at_most(successes: int, trials: int, level: float, independent: bool =
     if independent:
         return float(stats.beta.ppf(1 - level, successes + 1, trials - successes))
     share, bound = successes / trials, -math.log(level) / trials
-    low, high = share, 1.0
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        if _divergence(share, middle) > bound:
-            high = middle
-        else:
-            low = middle
-    return high
+    return bisected(lambda end: _divergence(share, end) > bound, share, 1.0, 60)[1]
 
 
 def share_at_least(successes: int, trials: int, level: float, independent: bool = True) -> float:
     """Lower end of a one-sided confidence interval for a share; see :func:`share_at_most`."""
     return 1 - share_at_most(trials - successes, trials, level, independent)
+
+
+def bisected(
+    beyond: Callable[[float], bool], low: float, high: float, steps: int
+) -> tuple[float, float]:
+    """Ends of the piece in which ``beyond`` becomes true, after so many halvings."""
+    for _ in range(steps):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return low, high
 
 
 def _divergence(p: float, q: float) -> float:

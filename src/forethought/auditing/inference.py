@@ -5,6 +5,14 @@ errors are improbable under that refutes it (Nasr, Hayes, Steinke, Balle, Tramè
 Carlini and Terzis, "Tight Auditing of Differentially Private Machine Learning", 2023, Section 4).
 Thresholds are fixed in advance, from a simulation that never saw the run, so no error comes from
 choosing them; what several of them cost is charged by Bonferroni.
+
+False alarms and misses are judged together. For independent games with error rates α and β,
+T = misses + λ·false alarms is the sum of two binomials and grows with either rate. If β ≥ f(α), as
+f claims of every attack, then P(T ≤ t) is at most its value on the curve, sup_α P(T ≤ t | α, f(α)):
+that is a p-value. With λ the slope of f at the threshold, fixed in advance, it is much smaller than
+from two confidence intervals, whose errors add up where these partly cancel. The supremum is never
+underestimated: where α_i ≤ α ≤ α_k, both rates are at least α_i and f(α_k), and such pieces are
+halved until their bound is close to a value on the curve.
 """
 
 from __future__ import annotations
@@ -16,15 +24,86 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import bdtr
 
 from forethought.accounting.exact import epsilon
 from forethought.accounting.tradeoff import TradeOff, tradeoff
-from forethought.auditing.exact_tests import share_at_least, share_at_most
-from forethought.auditing.joint_errors import JointErrors
+from forethought.auditing.exact_tests import bisected, share_at_least, share_at_most
 from forethought.auditing.verdict import AttackPoint, smallest
 from forethought.values.mechanism import Mechanism
 
 Array = NDArray[np.float64]
+
+# Binomial mass beyond so many standard deviations is added to the p-value as this much.
+REACH, BEYOND = 9.0, 1e-15
+# The first and the finest pieces of [0, 1], the latter for few games and for many, and how far a
+# bound may lie above the curve's own.
+FIRST, FINE, FINEST, MANY, ABOVE = 64, 1024, 4096, 4_000, 1.03
+# Exponents that Chernoff's bound tries; any is valid.
+EXPONENTS = np.geomspace(1e-3, 30.0, 120)
+
+
+@dataclass(frozen=True)
+class JointErrors:
+    """The two error counts of one threshold.
+
+    Args:
+        false, outside: false alarms, of how many games. missed, inside: misses likewise.
+        weight: λ, what a false alarm counts against a miss; fixed before the games.
+        independent: whether the games are; otherwise they are negatively associated, and Chernoff's
+            bound takes the place of the binomials (Dubhashi and Ranjan 1998, Proposition 7).
+    """
+
+    false: int
+    outside: int
+    missed: int
+    inside: int
+    weight: float
+    independent: bool = True
+
+    def p_value(self, claim: TradeOff) -> float:
+        """Chance, at most, of so few errors if ``claim`` holds."""
+        finest = FINE if self.outside + self.inside < MANY else FINEST
+        alphas = np.linspace(0.0, 1.0, finest + 1)
+        misses = claim(alphas)
+        chance = self._binomial if self.independent else self._chernoff
+        step = finest // FIRST
+        left, right = np.arange(0, finest, step), np.arange(step, finest + 1, step)
+        reached, settled = 0.0, 0.0
+        while len(left):
+            bounds = chance(alphas[left], misses[right])
+            reached = max(reached, float(np.max(chance(alphas[left], misses[left]))))
+            done = (bounds <= ABOVE * reached) | (right - left == 1)
+            settled = max(settled, float(np.max(bounds[done], initial=0.0)))
+            left, right = left[~done], right[~done]
+            middle = (left + right) // 2
+            left, right = np.r_[left, middle], np.r_[middle, right]
+        return min(1.0, settled)
+
+    @property
+    def total(self) -> float:
+        """T as observed."""
+        return self.missed + self.weight * self.false
+
+    def _binomial(self, alpha: Array, beta: Array) -> Array:
+        spread = np.sqrt(self.outside * alpha * (1 - alpha))
+        width = math.ceil(2 * REACH * float(spread.max())) + 20
+        start = np.clip(np.floor(self.outside * alpha - REACH * spread) - 9, 0, None)
+        counts = start[:, None] + np.arange(width)
+        mass = stats.binom.pmf(counts, self.outside, alpha[:, None])
+        left = np.floor(self.total - self.weight * counts + 1e-9)
+        below = bdtr(np.clip(left, 0, self.inside), self.inside, np.clip(beta[:, None], 0.0, 1.0))
+        return np.asarray((mass * np.where(left < 0, 0.0, below)).sum(axis=1) + BEYOND)
+
+    def _chernoff(self, alpha: Array, beta: Array) -> Array:
+        s = EXPONENTS / max(1.0, self.weight)
+        log = (
+            s * self.total
+            + self.inside * np.log1p(beta[:, None] * np.expm1(-s))
+            + self.outside * np.log1p(alpha[:, None] * np.expm1(-s * self.weight))
+        )
+        return np.asarray(np.exp(np.minimum(log.min(axis=1), 0.0)))
+
 
 # What is shown besides the verdict holds with this chance of an error.
 LEVEL = 0.05
@@ -51,38 +130,56 @@ class Games:
         """False alarms and misses of the attack that says "in" at scores above ``threshold``."""
         return int((self.outside > threshold).sum()), int((self.inside <= threshold).sum())
 
+    def rates(self, threshold: float) -> tuple[float, float]:
+        """Shares of false alarms and of misses at a threshold."""
+        false, missed = self.errors(threshold)
+        return false / max(1, len(self.outside)), missed / max(1, len(self.inside))
+
     def at_most(self, threshold: float, level: float) -> tuple[float, float]:
         """Upper ends for both error rates; both hold with chance at least 1 − level."""
-        false, missed = self.errors(threshold)
-        return (
-            share_at_most(false, len(self.outside), level / 2, self.independent),
-            share_at_most(missed, len(self.inside), level / 2, self.independent),
-        )
+        return self._ends(share_at_most, threshold, level)
 
     def at_least(self, threshold: float, level: float) -> tuple[float, float]:
         """Lower ends for both error rates; both hold with chance at least 1 − level."""
+        return self._ends(share_at_least, threshold, level)
+
+    def _ends(
+        self, end: Callable[..., float], threshold: float, level: float
+    ) -> tuple[float, float]:
         false, missed = self.errors(threshold)
         return (
-            share_at_least(false, len(self.outside), level / 2, self.independent),
-            share_at_least(missed, len(self.inside), level / 2, self.independent),
+            end(false, len(self.outside), level / 2, self.independent),
+            end(missed, len(self.inside), level / 2, self.independent),
         )
+
+    @property
+    def count(self) -> int:
+        """The number of games."""
+        return len(self.outside) + len(self.inside)
+
+    @property
+    def labelled(self) -> tuple[Array, Array]:
+        """Every score, and whether its record was in (1) or out (0)."""
+        there = np.repeat([0.0, 1.0], [len(self.outside), len(self.inside)])
+        return np.concatenate([self.outside, self.inside]), there
 
 
 def joint(games: Games, threshold: float, slope: float) -> JointErrors:
     """Both error counts at a threshold, weighted by the claim's slope there."""
-    false, missed = games.errors(threshold)
-    outside, inside = len(games.outside), len(games.inside)
-    weight = slope * inside / outside
-    return JointErrors(false, outside, missed, inside, weight, games.independent)
+    (false, missed), outside, inside = (
+        games.errors(threshold),
+        len(games.outside),
+        len(games.inside),
+    )
+    return JointErrors(false, outside, missed, inside, slope * inside / outside, games.independent)
 
 
-def refutation_p(games: Games, thresholds: Array, slopes: Array, claim: TradeOff) -> float:
+def refutation_p(
+    games: Games, thresholds: Sequence[float], slopes: Sequence[float], claim: TradeOff
+) -> float:
     """p-value against ``claim``: the smallest of all thresholds, times their number."""
-    found = [
-        joint(games, float(threshold), float(slope)).p_value(claim)
-        for threshold, slope in zip(thresholds, slopes, strict=True)
-    ]
-    return smallest(found)
+    at = zip(thresholds, slopes, strict=True)
+    return smallest([joint(games, *one).p_value(claim) for one in at])
 
 
 def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
@@ -114,13 +211,8 @@ def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -
             low = high
             if high > math.log(MOST):
                 return math.inf
-    while high - low > math.log(CLOSE):
-        middle = 0.5 * (low + high)
-        if at(middle):
-            high = middle
-        else:
-            low = middle
-    return math.exp(high)
+    steps = math.ceil(math.log2((high - low) / math.log(CLOSE)))
+    return math.exp(bisected(at, low, high, steps)[1])
 
 
 def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int = 1) -> float:
@@ -156,20 +248,11 @@ def epsilon_interval(
 
 def points(games: Games, count: int = 24, level: float = 0.05) -> tuple[AttackPoint, ...]:
     """The attack's errors over its whole range, with bands that hold for all points together."""
-    scores = np.concatenate([games.outside, games.inside])
+    quantiles = np.quantile(games.labelled[0], np.linspace(0.02, 0.98, count))
     found = []
-    for threshold in np.unique(np.quantile(scores, np.linspace(0.02, 0.98, count))):
-        false, missed = games.errors(float(threshold))
-        least = games.at_least(float(threshold), level / count)
-        most = games.at_most(float(threshold), level / count)
-        found.append(
-            AttackPoint(
-                false / len(games.outside),
-                missed / len(games.inside),
-                (least[0], most[0]),
-                (least[1], most[1]),
-            )
-        )
+    for threshold in map(float, np.unique(quantiles)):
+        low, high = (end(threshold, level / count) for end in (games.at_least, games.at_most))
+        found.append(AttackPoint(*games.rates(threshold), *zip(low, high, strict=True)))
     return tuple(found)
 
 
@@ -191,7 +274,7 @@ def one_run_epsilon(games: Games, delta: float, guesses: int, level: float) -> f
     Theorem 5.2 and the algorithm of its Appendix D.
     """
     made, right = right_guesses(games, guesses)
-    return epsilon_of_guesses(len(games.outside) + len(games.inside), made, right, delta, level)
+    return epsilon_of_guesses(games.count, made, right, delta, level)
 
 
 def right_guesses(games: Games, guesses: int) -> tuple[int, int]:
@@ -199,10 +282,8 @@ def right_guesses(games: Games, guesses: int) -> tuple[int, int]:
 
     Which of equal scores are guessed on is left to chance: their order here knows the coins.
     """
-    scores = np.concatenate([games.outside, games.inside])
-    inside = np.concatenate([np.zeros(len(games.outside)), np.ones(len(games.inside))])
-    mixed = np.random.default_rng(0).permutation(len(scores))
-    scores, inside = scores[mixed], inside[mixed]
+    mixed = np.random.default_rng(0).permutation(games.count)
+    scores, inside = (column[mixed] for column in games.labelled)
     half = min(guesses, len(scores)) // 2
     order = np.argsort(scores, kind="stable")
     right = int(inside[order[len(scores) - half :]].sum() + (1 - inside[order[:half]]).sum())
@@ -228,19 +309,12 @@ def epsilon_of_guesses(
     low, high = 0.0, 1.0
     while p_value(high) <= level and high < 64:
         low, high = high, 2 * high
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        if p_value(middle) <= level:
-            low = middle
-        else:
-            high = middle
-    return low
+    return bisected(lambda eps: p_value(eps) > level, low, high, 50)[0]
 
 
 def guessed(games: Games) -> tuple[tuple[int, int], ...]:
     """Guesses and right ones for each of :data:`GUESSED`, which were fixed in advance."""
-    count = len(games.outside) + len(games.inside)
-    wanted = dict.fromkeys(max(2, round(share * count)) for share in GUESSED)
+    wanted = dict.fromkeys(max(2, round(share * games.count)) for share in GUESSED)
     return tuple(right_guesses(games, guesses) for guesses in wanted)
 
 

@@ -1,48 +1,62 @@
 """Is the noise what is claimed? On coordinates that no record touches, a sum is nothing but noise.
 
 Its numbers must be independent and N(0, (σC)²): in width, distribution, over rounds and
-coordinates, and never the same number again. That a run adds these numbers and no others, however
-it runs, is what a replay shows (:mod:`forethought.auditing.replay`).
+coordinates, and never the same number again. Where a plan correlates its noise, y = C⁻¹z, the
+numbers (Cy)_t are z again and are tested like any run's: a strategy other than the claimed one, or
+a lag that was left out, shows as dependence between rounds. That a run adds these numbers and no
+others, however it runs, is what a replay shows (:mod:`forethought.auditing.replay`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
+from scipy.signal import lfilter
 
-from forethought.auditing.effort import Effort, evenly, scaled, with_parts
-from forethought.auditing.noise_tests import noise_findings
-from forethought.auditing.planted import (
-    PlantedRecords,
+from forethought.auditing import exact_tests as exact
+from forethought.auditing.canaries import (
+    LARGE,
+    CanaryRecords,
+    Sizes,
+    evenly,
     observe,
+    scaled,
+    with_parts,
 )
-from forethought.auditing.verdict import Finding, certain
-from forethought.auditing.whitening import whitened
+from forethought.auditing.verdict import Finding, certain, smallest, tested
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan
 
 Array = NDArray[np.float64]
 
+# Rounds, and coordinates, that numbers are compared over.
+ROUND_LAGS = (1, 2, 3, 5)
+COORDINATE_LAGS = (1, 2, 3, 4, 8, 64, 1024, 1 << 15, 1 << 16)
+TAILS = (2.0, 3.0, 4.0, 5.0)
+# Two of a sound run's double-precision numbers agree with at most this chance, rounding included.
+COLLISION = 2.0**-48
+# Numbers on a grid may agree, so many in a row do not.
+STRETCH = 12
 # Records whose sums carry the noise: few, since nothing depends on them.
 RECORDS = 400
 
 
-def noise(plan: Plan, effort: Effort, generator: np.random.Generator) -> list[Finding]:
-    """Every finding about the noise of planted runs.
+def noise(plan: Plan, sizes: Sizes, generator: np.random.Generator) -> list[Finding]:
+    """Every finding about the noise of runs on records with known gradients.
 
     Args:
         plan: the claim. generator: of the audit's own choices, never of the run.
     """
     if all(part.noise_multiplier == 0 for part in plan.mechanism):
-        return [
-            certain("noise", "noise", "not looked at", "none is claimed", False, ""),
-        ]
-    numbers = standardised(noise_plan(plan, effort.noise_rounds), effort.coordinates)
-    grid = plan.noise == "grid"
-    return noise_findings(numbers, grid)
+        return [certain("noise", "noise", "not looked at", "none is claimed", False, "")]
+    numbers = standardised(noise_plan(plan, sizes.noise_rounds), sizes.coordinates)
+    return noise_findings(numbers, plan.noise == "grid")
 
 
 def noise_plan(plan: Plan, rounds: int) -> Plan:
@@ -50,51 +64,172 @@ def noise_plan(plan: Plan, rounds: int) -> Plan:
     examples = min(plan.examples, RECORDS)
     parts = evenly([part for part in plan.mechanism if part.noise_multiplier > 0])
     each = max(2, rounds // len(parts))
-    return with_parts(
-        plan,
-        [
-            replace(part, count=each, sampling=scaled(part.sampling, plan.examples, examples))
-            for part in parts
-        ],
-        examples,
-    )
-
-
-def planted_blanks(plan: Plan, coordinates: int) -> PlantedRecords:
-    """Records that leave all coordinates but the first ``plan.examples`` alone.
-
-    Every other one is short and the rest are far above any norm, so that the quantile rule keeps
-    its norm.
-    """
-    place = np.arange(plan.examples)
-    weight = np.where(place % 2 == 0, 1, 10**6)
-    return PlantedRecords(place, weight, plan.clip.norm / 1000, coordinates + plan.examples)
+    short = [
+        replace(part, count=each, sampling=scaled(part.sampling, plan.examples, examples))
+        for part in parts
+    ]
+    return with_parts(plan, short, examples)
 
 
 def standardised(plan: Plan, coordinates: int, **options: Any) -> list[Array]:
-    """Each round's numbers in units of the claimed noise: standard normal if all is well."""
+    """Each round's numbers in units of the claimed noise: standard normal if all is well.
+
+    Records leave all coordinates but the first ``plan.examples`` alone. Every other one is short
+    and the rest are far above any norm, so that the quantile rule keeps its norm.
+    """
+    place = np.arange(plan.examples)
+    weight = np.where(place % 2 == 0, 1, LARGE)
+    records = CanaryRecords(place, weight, plan.clip.norm / 1000, coordinates + plan.examples)
     kept: list[Array] = []
-    moving = plan.clip.rule == "quantile"
-    run = observe(
-        plan,
-        planted_blanks(plan, coordinates),
-        lambda _index, total: kept.append(total[-coordinates:].copy()),
-        log_every=1 if moving else plan.rounds,
-        **options,
-    )
-    norms = [row.clip_norm for row in run.history] if moving else [plan.clip.norm] * plan.rounds
-    return _standard(plan, kept, norms)
 
+    def see(_index: int, total: Array) -> None:
+        kept.append(total[-coordinates:].copy())
 
-def _standard(plan: Plan, totals: Sequence[Array], norms: Sequence[float]) -> list[Array]:
-    numbers = [total / scale for total, scale in zip(totals, scales(plan, norms), strict=True)]
+    norms = observe(plan, records, see, **options)
+    numbers = [total / scale for total, scale in zip(kept, scales(plan, norms), strict=True)]
     return whitened(plan.mechanism, numbers)
 
 
-def scales(plan: Plan, norms: Sequence[float]) -> list[float]:
-    """Standard deviation of the noise on the sum of each round, from the claim alone."""
-    found, at = [], iter(norms)
-    for part in plan.mechanism:
-        sigma = plan.clip.gradient_noise(part.noise_multiplier)
-        found += [sigma * next(at) for _ in range(part.count)]
+def scales(plan: Plan, norms: Sequence[float] | None = None) -> list[float]:
+    """Standard deviation of the noise on the sum of each round, from the claim alone.
+
+    Args:
+        norms: each round's clip norm; None: in units of it.
+    """
+    at = iter([1.0] * plan.rounds if norms is None else norms)
+    return [
+        plan.clip.gradient_noise(part.noise_multiplier) * next(at)
+        for part in plan.mechanism
+        for _ in range(part.count)
+    ]
+
+
+def whitened(mechanism: Mechanism, numbers: Sequence[Array]) -> list[Array]:
+    """One array a round, with the claimed correlation of each part undone; the rest unchanged."""
+    found: list[Array] = []
+    for part in mechanism:
+        some = numbers[len(found) : len(found) + part.count]
+        if isinstance(part, Correlated) and some:
+            some = list(applied(part, np.stack(some)))
+        found += some
     return found
+
+
+def applied(part: Correlated, rows: Array) -> Array:
+    """C times ``rows``, one row a round of the part."""
+    return np.asarray(lfilter(part.strategy.column(len(rows)), [1.0], rows, axis=0))
+
+
+def correlated(part: Rounds, rows: Array) -> Array:
+    """C⁻¹ times ``rows``, one row a round of the part; the rows where noise is independent."""
+    if not isinstance(part, Correlated):
+        return rows
+    return np.asarray(lfilter([1.0], part.strategy.column(len(rows)), rows, axis=0))
+
+
+def noise_findings(numbers: Sequence[Array], grid: bool = False) -> list[Finding]:
+    """Tests of numbers that should be standard normal: structure first, then size and shape.
+
+    Args:
+        numbers: one array a round, all of one length. grid: whether they lie on a grid, where equal
+            numbers are nothing strange.
+    """
+    together = np.concatenate(numbers)
+    width = float(np.sqrt(np.mean(np.square(together))))
+    if not np.any(together):
+        reason = "Noise is missing: sums carry none on coordinates that no record touches."
+        return [certain("noise", "width", "0", "1", True, reason)]
+    repeated, collisions = _repeated(together, grid)
+    shape = [exact.kolmogorov_smirnov_p(together)]
+    for k in TAILS:
+        beyond = int((np.abs(together) > k).sum())
+        shape.append(exact.binomial_p(beyond, len(together), 2 * float(stats.norm.sf(k))))
+    return [
+        Finding(
+            "noise",
+            "numbers that occur again",
+            f"{repeated:,} of {len(together):,}",
+            "none",
+            f"Noise is used again: {repeated:,} of {len(together):,} numbers occurred before.",
+            float(stats.poisson.sf(repeated - 1, collisions)),
+        ),
+        tested(
+            "noise",
+            "independence of coordinates",
+            "independent",
+            "The noise of different coordinates is not independent.",
+            _coordinate_lags(numbers),
+        ),
+        tested(
+            "noise",
+            "independence of rounds",
+            "independent",
+            "The noise of different rounds is not independent.",
+            _round_lags(numbers),
+        ),
+        Finding(
+            "noise",
+            "width",
+            f"{width:.4f}",
+            "1 (in σC)",
+            f"The noise has a standard deviation of {width:.4g} times what is claimed.",
+            exact.normal_p(together),
+        ),
+        tested(
+            "noise",
+            "distribution",
+            "Gaussian",
+            "The noise is not Gaussian: its distribution differs from the normal one.",
+            smallest(shape),
+        ),
+    ]
+
+
+def _repeated(together: Array, grid: bool) -> tuple[int, float]:
+    """The number of repeated values, and the most that a sound run would have on average.
+
+    On a grid, stretches of so many successive numbers are compared, by a random linear hash.
+    """
+    if not grid:
+        return len(together) - len(np.unique(together)), 0.5 * len(together) ** 2 * COLLISION
+    keys = np.random.default_rng(0).integers(1, 2**63, STRETCH, dtype=np.uint64) | np.uint64(1)
+    bits = (together + 0.0).view(np.uint64)
+    count = len(bits) - STRETCH + 1
+    hashed = np.zeros(count, dtype=np.uint64)
+    for place, key in enumerate(keys):
+        hashed += key * (bits[place : place + count] >> np.uint64(8))
+    return count - len(np.unique(hashed)), 0.5 * count**2 * COLLISION
+
+
+def _direction_uniform(one: Array, other: Array) -> float:
+    """The angle between two vectors, as a uniform number if either is Gaussian noise.
+
+    Student's distribution of r·√((n − 1)/(1 − r²)) is exact and does not depend on the width.
+    """
+    size = float(np.linalg.norm(one) * np.linalg.norm(other))
+    if size == 0 or len(one) < 2:
+        return 0.5
+    r = min(1.0, max(-1.0, float(one @ other) / size))
+    t = math.copysign(math.inf, r) if abs(r) >= 1 else r * math.sqrt((len(one) - 1) / (1 - r * r))
+    return float(np.clip(stats.t.cdf(t, len(one) - 1), 1e-300, 1 - 2**-53))
+
+
+def _round_lags(numbers: Sequence[Array]) -> float:
+    found = []
+    for lag in ROUND_LAGS:
+        pairs = list(zip(numbers, numbers[lag:], strict=False))
+        if pairs:
+            found.append(exact.uniform_p([_direction_uniform(a, b) for a, b in pairs]))
+    return smallest(found)
+
+
+def _coordinate_lags(numbers: Sequence[Array]) -> float:
+    length = len(numbers[0])
+    found = []
+    for lag in {*COORDINATE_LAGS, length // 2}:
+        if not 0 < lag <= length // 2:
+            continue
+        blocks = [z[: length - length % (2 * lag)].reshape(-1, 2, lag) for z in numbers]
+        uniforms = [_direction_uniform(b[:, 0].reshape(-1), b[:, 1].reshape(-1)) for b in blocks]
+        found.append(exact.uniform_p(uniforms))
+    return smallest(found)

@@ -29,14 +29,15 @@ from torch import nn
 from forethought.accounting import exact
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing.attack import (
-    LARGE,
     contributions,
     directed,
+    games_of,
     judge,
     orthogonal_games,
     summarise,
 )
-from forethought.auditing.audit import FALSE_ALARM
+from forethought.auditing.audit import FALSE_ALARM, own_records
+from forethought.auditing.canaries import LARGE
 from forethought.auditing.inference import (
     LEVEL,
     Games,
@@ -46,12 +47,10 @@ from forethought.auditing.inference import (
     one_run_fdp_epsilon,
     one_run_refutation,
 )
-from forethought.auditing.noise import scales
-from forethought.auditing.scores import log_likelihood_ratio
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
 from forethought.rounds.losses import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
-from forethought.rounds.records import as_records, blank
+from forethought.rounds.records import blank
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
 from forethought.values.checks import one_of, real, whole
@@ -177,7 +176,7 @@ def one_run(
 def _judged(plan: Plan, games: Games, canaries: Canaries) -> tuple[list[Finding], AttackSummary]:
     claim, found = tradeoff(plan.mechanism), guessed(games)
     right = ", ".join(f"{v:,} of {r:,}" for r, v in found)
-    total = len(games.outside) + len(games.inside)
+    total = games.count
     findings = [
         Finding(
             "attack",
@@ -223,31 +222,21 @@ def _games(
     own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
     if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
         plan = plan.with_(contribution=Examples())
-    first = next((p for p in model.parameters() if p.requires_grad), None)
-    if first is None:
-        raise ValueError("the model has no parameter with requires_grad=True: nothing to audit")
-    records = as_records(own.data, first.dtype, first.device)
-    if len(records) != plan.examples:
-        raise ValueError(
-            f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "
-            "plan with the data that it is for"
-        )
+    records = own_records(model, own.data, plan)
     usual = own.loss or default_loss(blank(records)[1])
     inputs, targets = records.take(np.arange(plan.examples))
     chosen = generator.permutation(plan.examples)[:count]
     there = generator.random(count) < 0.5
-    inside, outside = contributions(plan)
     weight, counted = np.zeros(plan.examples), np.ones(plan.examples)
     row = np.zeros(plan.examples, dtype=np.int64)
-    table = count if canaries == "gradients" else 0
-    wrong = targets
+    table, wrong = count if canaries == "gradients" else 0, targets
     if canaries == "gradients":
         row[chosen] = np.arange(count)
         counted[chosen] = 0
-        weight[chosen] = np.where(there, inside, outside) * LARGE * plan.clip.norm
+        weight[chosen] = np.where(there, *contributions(plan)) * LARGE * plan.clip.norm
     else:
         wrong = mistaken(targets, chosen, generator)
-        if outside:  # the record itself takes the canary's place
+        if contributions(plan)[1]:  # the record itself takes the canary's place
             kept = torch.from_numpy(chosen[~there]).to(targets.device)
             wrong[kept] = targets[kept]
         else:
@@ -262,25 +251,15 @@ def _games(
 
     seen: list[tuple[float, Array]] = []
     before = losses(trained.model, usual, inputs, wrong, chosen)
+    told = None if progress is None else lambda event: progress(event.round, plan.rounds)
+    options: dict[str, Any] = {"diagnostics": False, "log_every": plan.rounds, "progress": told}
     with _shown(table, seen):
-        run = train(
-            trained,
-            ({**masks, "inputs": inputs}, wrong),
-            plan,
-            loss=value,
-            diagnostics=False,
-            log_every=plan.rounds,
-            progress=None if progress is None else lambda event: progress(event.round, plan.rounds),
-        )
+        run = train(trained, ({**masks, "inputs": inputs}, wrong), plan, loss=value, **options)
     if canaries == "inputs":
         assert isinstance(run.model, Canaried)
         score = before - losses(run.model.model, usual, inputs, wrong, chosen)
         return Games(score[~there], score[there], independent=False)
-    sums = np.array([total / norm for norm, total in seen])
-    noise = scales(plan, [1.0] * plan.rounds)
-    score = log_likelihood_ratio(plan.mechanism, noise, sums, inside, outside)
-    competing = any(part.sampling.exchanges for part in plan.mechanism)
-    return Games(score[~there], score[there], independent=not competing)
+    return games_of(plan, np.array([total / norm for norm, total in seen]), there)
 
 
 def mistaken(

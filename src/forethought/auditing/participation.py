@@ -1,37 +1,406 @@
-"""The dry run: without noise, planted records show exactly who took part, how often and how much.
+"""The records that took part, and with how much: a run without noise shows it exactly.
 
-Record i's gradient is in coordinate i alone, so the nonzero coordinates of a sum are its batch.
-That contributions are at most C and counted once holds with certainty; how batches are drawn is
-tested against the claimed distribution, each test with an exact null distribution.
+Every record has a gradient in a coordinate of its own (grouped ones share an update, and their
+contributions tell how many share it), so that a sum without noise lists who took part, how often
+and how much. Contributions must be bounded by C and counted once; who takes part is tested against
+the claimed distribution, each test with an exact null distribution.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 from scipy.special import ndtr, ndtri
 
 from forethought.auditing import exact_tests as exact
-from forethought.auditing import sampling_tests
-from forethought.auditing.effort import Effort, evenly, scaled, with_parts
-from forethought.auditing.planted import PlantedRecords, divisors, observe
-from forethought.auditing.verdict import Finding, certain
+from forethought.auditing.canaries import (
+    CanaryRecords,
+    Sizes,
+    divisors,
+    evenly,
+    observe,
+    scaled,
+    with_parts,
+)
+from forethought.auditing.verdict import Finding, certain, smallest, tested
 from forethought.values.contributions import INNER
-from forethought.values.mechanism import Rounds
+from forethought.values.mechanism import Rounds, UnsupportedMechanismError
 from forethought.values.plan import Plan
 from forethought.values.samplings import (
+    CyclicPoisson,
+    FullBatch,
+    Poisson,
+    RandomAllocation,
     Sampling,
+    Shuffled,
+    WithoutReplacement,
 )
 
 Indices = NDArray[np.int64]
+Marked = NDArray[np.bool_]
 
+# How many rounds back a batch is compared with.
+LAGS = (1, 2, 3, 5, 8)
 # Sums of a few numbers in double precision: anything beyond is no rounding.
 TOLERANCE = 1e-5
 # Even records have half the clipping norm, so that counting twice does not look like no clipping.
 SMALL, LARGE = 1, 1_000
+
+
+# Do batches follow the claimed sampling?
+
+
+def sampling_findings(
+    sampling: Sampling, members: Sequence[Indices], examples: int, generator: np.random.Generator
+) -> list[Finding]:
+    """Tests of whether batches are drawn as claimed.
+
+    Args:
+        members: for each round the records that took part. examples: of how many.
+        generator: of the tests' own choices.
+
+    Raises:
+        UnsupportedMechanismError: a sampling that no test is for.
+    """
+    tests = TESTS.get(type(sampling))
+    if tests is None:
+        raise UnsupportedMechanismError(
+            f"an audit has no tests of how {type(sampling).__name__} draws its batches; it has "
+            f"them for {', '.join(kind.__name__ for kind in TESTS)}"
+        )
+    return tests(sampling, Batches(members, examples, generator))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches that were seen, and the tests that several samplings share.
+
+    Args:
+        members, examples, generator: as of :func:`sampling_findings`.
+    """
+
+    members: Sequence[Indices]
+    examples: int
+    generator: np.random.Generator
+
+    @property
+    def counts(self) -> Indices:
+        """The number of rounds that each record took part in."""
+        return np.bincount(np.concatenate(self.members), minlength=self.examples)
+
+    @property
+    def halves(self) -> list[Marked]:
+        """Two halves of the data set: the first records, and every other one."""
+        place = np.arange(self.examples)
+        return [place < self.examples // 2, place % 2 == 0]
+
+    def binomial(self, counts: Any, trials: Any, rate: Any) -> NDArray[np.float64]:
+        """Counts of independent draws as uniform numbers."""
+        return exact.uniform_binomial(counts, trials, rate, self.generator)
+
+    def sizes(self, wanted: Sequence[int], name: str) -> Finding:
+        """Batches of the sizes that a sampling fixes."""
+        got = [len(batch) for batch in self.members]
+        wrong = [pair for pair in zip(got, wanted, strict=True) if pair[0] != pair[1]]
+        first, size = wrong[0] if wrong else (0, 0)
+        return certain(
+            "participation",
+            "batch sizes",
+            f"{len(wrong)} of {len(got)} rounds differ",
+            "none",
+            bool(wrong),
+            f"A batch holds {first:,} different records, where {name} draws {size:,}.",
+        )
+
+    def most_and_fewest(self, rate: float) -> Finding:
+        """Counts per record of independent draws at a rate."""
+        rounds, counts = len(self.members), self.counts
+        most, fewest = int(counts.max()), int(counts.min())
+        upper = float(stats.binom.sf(most - 1, rounds, rate))
+        lower = float(stats.binom.cdf(fewest, rounds, rate))
+        return Finding(
+            "participation",
+            "counts per record",
+            f"{fewest} to {most}",
+            f"{rounds * rate:.4g} on average",
+            f"Over {rounds} rounds one record took part {most} times and one {fewest} times, where "
+            f"independent draws give {rounds * rate:.3g} on average.",
+            min(1.0, 2 * self.examples * min(upper, lower)),
+        )
+
+    def once_an_epoch(self, length: int, name: str) -> Finding:
+        """No record twice in ``length`` rounds."""
+        most = 0
+        for start in range(0, len(self.members), length):
+            epoch = np.concatenate(self.members[start : start + length])
+            most = max(most, int(np.bincount(epoch, minlength=self.examples).max()))
+        return certain(
+            "participation",
+            "times a record takes part in an epoch",
+            f"at most {most}",
+            "1",
+            most > 1,
+            f"A record took part {most} times in one epoch, where {name} takes each once.",
+        )
+
+    def dealt_evenly(self, length: int, rate: float, rounds: int | None = None) -> Finding:
+        """Sizes of batches, when each record is dealt to one of ``length`` rounds.
+
+        It is kept at ``rate``. Of those that did not come yet, each comes next with chance
+        (rate/length)/(1 − rate·t/length).
+        """
+        sizes, left, chances = [], [], []
+        members = self.members[:rounds]
+        for start in range(0, len(members), length):
+            there = self.examples
+            for t, batch in enumerate(members[start : start + length]):
+                sizes.append(min(len(batch), there))
+                left.append(there)
+                chances.append(min(1.0, rate / (length - rate * t)))
+                there = max(0, there - len(batch))
+        wanted = rate * self.examples / length
+        return Finding(
+            "participation",
+            "sizes of batches",
+            f"{np.mean(sizes):.5g} on average",
+            f"{wanted:.5g}",
+            f"Batches hold {np.mean(sizes):.4g} records on average; dealt out at random, "
+            f"{wanted:.4g} would, and sizes would vary as independent draws do.",
+            exact.uniform_p(self.binomial(sizes, left, np.array(chances))),
+        )
+
+    def uniformity(self, sampling: Sampling) -> list[Finding]:
+        """Given its size, a batch is a uniform subset, whatever the rounds before were.
+
+        So the number of its records in any set that was marked beforehand is hypergeometric given
+        the past. Where an epoch deals the records out, the subset is of what it has left.
+        """
+        length = sampling.rounds_per_epoch if sampling.redealt else 1
+        order = self.generator.permutation(self.examples)
+        rounds = len(self.members)
+        fixed = [self._overlaps([half] * rounds, length) for half in (*self.halves, order % 2 == 0)]
+        again = [self._overlaps(self._earlier(lag * length), length) for lag in LAGS]
+        again.append(self._overlaps(self._drawn_often(order, length), length))
+        return [
+            tested(
+                "participation",
+                "which records are drawn",
+                "uniform subsets",
+                "Batches are not uniform subsets: some part of the data set is drawn more often "
+                "than another.",
+                smallest(fixed),
+            ),
+            tested(
+                "participation",
+                "independence of neighbours",
+                "records drawn one by one",
+                "Records that lie next to each other are not drawn independently.",
+                self._neighbours(self.members[::length]),
+            ),
+            _drawn_afresh(smallest(again)),
+        ]
+
+    def _earlier(self, lag: int) -> Iterator[Marked | None]:
+        """The members of the batch ``lag`` rounds before."""
+        for t in range(len(self.members)):
+            yield None if t < lag else self.marked(self.members[t - lag])
+
+    def marked(self, batch: Indices) -> Marked:
+        """A batch as one truth value a record."""
+        inside = np.zeros(self.examples, dtype=bool)
+        inside[batch] = True
+        return inside
+
+    def _drawn_often(self, order: Indices, length: int) -> Iterator[Marked | None]:
+        """The half of the records that took part most in earlier rounds (or epochs)."""
+        counts, half = np.zeros(len(order)), len(order) // 2
+        chosen: Marked | None = None
+        for t in range(len(self.members)):
+            if t and t % length == 0:
+                for batch in self.members[t - length : t]:
+                    counts[batch] += 1
+                # Ties are broken by a fixed random order.
+                if len(order) < 50_000:
+                    ranked = np.lexsort((order, -counts))
+                else:
+                    ranked = np.argpartition(-(counts + order / (len(order) + 1)), half)
+                chosen = self.marked(ranked[:half])
+            yield chosen
+
+    def _overlaps(self, marks: Iterator[Marked | None] | list[Marked], length: int) -> float:
+        """p-value of the batches' records in sets that were marked beforehand, one a round."""
+        counts, population, marked, drawn = [], [], [], []
+        left = np.ones(self.examples, dtype=bool)
+        for t, (batch, chosen) in enumerate(zip(self.members, marks, strict=True)):
+            if t % length == 0:
+                left[:] = True
+            if chosen is not None:
+                counts.append(int(chosen[batch].sum()))
+                population.append(int(left.sum()))
+                marked.append(int((chosen & left).sum()))
+                drawn.append(len(batch))
+            left[batch] = False
+        # Where a record came twice in an epoch: said elsewhere, with certainty.
+        if not counts or np.any(np.array(drawn) > np.array(population)):
+            return 1.0
+        uniforms = exact.uniform_hypergeometric(counts, population, marked, drawn, self.generator)
+        return exact.uniform_p(uniforms)
+
+    def _neighbours(self, members: Sequence[Indices]) -> float:
+        pairs = self.examples // 2
+        if not pairs:
+            return 1.0
+        inside = [self.marked(batch)[: 2 * pairs].reshape(pairs, 2) for batch in members]
+        both = [int(two.all(axis=1).sum()) for two in inside]
+        drawn = [int(two.sum()) for two in inside]
+        return exact.uniform_p(exact.uniform_pairs(both, pairs, drawn, self.generator))
+
+
+def _drawn_afresh(p_value: float) -> Finding:
+    return tested(
+        "participation",
+        "independence of successive rounds",
+        "every batch drawn afresh",
+        "Batches are not independent of the ones before: the same records come again.",
+        p_value,
+    )
+
+
+def _full(sampling: FullBatch, seen: Batches) -> list[Finding]:
+    return [seen.sizes([seen.examples] * len(seen.members), "full batch")]
+
+
+def _subsets(sampling: WithoutReplacement, seen: Batches) -> list[Finding]:
+    return [
+        seen.sizes([sampling.batch] * len(seen.members), "sampling without replacement"),
+        seen.most_and_fewest(sampling.rate),
+        *seen.uniformity(sampling),
+    ]
+
+
+def _allocated(sampling: RandomAllocation, seen: Batches) -> list[Finding]:
+    return [
+        seen.once_an_epoch(sampling.rounds, "random allocation"),
+        seen.dealt_evenly(sampling.rounds, 1.0),
+        *seen.uniformity(sampling),
+    ]
+
+
+def _shuffled(sampling: Shuffled, seen: Batches) -> list[Finding]:
+    length, batch = sampling.rounds_per_epoch, sampling.batch
+    last = seen.examples - batch * (length - 1)
+    wanted = [last if t % length == length - 1 else batch for t in range(len(seen.members))]
+    return [
+        seen.sizes(wanted, "shuffling"),
+        seen.once_an_epoch(length, "shuffling"),
+        *seen.uniformity(sampling),
+    ]
+
+
+def _poisson(sampling: Poisson, seen: Batches) -> list[Finding]:
+    rounds, rate, examples = len(seen.members), sampling.rate, seen.examples
+    sizes, counts = np.array([len(batch) for batch in seen.members]), seen.counts
+    total = int(sizes.sum())
+    share = total / (rounds * examples)
+    spread = float(sizes.std(ddof=1)) if rounds > 1 else 0.0
+    wanted = float(np.sqrt(examples * rate * (1 - rate)))
+    scatter, expected = float(counts.std()), float(np.sqrt(rounds * rate * (1 - rate)))
+    return [
+        Finding(
+            "participation",
+            "rate at which records take part",
+            f"{share:.5g}",
+            f"{rate:.5g}",
+            f"Records take part at a rate of {share:.4g}, where {rate:.4g} was claimed.",
+            exact.binomial_p(total, rounds * examples, rate),
+        ),
+        Finding(
+            "participation",
+            "spread of batch sizes",
+            f"{spread:.4g}",
+            f"{wanted:.4g}",
+            f"Batch sizes vary with a standard deviation of {spread:.3g}, where Poisson sampling "
+            f"gives {wanted:.3g}: batches are not drawn record by record.",
+            exact.spread_p(ndtri(seen.binomial(sizes, examples, rate))),
+        ),
+        Finding(
+            "participation",
+            "spread of counts per record",
+            f"{scatter:.4g}",
+            f"{expected:.4g}",
+            f"Over {rounds} rounds the records' counts vary with a standard deviation of "
+            f"{scatter:.3g}, where independent draws give {expected:.3g}.",
+            exact.spread_p(ndtri(seen.binomial(counts, rounds, rate))),
+        ),
+        *seen.uniformity(sampling),
+    ]
+
+
+def _turns(sampling: CyclicPoisson, seen: Batches) -> list[Finding]:
+    """Each record in the rounds of one part only, and there independently at the rate.
+
+    A record's part shows when it takes part first; from then on it is in each round of that part
+    with chance ``rate``, whatever came before. Until then, parts are even.
+    """
+    parts, rate = sampling.parts, sampling.rate
+    part_of, moved, (front, even) = np.full(seen.examples, -1), 0, seen.halves
+    before = [np.zeros(seen.examples, dtype=bool) for _ in range(parts)]
+    overlaps = []  # of each round: counts and trials of four marked sets
+    for t, batch in enumerate(seen.members):
+        part, inside = t % parts, seen.marked(batch)
+        mine = part_of == part
+        marks = np.array([mine, mine & front, mine & even, mine & before[part]])
+        overlaps.append([(inside & marks).sum(axis=1), marks.sum(axis=1)])
+        moved += int(((part_of[batch] >= 0) & ~mine[batch]).sum())
+        part_of[batch] = part
+        before[part] = inside
+    counts, trials = np.array(overlaps).transpose(1, 2, 0)
+    p_values = [
+        exact.uniform_p(seen.binomial(k, n, rate)) for k, n in zip(counts, trials, strict=True)
+    ]
+    share = int(counts[0].sum()) / max(1, int(trials[0].sum()))
+    return [
+        certain(
+            "participation",
+            "records in rounds of other parts",
+            f"{moved:,}",
+            "none",
+            moved > 0,
+            f"Records took part in the rounds of more than one part ({moved:,} times), where each "
+            f"belongs to one of {parts}.",
+        ),
+        seen.dealt_evenly(parts, rate, parts),
+        Finding(
+            "participation",
+            "rate at which records of a part take part",
+            f"{share:.4g}",
+            f"{rate:.4g}",
+            f"Records take part at a rate of {share:.4g} in their part's rounds, "
+            f"where {rate:.4g} was claimed, or not independently of who they are.",
+            smallest(p_values[:3]),
+        ),
+        _drawn_afresh(p_values[3]),
+    ]
+
+
+# (sampling, batches) → findings, by kind; others cannot be audited.
+TESTS: dict[type[Sampling], Callable[[Any, Batches], list[Finding]]] = {
+    FullBatch: _full,
+    Poisson: _poisson,
+    WithoutReplacement: _subsets,
+    Shuffled: _shuffled,
+    RandomAllocation: _allocated,
+    CyclicPoisson: _turns,
+}
+
+
+# A run without noise.
 
 
 @dataclass(frozen=True)
@@ -50,36 +419,42 @@ class DryRun:
     values: tuple[NDArray[np.float64], ...]
     clip_norms: tuple[float, ...]
 
+    @property
+    def lengths(self) -> Iterator[tuple[NDArray[np.float64], float]]:
+        """Contributions and C of the rounds that have any."""
+        rounds = zip(self.values, self.clip_norms, strict=True)
+        return ((values, norm) for values, norm in rounds if len(values))
 
-def dry_plan(plan: Plan, effort: Effort) -> Plan:
+
+def dry_plan(plan: Plan, sizes: Sizes) -> Plan:
     """A plan with the same sampling and clipping, no noise, and rounds enough to judge them."""
-    examples = min(plan.examples, effort.population)
+    examples = min(plan.examples, sizes.population)
     kinds: dict[Sampling, Rounds] = {}
     for part in plan.mechanism:
         sampling = scaled(part.sampling, plan.examples, examples)
-        count = _rounds(sampling, examples, plan, effort)
+        count = _rounds(sampling, examples, plan, sizes)
         silent = Rounds(0.0, count, sampling, part.clipping, groups=part.groups)
         kinds.setdefault(sampling, silent)
     return with_parts(plan, evenly(list(kinds.values())), examples)
 
 
-def _rounds(sampling: Sampling, examples: int, plan: Plan, effort: Effort) -> int:
+def _rounds(sampling: Sampling, examples: int, plan: Plan, sizes: Sizes) -> int:
     length = sampling.rounds_per_epoch
     if length == 1 and not sampling.hides(length):
         return 3
     if length > 1:
         drawn = sampling.expected_batch(examples) * examples / sampling.pool(examples)
         drawn = examples if sampling.redealt else drawn
-        epochs = max(3, math.ceil(effort.hits / drawn))
-        return max(1, min(effort.dry_rounds, epochs * length))
-    wanted = max(48, math.ceil(effort.hits / sampling.expected_batch(examples)))
+        epochs = max(3, math.ceil(sizes.hits / drawn))
+        return max(1, min(sizes.dry_rounds, epochs * length))
+    wanted = max(48, math.ceil(sizes.hits / sampling.expected_batch(examples)))
     if plan.groups is not None:  # each group is a pass of its own
-        wanted = min(wanted, max(24, effort.dry_rounds // plan.groups))
-    return min(effort.dry_rounds, wanted)
+        wanted = min(wanted, max(24, sizes.dry_rounds // plan.groups))
+    return min(sizes.dry_rounds, wanted)
 
 
 def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
-    """Run a plan without noise on planted records.
+    """Run a plan without noise on records with known gradients.
 
     Args:
         plan: with noise multiplier 0 in every part.
@@ -93,7 +468,7 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
         # A mean of many orthogonal gradients must still be far above the norm.
         weight = np.full(examples, LARGE)
         unit = LARGE * norm * math.ceil(math.sqrt(examples))
-    records = PlantedRecords(np.arange(examples), weight.astype(np.int64), unit, examples)
+    records = CanaryRecords(np.arange(examples), weight.astype(np.int64), unit, examples)
     members: list[Indices] = []
     values: list[NDArray[np.float64]] = []
 
@@ -102,26 +477,22 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
         members.append(found)
         values.append(total[found])
 
-    moving = plan.clip.rule == "quantile" or plan.clip.final is not None
-    run = observe(plan, records, see, seed=seed, log_every=1 if moving else plan.rounds)
-    norms = [row.clip_norm for row in run.history] if moving else [norm] * plan.rounds
+    norms = observe(plan, records, see, seed=seed)
     return DryRun(plan, tuple(members), tuple(values), tuple(norms))
 
 
-def participation(plan: Plan, effort: Effort, generator: np.random.Generator) -> list[Finding]:
+def participation(plan: Plan, sizes: Sizes, generator: np.random.Generator) -> list[Finding]:
     """Every finding of the dry run.
 
     Args:
         plan: the claim. generator: of the audit's own choices, never of the run.
     """
-    seen = dry_run(dry_plan(plan, effort))
+    seen = dry_run(dry_plan(plan, sizes))
     found = contributions(seen) if plan.groups is None else group_contributions(seen, generator)
     first = 0
     for part in seen.plan.mechanism:
         members = seen.members[first : first + part.count]
-        found += sampling_tests.sampling_findings(
-            part.sampling, members, seen.plan.examples, generator
-        )
+        found += sampling_findings(part.sampling, members, seen.plan.examples, generator)
         first += part.count
     if plan.clip.rule == "quantile":
         found.append(count_noise(seen, generator))
@@ -130,14 +501,14 @@ def participation(plan: Plan, effort: Effort, generator: np.random.Generator) ->
 
 def contributions(seen: DryRun) -> list[Finding]:
     """Each record counts once, and for at most C."""
-    times, length = 0.0, 0.0
-    claimed = max(part.sampling.most(1) for part in seen.plan.mechanism)
+    times, length, plan = 0.0, 0.0, seen.plan
+    claimed = max(part.sampling.most(1) for part in plan.mechanism)
     for members, values, norm in zip(seen.members, seen.values, seen.clip_norms, strict=True):
-        small = members % 2 == 0
-        own = _clipped(seen.plan, SMALL * seen.plan.clip.norm / 2, norm)
-        times = max(times, float(np.max(np.abs(values[small]), initial=0.0)) / own)
+        small, own = members % 2 == 0, SMALL * plan.clip.norm / 2
+        if plan.clip.rule == "automatic":  # shorter ones are lengthened, too
+            own = norm * own / (own + plan.clip.gamma)
+        times = max(times, float(np.max(np.abs(values[small]), initial=0.0)) / min(own, norm))
         length = max(length, float(np.max(np.abs(values[~small]), initial=0.0)) / norm)
-    twice = times > claimed + TOLERANCE
     most = round(times, 3)
     return [
         certain(
@@ -145,7 +516,7 @@ def contributions(seen: DryRun) -> list[Finding]:
             "times a record counts in a round",
             f"at most {most:g}",
             f"{claimed}",
-            twice,
+            times > claimed + TOLERANCE,
             f"A record was counted {most:g} times in one round, where "
             f"{'once' if claimed == 1 else f'{claimed} times at most'} is claimed.",
         ),
@@ -161,17 +532,11 @@ def contributions(seen: DryRun) -> list[Finding]:
     ]
 
 
-def _clipped(plan: Plan, length: float, norm: float) -> float:
-    """Length of a contribution after the plan's rule, for one coordinate."""
-    if plan.clip.rule == "automatic":
-        return norm * length / (length + plan.clip.gamma)  # shorter ones are lengthened, too
-    return min(length, norm)
-
-
 def proportional(plan: Plan) -> bool:
     """True if a group's update lies along the mean of its records' gradients.
 
-    So it does where a loss is linear, as the planted one is, and all steps take the whole group.
+    So it does where a loss is linear, as the one of known gradients is, and all steps take the
+    whole group.
     """
     local = plan.local
     if local is None or local.is_gradient:
@@ -185,20 +550,30 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
     """Each group's update is at most C long; groups are drawn by record, independently.
 
     A group of m records with equally long orthogonal gradients contributes L/√m in the coordinate
-    of each, L being the length of its update, which tells its size.
+    of each, L being the length of its update, which tells its size. Updates of different groups are
+    orthogonal: together they are at most √groups clipping norms long.
     """
     groups = seen.plan.groups or 1
+    together = [math.sqrt(float(np.square(v).sum()) / groups) / norm for v, norm in seen.lengths]
     if not proportional(seen.plan):
-        return [_together(seen, groups)]
-    longest, whole_groups = 0.0, True
-    mates: list[int] = []
-    others: list[int] = []
-    for values, norm in zip(seen.values, seen.clip_norms, strict=True):
-        if not len(values):
-            continue
+        longest = max(together, default=0.0)
+        return [
+            certain(
+                "participation",
+                "length of all groups' updates over the root of their number",
+                f"at most {longest:.6g} C",
+                "1 C",
+                longest > 1 + TOLERANCE,
+                f"Clipping does not hold: {groups} orthogonal updates are together {longest:.4g} "
+                "times as long as updates of length C would be.",
+            )
+        ]
+    longest, whole_groups = max(together, default=0.0), True
+    mates: list[int] = []  # of one random record of each batch
+    others: list[int] = []  # records of the batch
+    for values, norm in seen.lengths:
         length, sizes = _lengths(values, groups)
-        together = math.sqrt(float(np.square(values).sum()) / groups)
-        longest = max(longest, length / norm, together / norm, float(np.max(np.abs(values))) / norm)
+        longest = max(longest, length / norm, float(np.max(np.abs(values))) / norm)
         whole_groups &= length > 0
         if length > 0:
             mates.append(int(sizes[generator.integers(len(sizes))]) - 1)
@@ -224,25 +599,19 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
         ),
     ]
     if groups > 1 and mates:
-        found.append(sampling_tests.group_sizes(mates, others, groups, generator))
+        # A record shares its group with each other one with chance 1/groups, independently.
+        shared = exact.uniform_binomial(mates, others, 1 / groups, generator)
+        found.append(
+            Finding(
+                "participation",
+                "records that share a group",
+                f"{sum(mates) / max(1, sum(others)):.4g}",
+                f"{1 / groups:.4g}",
+                "Records are not dealt to groups independently at random.",
+                exact.uniform_p(shared),
+            )
+        )
     return found
-
-
-def _together(seen: DryRun, groups: int) -> Finding:
-    """Updates of different groups are orthogonal here: together at most √m clipping norms."""
-    longest = max(
-        math.sqrt(float(np.square(values).sum()) / groups) / norm
-        for values, norm in zip(seen.values, seen.clip_norms, strict=True)
-    )
-    return certain(
-        "participation",
-        "length of all groups' updates over the root of their number",
-        f"at most {longest:.6g} C",
-        "1 C",
-        longest > 1 + TOLERANCE,
-        f"Clipping does not hold: {groups} orthogonal updates are together {longest:.4g} times as "
-        "long as updates of length C would be.",
-    )
 
 
 def _lengths(values: NDArray[np.float64], groups: int) -> tuple[float, Indices]:
@@ -257,13 +626,13 @@ def _lengths(values: NDArray[np.float64], groups: int) -> tuple[float, Indices]:
     for alike in range(min(groups, int(records[-1])), 0, -1):
         if records[-1] % alike:
             continue
-        smallest = int(records[-1] // alike)  # records in each of the smallest groups
-        wanted = smallest / squares
+        least = int(records[-1] // alike)  # records in each of the smallest groups
+        wanted = least / squares
         sizes = np.rint(wanted).astype(np.int64)
         fits = np.all(np.abs(wanted - sizes) <= TOLERANCE * wanted) and not np.any(records % sizes)
         if fits and int((records // sizes).sum()) <= groups:
-            of_record = np.rint(smallest / rounded).astype(np.int64)
-            return float(values.max() * math.sqrt(smallest)), of_record
+            of_record = np.rint(least / rounded).astype(np.int64)
+            return float(values.max() * math.sqrt(least)), of_record
     return 0.0, np.zeros(0, dtype=np.int64)
 
 
@@ -276,14 +645,14 @@ def count_noise(seen: DryRun, generator: np.random.Generator) -> Finding:
     clip = seen.plan.clip
     assert clip.count_noise is not None
     uniforms = []
-    divisors_ = divisors(seen.plan)
-    for t, (members, divisor) in enumerate(zip(seen.members[:-1], divisors_, strict=False)):
+    for t, (members, divisor) in enumerate(
+        zip(seen.members[:-1], divisors(seen.plan), strict=False)
+    ):
         norm = seen.clip_norms[t]
         share = clip.quantile - math.log(seen.clip_norms[t + 1] / norm) / clip.quantile_rate
         lengths = np.where(members % 2 == 0, SMALL, LARGE) * clip.norm / 2
         centred = float((lengths <= norm).sum()) - len(members) / 2
-        noise = ((share - 0.5) * divisor - centred) / clip.count_noise
-        below = float(ndtr(noise))
+        below = float(ndtr(((share - 0.5) * divisor - centred) / clip.count_noise))
         if share <= TOLERANCE:
             below *= float(generator.random())
         elif share >= 1 - TOLERANCE:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.auditing.effort import evenly, scaled
+from forethought.auditing.canaries import evenly, scaled
 from forethought.auditing.reference import (
     CHARGE,
     NUDGES,

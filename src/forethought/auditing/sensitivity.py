@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,15 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from forethought.accounting.tradeoff import tradeoff
-from forethought.auditing.effort import Effort
-from forethought.auditing.module_state import changes, state_of
-from forethought.auditing.planted import PlantedRecords, divisors, observe, recorded_plan, watching
+from forethought.auditing.canaries import (
+    LARGE,
+    CanaryRecords,
+    Sizes,
+    divisors,
+    observe,
+    recorded_plan,
+    watching,
+)
 from forethought.auditing.verdict import Finding, certain
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.sums import flat
@@ -39,6 +46,50 @@ from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch
 from forethought.values.use import Averaging
 
+# What torch itself keeps in a module's dictionary; buffers and parameters are read by name.
+_OWN = frozenset(nn.Module().__dict__) - {"training"}
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Every buffer and plain attribute by its full name, as values that can be compared."""
+    found: dict[str, Any] = {}
+    for name, buffer in model.named_buffers():
+        found[f"buffer {name}"] = _frozen(buffer)
+    for place, module in model.named_modules():
+        for name, value in module.__dict__.items():
+            if name not in _OWN and not isinstance(value, nn.Module | nn.Parameter):
+                where = f"{place}.{name}" if place else name
+                found[f"attribute {where}"] = _frozen(value)
+    return found
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Names of what is new, gone or different."""
+    return sorted(
+        name
+        for name in {*before, *after}
+        if name not in before or name not in after or before[name] != after[name]
+    )
+
+
+def _frozen(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, torch.Tensor):
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return (str(value.dtype), tuple(value.shape), content)
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
+        return repr(value)
+    if depth < 4:
+        if isinstance(value, Mapping):
+            return tuple((repr(key), _frozen(inner, depth + 1)) for key, inner in value.items())
+        if isinstance(value, list | tuple):
+            return tuple(_frozen(inner, depth + 1) for inner in value)
+        if isinstance(value, set | frozenset):
+            return tuple(sorted(repr(inner) for inner in value))
+    return id(value)
+
+
 Array = NDArray[np.float64]
 
 # Rounding of single-precision sums, for each record of a batch and at least.
@@ -46,7 +97,6 @@ ROUNDING, LEAST = 3e-7, 1e-4
 # Clipping norms are made so much smaller than the plan's that every gradient is clipped.
 BINDING = 1e-2
 TRAINING_ROUNDS = 10
-LARGE = 10**6
 
 
 def full_batch(plan: Plan, examples: int, clip: Clip | None = None, rounds: int = 1) -> Plan:
@@ -93,15 +143,14 @@ def planted_distance(plan: Plan) -> float:
 
 
 def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:
-    records = PlantedRecords(np.zeros_like(weight), weight, 1e3 * clip.norm, 1)
+    records = CanaryRecords(np.zeros_like(weight), weight, 1e3 * clip.norm, 1)
     kept: list[float] = []
+
+    def see(_index: int, total: Array) -> None:
+        kept.append(float(total[0]))
+
     # One seed for all: the other records are dealt to the same groups.
-    observe(
-        full_batch(plan, len(weight), clip),
-        records,
-        lambda _index, total: kept.append(float(total[0])),
-        seed=0,
-    )
+    observe(full_batch(plan, len(weight), clip), records, see, seed=0)
     return kept[0]
 
 
@@ -118,18 +167,61 @@ def planted_sensitivity(plan: Plan) -> Finding:
     )
 
 
+@dataclass(frozen=True)
 class _Batch(Dataset[Any]):
     """Records that were taken already, one after the other; inputs of any structure."""
 
-    def __init__(self, inputs: Any, targets: Any, size: int) -> None:
-        self._inputs, self._targets, self._size = inputs, targets, size
+    inputs: Any
+    targets: Any
+    size: int
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        taken: tuple[Any, Any] = tree_map(lambda leaf: leaf[index], (self._inputs, self._targets))
+        taken: tuple[Any, Any] = tree_map(lambda leaf: leaf[index], (self.inputs, self.targets))
         return taken
+
+    @property
+    def data(self) -> Any:
+        """The records as training takes them."""
+        plain = isinstance(self.inputs, torch.Tensor) and isinstance(self.targets, torch.Tensor)
+        return (self.inputs, self.targets) if plain else self
+
+    def some(self, chosen: NDArray[np.int64]) -> _Batch:
+        """The chosen records."""
+
+        def pick(leaf: Any) -> Any:
+            return leaf[torch.from_numpy(chosen).to(leaf.device)]
+
+        inputs, targets = tree_map(pick, (self.inputs, self.targets))
+        return _Batch(inputs, targets, len(chosen))
+
+    def with_one(self, place: int, source: int, way: Callable[[Any], Any]) -> _Batch:
+        """The record at ``place`` replaced by another, whose inputs are altered."""
+
+        def put(leaf: Any, way: Callable[[Any], Any]) -> Any:
+            new = leaf.clone()
+            new[place] = way(leaf[source])
+            return new
+
+        return _Batch(
+            tree_map(partial(put, way=way), self.inputs),
+            tree_map(partial(put, way=WAYS[0]), self.targets),
+            self.size,
+        )
+
+
+# The values that one record has instead of its own: another's, larger ones, none, random ones.
+WAYS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda row: row,
+    lambda row: row * 1000 if row.is_floating_point() else row,
+    lambda row: row * 30 if row.is_floating_point() else row,
+    lambda row: torch.zeros_like(row),
+    lambda row: (
+        torch.randn_like(row) if row.is_floating_point() else row.flip(0) if row.dim() else row
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -141,12 +233,9 @@ class _Case:
     loss: Loss
     plan: Plan
 
-    def total(self, inputs: Any, targets: Any, size: int, clip: Clip, seed: int = 0) -> Array:
+    def total(self, batch: _Batch, clip: Clip, seed: int = 0) -> Array:
         """The sum of clipped contributions over all parameters, in units of C."""
-        plan = recorded_plan(full_batch(self.plan, size, clip))
-        data: Any = (inputs, targets)
-        if not (isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)):
-            data = _Batch(inputs, targets, size)
+        plan = recorded_plan(full_batch(self.plan, batch.size, clip))
         kept: list[Array] = []
         (scale,) = divisors(plan)
 
@@ -154,8 +243,9 @@ class _Case:
             flat = [g.detach().cpu().double().numpy().reshape(-1) for g in gradients]
             kept.append(np.concatenate(flat) * (scale / clip.norm))
 
+        options: dict[str, Any] = {"diagnostics": False, "log_every": 1, "seed": seed}
         with watching(see):
-            train(self.model, data, plan, loss=self.loss, diagnostics=False, log_every=1, seed=seed)
+            train(self.model, batch.data, plan, loss=self.loss, **options)
         return kept[0]
 
 
@@ -164,7 +254,7 @@ def model_sensitivity(
     records: Records,
     plan: Plan,
     loss: Loss,
-    effort: Effort,
+    sizes: Sizes,
     generator: np.random.Generator,
 ) -> list[Finding]:
     """Neighbouring batches through the user's model and loss, and what they leave in the model.
@@ -176,48 +266,53 @@ def model_sensitivity(
         ValueError: a model that training refuses.
     """
     wanted = math.ceil(max(part.sampling.expected_batch(plan.examples) for part in plan.mechanism))
-    size = min(len(records), max(2, wanted), effort.batch or wanted)
+    size = min(len(records), max(2, wanted), sizes.batch or wanted)
     size = max(2, min(size, len(records)))
     chosen = generator.choice(len(records), size, replace=False)
     inputs, targets = records.take(np.asarray(chosen, dtype=np.int64))
-    grouped = plan.groups is not None
-    worst = {"one": (0.0, ""), "gone": (0.0, ""), "replaced": (0.0, "")}
+    batch = _Batch(inputs, targets, size)
+    worst: dict[str, tuple[float, str]] = {}
     changed: list[str] = []
-    for case in _cases(model, inputs, targets, size, plan, loss):
+    for case in _cases(model, batch, plan, loss):
         before = state_of(case.model)
-        for kind, moved in _distances(case, inputs, targets, size, effort, generator):
-            if moved > worst[kind][0]:
+        for kind, moved in _distances(case, batch, sizes, generator):
+            if moved > worst.get(kind, (0.0, ""))[0]:
                 worst[kind] = (moved, case.weights)
         changed += changes(before, state_of(case.model))
-    allowed = {"one": 1.0, "gone": 2.0 if grouped else 1.0, "replaced": 2.0}
-    text = {
-        "one": ("one record's contribution", "One record's contribution has length"),
-        "gone": ("a record less in a batch", "Without one record a batch's sum moves by"),
-        "replaced": ("a record replaced in a batch", "One replaced record moves a batch's sum by"),
-    }
+    slack, of = LEAST + ROUNDING * size, f"({size:,} records)"
+    mixed = "the examples of a batch are not kept apart in this model or loss"
     found = []
-    for kind, (moved, weights) in worst.items():
-        if not weights:
+    for kind, limit, name, says, cause in (
+        (
+            "one",
+            1.0,
+            "one record's contribution",
+            "One record's contribution has length",
+            "clipping does not hold in this model",
+        ),
+        (
+            "gone",
+            1.0 if plan.groups is None else 2.0,
+            f"a record less in a batch {of}",
+            "Without one record a batch's sum moves by",
+            mixed,
+        ),
+        (
+            "replaced",
+            2.0,
+            f"a record replaced in a batch {of}",
+            "One replaced record moves a batch's sum by",
+            mixed,
+        ),
+    ):
+        if kind not in worst:
             continue
-        limit = allowed[kind]
-        slack = LEAST + ROUNDING * size
-        where = f"at {weights} weights"
-        cause = (
-            "clipping does not hold in this model"
-            if kind == "one"
-            else "the examples of a batch are not kept apart in this model or loss"
-        )
-        found.append(
-            certain(
-                "sensitivity",
-                f"{text[kind][0]} ({size:,} records)" if kind != "one" else text[kind][0],
-                f"{moved:.5g} C, {where}",
-                f"{limit:g} C",
-                moved > limit * (1 + slack),
-                f"{text[kind][1]} {moved:.5g} C {where}, where {limit:g} C is allowed: {cause}.",
-            )
-        )
-    found += _bits(model, inputs, targets, size, plan, loss)
+        moved, weights = worst[kind]
+        where = f"{moved:.5g} C, at {weights} weights"
+        text = f"{says} {moved:.5g} C at {weights} weights, where {limit:g} C is allowed: {cause}."
+        beyond = moved > limit * (1 + slack)
+        found.append(certain("sensitivity", name, where, f"{limit:g} C", beyond, text))
+    found += _bits(model, batch, plan, loss)
     names = ", ".join(dict.fromkeys(changed))
     found.append(
         certain(
@@ -232,21 +327,19 @@ def model_sensitivity(
     return found
 
 
-def _bits(
-    model: nn.Module, inputs: Any, targets: Any, size: int, plan: Plan, loss: Loss
-) -> list[Finding]:
+def _bits(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> list[Finding]:
     """Every number that is computed of a record, among fewer others.
 
     Behind a kink of the loss a last bit is a whole contribution.
     """
-    chosen = plan.round(0)
+    chosen, size = plan.round(0), batch.size
     if not isinstance(chosen.contribution, Examples) or chosen.augmentation is not None:
         return []
     blocks = Gradients(loss, flat).blocks(chosen)
     copied = copy.deepcopy(model)
 
     def numbers(count: int) -> list[torch.Tensor]:
-        few, wanted = tree_map(lambda leaf: leaf[:count], (inputs, targets))
+        few, wanted = tree_map(lambda leaf: leaf[:count], (batch.inputs, batch.targets))
         return numbers_behind(copied, loss, few, wanted, blocks, size)
 
     whole = numbers(size)
@@ -268,9 +361,7 @@ def _bits(
     ]
 
 
-def _cases(
-    model: nn.Module, inputs: Any, targets: Any, size: int, plan: Plan, loss: Loss
-) -> Iterator[_Case]:
+def _cases(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> Iterator[_Case]:
     yield _Case("initial", copy.deepcopy(model), loss, plan)
     randomised = copy.deepcopy(model)
     source = torch.Generator().manual_seed(0)
@@ -282,80 +373,33 @@ def _cases(
             parameter.add_((spread * noise).to(parameter.device, parameter.dtype))
     yield _Case("random", randomised, loss, plan)
     trained = copy.deepcopy(model)
-    clip = plan.clip if plan.clip.rule != "quantile" else Clip(plan.clip.norm)
-    train(
-        trained,
-        (inputs, targets) if isinstance(inputs, torch.Tensor) else _Batch(inputs, targets, size),
-        full_batch(plan, size, clip, TRAINING_ROUNDS).with_(averaging=Averaging("none")),
-        loss=loss,
-        diagnostics=False,
-        log_every=TRAINING_ROUNDS,
-        seed=0,
-    )
+    run = full_batch(plan, batch.size, _fixed(plan.clip), TRAINING_ROUNDS)
+    options: dict[str, Any] = {"diagnostics": False, "log_every": TRAINING_ROUNDS, "seed": 0}
+    train(trained, batch.data, run.with_(averaging=Averaging("none")), loss=loss, **options)
     if all(bool(torch.isfinite(p).all()) for p in trained.parameters()):
         yield _Case("trained", trained, loss, plan)
 
 
+def _fixed(clip: Clip) -> Clip:
+    return Clip(clip.norm) if clip.rule == "quantile" else clip
+
+
 def _distances(
-    case: _Case,
-    inputs: Any,
-    targets: Any,
-    size: int,
-    effort: Effort,
-    generator: np.random.Generator,
+    case: _Case, batch: _Batch, sizes: Sizes, generator: np.random.Generator
 ) -> Iterator[tuple[str, float]]:
-    own = case.plan.clip if case.plan.clip.rule != "quantile" else Clip(case.plan.clip.norm)
+    own, size = _fixed(case.plan.clip), batch.size
     binding = replace(own, norm=own.norm * BINDING)
-
-    def pick(leaf: Any, index: NDArray[np.int64]) -> Any:
-        return leaf[torch.from_numpy(index).to(leaf.device)]
-
-    for index in generator.choice(size, min(size, effort.neighbours), replace=False):
-        one = np.array([index])
-        alone = tree_map(lambda leaf, one=one: pick(leaf, one), (inputs, targets))
-        yield "one", float(np.linalg.norm(case.total(alone[0], alone[1], 1, binding)))
-    base = {clip.norm: case.total(inputs, targets, size, clip) for clip in (binding, own)}
-    for turn, other in enumerate(
-        _replacements(inputs, targets, size, effort.neighbours, generator)
-    ):
-        clip = own if turn == 0 else binding
-        moved = case.total(*other, size, clip) - base[clip.norm]
-        yield "replaced", float(np.linalg.norm(moved))
-    # Random layers draw other numbers for a batch of another size: sums are then no neighbours.
-    again = case.total(inputs, targets, size, binding, seed=1)
-    if case.plan.groups is None and not np.array_equal(again, base[binding.norm]):
-        return
-    rest = np.arange(size - 1)
-    less = tree_map(lambda leaf: pick(leaf, rest), (inputs, targets))
-    moved = case.total(less[0], less[1], size - 1, binding) - base[binding.norm]
-    yield "gone", float(np.linalg.norm(moved))
-
-
-def _replacements(
-    inputs: Any, targets: Any, size: int, count: int, generator: np.random.Generator
-) -> Iterator[tuple[Any, Any]]:
-    """Batches in which one record has another's values, larger ones, none, or random ones."""
-    ways: list[Callable[[torch.Tensor], torch.Tensor]] = [
-        lambda row: row,
-        lambda row: row * 1000 if row.is_floating_point() else row,
-        lambda row: row * 30 if row.is_floating_point() else row,
-        lambda row: torch.zeros_like(row),
-        lambda row: (
-            torch.randn_like(row) if row.is_floating_point() else row.flip(0) if row.dim() else row
-        ),
-    ]
-    for turn in range(count):
-        way = ways[turn % len(ways)]
+    for index in generator.choice(size, min(size, sizes.neighbours), replace=False):
+        yield "one", float(np.linalg.norm(case.total(batch.some(np.array([index])), binding)))
+    whole = {clip.norm: case.total(batch, clip) for clip in (binding, own)}
+    for turn in range(sizes.neighbours):
         place, source = (int(i) for i in generator.choice(size, 2, replace=False))
-
-        def swap(leaf: Any, place: int = place, source: int = source, way: Any = way) -> Any:
-            new = leaf.clone()
-            new[place] = way(leaf[source])
-            return new
-
-        def label(leaf: Any, place: int = place, source: int = source) -> Any:
-            new = leaf.clone()
-            new[place] = leaf[source]
-            return new
-
-        yield tree_map(swap, inputs), tree_map(label, targets)
+        other = batch.with_one(place, source, WAYS[turn % len(WAYS)])
+        clip = own if turn == 0 else binding
+        yield "replaced", float(np.linalg.norm(case.total(other, clip) - whole[clip.norm]))
+    # Random layers draw other numbers for a batch of another size: sums are then no neighbours.
+    again = case.total(batch, binding, seed=1)
+    if case.plan.groups is None and not np.array_equal(again, whole[binding.norm]):
+        return
+    less = case.total(batch.some(np.arange(size - 1)), binding)
+    yield "gone", float(np.linalg.norm(less - whole[binding.norm]))

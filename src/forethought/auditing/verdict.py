@@ -174,6 +174,11 @@ def certain(
     return Finding(check, name, measured, allowed, reason, None, violated)
 
 
+def tested(check: CheckName, name: str, allowed: str, reason: str, p_value: float) -> Finding:
+    """A finding of several tests, whose measurement is their p-value."""
+    return Finding(check, name, f"p = {p_value:.2g}", allowed, reason, p_value)
+
+
 def smallest(p_values: Sequence[float]) -> float:
     """One p-value for several tests: the smallest, times their number (Bonferroni)."""
     return min(1.0, len(p_values) * min(p_values)) if p_values else 1.0

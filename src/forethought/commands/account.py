@@ -300,8 +300,7 @@ def report(
     from forethought.accounting.statement import Statement
     from forethought.report import terminal
     from forethought.report.figures import draw_run
-    from forethought.report.page import write_pages, write_statement
-    from forethought.report.pdf import print_pdf
+    from forethought.report.page import print_pdf, write_pages, write_statement
     from forethought.training.folder import RunSummary, UnfinishedRun
 
     def there(*names: str) -> bool:

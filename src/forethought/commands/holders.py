@@ -241,7 +241,7 @@ def federate_plan(
     """Show what every client would spend, send and take, before anybody trains."""
     from forethought.jobs import federate as jobs
     from forethought.jobs.request import from_file
-    from forethought.report.federated_plan import show
+    from forethought.report.holders import show_federation_plan
 
     _require_rehearsal(public_proxy, rehearse)
     console = console_for(quiet or as_json)
@@ -255,7 +255,7 @@ def federate_plan(
     if as_json:
         _print_plan(found, rehearsal)
         return
-    show(console, found)
+    show_federation_plan(console, found)
     if rehearsal is not None:
         least, most = min(rehearsal.accuracies), max(rehearsal.accuracies)
         console.print(
@@ -284,7 +284,7 @@ def federate_simulate(
     """Train a job's federation in virtual time on this computer."""
     from forethought.jobs.federate import federation_of, simulate_job
     from forethought.jobs.request import federated_demo
-    from forethought.report import federation as report
+    from forethought.report import holders as report
 
     request = _request(job_file, demo, federated_demo, out, resume)
     console = console_for(quiet or as_json)
@@ -295,8 +295,7 @@ def federate_simulate(
         simulate_job, federated, most, console, out, resume=resume, workers=workers, engine=engine
     )
     if out is not None:
-        report.draw_timeline(summary, out / "timeline.png")
-        report.draw_accuracy(summary, out / "accuracy.png")
+        report.draw_simulation(summary, out)
     report.show_simulated(console, summary)
     if as_json:
         _print_simulated(summary)
@@ -354,7 +353,7 @@ def server(
 
     from forethought.jobs import federate_network as jobs
     from forethought.jobs.request import from_file
-    from forethought.report.federation_status import status_table
+    from forethought.report.holders import status_table
 
     request = from_file(job_file)
     folder = out or Path("runs") / f"{request.name}-server"
@@ -566,7 +565,7 @@ def gossip_plan(
     """Show what every worker would spend, what headroom costs, and which graph is quickest."""
     from forethought.jobs import gossip as jobs
     from forethought.jobs.request import from_file
-    from forethought.report import gossip_plan as report
+    from forethought.report import holders as report
 
     _require_rehearsal(public_proxy, rehearse)
     console = console_for(quiet or as_json)
@@ -581,7 +580,7 @@ def gossip_plan(
     if as_json:
         _print_plan(found, rehearsal)
         return
-    report.show(console, found)
+    report.show_gossip_plan(console, found)
     if rehearsal is not None:
         report.show_rehearsal(console, rehearsal)
 
@@ -606,7 +605,7 @@ def gossip_simulate(
     """Train a job's gossip in virtual time on this computer."""
     from forethought.jobs.gossip import gossip_of, simulate_gossip
     from forethought.jobs.request import gossip_demo
-    from forethought.report import gossip as report
+    from forethought.report import holders as report
 
     request = _request(job_file, demo, gossip_demo, out, resume)
     console = console_for(quiet or as_json)

@@ -294,7 +294,7 @@ def calculator(
 ) -> None:
     """The published DP calculators, with conditions, margins and the exact figures."""
     from forethought.papers.calculators import calculate, earlier_phase
-    from forethought.report.terminal import show
+    from forethought.report.terminal import show_calculated
 
     plans = calculate(
         examples=examples,
@@ -310,7 +310,7 @@ def calculator(
     if as_json:
         print_json([plan.to_dict() for plan in plans])
     else:
-        show(console_for(quiet), plans)
+        show_calculated(console_for(quiet), plans)
 
 
 @app.command(epilog="Example: forethought ui job.toml")
@@ -322,8 +322,7 @@ def ui(
     quiet: Quiet = False,
 ) -> None:
     """Plan in a browser, on this machine alone: sliders, and what follows from them."""
-    from forethought.web.beginning import beginning
-    from forethought.web.server import PlannerServer
+    from forethought.web.server import PlannerServer, beginning
 
     refuse((not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder"))
     place, start = beginning(job_file, folder, data_dir)

@@ -13,6 +13,7 @@ from rich.table import Table
 from forethought.accounting.interval import at_least, at_most
 from forethought.auditing.verdict import NO_GUARANTEE, Audit
 from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
+from forethought.report.terminal import BOLD, figures
 
 if TYPE_CHECKING:
     from forethought.auditing.self_test import SelfTest
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def show_audit(console: Console, audit: Audit) -> None:
     """Print every finding, the attack in numbers, and the verdict."""
-    table = Table(title="Audit", title_justify="left", title_style="bold")
+    table = Table(title="Audit", **BOLD)
     for name in ("check", "what", "measured", "allowed"):
         table.add_column(name, style="cyan" if name == "check" else None)
     table.add_column("verdict", no_wrap=True)
@@ -72,14 +73,13 @@ def show_audit(console: Console, audit: Audit) -> None:
 
 def show_self_test(console: Console, result: SelfTest) -> None:
     """Print which check caught each planted fault, and that sound jobs passed."""
-    table = Table(title="Planted faults", title_justify="left", title_style="bold")
-    table.add_column("fault", style="cyan")
-    table.add_column("caught by")
-    table.add_column("seconds", justify="right")
-    for outcome in result.faults:
-        caught = ", ".join(outcome.checks) or "[bold red]not caught[/bold red]"
-        table.add_row(outcome.name, caught, f"{outcome.seconds:.1f}")
-    console.print(table)
+    columns = {
+        "fault": "{0.name}",
+        "caught by": lambda one: ", ".join(one.checks) or "[bold red]not caught[/bold red]",
+        "seconds": "{0.seconds:.1f}",
+    }
+    options = {"first": {"style": "cyan"}, "title": "Planted faults", **BOLD}
+    console.print(figures(result.faults, columns, right=("seconds",), **options))
     found = sum(outcome.caught for outcome in result.faults)
     refuted = [outcome for outcome in result.sound if outcome.caught]
     console.print(f"{found} of {len(result.faults)} planted faults caught.")
@@ -102,10 +102,9 @@ def draw_audit(audit: Audit, path: Path) -> Path | None:
     axes.plot(alpha, 1 - alpha, color=GREY, linestyle=":", label="blind guessing")
     axes.plot(alpha, claim, color=GREEN, linewidth=1.8, label="claim: no attack gets below")
     axes.fill_between(alpha, 0, claim, color=ORANGE, alpha=0.10, linewidth=0)
-    false = np.array([point.false_alarms for point in attack.points])
-    missed = np.array([point.misses for point in attack.points])
-    across = np.array([point.false_alarms_band for point in attack.points]).T
-    down = np.array([point.misses_band for point in attack.points]).T
+    false, missed = np.array([(p.false_alarms, p.misses) for p in attack.points]).T
+    bands = np.array([(p.false_alarms_band, p.misses_band) for p in attack.points])
+    across, down = bands.transpose(1, 2, 0)
     axes.errorbar(
         false,
         missed,

@@ -1,30 +1,170 @@
 """The pages that people are shown: a statement for a data-protection officer, a report of a run.
 
-Each is one file of HTML that needs nothing else: no network, no fonts, no libraries.
+Each is one file of HTML that needs nothing else: no network, no fonts, no libraries. Its curves are
+SVG, to be read without a network, hovered, and printed. On paper it comes by a browser of this
+machine, without a window or a network, since the pages have a style for paper. A browser lays them
+out as people see them, and most machines have one; a second layout engine would be a large
+dependency that draws them otherwise.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import Statement, of_persons, protected, records, rows, truth
-from forethought.report import charts
 from forethought.report.terminal import plan_rows
 from forethought.values.mechanism import Rounds
 from forethought.values.serialisation import parse
 from forethought.values.signing import attested
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forethought.training.folder import RunSummary
     from forethought.training.metrics import Results
+
+
+WIDTH, HEIGHT = 560, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 12, 44
+Points = Sequence[tuple[float, float]]
+
+
+def percent(value: float) -> str:
+    """A share in words."""
+    return f"{value:.1%}"
+
+
+def short(value: float) -> str:
+    """A number of three digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def curve(
+    points: Points,
+    x: str,
+    y: str,
+    *,
+    shown: Callable[[float], str] = short,
+    marked: Callable[[float], str] | None = None,
+    reference: Points = (),
+    reference_name: str = "",
+    lowest: float | None = None,
+    highest: float | None = None,
+) -> str:
+    """One curve with axes; hovering shows the nearest point, and so does a table for readers.
+
+    Args:
+        points: (x, y), by growing x. x, y: what the axes are. shown: how a value of y is written;
+            marked: that of a point, if otherwise.
+        reference: a second, dotted line, such as blind guessing. reference_name: what it is.
+        lowest, highest: ends of the vertical axis; by default those of the values.
+    """
+    every = [*points, *reference]
+    across = (min(a for a, _ in every), max(a for a, _ in every))
+    up = _ends([b for _, b in every], lowest, highest)
+    to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
+    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(y)} against {escape(x)}" tabindex="0">'
+    ]
+    for tick in _ticks(*up):
+        at = to_y(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4}">{escape(shown(tick))}</text>'
+        )
+    for tick in _ticks(*across):
+        parts.append(
+            f'<text class="tick middle" x="{to_x(tick)}" y="{HEIGHT - _BOTTOM + 18}">'
+            f"{escape(short(tick))}</text>"
+        )
+    parts.append(
+        f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
+    )
+    if reference:
+        parts.append(f'<path class="reference" d="{_path(reference, to_x, to_y)}"/>')
+        a, b = reference[len(reference) * 2 // 3]
+        parts.append(
+            f'<text class="tick start" x="{to_x(a) + 6}" y="{to_y(b) + 14}">'
+            f"{escape(reference_name)}</text>"
+        )
+    parts.append(f'<path class="line" d="{_path(points, to_x, to_y)}"/>')
+    marked = marked or shown
+    marks = [
+        [round(to_x(a), 2), round(to_y(b), 2), f"{x} {short(a)}: {marked(b)}"] for a, b in points
+    ]
+    parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
+    parts.append('<text class="tip" x="0" y="0"></text></svg>')
+    found = "".join(parts)
+    return found.replace("<svg ", f"<svg data-points='{escape(json.dumps(marks), quote=True)}' ", 1)
+
+
+def dots(found: int, blind: int, words: str) -> str:
+    """A hundred records as dots: ``found`` of them filled, ``blind`` of these with a cross.
+
+    Args:
+        words: what the picture says, for those who do not see it.
+    """
+    parts = [
+        '<svg class="dots" viewBox="0 0 410 106" role="img" '
+        'aria-labelledby="dots-title dots-words">'
+        f'<title id="dots-title">{found} of 100 dots are filled</title>'
+        f'<desc id="dots-words">{escape(words)}</desc>'
+    ]
+    for number in range(100):
+        # Column by column, so that what is found is one block from the left.
+        x, y = 13 + 20.2 * (number // 5), 13 + 20 * (number % 5)
+        kind = "found" if number < found else "missed"
+        parts.append(f'<circle class="{kind}" r="7.5" cx="{x:.1f}" cy="{y}"/>')
+        if number < blind:
+            parts.append(f'<path class="blind" d="M{x - 3.5:.1f} {y - 3.5} l7 7 m0 -7 l-7 7"/>')
+    return "".join(parts) + "</svg>"
+
+
+def _path(points: Points, to_x: Callable[[float], float], to_y: Callable[[float], float]) -> str:
+    return "M" + " L".join(f"{to_x(a):.2f} {to_y(b):.2f}" for a, b in points)
+
+
+def _scale(ends: tuple[float, float], place: tuple[float, float]) -> Callable[[float], float]:
+    low, high = ends
+    span = (high - low) or 1.0
+    return lambda value: round(place[0] + (value - low) / span * (place[1] - place[0]), 2)
+
+
+def _ends(
+    values: Sequence[float], lowest: float | None, highest: float | None
+) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    room = 0.05 * (high - low or abs(high) or 1.0)
+    return (low - room if lowest is None else lowest, high + room if highest is None else highest)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to nine round numbers between two ends."""
+    rough = (high - low) / 5 or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= rough)
+    first = math.ceil(low / step - 1e-9)
+    found = []
+    while first * step <= high + 1e-9 * step:
+        found.append(round(first * step, 12))
+        first += 1
+    return found
+
+
+# A statement and a report.
+
 
 # What others have promised in public, each for its own unit of protection.
 PUBLISHED = (
@@ -168,7 +308,7 @@ def _lead(s: Statement) -> list[str]:
     return [
         f'<p class="lead">{escape(sentence)}</p><figure>'
         f'<p class="number"><strong>{found} of 100</strong> found at most</p>'
-        f"{charts.dots(found, blind, sentence)}<figcaption>A hundred {units}. Filled: found on "
+        f"{dots(found, blind, sentence)}<figcaption>A hundred {units}. Filled: found on "
         f"average at most ({found}); with a cross: what blind guessing finds ({blind}). "
         "Rounded up.</figcaption></figure>"
     ]
@@ -311,22 +451,27 @@ def _result(results: Results) -> list[str]:
 def _curves(summary: RunSummary) -> list[str]:
     found = []
     for name, title, shown, marked in (
-        ("accuracy", "accuracy on held-out records", charts.percent, None),
-        ("epsilon", f"ε at δ = {at_most(summary.statement.delta, '.2g')}", charts.short, _cost),
+        ("accuracy", "accuracy on held-out records", percent, None),
+        (
+            "epsilon",
+            f"ε at δ = {at_most(summary.statement.delta, '.2g')}",
+            short,
+            lambda epsilon: at_most(epsilon, ".3g"),
+        ),
     ):
         points = _column(summary.metrics, name)
         if len(points) > 1:
-            drawn = charts.curve(points, "round", title, shown=shown, marked=marked)
+            drawn = curve(points, "round", title, shown=shown, marked=marked)
             found.append(f"<figure>{drawn}<figcaption>{escape(title)}</figcaption></figure>")
     attack = _attack(summary.statement)
     if attack:
         blind = [(a / 10, a / 10) for a in range(11)]
-        drawn = charts.curve(
+        drawn = curve(
             attack,
             "false alarms accepted",
             "detections, at most",
-            shown=charts.percent,
-            marked=_detected,
+            shown=percent,
+            marked=lambda power: at_most(power, ".1%"),
             reference=blind,
             reference_name="blind guessing",
             lowest=0.0,
@@ -334,14 +479,6 @@ def _curves(summary: RunSummary) -> list[str]:
         )
         found.append(f"<figure>{drawn}<figcaption>what an attacker can reach</figcaption></figure>")
     return found
-
-
-def _cost(epsilon: float) -> str:
-    return at_most(epsilon, ".3g")
-
-
-def _detected(power: float) -> str:
-    return at_most(power, ".1%")
 
 
 def _attack(s: Statement) -> list[tuple[float, float]]:
@@ -396,3 +533,69 @@ def _page(title: str, body: Iterable[str]) -> str:
         f"<title>{escape(title)}</title><style>{style}</style></head>"
         f"<body><main>{content}</main>{moving}</body></html>\n"
     )
+
+
+# A page on paper.
+
+
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "microsoft-edge",
+    "brave-browser",
+)
+_SECONDS = 180
+_QUIET = ("sync", "background-networking", "component-update", "default-apps", "extensions", "gpu")
+
+
+class PrintingError(ValueError):
+    """A page that cannot be printed here; says what to do instead."""
+
+
+def browser() -> str | None:
+    """A browser that prints by itself; None: there is none on the path."""
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+def print_pdf(page: Path, pdf: Path) -> Path:
+    """Print a page of HTML to a PDF beside whatever is there, which it takes the place of.
+
+    Raises:
+        PrintingError: no browser, or one that fails.
+    """
+    program = browser()
+    if program is None:
+        raise PrintingError(
+            f"no browser found that prints by itself (looked for {', '.join(BROWSERS[:3])}, …): "
+            f"install chromium, or open {page} in yours and print it to a file"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "page.pdf"
+        command = [
+            program,
+            "--headless",
+            # Chromium's own sandbox does not start for root, as in a container.
+            *(["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []),
+            "--no-first-run",
+            *(f"--disable-{name}" for name in _QUIET),
+            "--host-resolver-rules=MAP * ~NOTFOUND",  # a page of this library asks for nothing
+            f"--user-data-dir={folder}/profile",
+            "--no-pdf-header-footer",
+            f"--print-to-pdf={made}",
+            page.resolve().as_uri(),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise PrintingError(f"{program} did not print {page} in {_SECONDS} seconds") from None
+        if done.returncode or not made.is_file() or not made.read_bytes().startswith(b"%PDF"):
+            raise PrintingError(
+                f"{program} could not print {page}: open it in a browser and print it to a file"
+            )
+        part = pdf.with_name(f".{pdf.name}.part")
+        shutil.copyfile(made, part)
+        part.replace(pdf)
+    return pdf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,48 +32,71 @@ if TYPE_CHECKING:
     from forethought.utility.graph import UtilityGraph
 
 
-# What the closed-form calculators found, for the terminal.
+# Options of tables: a title on the left, in bold; a first column of names.
+LEFT: dict[str, Any] = {"title_justify": "left"}
+BOLD: dict[str, Any] = {**LEFT, "title_style": "bold"}
+FIRST: dict[str, Any] = {"style": "cyan", "no_wrap": True}
 
 
-def show(console: Console, plans: Sequence[Calculated]) -> None:
+def figures(
+    rows: Iterable[Any],
+    columns: Mapping[str, Any],
+    *,
+    right: Collection[str] = (),
+    first: dict[str, Any] | None = None,
+    **options: Any,
+) -> Table:
+    """A table of figures, a row an object.
+
+    Args:
+        columns: heading → format of a row, such as ``"{0.rounds:,}"``, or a function of it.
+        right: headings of the columns that stand on the right.
+        first: options of the first column. options: of rich's table.
+    """
+    table = Table(**options)
+    for heading in columns:
+        own = {} if table.columns else first or {}
+        table.add_column(heading, justify="right" if heading in right else "left", **own)
+    for row in rows:
+        cells = columns.values()
+        table.add_row(*(c.format(row) if isinstance(c, str) else c(row) for c in cells))
+    return table
+
+
+def pairs(rows: Iterable[tuple[str, str]], *, wrap: bool = False, **options: Any) -> Table:
+    """A table of what and value, without headings."""
+    table = Table(show_header=False, **options)
+    table.add_column(**FIRST)
+    table.add_column(no_wrap=not wrap)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def show_calculated(console: Console, plans: Sequence[Calculated]) -> None:
     """Print each plan, its conditions with their margins, and what the accountant says of it."""
     for plan in plans:
         result = plan.result
-        facts = Table(
-            title=f"{plan.calculator}: {plan.what}",
-            title_justify="left",
-            title_style="bold",
-            show_header=False,
-        )
-        facts.add_column(style="cyan", no_wrap=True)
-        facts.add_column(no_wrap=True)
-        facts.add_row("sample size s", sizes_text(result.sizes))
-        facts.add_row("rounds T", f"{result.sizes.total_rounds:,}")
-        facts.add_row("gradients K", f"{result.sizes.gradients:,.0f}")
-        facts.add_row(
-            "ε, δ of the formula", f"{at_most(result.epsilon, '.5g')}, {at_most(result.delta)}"
-        )
-        facts.add_row("σ of the formula", f"{result.sigma:.5g}")
-        facts.add_row("ε, exact at this σ", at_most(result.exact.upper, ".5g"))
-        needed = plan.exact_noise_multiplier
-        facts.add_row(
-            "σ, exact for this ε",
-            f"{needed:.5g}  ({plan.less_noise:.2f} times "
-            f"{'less' if plan.less_noise >= 1 else 'the'} noise)",
-        )
-        console.print(facts)
-        conditions = Table(title=f"Conditions of {result.theorem}", title_justify="left")
-        for name in ("condition", "left", "right", "margin", ""):
-            conditions.add_column(name, justify="left" if name in ("condition", "") else "right")
-        for condition in result.conditions:
-            conditions.add_row(
-                condition.name,
-                f"{condition.left:.5g}",
-                f"{condition.right:.5g}",
-                f"{condition.margin:.3g}",
-                "holds" if condition.holds else "[red]fails[/red]",
-            )
-        console.print(conditions)
+        noise = f"{plan.less_noise:.2f} times {'less' if plan.less_noise >= 1 else 'the'} noise"
+        facts = [
+            ("sample size s", sizes_text(result.sizes)),
+            ("rounds T", f"{result.sizes.total_rounds:,}"),
+            ("gradients K", f"{result.sizes.gradients:,.0f}"),
+            ("ε, δ of the formula", f"{at_most(result.epsilon, '.5g')}, {at_most(result.delta)}"),
+            ("σ of the formula", f"{result.sigma:.5g}"),
+            ("ε, exact at this σ", at_most(result.exact.upper, ".5g")),
+            ("σ, exact for this ε", f"{plan.exact_noise_multiplier:.5g}  ({noise})"),
+        ]
+        console.print(pairs(facts, title=f"{plan.calculator}: {plan.what}", **BOLD))
+        conditions = {
+            "condition": "{0.name}",
+            "left": "{0.left:.5g}",
+            "right": "{0.right:.5g}",
+            "margin": "{0.margin:.3g}",
+            "": lambda condition: "holds" if condition.holds else "[red]fails[/red]",
+        }
+        title, right = f"Conditions of {result.theorem}", ("left", "right", "margin")
+        console.print(figures(result.conditions, conditions, right=right, title=title, **LEFT))
         if not result.holds:
             console.print(
                 f"{result.theorem} does not prove this ε; the exact figures stand all the same."
@@ -160,12 +183,7 @@ def _first_to_last(values: Sequence[float], form: str) -> str:
 
 def show_plan(console: Console, plan: Plan) -> None:
     """Print the plan as a small table."""
-    table = Table(title="Plan", title_justify="left", show_header=False, title_style="bold")
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(no_wrap=True)
-    for row in plan_rows(plan):
-        table.add_row(*row)
-    console.print(table)
+    console.print(pairs(plan_rows(plan), title="Plan", **BOLD))
 
 
 @contextmanager
@@ -178,15 +196,7 @@ def progress_bar(console: Console, rounds: int) -> Iterator[Callable[[Any], None
     if not console.is_terminal:
         yield None
         return
-    bar = Progress(
-        TextColumn("[bold]Training"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    with bar:
+    with _bar(console, "Training", TextColumn("{task.fields[facts]}")) as bar:
         task = bar.add_task("train", total=rounds, facts="")
 
         def update(event: Any) -> None:
@@ -195,20 +205,19 @@ def progress_bar(console: Console, rounds: int) -> Iterator[Callable[[Any], None
         yield update
 
 
+def _bar(console: Console, what: str, *more: TextColumn) -> Progress:
+    done = TextColumn("{task.completed:.0f}/{task.total:.0f}")
+    columns = (TextColumn(f"[bold]{what}"), BarColumn(bar_width=24), done, *more)
+    return Progress(*columns, TimeRemainingColumn(), console=console)
+
+
 @contextmanager
 def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
     """A bar for work that reports (done, total); without a terminal nothing is shown."""
     if not console.is_terminal:
         yield lambda _done, _total: None
         return
-    bar = Progress(
-        TextColumn(f"[bold]{what}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    with bar:
+    with _bar(console, what) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
@@ -277,18 +286,16 @@ def show_statement(console: Console, statement: Statement, *, verified: bool = F
     """Print a statement: the three sentences, then the numbers as a small table."""
     for sentence in statement.sentences():
         console.print(sentence)
-    table = Table(show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
     what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
-    table.add_row(what, f"{statement.epsilon:.6g}")
-    for name, value in truth(statement):
-        table.add_row(name, value)
-    table.add_row("δ", at_most(statement.delta, ".3g"))
-    table.add_row("adjacency", statement.adjacency)
-    table.add_row("records protected together", str(statement.group))
-    table.add_row("rounds", f"{len(statement.mechanism):,}")
-    console.print(table)
+    rows = [
+        (what, f"{statement.epsilon:.6g}"),
+        *truth(statement),
+        ("δ", at_most(statement.delta, ".3g")),
+        ("adjacency", statement.adjacency),
+        ("records protected together", str(statement.group)),
+        ("rounds", f"{len(statement.mechanism):,}"),
+    ]
+    console.print(pairs(rows, wrap=True))
     if verified:
         console.print("[green]Verified[/green]: recomputed from the mechanism, and it holds.")
 
@@ -297,28 +304,22 @@ def show_comparison(console: Console, rows: Sequence[Row]) -> None:
     """Print what every analysis says as one table; nothing when there are no rows."""
     if not rows:
         return
-    table = Table(title="The same run by other analyses", title_justify="left")
-    table.add_column("analysis", style="cyan", no_wrap=True)
-    table.add_column("ε", justify="right")
-    table.add_column("guarantee")
-    table.add_column("")
-    for row in rows:
-        epsilon = "" if row.epsilon is None else at_most(row.epsilon, ".5g")
-        table.add_row(row.name, epsilon, "yes" if row.guarantee else "no", row.note)
-    console.print(table)
+    columns = {
+        "analysis": "{0.name}",
+        "ε": lambda row: "" if row.epsilon is None else at_most(row.epsilon, ".5g"),
+        "guarantee": lambda row: "yes" if row.guarantee else "no",
+        "": "{0.note}",
+    }
+    title = "The same run by other analyses"
+    console.print(figures(rows, columns, right=("ε",), first=FIRST, title=title, **LEFT))
 
 
 def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> None:
     """Print which noise every clip norm bears, and the choice."""
-    table = Table(
-        title=f"Noise that loses at most {tolerance:.0%} of the accuracy ({graph.source} data)",
-        title_justify="left",
-    )
-    table.add_column("clip norm", justify="right")
-    table.add_column("σ up to", justify="right")
-    for row in graph.admissible(tolerance):
-        table.add_row(f"{row.clip_norm:g}", f"{row.noise_multipliers[1]:.3g}")
-    console.print(table)
+    title = f"Noise that loses at most {tolerance:.0%} of the accuracy ({graph.source} data)"
+    columns = {"clip norm": "{0.clip_norm:g}", "σ up to": "{0.noise_multipliers[1]:.3g}"}
+    rows = graph.admissible(tolerance)
+    console.print(figures(rows, columns, right=columns, title=title, **LEFT))
     console.print(f"Noise on the weights: {graph.noise_meaning}.")
     choice = graph.choose(tolerance)
     console.print(
@@ -331,7 +332,7 @@ def show_verification(console: Console, verification: Verification) -> None:
     """Print entry by entry what a statement claims, what came out, and from which evidence."""
     from forethought.accounting.verification import FOLLOWS
 
-    table = Table(title="The statement, recomputed", title_justify="left")
+    table = Table(title="The statement, recomputed", **LEFT)
     for column in ("entry", "claimed", "recomputed", "from which evidence"):
         table.add_column(column, overflow="fold")
     follow = [row.entry for row in verification.rows if row.evidence == FOLLOWS]
@@ -380,8 +381,8 @@ def show_plan_and_alternatives(
     console: Console, plan: Plan, alternatives: Sequence[Neighbour]
 ) -> None:
     """Print the plan next to its alternatives, each with its one-line reason."""
-    table = Table(title="Plan", title_justify="left", title_style="bold")
-    table.add_column("", style="cyan", no_wrap=True)
+    table = Table(title="Plan", **BOLD)
+    table.add_column("", **FIRST)
     table.add_column("chosen", style="bold")
     for near in alternatives:
         table.add_column(near.name)
@@ -396,23 +397,18 @@ def show_plan_and_alternatives(
 def show_front(console: Console, front: Front) -> None:
     """Print the front as a table, and the limits it was searched within."""
     rows = front.candidates
-    table = Table(
-        title=f"{len(rows)} plans of those that none of {front.considered} beats",
-        title_justify="left",
-        title_style="bold",
-    )
-    for name in ("ε", "noise / signal", "rounds", "gradients", "batch", "σ", "clip norm"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            at_most(row.epsilon, ".3g"),
-            f"{row.noise:.3g}",
-            f"{row.rounds:,}",
-            f"{row.gradients:,.0f}",
-            f"{row.plan.mean_batch:,.0f}",
-            _first_to_last([p.noise_multiplier for p in row.plan.privacy.mechanism], ".3g"),
-            f"{row.plan.clip_norm:g}",
-        )
-    console.print(table)
+    title = f"{len(rows)} plans of those that none of {front.considered} beats"
+    columns = {
+        "ε": lambda row: at_most(row.epsilon, ".3g"),
+        "noise / signal": "{0.noise:.3g}",
+        "rounds": "{0.rounds:,}",
+        "gradients": "{0.gradients:,.0f}",
+        "batch": "{0.plan.mean_batch:,.0f}",
+        "σ": lambda row: _first_to_last(
+            [part.noise_multiplier for part in row.plan.privacy.mechanism], ".3g"
+        ),
+        "clip norm": "{0.plan.clip_norm:g}",
+    }
+    console.print(figures(rows, columns, right=columns, title=title, **BOLD))
     limits = ", ".join(f"{name} at most {most:,g}" for name, most in front.limits.items())
     console.print(f"  within: {limits} (--max-epsilon, --max-rounds, --max-gradients set others)")

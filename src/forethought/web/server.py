@@ -9,23 +9,117 @@ for what is a hundred lines here. Who may ask:
   sends to anybody; the page sends it back in a header of its own. Other people with an account here
   get the empty page and no answer, and another site's page (CSRF) cannot set that header.
 - The page may load nothing and talk to nobody else: its Content-Security-Policy says so.
+
+The page saves files, a plan or a job with the plan's budget, and begins with a job's numbers.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from forethought.web.planner import Settings, shown
-from forethought.web.saving import Place
+from forethought.jobs.request import to_toml
+from forethought.web.planner import SettingError, Settings, shown
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
+# What a job needs besides, for its author to fill in.
+_TABLE = {"source": "csv:your-table.csv", "label": "your-label"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place where files are saved, and the job that they are for.
+
+    Args:
+        folder: that exists. job: the tables of a job file to put the numbers into; None: there is
+            no job yet. notes: what the page says of the job's data.
+    """
+
+    folder: Path
+    job: Mapping[str, Mapping[str, Any]] | None = None
+    notes: tuple[str, ...] = ()
+
+    def save(self, name: str, settings: Settings) -> Path:
+        """Write ``NAME.json``, the plan, or ``NAME.toml``, a job; never over a file.
+
+        Raises:
+            SettingError: another kind of name, or one that there is. OSError: it cannot be written.
+        """
+        if not _NAME.fullmatch(name):
+            raise SettingError(
+                f"a file's name is letters, digits, - and _, then .json for a plan or .toml for a "
+                f"job, not {name!r}"
+            )
+        text = self._job(settings) if name.endswith(".toml") else settings.plan().to_json() + "\n"
+        path = self.folder / name
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise SettingError(f"{path} exists: give another name") from None
+        return path
+
+    def _job(self, settings: Settings) -> str:
+        tables = {name: dict(values) for name, values in (self.job or {"data": _TABLE}).items()}
+        budget = {"epsilon": settings.epsilon}
+        if settings.delta is not None:
+            budget["delta"] = settings.delta
+        tables["budget"] = budget
+        training = tables.setdefault("training", {})
+        for length in ("epochs", "rounds"):
+            training.pop(length, None)
+        if settings.epochs is not None:
+            training["epochs"] = settings.epochs
+        if settings.records_per_person > 1:
+            tables["data"].setdefault("records_per_person", settings.records_per_person)
+        head = (
+            ""
+            if self.job
+            else ("# Name your table and its label; forethought init TABLE writes its columns.\n")
+        )
+        return head + to_toml(tables)
+
+
+def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tuple[Place, Settings]:
+    """The place to save at, and the first places of the sliders.
+
+    Args:
+        job_file: its data are counted, nothing else is read of them; None: there is none.
+
+    Raises:
+        ValueError: a job that cannot be used, or data that are missing.
+    """
+    if job_file is None:
+        return Place(folder), Settings()
+    from forethought.jobs.load import load_job
+    from forethought.jobs.request import from_file
+
+    loaded = load_job(from_file(job_file), data_dir)
+    job, usual = loaded.request.job, Settings()  # as settled when the data were read
+    start = Settings(
+        epsilon=job.budget.epsilon or usual.epsilon,
+        delta=job.budget.delta,
+        records=loaded.examples,
+        persons=loaded.persons,
+        records_per_person=job.data.most_of_one_person,
+        epochs=job.training.epochs,
+        features=min(1000, loaded.features),
+    )
+    tables = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    notes = (*loaded.request.settled, *((loaded.advice,) if loaded.advice else ()))
+    return Place(folder, tables, notes), start
+
 
 HOST = "127.0.0.1"
 _LONGEST = 1 << 14

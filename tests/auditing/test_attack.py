@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import forethought as ft
-from forethought.auditing.scores import log_likelihood_ratio, simulate
+from forethought.auditing.attack import log_likelihood_ratio, simulate
 
 SIGMA = 0.8
 

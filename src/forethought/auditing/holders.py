@@ -1,0 +1,210 @@
+"""Membership games against one holder of a federation or a gossip, through its own machines.
+
+The holder's trainer and machine, the messages and the virtual network are those of every run. A
+client is attacked by its server, which uses everything that it ever received from the client. A
+worker of a gossip is attacked by its neighbour. What that is sent are mixed weights, never a noised
+sum. It takes the mixing away: it knows what it said itself, and what the worker held before and
+after a step. So it has every noised sum, and statements against neighbours count on nothing less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from forethought.auditing.attack import (
+    Array,
+    contributions,
+    directed,
+    drawn_canaries,
+    games_of,
+    judge,
+    shortened,
+)
+from forethought.auditing.canaries import CanaryRecords
+from forethought.auditing.verdict import Finding
+from forethought.exchange.events import Received
+from forethought.exchange.messages import Update
+from forethought.federated.federation import Federation, Member
+from forethought.federated.simulator import Simulator
+from forethought.gossip import events as on
+from forethought.gossip import gossip
+from forethought.gossip import simulator as gossiping
+from forethought.gossip.clipping import HUGE, Trust
+from forethought.gossip.graphs import make
+from forethought.gossip.messages import Weights
+from forethought.gossip.mixing import Mixing
+from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import as_records
+from forethought.simulation.times import Times
+from forethought.values.checks import whole
+from forethought.values.plan import Plan
+from forethought.values.use import Averaging, Optimizer, Use
+
+Listen = Callable[[Plan, list[CanaryRecords]], Array]
+
+
+def audit_client(
+    plan: Plan,
+    *,
+    canaries: int = 1_000,
+    rounds: int = 100,
+    clients: int = 2,
+    seed: int | None = None,
+) -> Finding:
+    """Try to refute what a plan claims when a client of a federation runs it.
+
+    Args:
+        plan: what is claimed; examples are clipped, one by one, to a fixed norm.
+        canaries: games, at most as many as the plan has records. rounds: that are played, at most.
+        clients: in the federation; all but the first hold blank records.
+        seed: of the coins. The client draws its own randomness.
+
+    Returns:
+        A finding of the kind that :func:`forethought.audit` has; it refutes or fails to.
+
+    Raises:
+        ValueError: a plan whose records do not make independent games.
+    """
+    whole("clients", clients)
+    return _audited(plan, canaries, rounds, clients, seed, received)
+
+
+def audit_worker(
+    plan: Plan, *, canaries: int = 1_000, rounds: int = 100, seed: int | None = None
+) -> Finding:
+    """Try to refute what a plan claims when a worker of a gossip runs it, as its neighbour.
+
+    Args:
+        plan: what is claimed, as of :func:`audit_client`. How its noised sums are used is
+            post-processing, and a plain step is taken in its place.
+        canaries: games, at most as many as the plan has records. rounds: that are played, at most.
+        seed: of the coins. The worker draws its own randomness.
+
+    Returns:
+        A finding of the kind that :func:`forethought.audit` has; it refutes or fails to.
+
+    Raises:
+        ValueError: a plan whose records do not make independent games.
+    """
+    plain = Use(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
+    return _audited(plan.with_(use=plain), canaries, rounds, 2, seed, recovered)
+
+
+def _audited(
+    plan: Plan, canaries: int, rounds: int, holders: int, seed: int | None, listen: Listen
+) -> Finding:
+    """Train once with others; every canary of the first holder is a game.
+
+    Args:
+        listen: trains, and says what an attacker made of the first holder's noised sums.
+    """
+    if directed(plan) or plan.clip.rule == "quantile":
+        raise ValueError(
+            "a client is audited where every record is a game of its own: a plan that clips "
+            "examples, to a fixed norm, without batches of a fixed size under add-or-remove"
+        )
+    small = shortened(plan, rounds)
+    count = min(canaries, plan.examples)
+    records, there = drawn_canaries(small, count, np.random.default_rng(seed))
+    nowhere = np.full(plan.examples, count)
+    blank = CanaryRecords(nowhere, np.zeros_like(nowhere), plan.clip.norm, 1)
+    seen = listen(small, [records] + [blank] * (holders - 1))[:, :count] / plan.clip.norm
+    return judge(small, games_of(small, seen, there), contributions(small))[0]
+
+
+def received(plan: Plan, held: list[CanaryRecords]) -> Array:
+    """Every noised sum of the first client that its server received, shape (rounds, coordinates).
+
+    A round that came more than once counts as the mean of what came, as an attacker would use it.
+    """
+    shared, trainers = _trainers(plan, held)
+    federation = Federation(
+        members=tuple(Member(f"client {client}") for client in range(len(held))),
+        plans=(plan,),
+        parameters=shared.layout.size,
+        architecture=shared.architecture,
+        rounds=plan.rounds,
+        exchanged="gradients",
+        averaging=Averaging("none"),
+    )
+    simulator = Simulator(federation, shared.read(), trainers, Times([1.0] * len(held)))
+    sums: dict[int, list[Array]] = {}
+
+    def hear(event: Any) -> None:
+        if isinstance(event, Received) and event.sender == 0 and isinstance(event.message, Update):
+            update = event.message
+            vector = update.vector.astype(np.float64) * plan.round(update.round).divisor
+            sums.setdefault(update.round, []).append(vector)
+
+    simulator.server = _Overheard(simulator.server, hear)  # type: ignore[assignment]
+    simulator.run()
+    return np.array([np.mean(sums[round], axis=0) for round in range(plan.rounds)])
+
+
+def recovered(plan: Plan, held: list[CanaryRecords]) -> Array:
+    """Every noised sum of worker 0 as worker 1 works it out, shape (rounds, coordinates)."""
+    shared, trainers = _trainers(plan, held)
+    simulator = gossiping.Simulator(
+        gossip.Gossip(
+            members=tuple(gossip.Member(f"worker {worker}") for worker in range(len(held))),
+            plans=(plan,),
+            mixing=Mixing("matchings", make("complete", len(held))),
+            parameters=shared.layout.size,
+            architecture=shared.architecture,
+            rounds=plan.rounds,
+            rule="synchronous",
+            exchanges=2,
+            trust=Trust(largest=HUGE),
+        ),
+        shared.read(),
+        trainers,
+        Times([1.0] * len(held)),
+    )
+    theirs: dict[int, Array] = {}
+    own: dict[int, Array] = {}
+
+    def hear(event: Any) -> None:
+        if isinstance(event, on.Received | on.Send) and isinstance(event.message, Weights):
+            kept = theirs if isinstance(event, on.Received) else own
+            kept[event.message.base] = event.message.vector.astype(np.float64)
+
+    simulator.machines[1] = _Overheard(simulator.machines[1], hear)
+    simulator.run()
+    found = []
+    for round in range(plan.rounds):
+        before, mine, after = theirs[2 * round], own[2 * round], theirs[2 * round + 1]
+        mean = (before + (mine - before) / 2 - after) / plan.optimizer.learning_rate
+        found.append(mean * plan.round(round).divisor)
+    return np.array(found)
+
+
+def _trainers(plan: Plan, held: list[CanaryRecords]) -> tuple[SharedModel, InProcess]:
+    shared, device = SharedModel(held[0].model(torch.float32)), torch.device("cpu")
+    holders = [
+        Holder(plan, as_records(r.data, torch.float32, device), held[0].loss, Secrets.draw(Seeds()))
+        for r in held
+    ]
+    return shared, InProcess(shared, holders, gradients=True)
+
+
+class _Overheard:
+    """A machine that shows ``hear`` every event that it is given, and every effect that follows."""
+
+    def __init__(self, machine: Any, hear: Callable[[Any], None]) -> None:
+        self._machine, self._hear = machine, hear
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+    def handle(self, event: Any) -> Any:
+        self._hear(event)
+        effects = self._machine.handle(event)
+        for effect in effects:
+            self._hear(effect)
+        return effects

@@ -1,0 +1,309 @@
+"""A federation or a gossip on the terminal: before it runs, while it is served, when it has run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from forethought.accounting.interval import at_most
+from forethought.federated.federation import local_words
+from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
+from forethought.report.terminal import figures
+
+if TYPE_CHECKING:
+    from forethought.federated.federation import Federation
+    from forethought.gossip.gossip import Gossip
+    from forethought.jobs.gossip import GossipRehearsal
+    from forethought.network.server import Status
+    from forethought.planning.federated import FederatedPlan
+    from forethought.planning.gossip import GossipPlan
+    from forethought.values.plan import Plan
+
+# More rows than this nobody reads.
+SHOWN = 20
+
+
+# Who takes part, with which plan.
+
+
+def show_federation(console: Console, federation: Federation) -> None:
+    """Show the clients, and the plan of each."""
+    title = f"{len(federation.members)} clients, {federation.rule}, {federation.rounds} rounds"
+    if federation.local_rounds != 1:
+        title += f" of {local_words(federation.local_rounds)} local rounds"
+    _show_members(console, federation, "client", title, {"batch": lambda row: _batch(row[1])})
+
+
+def show_gossip(console: Console, gossip: Gossip) -> None:
+    """Show the workers, the plan of each, and the graph."""
+    mixing = gossip.mixing
+    title = (
+        f"{gossip.workers} workers, {gossip.rule}, {mixing.graph.kind} graph, {mixing.kind}; "
+        f"all stop at {gossip.total:,} updates"
+    )
+    own = {"batch": "{0[1].batch:.4g}", "rounds at most": "{0[1].rounds}"}
+    _show_members(console, gossip, "worker", title, own)
+
+
+def _show_members(
+    console: Console, everybody: Federation | Gossip, what: str, title: str, own: Mapping[str, Any]
+) -> None:
+    """A row a member, of name and plan. ``own``: columns that only one of the two kinds has."""
+    columns = {
+        what: "{0[0]}",
+        "records": "{0[1].examples:,}",
+        **own,
+        "noise σ": "{0[1].mechanism.rounds[0].noise_multiplier:.4g}",
+        "ε planned": lambda row: "" if row[1].budget is None else f"{row[1].budget.epsilon:g}",
+    }
+    members = everybody.members
+    rows = [(member.name, everybody.plans[member.plan]) for member in members[:SHOWN]]
+    table = figures(rows, columns, title=title)
+    if len(members) > SHOWN:
+        table.add_row(f"… {len(members) - SHOWN} more")
+    console.print(table)
+
+
+def _batch(plan: Plan) -> str:
+    """Expected batch sizes: one, or from first to last."""
+    first, final = (
+        plan.privacy.examples_before(end) - plan.privacy.examples_before(end - 1)
+        for end in (1, plan.rounds)
+    )
+    return f"{first:.4g}" if first == final else f"{first:.4g} to {final:.4g}"
+
+
+# What everybody would spend.
+
+
+def show_federation_plan(console: Console, plan: FederatedPlan) -> None:
+    """Each client's plan and costs, then the ways to cut it into global rounds."""
+    federation = plan.federation
+    clients = {
+        "client": "{0.name}",
+        "records": "{0.examples:,}",
+        "speed": "{0.speed:.3g}",
+        "sample s": "{0.batch:.4g}",
+        "noise σ": "{0.noise_multiplier:.4g}",
+        "updates": "{0.updates:,}",
+        "MB": "{0.megabytes:.4g}",
+    }
+    title = (
+        f"{len(plan.clients)} clients, {federation.rule}, "
+        f"{federation.rounds:,} rounds of {local_words(federation.local_rounds)} local ones"
+    )
+    console.print(figures(plan.clients[:SHOWN], clients, title=title))
+    seen = {
+        "client": "{0.name}",
+        "budget": "{0.budget.epsilon:.4g}",
+        "server": "{0.epsilon:.4g}",
+        "secure server": "{0.secure_epsilon:.4g}",
+        "outsider": "{0.outsider_epsilon:.4g}",
+    }
+    if federation.secure is None:
+        del seen["secure server"]
+    console.print(figures(plan.clients[:SHOWN], seen, title="ε by who sees what"))
+    _more(console, len(plan.clients))
+    splits = {
+        "": lambda split: "chosen" if split.chosen else "",
+        "E, local rounds": lambda split: local_words(split.local_rounds),
+        "E, epochs": "{0.local_epochs:.3g}",
+        "R, global": "{0.rounds:,}",
+        "MB a client": "{0.megabytes:.4g}",
+        "virtual seconds": "{0.seconds:,.1f}",
+    }
+    title = "the same ε, other splits of the private rounds"
+    console.print(figures(plan.splits, splits, title=title))
+    _noted(console, plan.notes)
+
+
+def show_gossip_plan(console: Console, plan: GossipPlan) -> None:
+    """Each worker's plan and what it costs, then the graphs that it could run on."""
+    gossip = plan.gossip
+    workers = {
+        "worker": "{0.name}",
+        "records": "{0.examples:,}",
+        "batch": "{0.batch:.4g}",
+        "noise σ": "{0.noise_multiplier:.4g}",
+        "rounds at most": "{0.cap:,}",
+        "expected": "{0.expected_rounds:,}",
+        "busy": "{0.busy:.0%}",
+    }
+    title = f"{gossip.workers} workers, {gossip.rule}, R = {gossip.rounds:,} rounds"
+    console.print(figures(plan.workers[:SHOWN], workers, title=title))
+    seen: dict[str, Any] = {
+        "worker": "{0.name}",
+        "budget": "{0.budget.epsilon:.4g}",
+        "neighbours": "{0.epsilon:.4g}",
+        "of R rounds": "{0.epsilon_without_headroom:.4g}",
+        "outsider": _or_dash("outsider_epsilon"),
+        "paper, not claimed": _or_dash("paper_epsilon"),
+    }
+    if any(row.network_epsilon is not None for row in plan.workers):
+        seen["observers"] = _or_dash("network_epsilon")
+    console.print(figures(plan.workers[:SHOWN], seen, title="ε by who sees what"))
+    _more(console, len(plan.workers))
+    routes = {
+        "": lambda route: "chosen" if route.own else "",
+        "graph": "{0.graph}",
+        "mixing": "{0.mixing}",
+        "neighbours": "{0.neighbours:,}",
+        "ρ": "{0.eigenvalue:.4f}",
+        "steps to 1 %": "{0.steps:,}",
+        "virtual s": "{0.seconds:,.1f}",
+        "MB": "{0.megabytes:,.4g}",
+    }
+    console.print(figures(plan.routes, routes, title="the same ε on other graphs"))
+    console.print(
+        f"{plan.seconds:,.1f} virtual seconds; SYNC would take {plan.synchronous_seconds:,.1f}"
+    )
+    _noted(console, plan.notes)
+
+
+def _or_dash(name: str) -> Any:
+    def cell(row: object) -> str:
+        value = getattr(row, name)
+        return "–" if value is None else f"{value:.4g}"
+
+    return cell
+
+
+def _more(console: Console, rows: int) -> None:
+    if rows > SHOWN:
+        console.print(f"… and {rows - SHOWN:,} more")
+
+
+def _noted(console: Console, notes: tuple[str, ...]) -> None:
+    for note in notes:
+        console.print(f"- {note}")
+
+
+def show_rehearsal(console: Console, rehearsal: GossipRehearsal) -> None:
+    """Show the graph that comes within 0.01 of SYNC in the least time."""
+    columns = {
+        "graph": "{0.graph}",
+        "mixing": "{0.mixing}",
+        "accuracy": "{0.accuracy:.1%}",
+        "± against SYNC": lambda one: f"{2 * one.error:.1%}",
+        "worst worker": "{0.worst:.1%}",
+        "s to SYNC − 0.01": lambda one: "never" if one.seconds is None else f"{one.seconds:,.1f}",
+        "s in all": "{0.whole:,.1f}",
+    }
+    rows = (rehearsal.synchronous, *rehearsal.tried)
+    console.print(figures(rows, columns, title=f"rehearsed on {rehearsal.source} data"))
+    best = rehearsal.chosen
+    if best is None:
+        console.print("no graph came within 0.01 of SYNC: give more rounds, or more exchanges")
+    else:
+        console.print(
+            f"quickest: graph = {best.graph!r}, mixing = {best.mixing!r}; as good a prediction as "
+            "that data resembles the real"
+        )
+        console.print(
+            f"it rests on {rehearsal.repeats} runs of {rehearsal.records:,} held-out records each: "
+            + (
+                "at the end it is within 0.01 of SYNC even two standard errors below what was seen"
+                if rehearsal.certain
+                else "that it comes within 0.01 of SYNC may be chance; give more --repeats"
+            )
+        )
+    if rehearsal.alike:
+        names = ", ".join(f"{one.graph} ({one.mixing})" for one in rehearsal.alike)
+        console.print(f"two standard errors would bring these within reach, too: {names}")
+
+
+# While a server serves.
+
+
+def status_table(status: Status) -> Group:
+    """A table of the run's progress, its members, and the newest alarms."""
+    head = f"federation {status.run}, {status.rule}: model {status.version} of {status.rounds}"
+    columns = {
+        "client": "{0.name}",
+        "state": lambda one: (
+            "connected" if one.connected else "absent" if one.absent else "not connected"
+        ),
+        "updates": "{0.updates} of {0.of}",
+        "heard of": lambda one: "never" if one.heard is None else f"{one.heard:.0f} s ago",
+    }
+    alarms = [Text(text, style="yellow") for text in status.last[-3:]]
+    return Group(Text(head), figures(status.clients, columns, box=None), *alarms)
+
+
+# When a simulation has run.
+
+
+def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
+    """Show the outcome of a simulation of clients or of workers."""
+    what, holders = _holders(summary)
+    columns = {
+        what: "{0[name]}",
+        "rounds": "{0[rounds]}",
+        "ε spent": lambda row: _spent(row["epsilon"]),
+        "of a budget of": lambda row: "" if row["budget"] is None else f"{row['budget']:g}",
+        "accuracy": lambda row: "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
+        "busy, virtual s": "{0[busy]:.1f}",
+    }
+    if what == "client":
+        del columns["accuracy"]
+    console.print(figures(holders[:SHOWN], columns))
+    if what == "client" and "fused" in summary:
+        console.print(f"[yellow]{summary['fused']}[/yellow]")
+    if summary["accuracy"] is not None:
+        average = f" of the average model, {summary['worst']:.1%} of the worst worker's"
+        text = f"accuracy {summary['accuracy']:.1%}"
+        console.print(text if what == "client" else text + average)
+    slow, seconds = summary["synchronous_seconds"], summary["seconds"]
+    other = f"synchronous rounds of the same number would take {slow:.1f}"
+    if what == "worker":
+        other = f"SYNC would take {slow:.1f}, {slow / seconds:.1f} times as long"
+    console.print(f"{seconds:.1f} virtual seconds; {other}")
+    console.print(f"{summary['messages']:,} messages, {summary['megabytes']:.1f} MB")
+    for *whose, code, text in summary["alarms"][:SHOWN]:
+        names = [f"{holders[place]['name']}: " for place in whose]
+        console.print(f"[yellow]{''.join(names)}{code}[/yellow]: {text}")
+
+
+def _spent(epsilon: float | str | None) -> str:
+    if epsilon is None or isinstance(epsilon, str):
+        return epsilon or ""
+    return at_most(epsilon)
+
+
+def _holders(summary: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    what = "client" if "clients" in summary else "worker"
+    return what, summary[f"{what}s"]
+
+
+def draw_simulation(summary: Mapping[str, Any], folder: Path) -> None:
+    """Draw the computations of each holder, and accuracy against virtual seconds, where it is
+    known."""
+    what, holders = _holders(summary)
+    figure, axes = new_axes("Who computed when", "virtual seconds", what)
+    bars: dict[int, list[tuple[float, float]]] = {}
+    for holder, begin, end in summary["timeline"]:
+        if holder < SHOWN:
+            bars.setdefault(int(holder), []).append((begin, end - begin))
+    usual = median(row["busy"] for row in holders)
+    for holder, spans in bars.items():
+        # Whoever is busy much longer than most is what the others may have waited for.
+        colour = ORANGE if holders[holder]["busy"] > 1.5 * usual else BLUE
+        at = (holder - 0.4, 0.8)
+        axes.broken_barh(spans, at, facecolors=colour, edgecolor="white", linewidth=0.3)
+    names = [row["name"] for row in holders[:SHOWN]]
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.axvline(summary["seconds"], color=GREY, linewidth=0.8)
+    figure.savefig(folder / "timeline.png")
+    if not summary["accuracies"]:
+        return
+    model = "global" if what == "client" else "average"
+    figure, axes = new_axes(f"Accuracy of the {model} model", "virtual seconds", "accuracy")
+    points = summary["accuracies"]
+    axes.plot([point[0] for point in points], [point[-1] for point in points], color=BLUE)
+    figure.savefig(folder / "accuracy.png")
