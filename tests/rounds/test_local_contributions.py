@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from drawn import randint, randn, reseed, stream
-from forethought.gradients.terms import CHARGE
+from forethought.gradients.sums import CHARGE
 from forethought.rounds import contributions
 from forethought.rounds.local_updates import separable
 from forethought.rounds.losses import cross_entropy
