@@ -23,15 +23,14 @@ from forethought.federated.federation import (
     Robust,
     ServerOptimizer,
 )
-from forethought.federated.fused import Cohort, cohorts, course, require_fusible
-from forethought.federated.simulate import rehearsed, simulate
+from forethought.holders.fused import Cohort, cohorts, course, require_fusible
+from forethought.holders.simulate import rehearsed, simulate
+from forethought.holders.times import Outage, Times, Way
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.work import Work
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.simulation.speeds import Outage, Way
-from forethought.simulation.times import Times
 from forethought.training.folder import CheckpointError, RunFolderExistsError
 from forethought.values.contributions import Augmentation, Groups
 from forethought.values.plan import Clip

@@ -12,14 +12,14 @@ from torch import nn
 import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
-from forethought.federated.reporting import ReportedAverage
-from forethought.federated.simulator import Simulator
+from forethought.holders.secure_training import ReportedAverage
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.simulation.times import Times
 from forethought.values.mechanism import LocalRounds, updates_of
 
 ROUNDS = 12
@@ -80,7 +80,7 @@ def test_one_client_is_train(local_rounds: LocalRounds, averaging: str, optimize
     average = None
     if plan.averaging.kind != "none":
         average = ReportedAverage(federation, shared.layout, start)
-    done = Simulator(
+    done = StarSimulator(
         federation,
         start,
         InProcess(shared, [holder], local_rounds),

@@ -23,10 +23,11 @@ from forethought.federated.secure_aggregation.masking import (
 )
 from forethought.federated.secure_aggregation.protocol import MaskedSum, MaskKeys, secure_sum
 from forethought.federated.secure_aggregation.shared_noise import secured
-from forethought.federated.secure_training import train_securely
 from forethought.federated.server_optimizers import moved
-from forethought.federated.simulate import SimulatedRun, simulate
 from forethought.federated.statements import client_statement
+from forethought.holders.secure_training import train_securely
+from forethought.holders.simulate import SimulatedRun, simulate
+from forethought.holders.times import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.grid import add_grid_noise
 from forethought.rounds.grid_step import grid
@@ -34,7 +35,6 @@ from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords, as_records
-from forethought.simulation.times import Times
 from forethought.training.step_sizes import step_sizes
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan

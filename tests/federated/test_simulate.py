@@ -17,12 +17,11 @@ from torch import nn
 import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulate import rehearsed, simulate, synchronous_seconds
+from forethought.holders.simulate import rehearsed, simulate, synchronous_seconds
+from forethought.holders.times import Outage, SimulationError, Times, Way, slow_ones
 from forethought.holders.trainer import SharedModel
 from forethought.holders.work import HolderError
 from forethought.rounds.randomness import Seeds
-from forethought.simulation.speeds import Outage, Way, slow_ones
-from forethought.simulation.times import SimulationError, Times
 from forethought.training.folder import CheckpointError, RunFolderExistsError
 
 CLIENTS, ROUNDS = 4, 5
@@ -142,7 +141,7 @@ def test_messages_and_bytes_are_counted() -> None:
 
 
 def test_shares_and_members_must_be_as_many() -> None:
-    with pytest.raises(ValueError, match="for 4 members"):
+    with pytest.raises(ValueError, match="for 4 clients"):
         simulate(model(), shares()[:3], federation(), TIMES)
     with pytest.raises(ValueError, match="for 2 clients"):
         simulate(model(), shares(), federation(), Times([1.0, 1.0]))

@@ -14,10 +14,9 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import LAST, Weights
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.simulator import Pace, Simulated, Simulator
+from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph
+from forethought.holders.times import Hiccups, Outage, slow_ones
 from forethought.holders.work import NoTraining, Work
-from forethought.simulation.speeds import Hiccups, slow_ones
-from forethought.simulation.times import Outage
 
 D, ROUNDS = 7, 12
 
@@ -86,17 +85,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 }
 
 
-def simulated(case: str) -> tuple[Simulated, list[Any]]:
+def simulated(case: str) -> tuple[SimulatedGraph, list[Any]]:
     """What came of a case; every release's bytes, and what every worker knows at the end."""
     agreed, pace, mean = CASES[case]
     start = np.linspace(-1, 1, D).astype(np.float32)
     start[0] = -0.0
     states: list[Any] = []
-    simulator = Simulator(
+    simulator = GraphSimulator(
         gossip(**agreed),
         start,
         NoTraining(1, mean),
-        Pace(**pace),
+        GraphTimes(**pace),
         committed=lambda worker, made: states.append((worker, made.update.vector.tobytes())),
         timeline=True,
     )

@@ -16,10 +16,13 @@ import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
-from forethought.gossip.simulate import SimulatedGossip, simulate, synchronous_seconds
+from forethought.holders.simulate import (
+    SimulatedRun,
+    simulate,
+    synchronous_seconds,
+)
+from forethought.holders.times import Times, Way, slow_ones
 from forethought.holders.trainer import SharedModel
-from forethought.simulation.speeds import Way, slow_ones
-from forethought.simulation.times import Times
 from forethought.training.folder import CheckpointError, RunFolderExistsError
 
 K, ROUNDS = 4, 5
@@ -49,7 +52,7 @@ def agreed(**changes: Any) -> Gossip:
     return gossip(K, **{"rounds": ROUNDS, **known, **changes})
 
 
-def run(one: Gossip | None = None, **changes: Any) -> tuple[SimulatedGossip, Any]:
+def run(one: Gossip | None = None, **changes: Any) -> tuple[SimulatedRun, Any]:
     trained = model()
     test = shares()[0]
     found = simulate(

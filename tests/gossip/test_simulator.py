@@ -12,10 +12,9 @@ import forethought as ft
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.simulator import Pace, Simulated, Simulator, average
+from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph, average
+from forethought.holders.times import Hiccups, Outage, SimulationError, Times, Trace, Way, slow_ones
 from forethought.holders.work import NoTraining, Work
-from forethought.simulation.speeds import Hiccups, Outage, Trace, Way, slow_ones
-from forethought.simulation.times import SimulationError, Times
 
 K, ROUNDS = 8, 60
 TARGET = np.array([3.0, -1.0, 2.0], dtype=np.float32)
@@ -33,11 +32,11 @@ def agreed(
     return gossip(K, rounds, rule=rule, plans=(plan(cap),), **changes)
 
 
-def run(one: Gossip, times: Times | None = None, deadline: float | None = None) -> Simulated:
+def run(one: Gossip, times: Times | None = None, deadline: float | None = None) -> SimulatedGraph:
     times = times or Times([1.0] * K)
     start = np.zeros(D, dtype=np.float32)
-    paced = Pace(**vars(times), exchange=0.5, deadline=deadline)
-    return Simulator(one, start, NoTraining(1, pull), paced).run()
+    paced = GraphTimes(**vars(times), exchange=0.5, deadline=deadline)
+    return GraphSimulator(one, start, NoTraining(1, pull), paced).run()
 
 
 def test_one_slow_worker_holds_up_only_those_who_wait() -> None:
@@ -143,7 +142,7 @@ def bowl(step: float, rule: str = "asynchronous", **changes: Any) -> tuple[float
     plans = (plan(80, optimizer=ft.Optimizer("sgd", step, ())),)
     one = gossip(16, 40, rule=rule, plans=plans, **changes)
     trainers = NoTraining(1, lambda work: work.weights)
-    done = Simulator(one, np.ones(D, dtype=np.float32), trainers, Pace([1.0] * 16)).run()
+    done = GraphSimulator(one, np.ones(D, dtype=np.float32), trainers, GraphTimes([1.0] * 16)).run()
     return float(np.abs(done.weights).max()), done.updates.tolist()
 
 
@@ -162,9 +161,9 @@ def test_a_stagger_settles_where_lockstep_diverges() -> None:
 
 def test_a_worker_waits_by_its_place_once() -> None:
     one = gossip(4, 3, plans=(plan(9),))
-    trainers, times = NoTraining(1, lambda work: work.weights), Pace([1.0, 1.0, 1.0, 2.0])
+    trainers, times = NoTraining(1, lambda work: work.weights), GraphTimes([1.0, 1.0, 1.0, 2.0])
     start = np.zeros(D, dtype=np.float32)
-    spans = Simulator(one, start, trainers, times, timeline=True).run().timeline
+    spans = GraphSimulator(one, start, trainers, times, timeline=True).run().timeline
     first = {worker: (begin, end) for worker, begin, end in reversed(spans)}
     assert first == {0: (0, 1), 1: (0.25, 1.25), 2: (0.5, 1.5), 3: (1.5, 3.5)}
     assert [begin for worker, begin, _ in spans if worker == 1][:3] == [0.25, 1.25, 2.25]
@@ -178,11 +177,11 @@ def test_a_schedule_by_the_count_of_all_ends_with_the_run() -> None:
         one = gossip(K, ROUNDS, plans=(falling,), clock=clock, settle=0)
         seen: list[np.ndarray[Any, np.dtype[np.float32]]] = []
         trainers = NoTraining(1, lambda work: np.ones(D, dtype=np.float32))
-        Simulator(
+        GraphSimulator(
             one,
             np.zeros(D, dtype=np.float32),
             trainers,
-            Pace([1.0] * K),
+            GraphTimes([1.0] * K),
             looked=lambda count, seconds, machines: seen.append(average(machines)),
             every=K,
         ).run()

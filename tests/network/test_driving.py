@@ -28,7 +28,7 @@ from forethought.exchange.messages import (
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.network.driving import ClientDriver, ServerDriver
+from forethought.holders.driving import ClientDriver, ServerDriver
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import Poisson

@@ -7,7 +7,8 @@ import json
 
 from rich.console import Console
 
-from forethought.network.server import ClientStatus, Heard, Status, StatusPage, page
+from forethought.holders.grpc import Heard
+from forethought.holders.server import ClientStatus, Status, StatusPage, page
 from forethought.report.federation_status import status_table
 
 STATUS = Status(

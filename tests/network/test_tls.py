@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from forethought.exchange.keys import Keys, Roster
-from forethought.network.driving import channel_credentials, grpc, place_of, server_credentials
+from forethought.holders.grpc import channel_credentials, grpc, place_of, server_credentials
 
 METHOD = "/test/Who"
 
@@ -90,14 +90,14 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from forethought.exchange.keys import Keys
 from forethought.exchange.keys import Roster
-from forethought.network.driving import ConnectionPolicyError, channel_credentials
+from forethought.holders.grpc import ConnectionPolicyError, channel_credentials
 keys = [Keys.make(Path({folder!r}) / name, name) for name in ("server", "a")]
 try:
     channel_credentials(keys[1], Roster.of(keys[0].identity, [keys[1].identity]))
 except ConnectionPolicyError as error:
     print(error)
 """
-    for early in ("import grpc", "import forethought.network, grpc"):
+    for early in ("import grpc", "import forethought.holders.grpc, grpc"):
         folder = str(tmp_path / early.split()[1])
         text = program.format(path=sys.path, early=early, folder=folder)
         done = subprocess.run(

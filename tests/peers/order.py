@@ -10,7 +10,7 @@ from forethought.exchange.codec import encode
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.machines import worker
+from forethought.holders.simulator import worker
 from trials.recorded import Recorded, event_of
 
 # In an order of events: the worker was killed there, and began again from its ledger.

@@ -29,12 +29,18 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
-from forethought.holders.cluster import NAMESPACE, cluster, engine
+from forethought.holders import cluster as module
+from forethought.holders.cluster import (
+    NAMESPACE,
+    ActorLinks,
+    Here,
+    cluster,
+    engine,
+    name_of,
+    run_workers,
+)
+from forethought.holders.links import Arrived, PeersError
 from forethought.holders.work import HolderError
-from forethought.peers import cluster as module
-from forethought.peers.cluster import ActorLinks, Here, name_of, run_workers
-from forethought.peers.driving import PeersError
-from forethought.peers.links import Arrived
 
 PATIENCE = 120.0
 

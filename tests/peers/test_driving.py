@@ -15,10 +15,9 @@ from workers import gossip, vector
 from forethought.exchange.frame import PROOF_BYTES
 from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.gossip.compression import Compression
-from forethought.gossip.machines import worker
 from forethought.gossip.messages import Hello, Known, Weights
-from forethought.peers.driving import Drove, Pace, PeersError, WorkerDriver
-from forethought.peers.links import Arrived
+from forethought.holders.links import Arrived, Drove, Pace, PeersError, WorkerDriver
+from forethought.holders.simulator import worker
 from trials.recorded import Recorded, replayed
 from trials.storage import MemoryStorage, UnsignedEndpoint
 

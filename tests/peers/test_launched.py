@@ -15,9 +15,8 @@ pytest.importorskip("torch.distributed")
 
 import torch
 
-from forethought.peers import launched
-from forethought.peers.driving import PeersError
-from forethought.peers.launched import Launched, TeamLinks
+from forethought.holders import links as launched
+from forethought.holders.links import Launched, PeersError, TeamLinks
 
 # Each process says what it was told; the last one's job may differ.
 PROGRAM = """
@@ -27,7 +26,7 @@ import forethought as ft
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.peers.launched import Launched, mean
+from forethought.holders.links import Launched, mean
 from forethought.training.execution import launched
 
 rank, rounds, length = (int(word) for word in sys.argv[1:])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from forethought.peers.links import Liveness
+from forethought.holders.links import Liveness
 
 
 def test_nobody_is_lost_before_patience_has_gone_by():

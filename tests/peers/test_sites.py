@@ -16,12 +16,10 @@ from workers import gossip, vector
 
 from forethought.exchange.keys import Keys, RosterError
 from forethought.gossip.gossip import GossipError
-from forethought.gossip.machines import worker
 from forethought.gossip.messages import Hello, Known, Weights
-from forethought.peers.driving import Pace, PeersError, WorkerDriver
-from forethought.peers.links import Arrived, Refused
-from forethought.peers.roster import PeerRoster
-from forethought.peers.sites import SiteLinks
+from forethought.holders.grpc import PeerRoster, SiteLinks
+from forethought.holders.links import Arrived, Pace, PeersError, Refused, WorkerDriver
+from forethought.holders.simulator import worker
 from trials.recorded import Recorded
 
 PATIENCE = 300.0

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forethought.exchange.keys import SIGNING, Keys
-from forethought.peers import taking_part
+from forethought.holders import taking_part
 
 
 def test_keys_that_a_kill_cut_off_are_made_anew(

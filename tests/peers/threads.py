@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.machines import worker
+from forethought.holders.links import Arrived, Deliver, Drove, Pace, WorkerDriver
+from forethought.holders.simulator import worker
 from forethought.holders.work import Result
-from forethought.peers.driving import Drove, Pace, WorkerDriver
-from forethought.peers.links import Arrived, Deliver
 from trials.recorded import Recorded
 
 
@@ -28,7 +27,7 @@ class Switchboard:
 
 
 class MemoryLinks:
-    """See :class:`forethought.peers.links.Links`."""
+    """See :class:`forethought.holders.links.Links`."""
 
     reduce = None
 

@@ -22,12 +22,12 @@ from forethought.auditing.verdict import Finding
 from forethought.exchange.events import Received
 from forethought.exchange.messages import Update
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.simulation.times import Times
 from forethought.values.checks import whole
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging
@@ -124,7 +124,7 @@ def received(plan: Plan, held: list[PlantedRecords]) -> Array:
         for r in held
     ]
     trainers = InProcess(shared, holders, gradients=True)
-    simulator = Simulator(federation, shared.read(), trainers, Times([1.0] * len(held)))
+    simulator = StarSimulator(federation, shared.read(), trainers, Times([1.0] * len(held)))
     sums: dict[int, list[Array]] = {}
     handle = simulator.server.handle
 

@@ -21,13 +21,13 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.simulator import Simulator
 from forethought.gossip.worker import Effects, Machine
+from forethought.holders.simulator import GraphSimulator
+from forethought.holders.times import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.simulation.times import Times
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, Use
 
@@ -77,7 +77,7 @@ def recovered(plan: Plan, held: list[PlantedRecords]) -> Array:
         for r in held
     ]
     trainers = InProcess(shared, holders, gradients=True)
-    simulator = Simulator(gossip, shared.read(), trainers, Times([1.0] * len(held)))
+    simulator = GraphSimulator(gossip, shared.read(), trainers, Times([1.0] * len(held)))
     theirs: dict[int, Vector] = {}
     own: dict[int, Vector] = {}
     simulator.machines[1] = _Listening(simulator.machines[1], theirs, own)

@@ -10,7 +10,7 @@ from rich.table import Table
 from forethought.federated.federation import local_words
 
 if TYPE_CHECKING:
-    from forethought.planning.federated import FederatedPlan
+    from forethought.planning.holders import FederatedPlan
 
 # More clients than this nobody reads.
 SHOWN = 20

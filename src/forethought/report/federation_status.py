@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from forethought.network.server import Status
+    from forethought.holders.server import Status
 
 
 def status_table(status: Status) -> Group:

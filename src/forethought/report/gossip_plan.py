@@ -11,7 +11,7 @@ from forethought.report.federation import SHOWN
 
 if TYPE_CHECKING:
     from forethought.jobs.gossip import GossipRehearsal, Tried
-    from forethought.planning.gossip import GossipPlan
+    from forethought.planning.holders import GossipPlan
 
 
 def show(console: Console, plan: GossipPlan) -> None:

@@ -1,25 +1,29 @@
-"""Executes a machine's effects in order, over mutual TLS, until a signal ends it."""
+"""Drivers of a federation's machines: effects in their order, a timer, a way that may be lost.
+
+Writes come before sends, and what is sent was written. After a failed write a machine is not what
+its journal or ledger says: no other event reaches it, the process ends, and a new one begins from
+what was written. No transport in here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import grpc
+from typing import Any, Protocol, TypeAlias
 
 from forethought.exchange import events as on
 from forethought.exchange.codec import DecodeError
+from forethought.exchange.events import Compute, Computed
 from forethought.exchange.frame import Endpoint, Frame, FrameError, Opened
-from forethought.exchange.keys import Keys, Roster
 from forethought.exchange.ledger import ClientLedger, ServerJournal, Witness
-from forethought.exchange.messages import KINDS, Finished, Model, Refusal, Update
-from forethought.network import RESTRICTED
+from forethought.exchange.messages import KINDS, SERVER, Finished, Model, Refusal, Update
 from forethought.training.execution import SIGNALS
 
 # Ctrl-C and SIGTERM in an asyncio loop: the first asks to stop, the second acts at once.
@@ -45,75 +49,6 @@ async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
-
-
-# Mutual TLS 1.3 between members whose certificates are in the roster, and nobody else.
-#
-# Below 1.3 no cipher is left (:mod:`forethought.network` says how), and the server asks every
-# connection for its version as well.
-
-
-TLS = b"TLSv1.3"
-
-
-class ConnectionPolicyError(RuntimeError):
-    """Connections of this process could fall below TLS 1.3."""
-
-
-def server_credentials(keys: Keys, roster: Roster) -> grpc.ServerCredentials:
-    """For a server that only the roster's clients can connect to.
-
-    Raises:
-        ConnectionPolicyError: see :func:`channel_credentials`.
-    """
-    _require_ciphers()
-    pair = (keys.connection, keys.identity.certificate.encode())
-    clients = "".join(identity.certificate for identity in roster.clients)
-    return grpc.ssl_server_credentials([pair], clients.encode(), require_client_auth=True)
-
-
-def channel_credentials(keys: Keys, roster: Roster) -> grpc.ChannelCredentials:
-    """For a client that connects to the roster's server only.
-
-    Raises:
-        ConnectionPolicyError: grpc was loaded too early to be held to TLS 1.3.
-    """
-    _require_ciphers()
-    return grpc.ssl_channel_credentials(
-        roster.server.certificate.encode(), keys.connection, keys.identity.certificate.encode()
-    )
-
-
-def _require_ciphers() -> None:
-    if not RESTRICTED:
-        raise ConnectionPolicyError(
-            "grpc was loaded before forethought.network, which has to choose its ciphers first so "
-            "that nothing below TLS 1.3 is spoken: import forethought.network before grpc"
-        )
-
-
-def place_of(context: grpc.aio.ServicerContext[bytes, bytes], roster: Roster) -> int | None:
-    """The member at the other end of a connection; None: nobody who may be.
-
-    Also None below TLS 1.3.
-    """
-    about = context.auth_context()
-    if about.get("ssl_tls_version", [TLS])[0] != TLS:
-        return None
-    shown = b"".join(about.get("x509_pem_cert", [])).strip()
-    for place, identity in enumerate(roster.clients):
-        if identity.certificate.encode().strip() == shown:
-            return place
-    return None
-
-
-# A driver in an asyncio loop: its timer, and its first failure, which ends the process.
-#
-# After a failed write a machine is not what its journal or ledger says. So no other event reaches
-# it: the process ends, and a new one begins from what was written.
-
-
-_MEBIBYTE = 1 << 20
 
 
 class Guarded:
@@ -178,26 +113,6 @@ class Guarded:
         self.do(self._driver.woken)
 
 
-def channel_options(most_bytes: int) -> list[tuple[str, Any]]:
-    """gRPC's settings on both sides.
-
-    Args:
-        most_bytes: longest frame that may come; gRPC allocates no longer message.
-    """
-    return [
-        ("grpc.max_receive_message_length", most_bytes),
-        ("grpc.max_send_message_length", -1),
-        # A connection whose other end is gone without a word is found within half a minute.
-        ("grpc.keepalive_time_ms", 15_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),
-        ("grpc.http2.max_frame_size", _MEBIBYTE),
-    ]
-
-
 # Executes a machine's effects in their order: writes before it sends, and sends what was written.
 #
 # No transport in here: whoever drives says how frames get out, and brings in those that arrive. A
@@ -205,8 +120,12 @@ def channel_options(most_bytes: int) -> list[tuple[str, Any]]:
 
 
 Clock = Callable[[], float]
+
+
 # (to, message, frame): put a frame on its way; it may be lost.
 Out = Callable[[int, Any, bytes], None]
+
+
 _KEPT_ALARMS = 50
 
 
@@ -417,16 +336,21 @@ def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[
 
 
 class Outbox:
-    """A queue with one reader."""
+    """A queue with one reader.
 
-    def __init__(self) -> None:
+    Args:
+        queue: gives the queue with one more frame; see :func:`queued`.
+    """
+
+    def __init__(self, queue: Callable[..., list[tuple[Any, bytes]]] = queued) -> None:
+        self._queue = queue
         self._frames: list[tuple[Any, bytes]] = []
         self._something = asyncio.Event()
         self._closed = False
 
     def put(self, message: Any, frame: bytes) -> None:
         """Queue a frame behind the others."""
-        self._frames = queued(self._frames, message, frame)
+        self._frames = self._queue(self._frames, message, frame)
         self._something.set()
 
     def close(self) -> None:
@@ -442,3 +366,263 @@ class Outbox:
             self._something.clear()
             await self._something.wait()
         return self._frames.pop(0)[1]
+
+
+# A client: connects, comes back after every loss, computes beside the connection.
+
+
+# Seconds between two tries to connect: from the first, doubling, to the last; half of it random.
+BACK_OFF = (0.1, 5.0)
+
+
+# Seconds that the last words of a client may take to get out.
+_FLUSH = 5.0
+
+
+Send = Callable[[int, Any, bytes], None]
+
+
+Begin = Callable[[Compute], None]
+
+
+class Stream(Protocol):
+    """A way to the server and back while it is open; frames may be lost with it."""
+
+    async def read(self) -> bytes | None:
+        """The next frame from the server; None: the way is closed."""
+        ...
+
+    async def write(self, frame: bytes) -> None:
+        """Put a frame on its way."""
+        ...
+
+    async def finish(self) -> None:
+        """Nothing more is written; returns when everything has arrived, or the way is closed."""
+        ...
+
+
+# Longest frame that may come → an open stream; an OSError or a TimeoutError: not now.
+Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[Stream]]
+
+
+async def written(outbox: Outbox, stream: Stream) -> None:
+    """Write what is put into an outbox, until that is closed."""
+    while (frame := await outbox.get()) is not None:
+        await stream.write(frame)
+    await stream.finish()
+
+
+async def again_and_again(
+    connection: Callable[[], Awaitable[None]],
+    back_off: tuple[float, float],
+    over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Connect, and after every loss again.
+
+    Args:
+        connection: one, from its beginning to its end; an OSError or a TimeoutError: not now.
+        back_off: (first, last) seconds between two tries. over: nothing more is to be done.
+    """
+    first, last = back_off
+    wait = first
+    while not over():
+        with contextlib.suppress(OSError):  # TimeoutError is one
+            await connection()
+            wait = first
+        if over():
+            return
+        await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+        wait = min(2 * wait, last)
+
+
+class FederationClient:
+    """Takes part in one federation.
+
+    Args:
+        connect: opens a way to the server: :func:`grpc_stream`, or an engine's.
+        driver: makes the driver, given how frames get out and how an update is begun.
+        compute: makes an update; called in a thread of its own, one at a time.
+        back_off: (first, last) seconds between two tries to connect.
+
+    Attributes:
+        driver: of the machine. connections: how often it connected. connected: whether it is now.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        driver: Callable[[Send, Begin], ClientDriver],
+        compute: Callable[[Compute], Computed | None],
+        back_off: tuple[float, float] = BACK_OFF,
+    ) -> None:
+        self._connect, self._back_off = connect, back_off
+        self.compute = compute
+        self._outbox: Outbox | None = None
+        self.driver = driver(self._send, self._begin)
+        self.connections, self.connected = 0, False
+        self._ending = False
+        self._worker: threading.Thread | None = None
+        self._guard = Guarded(self.driver)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, stop: asyncio.Event, leave: bool = False) -> None:
+        """Take part until the machine has nothing more to do, or until ``stop``.
+
+        Args:
+            leave: say goodbye for good on the first connection.
+
+        Raises:
+            Exception: what went wrong in a write or in computing; a new process goes on from the
+                ledger.
+        """
+        self._loop = asyncio.get_running_loop()
+        talking = asyncio.create_task(self._talk(leave))
+        try:
+            await self._guard.until(stop)
+            self._ending = True
+            if self._outbox is not None:
+                self._outbox.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_FLUSH):
+                        await talking
+        finally:
+            talking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await talking
+        if self._worker is not None and self._worker.is_alive():
+            # What is being computed is finished and committed; a second signal acts at once.
+            await asyncio.to_thread(self._worker.join)
+            await asyncio.sleep(0)
+        self._guard.check()
+
+    async def _talk(self, leave: bool) -> None:
+        await again_and_again(
+            lambda: self._connection(leave),
+            self._back_off,
+            lambda: self._ending or self.driver.done is not None,
+        )
+
+    async def _connection(self, leave: bool) -> None:
+        """One connection from its beginning to its end."""
+        async with self._connect(self.driver.endpoint.most_bytes) as stream:
+            outbox = self._outbox = Outbox()
+            writer = asyncio.create_task(written(outbox, stream))
+            self.connections, self.connected = self.connections + 1, True
+            try:
+                self._guard.do(self.driver.stopped if leave else self.driver.connected)
+                reader = asyncio.create_task(self._read(stream))
+                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+                reader.cancel()
+            finally:
+                self.connected, self._outbox = False, None
+                outbox.close()
+                writer.cancel()
+                self._guard.do(self.driver.disconnected)
+
+    async def _read(self, stream: Stream) -> None:
+        while (data := await stream.read()) is not None:
+            self._guard.do(lambda data=data: self.driver.received(data, SERVER))  # type: ignore[misc]
+
+    def _send(self, to: int, message: Any, frame: bytes) -> None:
+        if self._outbox is not None:
+            self._outbox.put(message, frame)
+
+    def _begin(self, asked: Compute) -> None:
+        if self._ending:
+            return  # the process that goes on from the ledger is asked again
+        work = (asked, self._worker)
+        self._worker = threading.Thread(target=self._work, args=work, daemon=True)
+        self._worker.start()
+
+    def _work(self, asked: Compute, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # the parts of one update, in order
+        try:
+            done = self.compute(asked)
+        except BaseException as error:
+            outcome = _raising(error)
+        else:
+            if done is None:
+                return
+            outcome = lambda: self.driver.handle(done)  # noqa: E731
+        with contextlib.suppress(RuntimeError):  # the loop has ended by a second signal
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._guard.do, outcome)
+
+
+def _raising(error: BaseException) -> Callable[[], None]:
+    def outcome() -> None:
+        raise error
+
+    return outcome
+
+
+CarryClient: TypeAlias = Callable[
+    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
+]
+
+
+def over(
+    connect: Connect,
+    *,
+    leave: bool = False,
+    look: Callable[[ClientDriver, bool], None] | None = None,
+) -> CarryClient:
+    """Over streams to the server, until the machine is done, or SIGINT or SIGTERM.
+
+    Args:
+        connect: opens one: :func:`grpc_stream`, or an engine's.
+        leave: say goodbye for good; the server goes on without this client.
+        look: called with the driver and whether it is connected, now and then.
+    """
+
+    def carry(
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
+    ) -> ClientDriver:
+        client = FederationClient(connect, make, compute)
+        asyncio.run(_until_done(client, leave, look))
+        return client.driver
+
+    return carry
+
+
+async def _until_done(
+    client: FederationClient,
+    leave: bool,
+    look: Callable[[ClientDriver, bool], None] | None,
+) -> None:
+    async def watch(show: Callable[[ClientDriver, bool], None]) -> None:
+        while True:
+            show(client.driver, client.connected)
+            await asyncio.sleep(LOOK)
+
+    stop = asyncio.Event()
+    async with stop_on_signals(stop):
+        task = None if look is None else asyncio.create_task(watch(look))
+        try:
+            await client.run(stop, leave)
+        finally:
+            if task is not None:
+                task.cancel()
+
+
+# Seconds between two looks at the status.
+LOOK = 0.25
+
+
+class Heard:
+    """The time at which every client was last heard of, and whether it is connected."""
+
+    def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._at: list[float | None] = [None] * clients
+        self._clock = clock
+        self.connected: set[int] = set()
+
+    def note(self, client: int) -> None:
+        """It was heard of now."""
+        self._at[client] = self._clock()
+
+    def ago(self, client: int) -> float | None:
+        """Seconds since then; None: never."""
+        at = self._at[client]
+        return None if at is None else self._clock() - at

@@ -29,23 +29,42 @@ from typing import TYPE_CHECKING, Any
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.messages import SERVER, Finished
 from forethought.federated.server import ServerMachine
-from forethought.network.client import Begin, Connect, Send, Stream
-from forethought.network.driving import ClientDriver, Out, ServerDriver, queued
-from forethought.network.server import LINGER, Carry, Heard, Status, status_of
+from forethought.holders.driving import (
+    Begin,
+    ClientDriver,
+    Connect,
+    Heard,
+    Out,
+    Send,
+    ServerDriver,
+    Stream,
+    queued,
+)
+from forethought.holders.grpc import LINGER
+from forethought.holders.server import CarryServer, Status, status_of
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
     from flwr.serverapp import Grid
 
+
 # Names in a message's content: frames, and whether the node answers while it has other requests.
 FRAMES, STAYS = "frames", "stays"
+
+
 # Seconds after which a node that said nothing is asked who is there, and one that stays is asked
 # anew: it may have been started again, and have nothing to answer to.
 GREET, STAYING = 30.0, 5.0
+
+
 # Seconds that a request may take, with the training in it; after them it is asked again.
 PATIENCE = 900.0
+
+
 # Seconds between two looks at the SuperLink: from the first, growing while nothing comes.
 LOOKS = (0.03, 1.0)
+
+
 # Bytes of frames that wait for a request; of more, whoever writes them waits.
 HELD_BYTES = 1 << 20
 
@@ -145,7 +164,7 @@ class ServerTurns:
         self._outboxes[to] = queued(self._outboxes.get(to, []), message, frame)
 
 
-def over_grid(grid: Grid) -> Carry:
+def over_grid(grid: Grid) -> CarryServer:
     """By the Grid of a ServerApp, until the run is finished and everybody knows."""
     return lambda machine, make: _served(grid, machine, make)
 
@@ -270,6 +289,8 @@ job = ""
 keys = ""
 out = ""
 """
+
+
 _APPS = """from forethought.jobs.federate_network import client_app, server_app
 
 server = server_app()
@@ -351,7 +372,7 @@ def client_turn(
 
     Args:
         frames: of the request; none: who is there?
-        make, compute: see :class:`forethought.network.client.FederationClient`.
+        make, compute: see :class:`forethought.holders.driving.FederationClient`.
     """
     replies: list[bytes] = []
     asked: list[Compute] = []

@@ -1,4 +1,8 @@
-"""A worker in a process: paces its exchanges, and executes what it wants done, in order.
+"""Ways from a worker to its neighbours, who of them is living, and who drives a worker over them.
+
+Whoever drives a worker asks :class:`Links` to send, and finds what came in a queue. A neighbour
+that is dead has no connection; one that is stopped, or behind a broken line, has one but says
+nothing, not even its sign of life. :class:`Liveness` makes both the same: lost, and back.
 
 One thread drives the machine; what comes from neighbours, the trainer's results and an allreduce's
 arrive in one queue, and the order in which they leave it is the order of events. Gradients are
@@ -9,29 +13,159 @@ its steps goes on with the newest that it heard of.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_high
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import distributed
 
 from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.exchange.messages import Vector
 from forethought.gossip import events as on
-from forethought.gossip.gossip import Gossip
+from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.worker import Machine
 from forethought.holders.work import Result
-from forethought.peers.links import PATIENCE, Arrived, Links, Liveness, Refused
+
+# Seconds between two signs of life, and after how many of silence a neighbour is taken for lost.
+BEAT_EVERY, PATIENCE = 0.5, 10.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrived:
+    """A message that was judged when it came in.
+
+    Args:
+        proof: the sender's signature on its count; b"" where nobody signs.
+    """
+
+    sender: int
+    message: Any
+    proof: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Something that was no message; it changed nothing."""
+
+    sender: int | None
+    text: str
+
+
+Deliver = Callable[[Arrived | Refused], None]
+
+
+Reduce = Callable[[int, Vector], Vector]
+
+
+class Links(Protocol):
+    """Ways to all neighbours of one worker; nothing here waits for anybody.
+
+    Attributes:
+        reduce: the mean of a round's vector over all workers, which does wait, for the rule
+            "allreduce"; None: these links cannot.
+    """
+
+    reduce: Reduce | None
+
+    def start(self, deliver: Deliver) -> None:
+        """Begin; what comes is handed to ``deliver``, from any thread."""
+        ...
+
+    def send(self, to: int, message: Any) -> None:
+        """Put a message on its way; it is lost where there is no way."""
+        ...
+
+    def heard(self, peer: int) -> float | None:
+        """The time at which something last came from a neighbour, of ``time.monotonic``.
+
+        None: it has no connection; it may have had one.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Tell the neighbours that this worker has finished; it still answers them."""
+        ...
+
+    def over(self, peer: int) -> bool:
+        """True if a neighbour has said that it has finished."""
+        ...
+
+    def close(self, seconds: float) -> None:
+        """Say the last word, let it go out for so long, and end."""
+        ...
+
+
+class Liveness:
+    """The lost neighbours: a function of when they were heard, and of nothing else.
+
+    Args:
+        peers: the neighbours. now: of the start; all but the lost ones count as heard then.
+        patience: seconds of silence after which one is lost. lost: who is at the start.
+
+    Attributes:
+        lost: who.
+    """
+
+    def __init__(
+        self,
+        peers: Iterable[int],
+        now: float,
+        patience: float = PATIENCE,
+        lost: Iterable[int] = (),
+    ) -> None:
+        self.lost = set(lost)
+        self._patience, self._looked = patience, now
+        self._since = dict.fromkeys(peers, now)
+        self._met: set[int] = set()
+
+    def look(
+        self, now: float, heard: Callable[[int], float | None]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(who was lost, who came back) since the last look."""
+        # Whoever slept itself has heard nobody, and learns nothing from that.
+        slept = now - self._looked > self._patience / 2
+        self._looked = now
+        lost, back = [], []
+        for peer, since in self._since.items():
+            at = heard(peer)
+            if at is not None:
+                self._met.add(peer)
+            if slept:
+                since = now
+            last = since if at is None else max(at, since)
+            # No connection any more is a death; none yet may be a slow start.
+            gone = at is None and peer in self._met
+            silent = gone or now - last > self._patience
+            if silent and peer not in self.lost:
+                self.lost.add(peer)
+                self._since[peer] = now  # only what comes later brings it back
+                lost.append(peer)
+            elif not silent and at is not None and at > since and peer in self.lost:
+                self.lost.discard(peer)
+                back.append(peer)
+        return tuple(lost), tuple(back)
+
 
 # Seconds between two looks at who is living, as a share of patience; and alarms that are kept.
 _LOOKS, _KEPT = 0.1, 50
+
+
 # No run comes to so many steps: beyond it a neighbour says anything.
 _LAST_STEP = 2**53
+
+
 Compute: TypeAlias = Callable[[int, Vector], Result]
+
+
 Stop: TypeAlias = Callable[[], bool]
 
 
@@ -421,3 +555,126 @@ class WorkerDriver:
                 return
             finally:
                 self._busy = False
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The worker that this process is.
+
+    Args:
+        rank, size: place and number.
+    """
+
+    rank: int
+    size: int
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] | None = None) -> Launched:
+        """As torchrun says.
+
+        Raises:
+            PeersError: it did not start this process.
+        """
+        given = os.environ if environment is None else environment
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        missing = [name for name in names if name not in given]
+        try:
+            rank, size, _ = (int(given.get(names[i], "")) for i in (0, 1, 3))
+        except ValueError:
+            raise PeersError(
+                f"this process does not know which worker it is ({', '.join(missing or names)}): "
+                "start it with torchrun, for example torchrun --nproc-per-node=4 ..."
+            ) from None
+        if not 0 <= rank < size or size < 2:
+            raise PeersError(f"rank {rank} of {size}: gossip needs at least two workers")
+        return cls(rank, size)
+
+    def agree(self, gossip: Gossip, own: Vector) -> Vector:
+        """The weights that everybody begins with: the first process's.
+
+        Args:
+            gossip: of this process's job; its first weights are not compared.
+            own: what this process would begin with.
+
+        Raises:
+            GossipError: names what differs from the first process's gossip, on every process.
+            PeersError: another architecture, or other workers than processes.
+        """
+        if gossip.workers != self.size:
+            raise PeersError(
+                f"{self.size} processes for {gossip.workers} workers: start as many as it has"
+            )
+        gossips: list[Any] = [None] * self.size
+        lengths: list[Any] = [None] * self.size
+        distributed.all_gather_object(gossips, replace(gossip, start="").to_dict())
+        distributed.all_gather_object(lengths, len(own))
+        for rank, other in enumerate(gossips):
+            differs = sorted(
+                name
+                for name in gossips[0].keys() | other
+                if gossips[0].get(name) != other.get(name)
+            )
+            if differs:
+                raise GossipError(
+                    f"process {rank} has another gossip than the first one: {', '.join(differs)} "
+                    "differ; start all with the same job and data"
+                )
+        if len(set(lengths)) > 1:
+            raise PeersError(
+                f"the processes' models have {', '.join(map(str, lengths))} parameters: all "
+                "workers train one model"
+            )
+        first: list[Any] = [np.ascontiguousarray(own, np.float32)]
+        distributed.broadcast_object_list(first, src=0)
+        found: Vector = first[0]
+        return found
+
+
+def mean(round: int, vector: Vector) -> Vector:
+    """The mean over all processes, added up in float64 and rounded once; of NCCL where they have
+    GPUs.
+
+    Raises:
+        PeersError: one of the workers is gone.
+    """
+    try:
+        total = torch.from_numpy(vector.astype("float64"))
+        if distributed.get_backend() == "nccl":
+            total = total.cuda()
+        distributed.all_reduce(total)
+        found: Vector = (total / distributed.get_world_size()).to(torch.float32).cpu().numpy()
+    except RuntimeError as error:
+        raise PeersError(
+            f"a worker was lost in round {round}, and under the rule 'allreduce' everybody "
+            f"waits for everybody: begin again, or use the rule 'asynchronous' ({error})"
+        ) from None
+    return found
+
+
+class TeamLinks:
+    """Links that carry means and nothing else; see :class:`~forethought.holders.links.Links`.
+
+    Who is lost is told by a mean that fails, so everybody counts as heard.
+    """
+
+    reduce: Reduce | None = staticmethod(mean)
+
+    def start(self, deliver: Deliver) -> None:
+        """See Links."""
+
+    def send(self, to: int, message: Any) -> None:
+        """See Links."""
+
+    def heard(self, peer: int) -> float | None:
+        """See Links."""
+        return time.monotonic()
+
+    def finish(self) -> None:
+        """See Links."""
+
+    def over(self, peer: int) -> bool:
+        """See Links."""
+        return True
+
+    def close(self, seconds: float) -> None:
+        """See Links."""

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import Storage
 from forethought.federated.federation import Federation, FederationError
-from forethought.federated.reporting import ReportedAverage
 from forethought.federated.rules import cohort_of
 from forethought.federated.secure_aggregation.masking import (
     SecureAggregation,
@@ -28,10 +28,47 @@ from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.secure_checkpoint import SecureReleases, Standing
 from forethought.federated.server_optimizers import moved
 from forethought.holders.trainer import Holder, SharedModel
+from forethought.rounds.flat import Layout
 from forethought.rounds.grid_step import grid
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.transcript import Transcript
+from forethought.training.descent import IterateAverage
 from forethought.training.step_sizes import step_sizes
+
+
+class ReportedAverage:
+    """See :class:`forethought.federated.server.Average`.
+
+    Args:
+        federation: says which average. layout: of the model, tensor by tensor.
+        weights: the first model.
+    """
+
+    def __init__(self, federation: Federation, layout: Layout, weights: Vector) -> None:
+        self._newest = torch.from_numpy(np.array(weights, dtype=np.float32))
+        parts = layout.views(self._newest)
+        self._average = IterateAverage(federation.averaging, parts, federation.rounds)
+
+    def update(self, version: int, weights: Vector) -> None:
+        """Take in the model of a version."""
+        self._newest.copy_(torch.from_numpy(np.array(weights)))
+        self._average.update(version)
+
+    @property
+    def weights(self) -> Vector:
+        """The average, float32, shape (parameters,)."""
+        parts = [part.reshape(-1) for part in self._average.values.values()]
+        return torch.cat(parts).numpy().astype(np.float32)
+
+    def restore(self, weights: Vector) -> None:
+        """Go on from this average."""
+        flat = torch.from_numpy(np.array(weights, dtype=np.float32))
+        start = 0
+        for part in self._average.values.values():
+            end = start + part.numel()
+            part.copy_(flat[start:end].view_as(part))
+            start = end
+
 
 # (round, sender, message) → whether it gets lost, with its sender gone for the rest of the round.
 Lost = Callable[[int, int, Any], bool]

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.rules import cohort_of
-from forethought.federated.simulator import Simulated
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.blocks import UNIT, Blocks
 from forethought.gradients.clipped import clipped_sum
 from forethought.gradients.state import Generators
+from forethought.holders.simulator import SimulatedStar
+from forethought.holders.times import OVERHEAD, LogNormal, Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.work import Result, Work
 from forethought.holders.workers import PROCESSES, Pool, processes
@@ -38,8 +39,6 @@ from forethought.rounds.private_sum import generator_of, input_hash
 from forethought.rounds.randomness import BoundNoise, Secrets, Stream, encoded, seed_of
 from forethought.rounds.records import Records, TensorRecords
 from forethought.rounds.sampling import Batches, Indices, poisson_count, uniform_subset
-from forethought.simulation.speeds import LogNormal
-from forethought.simulation.times import OVERHEAD, Times
 from forethought.training.fit import warn_of_another_model
 from forethought.training.step_sizes import step_sizes
 from forethought.turns import turns
@@ -51,6 +50,8 @@ LAW = (
     "simulated, fused: the law of the global model only; no client's own noise was drawn, so no "
     "client has a statement"
 )
+
+
 # Examples of one pass at most, and passes that one process makes of one sum: they depend on
 # nothing but what was drawn, and so do the bits.
 PASS, PASSES = 512, 4
@@ -147,7 +148,7 @@ def cohorts(federation: Federation) -> list[Asked]:
     return found
 
 
-def course(federation: Federation, times: Times, asked: Sequence[Asked]) -> Simulated:
+def course(federation: Federation, times: Times, asked: Sequence[Asked]) -> SimulatedStar:
     """The durations and messages of synchronous rounds that wait for everybody; no training.
 
     They are those of the machines in virtual time; messages that jitter, and clients that
@@ -184,7 +185,7 @@ def course(federation: Federation, times: Times, asked: Sequence[Asked]) -> Simu
         messages += 3 * len(clients)
     vectors = members + 2 * int(updates.sum())
     sent = OVERHEAD * messages + 4 * federation.parameters * vectors
-    return Simulated(
+    return SimulatedStar(
         weights=np.zeros(0, dtype=np.float32),
         seconds=now,
         version=len(seconds),

@@ -1,21 +1,63 @@
-"""Durations: seconds of computing and of a message's way, drawn from public seeds.
+"""Virtual time: what happens next, how long everything takes, and who is away when.
 
 Straggling is lognormal (as measured in data centres and among phones) or a constant factor; a way
-is a latency and a bandwidth. Numbers are drawn in blocks, in the order in which they are asked
-for, so that a simulation that asks in the same order gets the same ones.
+is a latency and a bandwidth. Numbers are drawn from public seeds in blocks, in the order in which
+they are asked for, so that a simulation that asks in the same order gets the same ones.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from forethought.values.checks import real, whole
+
+
+class Agenda:
+    """The events to come, in virtual seconds.
+
+    Attributes:
+        now: the time of the last thing that happened.
+    """
+
+    __slots__ = ("_entries", "_order", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._order = 0
+        self._entries: list[tuple[float, int, int, int, Any]] = []
+
+    def __len__(self) -> int:
+        """Things to come."""
+        return len(self._entries)
+
+    @property
+    def alone(self) -> bool:
+        """True if nothing else is to happen at this very time."""
+        return not self._entries or self._entries[0][0] > self.now
+
+    def add(self, at: float, kind: int, machine: int, what: Any = None) -> None:
+        """Let something happen to a machine at a time, at once if the time has passed."""
+        self._order += 1
+        at = at if at > self.now else self.now
+        heapq.heappush(self._entries, (at, self._order, kind, machine, what))
+
+    def next(self) -> tuple[int, int, Any]:
+        """Go to the next thing: its kind, machine, and content.
+
+        Raises:
+            IndexError: nothing is to come.
+        """
+        self.now, _, kind, machine, what = heapq.heappop(self._entries)
+        return kind, machine, what
+
 
 BLOCK = 4096
 
@@ -161,3 +203,35 @@ def read_trace(path: str | Path) -> Trace:
                 f"{path}, line {number}: {line.strip()!r} are no numbers; write one factor a round"
             ) from None
     return Trace(tuple(rows))
+
+
+Factors = Callable[[int, int], float]
+
+
+# Bytes of a frame besides its vector.
+OVERHEAD = 256
+
+
+class SimulationError(RuntimeError):
+    """A simulation that cannot go on: nothing is to come, and it has not ended."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """The durations in a simulation.
+
+    Args:
+        compute: each machine's seconds for one update; for the mean one, where sample sizes change.
+        way: of every message.
+        straggling: σ of a lognormal factor on every single computation.
+        outages: when machines are away.
+        factors: from a machine and its round to what its seconds are multiplied by; None: 1.
+        seed: of all this.
+    """
+
+    compute: Sequence[float]
+    way: Way = Way()
+    straggling: float = 0.0
+    outages: tuple[Outage, ...] = ()
+    seed: int = 0
+    factors: Factors | None = None
