@@ -21,7 +21,7 @@ demo: .venv/installed
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # What starts processes, or waits for threads.
-BUSY := tests/peers tests/network tests/exchange tests/jobs/test_gossip_peer.py \
+BUSY := tests/holders tests/exchange tests/jobs/test_gossip_peer.py \
   tests/jobs/test_federate_network.py tests/training/test_together.py tests/training/test_resume.py
 
 # The quick tests, a few minutes on two cores; it says how many were left out.

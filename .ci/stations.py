@@ -222,8 +222,8 @@ def clients_update() -> Entered:
     from forethought.exchange.messages import SERVER, Model
     from forethought.exchange.storage import FolderStorage
     from forethought.federated.client import ClientMachine
+    from forethought.holders.driving import ClientDriver
     from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-    from forethought.network.driving import ClientDriver
     from forethought.rounds.losses import cross_entropy
     from forethought.rounds.randomness import Secrets
     from forethought.rounds.records import TensorRecords

@@ -25,11 +25,10 @@ from torch import nn
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulate import simulate
+from forethought.holders.simulate import simulate
+from forethought.holders.times import Times, Way
 from forethought.holders.trainer import SharedModel
 from forethought.rounds.randomness import Seeds
-from forethought.simulation.speeds import Way
-from forethought.simulation.times import Times
 
 RECORDS, FEATURES, ROUNDS = 6, 20, 2
 

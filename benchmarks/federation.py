@@ -33,9 +33,8 @@ from forethought.exchange.storage import FolderStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.network.client import FederationClient, grpc_stream
-from forethought.network.driving import ClientDriver, ServerDriver
-from forethought.network.server import FederationServer
+from forethought.holders.driving import ClientDriver, FederationClient, ServerDriver
+from forethought.holders.grpc import FederationServer, grpc_stream
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson

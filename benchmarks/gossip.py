@@ -21,13 +21,13 @@ import forethought as ft
 from forethought.gossip.gossip import Gossip, Member, Rule
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.simulate import synchronous_seconds
-from forethought.gossip.simulator import Pace, Simulated, Simulator
+from forethought.holders.simulate import synchronous_seconds
+from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph
+from forethought.holders.times import Hiccups, lognormal_speeds, slow_ones
 from forethought.holders.work import NoTraining, no_gradients
 from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job
 from forethought.jobs.request import Request, gossip_demo
-from forethought.simulation.speeds import Hiccups, lognormal_speeds, slow_ones
 
 PARAMETERS = 1000
 
@@ -47,11 +47,11 @@ def gossip(workers: int, rounds: int, rule: Rule, graph: str, kind: str) -> Goss
     )
 
 
-def timed(one: Gossip, times: Pace) -> tuple[float, Simulated]:
+def timed(one: Gossip, times: GraphTimes) -> tuple[float, SimulatedGraph]:
     """Processor seconds, and what came of it."""
     start = np.zeros(PARAMETERS, dtype=np.float32)
     idle = NoTraining(1, no_gradients(PARAMETERS))
-    simulator = Simulator(one, start, idle, times)
+    simulator = GraphSimulator(one, start, idle, times)
     begun = time.process_time()
     done = simulator.run()
     return time.process_time() - begun, done
@@ -105,7 +105,7 @@ def main() -> None:
     for place, (workers, rounds, rule, graph, kind, repeats) in enumerate(rows):
         one = gossip(workers, rounds, rule, graph, kind)
         for exchange in (0.5, None) if not place or workers == 10_000 else (0.5,):
-            pace = Pace([1.0] * workers, straggling=0.3, exchange=exchange)
+            pace = GraphTimes([1.0] * workers, straggling=0.3, exchange=exchange)
             found = [timed(one, pace) for _ in range(repeats)]
             spent = statistics.median(seconds for seconds, _ in found)
             each = 1e6 * spent / found[0][1].updates.sum()
@@ -122,11 +122,11 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     alike = [1.0] * 16
     cases = {
-        "all alike": Pace(alike),
-        "case I: a random one 2 × slower": Pace(alike, factors=Hiccups(16, 2.0)),
-        "case II: one 10 × slower": Pace(slow_ones(16, 1, 10.0)),
-        "lognormal speeds, σ = 0.5": Pace(lognormal_speeds(16, 0.5, 1)),
-        "lognormal factor on each round, σ = 0.5": Pace(alike, straggling=0.5),
+        "all alike": GraphTimes(alike),
+        "case I: a random one 2 × slower": GraphTimes(alike, factors=Hiccups(16, 2.0)),
+        "case II: one 10 × slower": GraphTimes(slow_ones(16, 1, 10.0)),
+        "lognormal speeds, σ = 0.5": GraphTimes(lognormal_speeds(16, 0.5, 1)),
+        "lognormal factor on each round, σ = 0.5": GraphTimes(alike, straggling=0.5),
     }
     for name, times in cases.items():
         one = gossip(16, length, "asynchronous", "complete", "matchings")

@@ -27,9 +27,8 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
-from forethought.holders.cluster import cluster
-from forethought.peers.cluster import Here, run_workers
-from forethought.peers.links import Arrived
+from forethought.holders.cluster import Here, cluster, run_workers
+from forethought.holders.links import Arrived
 
 
 def gossip_of(workers: int, parameters: int) -> Gossip:

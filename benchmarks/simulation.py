@@ -22,9 +22,9 @@ import numpy as np
 import forethought as ft
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.work import NoTraining, Rehearsed, Work, no_gradients
-from forethought.simulation.times import Times
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
@@ -62,7 +62,7 @@ def seconds_a_round(
     if looked_at:
         vector = looking(parameters)
     start = np.zeros(parameters, dtype=np.float32)
-    simulator = Simulator(agreed, start, NoTraining(vector=vector), Times([1.0] * clients))
+    simulator = StarSimulator(agreed, start, NoTraining(vector=vector), Times([1.0] * clients))
     begin = time.process_time()
     done = simulator.run()
     spent = time.process_time() - begin

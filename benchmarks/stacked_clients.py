@@ -23,8 +23,9 @@ from torch import nn
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulate import simulate
-from forethought.federated.simulator import Simulator
+from forethought.holders.simulate import simulate
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.holders.work import Work
 from forethought.holders.workers import InProcess
@@ -33,7 +34,6 @@ from forethought.rounds.losses import default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords
-from forethought.simulation.times import Times
 from forethought.training.descent import Descent
 
 EXAMPLES = 60
@@ -96,7 +96,7 @@ def clients_seconds(
         exchanged="gradients",
     )
     times: list[float] = []
-    Simulator(
+    StarSimulator(
         agreed,
         shared.read(),
         kind(shared, holders, gradients=True),

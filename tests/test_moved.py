@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forethought.moved import MOVED
+from forethought.moved import MOVED, RENAMED
 
 
 @pytest.mark.parametrize("name", sorted(MOVED))
@@ -16,8 +16,10 @@ def test_a_former_name_holds_what_today_s_holds(name: str) -> None:
     with pytest.warns(DeprecationWarning, match="is forethought"):
         former = importlib.import_module(f"forethought.{name}")
     today = importlib.import_module(f"forethought.{MOVED[name]}")
-    public = [thing for thing in vars(today) if thing[0] != "_"]
+    renamed = RENAMED.get(name, {})
+    public = [thing for thing in vars(today) if thing[0] != "_" and thing not in renamed]
     assert all(getattr(former, thing) is getattr(today, thing) for thing in public)
+    assert all(getattr(former, old) is getattr(today, new) for old, new in renamed.items())
     del sys.modules[f"forethought.{name}"]
 
 

@@ -84,18 +84,22 @@ def kills(count: int, engine: str, rule: str, compression: str, first: int) -> d
 
 
 def carried(count: int, engine: str, rule: str, first: int) -> dict[str, Any]:
-    """Federations over an engine whose processes are killed, one after the other."""
-    from trials.carriers import run_carrier
+    """Federations over an engine whose processes are killed, one after the other.
+
+    Each is judged when it ends, and says so: a run that was cut short goes on with the next seed.
+    """
+    from trials.carriers import BLOWS, ROUNDS, run_carrier
 
     killed = stopped = trials = 0
-    report = progress(count)
     while killed + stopped < count:
+        seed, blows = first + trials, min(BLOWS[engine], count - killed - stopped)
         with tempfile.TemporaryDirectory() as folder:
             found = run_carrier(
-                engine, rule, Path(folder), seed=first + trials, blows=count - killed - stopped
+                engine, rule, Path(folder), seed=seed, rounds=ROUNDS[engine], blows=blows
             )
         killed, stopped, trials = killed + found.killed, stopped + found.stopped, trials + 1
-        report(killed + stopped)
+        words = f"seed {seed}: {found.killed} kills and {found.stopped} stops in"
+        print(f"{words} {found.seconds:.0f} s; {killed + stopped} of {count}", file=sys.stderr)
     print(
         f"{killed} kills and {stopped} stops in {trials} trials, rule {rule}, {engine}, without a "
         "violation: every update was applied once, every model was the simulation's to the bit"

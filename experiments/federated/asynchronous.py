@@ -24,13 +24,13 @@ import torch
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.simulation.times import Times
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import Poisson
@@ -105,7 +105,7 @@ def run(plan: Plan, data: tuple[np.ndarray, np.ndarray], rule: str, seed: int) -
     ]
     trainers = InProcess(shared, holders, gradients=True)
     times = Times([1.0] * HOLDERS, straggling=0.5, seed=seed)
-    done = Simulator(federation, shared.read(), trainers, times).run()
+    done = StarSimulator(federation, shared.read(), trainers, times).run()
     shared.write(done.weights)
     return model, done.seconds
 

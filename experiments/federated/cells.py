@@ -19,8 +19,9 @@ import forethought as ft
 from forethought.data import Dataset, load
 from forethought.data.synthetic import shares
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator
 from forethought.federated.statements import client_statement
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build
@@ -28,7 +29,6 @@ from forethought.models.networks import TemperedSigmoid
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.simulation.times import Times
 
 EPOCHS = 20
 # δ of the earlier work that the paper takes its ε from (Tramèr and Boneh 2021).
@@ -159,7 +159,7 @@ def run(cell: Cell, data: Dataset, seed: int) -> Outcome:
         secrets = Secrets.draw(Seeds(seed, seed).part(client))
         holders.append(Holder(plan, records, cross_entropy, secrets))
     trainers = InProcess(shared, holders, local)
-    end = Simulator(federation, shared.read(), trainers, Times([1.0] * cell.clients)).run()
+    end = StarSimulator(federation, shared.read(), trainers, Times([1.0] * cell.clients)).run()
     shared.write(end.weights)
     accuracy = _accuracy(shared.model, data)
     return Outcome(

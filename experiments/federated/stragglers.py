@@ -21,10 +21,9 @@ import numpy as np
 
 import forethought as ft
 from forethought.federated.federation import Delay, Federation, Member
-from forethought.federated.simulator import Simulator
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times, lognormal_speeds, slow_ones
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.simulation.speeds import lognormal_speeds, slow_ones
-from forethought.simulation.times import Times
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.samplings import Poisson
 
@@ -44,7 +43,7 @@ def seconds(whole: Federation, compute: Sequence[float], straggling: float) -> f
     """Virtual seconds to the last model."""
     trainers = NoTraining(1, no_gradients(1))
     times = Times(compute, straggling=straggling)
-    return Simulator(whole, np.zeros(1, np.float32), trainers, times).run().seconds
+    return StarSimulator(whole, np.zeros(1, np.float32), trainers, times).run().seconds
 
 
 def row(name: str, clients: int, compute: Sequence[float], straggling: float = 0.0) -> str:

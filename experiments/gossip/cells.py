@@ -28,16 +28,16 @@ from forethought.data.synthetic import shares
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.simulate import synchronous_seconds
-from forethought.gossip.simulator import Pace, Simulator, average
 from forethought.gossip.worker import Machine
+from forethought.holders.simulate import synchronous_seconds
+from forethought.holders.simulator import GraphSimulator, GraphTimes, average
+from forethought.holders.times import Hiccups, slow_ones
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.simulation.speeds import Hiccups, slow_ones
 
 # Published networks are there.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
@@ -175,7 +175,7 @@ def run(cell: Cell, task: Task, records: Records) -> dict[str, Any]:
         curve.append((round(seconds, 3), round(epoch, 3), accuracy, loss))
 
     torch.set_num_threads(1)
-    done = Simulator(
+    done = GraphSimulator(
         gossip,
         shared.read(),
         InProcess(shared, holders, gradients=True),
@@ -210,7 +210,9 @@ def run(cell: Cell, task: Task, records: Records) -> dict[str, Any]:
     }
 
 
-def gossip_of(cell: Cell, task: Task, sizes: list[int], shared: SharedModel) -> tuple[Gossip, Pace]:
+def gossip_of(
+    cell: Cell, task: Task, sizes: list[int], shared: SharedModel
+) -> tuple[Gossip, GraphTimes]:
     """What the workers agree on, and how long everything takes: a usual computation one second."""
     large = 2 if cell.case == "III" else 1
     sigma = (SEQUENCE_NOISE if task.data == "sequences" else NOISE)[cell.noise]
@@ -243,7 +245,7 @@ def gossip_of(cell: Cell, task: Task, sizes: list[int], shared: SharedModel) -> 
         stagger=cell.stagger and cell.rule == "asynchronous",
     )
     usual = float(large)
-    times = Pace(
+    times = GraphTimes(
         slow_ones(task.workers, 1 if cell.case == "II" else 0, 10.0, usual),
         straggling=0.1 if cell.case == "even" else 0.0,
         factors=Hiccups(task.workers, 2.0, cell.seed) if cell.case == "I" else None,

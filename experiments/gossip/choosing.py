@@ -26,7 +26,7 @@ from forethought.data import load
 from forethought.gossip.gossip import Gossip, Member, Rule
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.gossip.simulator import Pace, Simulator
+from forethought.holders.simulator import GraphSimulator, GraphTimes
 from forethought.holders.work import NoTraining, Work
 
 HERE = Path(__file__).parent
@@ -121,8 +121,8 @@ def accuracy(
         noise = np.float32(sigma) * own.standard_normal(len(start), dtype=np.float32)
         return (summed(work.weights, inputs[batch], targets[batch]) + noise) / np.float32(BATCH)
 
-    times = Pace([1.0] * WORKERS, straggling=0.1, exchange=1 / exchanges, seed=seed)
-    done = Simulator(gossip, start, NoTraining(1, noised), times).run()
+    times = GraphTimes([1.0] * WORKERS, straggling=0.1, exchange=1 / exchanges, seed=seed)
+    done = GraphSimulator(gossip, start, NoTraining(1, noised), times).run()
     scores = outputs(done.weights, inputs[50_000:])[-1]
     return 100 * float((scores.argmax(1) == targets[50_000:]).mean())
 

@@ -31,14 +31,13 @@ import numpy as np
 import torch
 
 from forethought.gossip.worker import Effects, Releases
-from forethought.holders.cluster import cluster
+from forethought.holders.cluster import Here, cluster, run_workers
+from forethought.holders.times import Hiccups
 from forethought.holders.trainer import ClientTrainer
 from forethought.jobs.gossip import gossip_of
 from forethought.jobs.gossip_peer import cluster_worker, launched_worker
 from forethought.jobs.job import Job
 from forethought.jobs.request import Request, from_file
-from forethought.peers.cluster import Here, run_workers
-from forethought.simulation.speeds import Hiccups
 
 HERE = Path(__file__).parent
 REAL = HERE / "real.jsonl"

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from forethought.auditing.verdict import Audit as Audit
     from forethought.federated.federation import Federation as Federation
     from forethought.federated.federation import Member as Member
-    from forethought.federated.simulate import simulate as simulate
     from forethought.federated.statements import Policy as Policy
+    from forethought.holders.simulate import simulate as simulate
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
     from forethought.planning.plan_request import PlanRequest as PlanRequest
@@ -128,7 +128,7 @@ _HOME = {
     "Augmentation": "values.contributions",
     **dict.fromkeys(("Federation", "Member"), "federated.federation"),
     "Policy": "federated.statements",
-    "simulate": "federated.simulate",
+    "simulate": "holders.simulate",
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
     **dict.fromkeys(("Front", "pareto"), "planning.search"),

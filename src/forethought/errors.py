@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from forethought.gossip.graphs import GraphError as GraphError
     from forethought.gossip.mixing import MixingError as MixingError
     from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWarning
+    from forethought.holders.grpc import ConnectionPolicyError as ConnectionPolicyError
+    from forethought.holders.links import PeersError as PeersError
+    from forethought.holders.times import SimulationError as SimulationError
     from forethought.holders.work import HolderError as HolderError
     from forethought.jobs.job import JobError as JobError
-    from forethought.network.driving import ConnectionPolicyError as ConnectionPolicyError
     from forethought.papers.calculators import CalculatorError as CalculatorError
-    from forethought.peers.driving import PeersError as PeersError
     from forethought.planning.plan_request import PlanError as PlanError
     from forethought.report.page import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.team import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
-    from forethought.simulation.times import SimulationError as SimulationError
     from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.execution import Interrupted as Interrupted
     from forethought.training.folder import CheckpointError as CheckpointError
@@ -71,7 +71,7 @@ _HOME = {
     "CertificateError": "accounting.exact",
     "CheckpointError": "training.folder",
     "CoincidingRecordsError": "training.records",
-    "ConnectionPolicyError": "network.driving",
+    "ConnectionPolicyError": "holders.grpc",
     "DataError": "data.files",
     "DecodeError": "exchange.codec",
     "FederationError": "federated.federation",
@@ -94,7 +94,7 @@ _HOME = {
     "NotCentredWarning": "training.records",
     "OtherModelWarning": "training.records",
     "PayloadError": "gossip.compression",
-    "PeersError": "peers.driving",
+    "PeersError": "holders.links",
     "PlanError": "planning.plan_request",
     "PrintingError": "report.page",
     "RosterError": "exchange.keys",
@@ -105,7 +105,7 @@ _HOME = {
     "SelectionNotCoveredWarning": "estimators.estimator",
     "SettingError": "web.planner",
     "SignatureError": "values.signing",
-    "SimulationError": "simulation.times",
+    "SimulationError": "holders.times",
     "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
     "SuspiciousDataWarning": "data.tables",

@@ -35,6 +35,30 @@ for _part in ("masks", "ring", "settings", "shamir"):
     MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.masking"
 for _part in ("aggregator", "messages", "participant", "session"):
     MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.protocol"
+for _now, _former in {
+    "cluster": "peers.cluster",
+    "driving": "network.client network.driving",
+    "flower": "network.flower",
+    "fused": "federated.fused",
+    "grpc": "network peers.roster peers.sites",
+    "links": "peers peers.driving peers.launched peers.links",
+    "secure_training": "federated.reporting federated.secure_training",
+    "server": "network.server",
+    "simulate": "federated.simulate gossip.simulate holders.recorded holders.simulated",
+    "simulator": "federated.simulator gossip.machines gossip.simulator",
+    "taking_part": "peers.taking_part",
+    "times": "simulation simulation.clock simulation.speeds simulation.times",
+}.items():
+    MOVED.update(dict.fromkeys(_former.split(), f"holders.{_now}"))
+MOVED.update(dict.fromkeys(("planning.federated", "planning.gossip"), "planning.holders"))
+# Names that are others now, by the module that they were in.
+RENAMED: dict[str, dict[str, str]] = {
+    "federated.simulator": {"Simulated": "SimulatedStar", "Simulator": "StarSimulator"},
+    "gossip.simulator": {
+        "Pace": "GraphTimes", "Simulated": "SimulatedGraph", "Simulator": "GraphSimulator",
+    },
+    "planning.gossip": {"predict": "predict_gossip"},
+}  # fmt: skip
 for _paper in ("adaptive_noise", "calculators", "closed_form", "comparison", "decentralised"):
     MOVED[f"published.{_paper}"] = f"papers.{_paper}"
 
@@ -47,11 +71,14 @@ class Former(MetaPathFinder, Loader):
         package, name = fullname.partition(".")[::2]
         if package != __package__ or name not in MOVED:
             return None
-        return ModuleSpec(fullname, self, is_package=MOVED[name] == "papers")
+        packages = "network", "peers", "published", "simulation"
+        return ModuleSpec(fullname, self, is_package=name in packages)
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill ``module`` with the names of today's, and warn."""
         now = f"{__package__}.{MOVED[module.__name__.partition('.')[2]]}"
         warnings.warn(f"{module.__name__} is {now} now", DeprecationWarning, stacklevel=2)
-        names = vars(import_module(now)).items()
-        vars(module).update((name, value) for name, value in names if not name.startswith("__"))
+        names = vars(import_module(now))
+        vars(module).update((name, what) for name, what in names.items() if name[:2] != "__")
+        former = RENAMED.get(module.__name__.partition(".")[2], {})
+        vars(module).update((name, names[renamed]) for name, renamed in former.items())

@@ -12,10 +12,10 @@ from forethought.exchange.messages import Join, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import FederationError
-from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
+from forethought.holders.simulator import SimulatedStar, StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.simulation.times import Times
 
 from .machines import D, federation, from_server, model, of, sent, vector
 
@@ -62,12 +62,12 @@ def test_a_client_that_restarts_sends_what_it_had_written() -> None:
     assert sent(machine.handle(on.Connected(0.0)), Update) == [update]
 
 
-def simulated(straggling: float, cadence: float | None, rule: str) -> Simulated:
+def simulated(straggling: float, cadence: float | None, rule: str) -> SimulatedStar:
     agreed = federation(4, 6, rule=rule, cadence=cadence)
     gradients = None if rule == "synchronous" else no_gradients(D)
     times = Times([1.0, 1.5, 2.0, 2.5], straggling=straggling, seed=3)
     start = np.zeros(D, dtype=np.float32)
-    return Simulator(agreed, start, NoTraining(vector=gradients), times).run()
+    return StarSimulator(agreed, start, NoTraining(vector=gradients), times).run()
 
 
 @pytest.mark.parametrize("rule", ["synchronous", "asynchronous"])

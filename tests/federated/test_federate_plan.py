@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 import forethought as ft
 from forethought.cli import app
 from forethought.federated.federation import Federation, Member
-from forethought.planning.federated import megabytes, predict, predicted_seconds
-from forethought.simulation.speeds import Way
-from forethought.simulation.times import Times
+from forethought.holders.times import Times, Way
+from forethought.planning.holders import megabytes, predict, predicted_seconds
 
 JOB = """
 [data]

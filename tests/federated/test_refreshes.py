@@ -16,16 +16,15 @@ from forethought.exchange import events as on
 from forethought.exchange.messages import Update
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, require_contract
-from forethought.federated.simulator import Simulated, Simulator
 from forethought.federated.statements import client_statement
+from forethought.holders.simulator import SimulatedStar, StarSimulator
+from forethought.holders.times import Times, Way
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.holders.work import NoTraining, Work
 from forethought.holders.workers import InProcess
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.simulation.speeds import Way
-from forethought.simulation.times import Times
 from forethought.values.contributions import Groups
 
 from .machines import D, federation, from_server, model, of, sent, vector
@@ -63,7 +62,7 @@ def test_who_slept_over_several_times_takes_them_together() -> None:
     assert [(one.part, one.vector[0]) for one in late] == [(1, 0.0), (2, 0.0)]
 
 
-def simulated(speed: float, refreshes: int = 3) -> tuple[Simulated, dict[Any, Any]]:
+def simulated(speed: float, refreshes: int = 3) -> tuple[SimulatedStar, dict[Any, Any]]:
     agreed = refreshing(refreshes, clients=3, rounds=5)
     met: dict[Any, Any] = {}
 
@@ -74,7 +73,7 @@ def simulated(speed: float, refreshes: int = 3) -> tuple[Simulated, dict[Any, An
 
     trainers = Watched(vector=lambda work: 0.1 * (work.weights + np.float32(work.client + 1)))
     compute = [speed * one for one in (1.0, 3.0, 7.0)]
-    run = Simulator(agreed, vector(), trainers, Times(compute=compute, way=Way(0.3))).run()
+    run = StarSimulator(agreed, vector(), trainers, Times(compute=compute, way=Way(0.3))).run()
     return run, met
 
 
@@ -198,7 +197,7 @@ def test_a_simulation_trains_in_parts() -> None:
     )
     start = shared.read()
     trainers = InProcess(shared, [chosen, chosen], gradients=True)
-    run = Simulator(agreed, start, trainers, Times(compute=[1.0, 9.5])).run()
+    run = StarSimulator(agreed, start, trainers, Times(compute=[1.0, 9.5])).run()
     assert run.version == 5 and (run.rounds == 4).all()
     assert not np.array_equal(run.weights, start)
 

@@ -14,9 +14,9 @@ from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, Member, digest_of
 from forethought.gossip.graphs import make, read
-from forethought.gossip.machines import worker
 from forethought.gossip.mixing import Mixing, given
 from forethought.gossip.worker import UNIT
+from forethought.holders.simulator import worker
 
 
 @pytest.mark.parametrize("kind", ["matchings", "metropolis", "exponential", "given"])

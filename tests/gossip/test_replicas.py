@@ -8,8 +8,8 @@ from workers import gossip, plan
 
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
-from forethought.gossip.machines import worker
 from forethought.gossip.replicas import START, Link
+from forethought.holders.simulator import worker
 
 FEW = Compression("top-k", 0.3)
 D = 10

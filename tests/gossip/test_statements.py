@@ -18,7 +18,6 @@ from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GossipError, Member
-from forethought.gossip.machines import worker as machine_of
 from forethought.gossip.statements import (
     as_in_the_paper,
     network_gains,
@@ -27,6 +26,7 @@ from forethought.gossip.statements import (
     shared,
     worker_statement,
 )
+from forethought.holders.simulator import worker as machine_of
 from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.values.plan import Clip
 

@@ -13,8 +13,8 @@ from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Member
-from forethought.gossip.machines import worker
 from forethought.gossip.messages import Weights
+from forethought.holders.simulator import worker
 from trials.recorded import Recorded, event_bytes, event_of, replayed
 
 K, ROUNDS, RATE = 6, 5, 0.5

@@ -27,17 +27,18 @@ from torch import nn
 import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.statement import Release, Statement, StatementError, account
-from forethought.federated import simulate as federated
 from forethought.federated.federation import Federation, Member
 from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.statements import client_statement
-from forethought.gossip import simulate as gossiping
 from forethought.gossip.gossip import Gossip, digest_of
 from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.gossip.statements import worker_statement
+from forethought.holders import simulate as federated
+from forethought.holders import simulate as gossiping
+from forethought.holders.times import Times, Way, slow_ones
 from forethought.holders.trainer import SharedModel
 from forethought.jobs import federate_network, gossip_peer
 from forethought.jobs import train as jobs_train
@@ -45,8 +46,6 @@ from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
 from forethought.jobs.request import from_file
 from forethought.planning.search import next_by_shortfall, plan_phases
-from forethought.simulation.speeds import Way, slow_ones
-from forethought.simulation.times import Times
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Budget, Mechanism, Rounds

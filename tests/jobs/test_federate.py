@@ -13,7 +13,7 @@ from forethought.cli import app
 from forethought.jobs.federate import agreed, section_of, times_of
 from forethought.jobs.holders import speeds_of
 from forethought.jobs.job import FederationSection, Job, JobError
-from forethought.planning.federated import predict
+from forethought.planning.holders import predict
 
 JOB = """
 [data]

@@ -29,10 +29,10 @@ from forethought.exchange.keys import Keys
 from forethought.exchange.messages import Model
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.statements import Policy
+from forethought.holders.flower import client_turn
 from forethought.jobs import federate_network as jobs
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
-from forethought.network.flower import client_turn
 from forethought.training.folder import KEYS
 from trials.parties import free_port
 

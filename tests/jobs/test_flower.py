@@ -26,13 +26,13 @@ from forethought.cli import app
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import FederationError
 from forethought.federated.server import ServerMachine
+from forethought.holders.driving import Out, ServerDriver
+from forethought.holders.flower import ServerTurns, submit
+from forethought.holders.server import Status, status_of
 from forethought.jobs import federate_network as jobs
 from forethought.jobs.federate_network import answered
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
-from forethought.network.driving import Out, ServerDriver
-from forethought.network.flower import ServerTurns, submit
-from forethought.network.server import Status, status_of
 from trials.carriers import EngineMissingError, flower_python
 from trials.parties import free_port
 

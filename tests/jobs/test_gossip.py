@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from forethought.cli import app
 from forethought.gossip.mixing import MixingError
+from forethought.holders.times import Hiccups
 from forethought.jobs.gossip import gossip_of, simulate_gossip
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.request import Request, gossip_demo
-from forethought.simulation.speeds import Hiccups
 
 SMALL = """
 [data]

@@ -14,10 +14,9 @@ from forethought.cli import app
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
+from forethought.holders.times import Times, Way, slow_ones
 from forethought.jobs.gossip import GossipRehearsal, Tried, standard_error
-from forethought.planning.gossip import headroom, mixings, predict
-from forethought.simulation.speeds import Way, slow_ones
-from forethought.simulation.times import Times
+from forethought.planning.holders import headroom, mixings, predict_gossip
 
 JOB = """
 [data]
@@ -54,7 +53,7 @@ def test_a_tenth_more_rounds_costs_two_to_two_eleven() -> None:
 @pytest.mark.slow
 def test_costs_and_time_of_the_whole_gossip() -> None:
     times = Times(slow_ones(4, 1, 10.0), Way(0.01, 1e4))
-    found = predict(gossip(cap=200), [ft.Budget(3.0, 1e-5)] * 4, times)
+    found = predict_gossip(gossip(cap=200), [ft.Budget(3.0, 1e-5)] * 4, times)
     assert sum(row.expected_rounds for row in found.workers) >= 480
     fast, slow = found.workers[0], found.workers[3]
     assert fast.expected_rounds > 5 * slow.expected_rounds and fast.cap == 200

@@ -19,7 +19,7 @@ from rich.console import Console
 import forethought as ft
 from forethought.auditing.self_test import Outcome, SelfTest
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Audit, Finding
-from forethought.network.server import ClientStatus, Status
+from forethought.holders.server import ClientStatus, Status
 from forethought.papers.calculators import calculate
 from forethought.papers.comparison import compare
 from forethought.report import audit, holders, terminal

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from forethought.holders.cluster import NAMESPACE, engine
-from forethought.peers.cluster import Here, actor, name_of
+from forethought.holders.cluster import NAMESPACE, Here, actor, engine, name_of
 
 
 def _lived(live: Callable[..., None], args: tuple[Any, ...], here: Here) -> int:

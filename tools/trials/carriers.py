@@ -29,6 +29,9 @@ ENGINES = ("grpc", "flower")
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("parties.py")
 CLIENTS = 2
+# Of one trial in a row of them: rounds, and kills at most. A blow on Flower costs seconds, in which
+# its ServerApp or a node begins anew.
+ROUNDS, BLOWS = {"grpc": 250, "flower": 60}, {"grpc": 100, "flower": 12}
 # Seconds without any progress: enough on a machine with twenty other things to do.
 PATIENCE = 240.0
 

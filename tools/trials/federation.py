@@ -34,7 +34,7 @@ from forethought.exchange.storage import Accepted, Entry
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Delay, Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.simulation.clock import Agenda
+from forethought.holders.times import Agenda
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson

@@ -35,7 +35,7 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import Kind, make
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.mixing import Mixing
-from forethought.simulation.clock import Agenda
+from forethought.holders.times import Agenda
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson

@@ -33,7 +33,7 @@ from forethought.exchange.codec import encode
 from forethought.exchange.ledger import counted
 from forethought.exchange.storage import FolderStorage
 from forethought.gossip import events as on
-from forethought.gossip.machines import worker
+from forethought.holders.simulator import worker
 from trials import ViolationError
 from trials.actors import ActorProcess
 from trials.processes import (
@@ -128,8 +128,8 @@ class KillTrial:
         # the last one. The server of forks sees what is installed, and not this folder.
         self._context.set_forkserver_preload(
             [
-                *("forethought.peers.taking_part", "forethought.peers.launched"),
-                *("forethought.peers.sites", "forethought.rounds.losses", "torch._dynamo"),
+                *("forethought.holders.taking_part", "forethought.holders.grpc"),
+                *("forethought.rounds.losses", "torch._dynamo"),
             ]
         )
         self._lives = [0] * setting.workers

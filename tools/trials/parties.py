@@ -30,9 +30,8 @@ from forethought.exchange.storage import FolderStorage
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.network.client import FederationClient, grpc_stream
-from forethought.network.driving import ClientDriver, Out, ServerDriver
-from forethought.network.server import FederationServer
+from forethought.holders.driving import ClientDriver, FederationClient, Out, ServerDriver
+from forethought.holders.grpc import FederationServer, grpc_stream
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import Poisson
@@ -130,7 +129,7 @@ def flower_server() -> Any:
     """The ServerApp; "job" of its run's configuration has the words of this program."""
     from flwr.serverapp import ServerApp
 
-    from forethought.network.flower import over_grid
+    from forethought.holders.flower import over_grid
 
     app = ServerApp()
 
@@ -168,7 +167,7 @@ def make_client(
     if engine == "grpc":
         connect = grpc_stream(roster, keys, address)
     else:
-        from forethought.network.flower import node_stream
+        from forethought.holders.flower import node_stream
 
         connect = node_stream(address)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
@@ -203,7 +202,7 @@ def main(who: str, engine: str, words: list[str]) -> None:
     folder, agreed, address = asked(words)
     stop = asyncio.Event()
     if who == "server" and engine == "flower":
-        from forethought.network.flower import submit
+        from forethought.holders.flower import submit
 
         raise SystemExit(submit({"job": json.dumps(words)}, address, apps=APPS, watch=False))
     if who == "server":

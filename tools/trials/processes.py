@@ -31,20 +31,16 @@ from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, GossipError, Member, Rule, digest_of
 from forethought.gossip.graphs import make
-from forethought.gossip.machines import worker
 from forethought.gossip.mixing import Mixing, Named
 from forethought.gossip.worker import Effects, Machine
-from forethought.holders.cluster import cluster
+from forethought.holders import taking_part
+from forethought.holders.cluster import Here, cluster
+from forethought.holders.grpc import PeerRoster, SiteLinks
+from forethought.holders.links import Links, Pace, PeersError, TeamLinks
+from forethought.holders.simulator import worker
+from forethought.holders.taking_part import Share, take_part
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
-from forethought.peers import taking_part
-from forethought.peers.cluster import Here
-from forethought.peers.driving import Pace, PeersError
-from forethought.peers.launched import TeamLinks
-from forethought.peers.links import Links
-from forethought.peers.roster import PeerRoster
-from forethought.peers.sites import SiteLinks
-from forethought.peers.taking_part import Share, take_part
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords

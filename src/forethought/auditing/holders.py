@@ -29,19 +29,18 @@ from forethought.auditing.verdict import Finding
 from forethought.exchange.events import Received
 from forethought.exchange.messages import Update
 from forethought.federated.federation import Federation, Member
-from forethought.federated.simulator import Simulator
 from forethought.gossip import events as on
 from forethought.gossip import gossip
-from forethought.gossip import simulator as gossiping
 from forethought.gossip.clipping import HUGE, Trust
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
+from forethought.holders.simulator import GraphSimulator, StarSimulator
+from forethought.holders.times import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.simulation.times import Times
 from forethought.values.checks import whole
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, Use
@@ -133,7 +132,7 @@ def received(plan: Plan, held: list[CanaryRecords]) -> Array:
         exchanged="gradients",
         averaging=Averaging("none"),
     )
-    simulator = Simulator(federation, shared.read(), trainers, Times([1.0] * len(held)))
+    simulator = StarSimulator(federation, shared.read(), trainers, Times([1.0] * len(held)))
     sums: dict[int, list[Array]] = {}
 
     def hear(event: Any) -> None:
@@ -150,7 +149,7 @@ def received(plan: Plan, held: list[CanaryRecords]) -> Array:
 def recovered(plan: Plan, held: list[CanaryRecords]) -> Array:
     """Every noised sum of worker 0 as worker 1 works it out, shape (rounds, coordinates)."""
     shared, trainers = _trainers(plan, held)
-    simulator = gossiping.Simulator(
+    simulator = GraphSimulator(
         gossip.Gossip(
             members=tuple(gossip.Member(f"worker {worker}") for worker in range(len(held))),
             plans=(plan,),

@@ -402,7 +402,7 @@ def _by_flower(
     address: str | None,
     certificates: Path | None,
 ) -> None:
-    from forethought.network.flower import submit
+    from forethought.holders.flower import submit
 
     places = {"job": job_file, "keys": key_folder, "out": folder}
     config = {name: str(place.resolve()) for name, place in places.items()}

@@ -1,4 +1,13 @@
-"""Ray, where holders are computed on a cluster: joining one, and processes of it that compute."""
+"""Ray: joining a cluster, processes of it that compute, and a gossip's workers as its actors.
+
+Ray is an extra: ``pip install 'forethought[ray]'``. A message is one call of the neighbour's actor,
+as the bytes that go between sites too, but not signed: whoever reaches a cluster's processes is
+trusted to be who it says; what it sends is judged all the same. A call that fails tells at once
+that a worker is dead, one that is not answered that it is stopped.
+
+Ray starts an actor that died again on the node where it was, for its ledger and its secrets are in
+a folder there.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +16,37 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
+
+from forethought.exchange.codec import DecodeError, encode
+from forethought.exchange.frame import judged
+from forethought.exchange.messages import KINDS
+from forethought.gossip.gossip import Gossip
+from forethought.holders.links import (
+    BEAT_EVERY,
+    Arrived,
+    Deliver,
+    PeersError,
+    Reduce,
+    Refused,
+    Stop,
+)
 from forethought.holders.work import HolderError
 
 T = TypeVar("T")
+
+
 NAMESPACE = "forethought"
+
+
 # Asked by Ray when it is loaded; set to 0, a cluster of one's own listens on 127.0.0.1 alone.
 _OPEN = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -122,3 +153,294 @@ class Actors:
         for one in self._actors:
             self._ray.kill(one)
         self._held.close()
+
+
+# Calls of one neighbour that it has not answered; a stopped one must not fill the memory.
+_QUEUE = 8
+
+
+# In place of a message's kind: a sign of life, and the same from a worker that has finished.
+_SIGN, _FINISHED = 0, -1
+
+
+def name_of(run: str, worker: int) -> str:
+    """The name of a worker's actor."""
+    return f"{run}/{worker}"
+
+
+class Host:
+    """The process of one worker: its call of :meth:`work`, and what neighbours bring meanwhile."""
+
+    def __init__(self) -> None:
+        self._links: ActorLinks | None = None
+        self._paused = threading.Event()
+        self._told = 0
+
+    def deliver(self, sender: int, kind: int, payload: Any = None) -> bool:
+        """Take a message; False: nobody is there for it now."""
+        links = self._links
+        return links is not None and links.came(sender, kind, payload)
+
+    def work(self, run: str, call: Call[T]) -> T:
+        """Be a worker to its end. Started again by Ray, this is called again."""
+
+        def links(gossip: Gossip, me: int) -> ActorLinks:
+            self._links = ActorLinks(run, me, gossip)
+            return self._links
+
+        return call(Here(links, self._paused.is_set, self._tell))
+
+    def _tell(self, updates: int) -> None:
+        self._told = updates
+
+    def told(self) -> int:
+        """Updates that the worker has released in this life."""
+        return self._told
+
+    def pause(self) -> None:
+        """Ask the worker to stop; it can go on from its ledger."""
+        self._paused.set()
+
+    def pid(self) -> int:
+        """The process's number."""
+        return os.getpid()
+
+
+@dataclass(frozen=True)
+class Here:
+    """A worker's surroundings on a cluster.
+
+    Args:
+        links: makes its links. stop: whether it is to pause. tell: how many updates it has.
+    """
+
+    links: Callable[[Gossip, int], ActorLinks]
+    stop: Stop
+    tell: Callable[[int], None]
+
+
+Call: TypeAlias = Callable[[Here], T]
+
+
+def actor() -> Any:
+    """The class of the workers' actors: one thread works, one takes messages in their order."""
+    ray = engine()
+    groups = {"deliver": "mail", "told": "mail", "pause": "mail", "pid": "mail", "work": "work"}
+    again = {"work": -1}  # Ray calls it again in the new process
+    methods = {
+        name: ray.method(concurrency_group=group, max_task_retries=again.get(name, 0))(
+            getattr(Host, name)
+        )
+        for name, group in groups.items()
+    }
+    return ray.remote(num_cpus=1, concurrency_groups={"mail": 1, "work": 1})(
+        type("Host", (Host,), methods)
+    )
+
+
+class _Way:
+    """The way to one neighbour."""
+
+    def __init__(self, run: str, peer: int) -> None:
+        self.name = name_of(run, peer)
+        self.actor: Any = None
+        self.heard: float | None = None
+        self.waiting = 0
+        self.over = False
+
+
+class ActorLinks:
+    """Links to a worker's neighbours; see :class:`~forethought.holders.links.Links`.
+
+    Args:
+        run: of the actors' names. me: own place. gossip: says who is near, and what may come.
+    """
+
+    reduce: Reduce | None = None
+
+    def __init__(self, run: str, me: int, gossip: Gossip) -> None:
+        self._ray = engine()
+        self._me, self._most, self._largest = me, gossip.coordinates, gossip.trust.largest
+        self._ways = {peer: _Way(run, peer) for peer in gossip.mixing.graph.neighbours(me)}
+        self._deliver: Deliver | None = None
+        self._sign = _SIGN
+        self._ending = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._beat, name="gossip-signs", daemon=True)
+
+    def start(self, deliver: Deliver) -> None:
+        """See Links."""
+        self._deliver = deliver
+        self._thread.start()
+
+    def send(self, to: int, message: Any) -> None:
+        """See Links.
+
+        Raises:
+            KeyError: a class that is not registered.
+        """
+        way = self._ways[to]
+        if way.actor is None or way.waiting >= _QUEUE:
+            return
+        number = {kind: number for number, kind in KINDS.items()}[type(message)]
+        self._call(way, number, np.frombuffer(encode(message), np.uint8))
+
+    def heard(self, peer: int) -> float | None:
+        """See Links. Whoever cannot be spoken to yet counts as not heard."""
+        way = self._ways[peer]
+        return None if way.actor is None else way.heard
+
+    def finish(self) -> None:
+        """See Links."""
+        self._sign = _FINISHED
+        self._say_all()
+
+    def over(self, peer: int) -> bool:
+        """See Links."""
+        return self._ways[peer].over
+
+    def close(self, seconds: float) -> None:
+        """See Links."""
+        self._ending.set()
+        until = time.monotonic() + seconds
+        ways = [way for way in self._ways.values() if way.heard is not None]
+        while any(way.waiting for way in ways) and time.monotonic() < until:
+            time.sleep(0.005)
+        self._deliver = None
+        self._thread.join(seconds)
+
+    def came(self, sender: int, kind: int, payload: Any) -> bool:
+        """A neighbour's call; False: this worker is not there yet, or no more."""
+        deliver = self._deliver
+        if deliver is None or sender not in self._ways:
+            return False
+        way = self._ways[sender]
+        way.heard = time.monotonic()
+        if kind == _FINISHED:
+            way.over = True
+        elif kind != _SIGN:
+            try:
+                message = judged(kind, memoryview(payload), self._most, lambda _: self._largest)
+            except DecodeError as error:
+                text = f"a message of worker {sender} was refused: {error}"
+                deliver(Refused(sender, text))
+                return True
+            deliver(Arrived(sender, message))
+        return True
+
+    # ---- calls
+
+    def _beat(self) -> None:
+        while not self._ending.is_set():
+            self._say_all()
+            self._ending.wait(BEAT_EVERY)
+
+    def _say_all(self) -> None:
+        for way in self._ways.values():
+            if way.actor is None:
+                with contextlib.suppress(ValueError):  # it is not there yet
+                    way.actor = self._ray.get_actor(way.name, NAMESPACE)
+            # Whoever has not answered anything for so long hears no sign either.
+            if way.actor is not None and way.waiting < _QUEUE:
+                self._call(way, self._sign)
+
+    def _call(self, way: _Way, kind: int, payload: Any = None) -> None:
+        called = way.actor
+        if called is None:
+            return
+        with self._lock:
+            way.waiting += 1
+        answer: Future[bool] = called.deliver.remote(self._me, kind, payload).future()
+
+        def answered(done: Future[bool]) -> None:
+            with self._lock:
+                way.waiting -= 1
+            error = done.exception()
+            if error is None and done.result():
+                way.heard = time.monotonic()
+                return
+            way.heard = None
+            if isinstance(error, self._ray.exceptions.ActorDiedError) and way.actor is called:
+                way.actor = None  # for good, unless another one takes its name
+
+        answer.add_done_callback(answered)
+
+
+@dataclass
+class Outcome(Generic[T]):
+    """One worker's end: what it returned, or what it raised."""
+
+    result: T | None = None
+    error: BaseException | None = None
+
+
+def run_workers(
+    run: str,
+    works: Sequence[Call[T]],
+    *,
+    stop: Stop = lambda: False,
+    look: Callable[[list[int]], None] | None = None,
+) -> list[Outcome[T]]:
+    """Let each worker's call be done by an actor of its own, to the end of all.
+
+    Args:
+        run: name of this run; another one with the same name must not be under way.
+        works: a call for each worker, pickled. stop: asked now and then; True pauses all.
+        look: called about once a second with every worker's updates.
+
+    Raises:
+        PeersError: such a run is under way.
+    """
+    ray = engine()
+    # The same node for the same worker, whenever it is started: its ledger is there.
+    nodes = sorted(
+        (node["NodeManagerHostname"], node["NodeID"], int(node["Resources"].get("CPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+    places = [node for _, node, count in nodes for _ in range(count)]
+    kind = actor()
+    pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    try:
+        actors = [
+            kind.options(
+                name=name_of(run, k),
+                namespace=NAMESPACE,
+                max_restarts=-1,
+                scheduling_strategy=pinned(places[k], soft=False),
+            ).remote()
+            for k in range(len(works))
+        ]
+    except ValueError as error:
+        raise PeersError(f"{error}: such a run is under way on this cluster") from None
+    waiting = {one.work.remote(run, works[k]): k for k, one in enumerate(actors)}
+    outcomes: list[Outcome[T]] = [Outcome() for _ in works]
+    told = [0] * len(works)
+    try:
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=1.0)
+            for ref in done:
+                k = waiting.pop(ref)
+                try:
+                    outcomes[k].result = ray.get(ref)
+                except ray.exceptions.RayError as error:
+                    outcomes[k].error = getattr(error, "cause", None) or error
+            if stop():  # again and again: one that Ray has started anew has not heard it
+                for one in actors:
+                    one.pause.remote()
+            if look is not None:
+                _ask(actors, told)
+                look(told)
+    finally:
+        for one in actors:
+            ray.kill(one, no_restart=True)
+    return outcomes
+
+
+def _ask(actors: Sequence[Any], told: list[int]) -> None:
+    ray = engine()
+    asked = {one.told.remote(): k for k, one in enumerate(actors)}
+    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0.5)
+    for ref in ready:
+        with contextlib.suppress(ray.exceptions.RayError):  # it is being started again
+            told[asked[ref]] = max(told[asked[ref]], ray.get(ref))

@@ -8,18 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
-from forethought.exchange.events import HasVector
+from forethought.exchange.events import Compute, Computed, HasVector
 from forethought.exchange.messages import Vector
+from forethought.gossip.events import GradientDone
 from forethought.values.mechanism import LocalRounds, first_round
-
-# What a holder brings that does not fit what was agreed.
 
 
 class HolderError(ValueError):
     """A model, records or a loss with which a holder cannot take part."""
-
-
-# Who computes a client's updates, as a simulation asks for it. No torch in here.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +48,15 @@ class Result:
     rounds: int
     input_hash: bytes
     state: bytes
+
+    def answer(self, asked: Compute, now: float) -> Computed:
+        """The event that it is to a client's machine."""
+        about = self.vector, self.rounds, self.input_hash, self.state
+        return Computed(asked.round, asked.base, *about, now)
+
+    def gradient(self, round: int) -> GradientDone:
+        """The event that it is to a worker."""
+        return GradientDone(round, self.vector, self.rounds, self.input_hash, self.state)
 
 
 class Trainers(Protocol):

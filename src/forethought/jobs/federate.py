@@ -15,6 +15,7 @@ from forethought.federated.secure_aggregation.masking import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
+from forethought.holders.times import Times, Way
 from forethought.jobs.holders import (
     SYNTHETIC,
     Dealt,
@@ -27,15 +28,13 @@ from forethought.jobs.holders import (
 from forethought.jobs.job import FederationSection, Job, JobError
 from forethought.jobs.load import require_possible
 from forethought.jobs.request import Request
-from forethought.planning.federated import FederatedPlan, predict
+from forethought.planning.holders import FederatedPlan, predict
 from forethought.planning.plan_request import growing
-from forethought.simulation.speeds import Way
-from forethought.simulation.times import Times
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
-    from forethought.federated.simulate import SimulatedRun
+    from forethought.holders.simulate import SimulatedRun
 
 
 # From a job with a ``[federation]`` to the federation, its shares and a simulation's times.
@@ -94,7 +93,7 @@ def simulate_job(
         The run, and the virtual seconds that synchronous rounds of the same number take where
         every client computes on the same share of its records.
     """
-    from forethought.federated.simulate import simulate, synchronous_seconds
+    from forethought.holders.simulate import simulate, synchronous_seconds
 
     job, federation = federated.loaded.request.job, federated.federation
     section = section_of(job)
@@ -286,7 +285,7 @@ def rehearse(
     Raises:
         ValueError: a proxy of another shape, or with too few records.
     """
-    from forethought.federated.simulate import simulate
+    from forethought.holders.simulate import simulate
     from forethought.rounds.randomness import Seeds
 
     job, private = federated.loaded.request.job, federated.loaded.dataset

@@ -18,6 +18,9 @@ from forethought.federated.federation import (
     with_roster,
 )
 from forethought.federated.statements import Policy
+from forethought.holders.driving import Begin, ClientDriver, Send
+from forethought.holders.flower import client_turn, content_of, frames_of, node_stream, over_grid
+from forethought.holders.server import CarryServer, Served, over_grpc, serve
 from forethought.jobs.federate import agreed, federation_of, section_of
 from forethought.jobs.holders import (
     accuracy_of,
@@ -30,16 +33,6 @@ from forethought.jobs.holders import (
 from forethought.jobs.job import JobError
 from forethought.jobs.load import load_job, module_of
 from forethought.jobs.request import Request, from_file
-from forethought.network.client import Begin, Send
-from forethought.network.driving import ClientDriver
-from forethought.network.flower import (
-    client_turn,
-    content_of,
-    frames_of,
-    node_stream,
-    over_grid,
-)
-from forethought.network.server import Carry, Served, over_grpc, serve
 from forethought.planning import defaults
 
 if TYPE_CHECKING:
@@ -47,8 +40,7 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-    from forethought.network import client
-    from forethought.network.client import TookPart
+    from forethought.holders.taking_part import CarryClient, TookPart
 
 
 # From a job to the processes of its federation: keys and roster, the server, a client.
@@ -151,7 +143,7 @@ def serve_job(
     *,
     address: str | None = None,
     data_dir: Path | None = None,
-    carry: Carry | None = None,
+    carry: CarryServer | None = None,
     **options: Any,
 ) -> tuple[Served, float | None]:
     """Serve a job's federation; leave the model in ``out`` when it is finished.
@@ -160,12 +152,12 @@ def serve_job(
         folder: the server's keys, with roster and federation. out: journal and results.
         address: host:port to listen on; the job's by default.
         carry: another way than gRPC to take frames to the clients and back.
-        options: of :func:`forethought.network.server.over_grpc`.
+        options: of :func:`forethought.holders.server.over_grpc`.
 
     Returns:
         What came of it, and the model's accuracy on the job's held-out data if it has any.
     """
-    from forethought.federated.reporting import ReportedAverage
+    from forethought.holders.secure_training import ReportedAverage
     from forethought.holders.trainer import SharedModel
 
     member = Membership.load(folder)
@@ -207,7 +199,7 @@ def take_part_in_job(
     certificates: Path | None = None,
     node_key: Path | None = None,
     data_dir: Path | None = None,
-    carry: client.Carry | None = None,
+    carry: CarryClient | None = None,
     witness: Path | None = None,
     **options: Any,
 ) -> TookPart:
@@ -219,13 +211,15 @@ def take_part_in_job(
         data_dir: where the job's data is: this client's own, or what all deal out alike.
         address: host:port of the server; the job's by default. Of Flower's SuperLink for "flower".
         engine: what carries frames to the server and back, "grpc" or "flower".
-        certificates, node_key: of :func:`forethought.network.flower.node_stream`.
+        certificates, node_key: of :func:`forethought.holders.flower.node_stream`.
         carry: another way than an engine's.
         witness: folder for the count that a restored ledger is told by; the keys' by default.
-        options: of :func:`forethought.network.client.over`.
+        options: of :func:`forethought.holders.driving.over`.
     """
+    from forethought.holders.driving import over
+    from forethought.holders.grpc import grpc_stream
+    from forethought.holders.taking_part import Share, take_part_as_client
     from forethought.holders.trainer import SharedModel, end
-    from forethought.network.client import Share, grpc_stream, over, take_part
     from forethought.rounds.randomness import Seeds
 
     require_engine(engine)
@@ -245,12 +239,9 @@ def take_part_in_job(
     require_contract(federation, terms, me)
     records, loss = prepared_records(loaded, own, shared, federation.plan(me))
     run = request.job.run
+    seeds = Seeds(run.seed, run.noise_seed).part(me)
     share = Share(
-        records,
-        loss,
-        policy or _policy(request, federation, me),
-        Seeds(run.seed, run.noise_seed).part(me),
-        run.micro_batch,
+        records, loss, seeds=seeds, micro_batch=run.micro_batch, witness=witness or folder
     )
     if carry is None:
         where = _address(request, address, engine)
@@ -262,16 +253,16 @@ def take_part_in_job(
         carry = over(connect, **options)
     plans = tuple(loaded.with_caveats(plan) for plan in federation.plans)
     stated = replace(federation, plans=plans)
-    took = take_part(
+    took = take_part_as_client(
         federation,
         member.roster,
         member.keys,
         shared,
         share,
+        policy or _policy(request, federation, me),
         out,
         carry,
         stated=stated,
-        witness=witness or folder,
     )
     if took.weights is not None and took.over:
         shared.write(took.weights)

@@ -15,7 +15,8 @@ from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, Member, digest_of
 from forethought.gossip.graphs import Graph, make, read
 from forethought.gossip.mixing import Mixing, given
-from forethought.gossip.simulator import Pace
+from forethought.holders.simulator import GraphTimes
+from forethought.holders.times import Factors, Hiccups, Outage, Way, read_trace
 from forethought.jobs.holders import (
     SYNTHETIC,
     Dealt,
@@ -28,14 +29,12 @@ from forethought.jobs.holders import (
 from forethought.jobs.job import GossipSection, Job, JobError
 from forethought.jobs.request import Request
 from forethought.planning.defaults import longest_rate
-from forethought.planning.gossip import GossipPlan, mixings, predict, undisturbed
-from forethought.simulation.speeds import Hiccups, Outage, Way, read_trace
-from forethought.simulation.times import Factors
+from forethought.planning.holders import GossipPlan, mixings, predict_gossip, undisturbed
 from forethought.values.mechanism import Budget
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
-    from forethought.gossip.simulate import SimulatedGossip
+    from forethought.holders.simulate import SimulatedRun
 
 
 # From a job with a ``[gossip]`` to the gossip, its shares and a simulation's times.
@@ -54,7 +53,7 @@ class Gossiping(Dealt):
     """
 
     gossip: Gossip
-    times: Pace
+    times: GraphTimes
 
 
 def gossip_of(request: Request, data_dir: Path | None = None) -> Gossiping:
@@ -88,13 +87,13 @@ def simulate_gossip(
     workers: int = 0,
     engine: str = "processes",
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[SimulatedGossip, float]:
+) -> tuple[SimulatedRun, float]:
     """Simulate a job's gossip with real training.
 
     Returns:
         The run, and the virtual seconds that SYNC takes for as many rounds.
     """
-    from forethought.gossip.simulate import simulate, synchronous_seconds
+    from forethought.holders.simulate import simulate, synchronous_seconds
 
     gossip = gossiping.gossip
     shares, options = gossiping.simulation([gossip.plan(k) for k in range(gossip.workers)])
@@ -238,7 +237,7 @@ def _half_of_the_longest(lead: Plan, parameters: int) -> Plan:
 
 def times_of(
     section: GossipSection, gossip: Gossip, speeds: Sequence[float], folder: Path | None = None
-) -> Pace:
+) -> GraphTimes:
     """The duration of everything in a simulation: records over speed, messages by size.
 
     Raises:
@@ -254,7 +253,7 @@ def times_of(
             raise JobError(f"[[gossip.outage]]: no worker {row.worker!r}; there are {names[:20]}")
         end = {} if row.end is None else {"end": row.end}
         outages.append(Outage(names.index(row.worker), row.begin, **end))
-    return Pace(
+    return GraphTimes(
         [seconds[m.plan] / speed for m, speed in zip(gossip.members, speeds, strict=True)],
         Way(section.latency, section.bandwidth),
         section.straggling,
@@ -368,7 +367,7 @@ def plan_job(gossiping: Gossiping, observers: Sequence[str] = ()) -> GossipPlan:
 
     Raises:
         JobError: an observer that is no worker. NetworkViewError: see
-            :func:`~forethought.planning.gossip.predict`.
+            :func:`~forethought.planning.holders.predict_gossip`.
     """
     names = [member.name for member in gossiping.gossip.members]
     for name in observers:
@@ -379,7 +378,7 @@ def plan_job(gossiping: Gossiping, observers: Sequence[str] = ()) -> GossipPlan:
     sizes = [len(part) for part in gossiping.parts]
     budgets = budgets_of(gossiping.loaded.request.job, sizes)
     places = [names.index(name) for name in observers]
-    return predict(gossiping.gossip, budgets, gossiping.times, places)
+    return predict_gossip(gossiping.gossip, budgets, gossiping.times, places)
 
 
 def rehearse(
@@ -404,7 +403,7 @@ def rehearse(
     own = gossiping.gossip
     sync = replace(own.with_allreduce(), start="")
     others = [replace(own, mixing=mixing, start="") for mixing in mixings(own)]
-    runs: list[list[SimulatedGossip]] = [[] for _ in range(1 + len(others))]
+    runs: list[list[SimulatedRun]] = [[] for _ in range(1 + len(others))]
     for repeat in range(repeats):
         train, records = _trainer(gossiping, proxy, repeat, data_dir)
         for place, gossip in enumerate([sync, *others]):
@@ -427,11 +426,11 @@ def rehearse(
 
 def _trainer(
     gossiping: Gossiping, proxy: str | None, repeat: int, data_dir: Path | None
-) -> tuple[Callable[[Gossip], SimulatedGossip], int]:
+) -> tuple[Callable[[Gossip], SimulatedRun], int]:
     """Train a gossip on the repeat's records, the same for every graph; how many are held out."""
     import torch
 
-    from forethought.gossip.simulate import simulate
+    from forethought.holders.simulate import simulate
     from forethought.rounds.randomness import Seeds
 
     loaded = gossiping.loaded
@@ -439,7 +438,7 @@ def _trainer(
     sizes = [len(part) for part in gossiping.parts]
     shares, test = public_shares(loaded, proxy, sizes, repeat, data_dir)
 
-    def train(gossip: Gossip) -> SimulatedGossip:
+    def train(gossip: Gossip) -> SimulatedRun:
         torch.manual_seed(repeat)
         return simulate(
             job.build_model(loaded.dataset),
@@ -457,9 +456,9 @@ def _trainer(
 def _tried(
     graph: str,
     mixing: str,
-    runs: Sequence[SimulatedGossip],
+    runs: Sequence[SimulatedRun],
     target: float,
-    sync: Sequence[SimulatedGossip],
+    sync: Sequence[SimulatedRun],
     records: int,
 ) -> Tried:
     accuracy = float(np.mean([run.accuracy or 0.0 for run in runs]))
@@ -485,7 +484,7 @@ def standard_error(ours: Sequence[float], theirs: Sequence[float], records: int)
     return max(spread, math.sqrt(drawn / max(1, records * count)))
 
 
-def _first(runs: Sequence[SimulatedGossip], target: float) -> float | None:
+def _first(runs: Sequence[SimulatedRun], target: float) -> float | None:
     """The time at which the mean of the runs' accuracies, taken at the same counts, is the
     target."""
     for points in zip(*(run.accuracies for run in runs), strict=False):

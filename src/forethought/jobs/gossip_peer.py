@@ -16,6 +16,8 @@ from forethought.exchange.ledger import LEDGER, counted
 from forethought.exchange.storage import FolderStorage
 from forethought.gossip.gossip import GOSSIP as GOSSIP
 from forethought.gossip.gossip import Gossip, GossipError, digest_of
+from forethought.holders.grpc import PeerRoster
+from forethought.holders.links import Drove, Pace
 from forethought.jobs.gossip import (
     agreed_gossip,
     compression_of,
@@ -33,16 +35,14 @@ from forethought.jobs.holders import (
 from forethought.jobs.job import JobError
 from forethought.jobs.load import Loaded, load_job, module_of, require_possible
 from forethought.jobs.request import Request
-from forethought.peers.driving import Drove, Pace
-from forethought.peers.roster import PeerRoster
 from forethought.values.plan import other_terms, promised
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.exchange.messages import Vector
+    from forethought.holders.cluster import Here
+    from forethought.holders.taking_part import TookPart
     from forethought.holders.trainer import SharedModel
-    from forethought.peers.cluster import Here
-    from forethought.peers.taking_part import TookPart
 
 FIRST, FIRST_PORT = "first.npy", 8760
 Look = Callable[[Drove], None]
@@ -108,8 +108,7 @@ def cluster_workers(
         HolderError: no Ray, no cluster, or too small a one. JobError: the rule is "allreduce".
         Exception: what the first of the workers raised that failed, once all have ended.
     """
-    from forethought.holders.cluster import cluster
-    from forethought.peers.cluster import run_workers
+    from forethought.holders.cluster import cluster, run_workers
     from forethought.training.execution import InterruptGuard
 
     if gossip_section(request.job).rule == "allreduce":
@@ -213,7 +212,7 @@ def launched_worker(
         GossipError: a process has another gossip than the first one, or a worker is back.
         JobError: another rule than "allreduce"; and what data, planner and gossip refuse.
     """
-    from forethought.peers.launched import Launched, TeamLinks
+    from forethought.holders.links import Launched, TeamLinks
     from forethought.training.execution import launched
 
     here = Launched.here()
@@ -367,8 +366,8 @@ def site_worker(
         data_dir: where the job's data is: this worker's own, or what all deal out alike.
         witness: folder for the count that a restored ledger is told by; the keys' by default.
     """
+    from forethought.holders.grpc import SiteLinks
     from forethought.holders.trainer import SharedModel
-    from forethought.peers.sites import SiteLinks
 
     member = Membership.load(folder)
     gossip, me = member.gossip, member.roster.place(member.keys)
@@ -468,8 +467,8 @@ def _take_part(
     halted: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> PeerResult:
+    from forethought.holders.taking_part import Share, take_part
     from forethought.holders.trainer import end
-    from forethought.peers.taking_part import Share, take_part
     from forethought.rounds.randomness import Seeds
     from forethought.training.execution import InterruptGuard
 
@@ -491,7 +490,8 @@ def _take_part(
             stop=lambda: guard.requested or halted(),
             **options,
         )
-    shared.write(took.weights)
+    if took.weights is not None:
+        shared.write(took.weights)
     if took.over:
         save_model(shared, out)
         end(out)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.exchange.keys import Identity
+from forethought.holders.times import lognormal_speeds, slow_ones
 from forethought.jobs.job import HoldersSection, Job, JobError
 from forethought.jobs.load import (
     Loaded,
@@ -23,7 +24,6 @@ from forethought.jobs.load import (
 )
 from forethought.jobs.request import Request
 from forethought.planning import defaults
-from forethought.simulation.speeds import lognormal_speeds, slow_ones
 from forethought.values.mechanism import Budget
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of

@@ -18,10 +18,9 @@ from forethought.report.terminal import figures
 if TYPE_CHECKING:
     from forethought.federated.federation import Federation
     from forethought.gossip.gossip import Gossip
+    from forethought.holders.server import Status
     from forethought.jobs.gossip import GossipRehearsal
-    from forethought.network.server import Status
-    from forethought.planning.federated import FederatedPlan
-    from forethought.planning.gossip import GossipPlan
+    from forethought.planning.holders import FederatedPlan, GossipPlan
     from forethought.values.plan import Plan
 
 # More rows than this nobody reads.

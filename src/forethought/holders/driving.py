@@ -1,0 +1,628 @@
+"""Drivers of a federation's machines: effects in their order, a timer, a way that may be lost.
+
+Writes come before sends, and what is sent was written. After a failed write a machine is not what
+its journal or ledger says: no other event reaches it, the process ends, and a new one begins from
+what was written. No transport in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from forethought.exchange import events as on
+from forethought.exchange.codec import DecodeError
+from forethought.exchange.events import Compute, Computed
+from forethought.exchange.frame import Endpoint, Frame, FrameError, Opened
+from forethought.exchange.ledger import ClientLedger, ServerJournal, Witness
+from forethought.exchange.messages import KINDS, SERVER, Finished, Model, Refusal, Update
+from forethought.training.execution import SIGNALS
+
+# Ctrl-C and SIGTERM in an asyncio loop: the first asks to stop, the second acts at once.
+
+
+@contextlib.asynccontextmanager
+async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
+    """While active, a signal sets ``stop``. Outside the main thread it does nothing."""
+    loop = asyncio.get_running_loop()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note() -> None:
+        stop.set()
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, note)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+class Guarded:
+    """Runs a driver's steps one after the other, and keeps its timer.
+
+    Args:
+        driver: whose.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._failure: BaseException | None = None
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at: float | None = None
+
+    def do(self, step: Callable[[], object]) -> None:
+        """One step of the driver; nothing once a step has failed."""
+        if self._failure is not None:
+            return
+        try:
+            step()
+        except BaseException as error:
+            self._failure = error
+            self._over.set()
+            return
+        if self._driver.done is not None:
+            self._over.set()
+        self._set_timer()
+
+    def check(self) -> None:
+        """Raise what a step has raised."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def until(self, stop: asyncio.Event) -> None:
+        """Wait until the driver is done, a step has failed (raised here), or ``stop``."""
+        waiting = [asyncio.create_task(event.wait()) for event in (stop, self._over)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+        self.check()
+
+    def _set_timer(self) -> None:
+        at = self._driver.wake_at
+        if at == self._at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._at = at
+        if at is not None:
+            wait = max(0.0, at - self._driver.clock())
+            self._timer = asyncio.get_running_loop().call_later(wait, self._woken)
+
+    def _woken(self) -> None:
+        self._timer = self._at = None
+        self.do(self._driver.woken)
+
+
+# Executes a machine's effects in their order: writes before it sends, and sends what was written.
+#
+# No transport in here: whoever drives says how frames get out, and brings in those that arrive. A
+# frame that fails is counted and changes nothing.
+
+
+Clock = Callable[[], float]
+
+
+# (to, message, frame): put a frame on its way; it may be lost.
+Out = Callable[[int, Any, bytes], None]
+
+
+_KEPT_ALARMS = 50
+
+
+class Machine(Protocol):
+    """The common part of both machines."""
+
+    def handle(self, event: on.Event) -> list[on.Effect]:
+        """Events in, effects out."""
+        ...
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An alarm, and when (seconds of the driver's clock)."""
+
+    at: float
+    code: str
+    text: str
+
+
+class Driver:
+    """The common part of client and server; use :class:`ClientDriver`, :class:`ServerDriver`.
+
+    Attributes:
+        wake_at: when to call :meth:`woken`, in seconds of the clock; None: not at all.
+        done: why the machine has nothing more to do; None: it has.
+        alarms: the last ones. counts: how many of each code there have been.
+    """
+
+    def __init__(self, machine: Machine, endpoint: Endpoint, out: Out, clock: Clock) -> None:
+        self.machine, self.endpoint, self.clock = machine, endpoint, clock
+        self.wake_at: float | None = None
+        self.done: str | None = None
+        self.alarms: deque[Raised] = deque(maxlen=_KEPT_ALARMS)
+        self.counts: Counter[str] = Counter()
+        self.out = out
+
+    def connected(self) -> None:
+        """The way to the other side is open."""
+        self.handle(on.Connected(self.clock()))
+
+    def disconnected(self) -> None:
+        """The way to the other side is lost."""
+        self.handle(on.Disconnected(self.clock()))
+
+    def stopped(self) -> None:
+        """The owner ends this machine for good."""
+        self.handle(on.Stopped(self.clock()))
+
+    def woken(self) -> None:
+        """The time in :attr:`wake_at` has come; nothing before it."""
+        if self.wake_at is not None and self.clock() >= self.wake_at:
+            self.wake_at = None
+            self.handle(on.Woken(self.clock()))
+
+    def received(self, data: bytes, peer: int | None = None) -> int | None:
+        """A frame came; a bad one raises an alarm, no exception.
+
+        Args:
+            peer: whose connection it came over; None: it came over nobody's in particular.
+
+        Returns:
+            Its sender; None: it was refused.
+        """
+        try:
+            opened: Opened = self.endpoint.open(data)
+        except (FrameError, DecodeError) as error:
+            whose = "somebody" if peer is None else peer
+            self.alarm(type(error).__name__, f"a frame from {whose} was refused: {error}")
+            if isinstance(error, DecodeError) and peer in (None, error.frame.sender):
+                self.undecoded(error.frame)
+            return None
+        if peer not in (None, opened.sender):
+            text = f"{peer}'s connection brought a frame of {opened.sender}: refused"
+            self.alarm("ForgeryError", text)
+            return None
+        self.handle(on.Received(opened.sender, opened.message, self.clock(), opened.digest))
+        return opened.sender
+
+    def undecoded(self, frame: Frame) -> None:
+        """A frame came whose signature held, and whose content is no message."""
+
+    def handle(self, event: on.Event) -> None:
+        """Let the machine handle an event, and do what it wants done, in order."""
+        for effect in self.machine.handle(event):
+            match effect:
+                case on.Send():
+                    self.out(effect.to, effect.message, self.frame(effect.to, effect.message))
+                case on.Wake():
+                    early = self.wake_at is None or effect.at < self.wake_at
+                    self.wake_at = effect.at if early else self.wake_at
+                case on.Alarm():
+                    self.alarm(effect.code, effect.text)
+                case on.Done():
+                    self.done = effect.reason
+                case _:
+                    self.execute(effect)
+
+    def alarm(self, code: str, text: str) -> None:
+        """Something that an operator must see."""
+        self.counts[code] += 1
+        self.alarms.append(Raised(self.clock(), code, text))
+
+    def frame(self, to: int, message: Any) -> bytes:
+        """The signed bytes of a message."""
+        return self.endpoint.seal(to, message)
+
+    def execute(self, effect: on.Effect) -> None:
+        """An effect of one side only."""
+        raise NotImplementedError(f"nobody executes {type(effect).__name__}")
+
+
+class ServerDriver(Driver):
+    """A server's machine with its journal.
+
+    Args:
+        snapshot: gives the state to store when the machine finds the time good.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        journal: ServerJournal,
+        endpoint: Endpoint,
+        out: Out,
+        snapshot: Callable[[], Any],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        super().__init__(machine, endpoint, out, clock)
+        self.journal, self._snapshot = journal, snapshot
+
+    def undecoded(self, frame: Frame) -> None:
+        """An update is answered, so that its client does not send it for ever."""
+        if KINDS[frame.kind] is Update:
+            answer = Refusal(frame.round, frame.base, "undecodable")
+            self.out(frame.sender, answer, self.frame(frame.sender, answer))
+
+    def execute(self, effect: on.Effect) -> None:
+        """Journal an entry or the state."""
+        match effect:
+            case on.Append():
+                self.journal.append(effect.entry)
+            case on.Snapshot():
+                self.journal.snapshot(self._snapshot())
+            case _:
+                super().execute(effect)
+
+
+class ClientDriver(Driver):
+    """A client's machine with its ledger.
+
+    Args:
+        compute: begins the private rounds that are asked for; hand their outcome to :meth:`handle`.
+        witness: counts what leaves, apart from the ledger.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        ledger: ClientLedger,
+        endpoint: Endpoint,
+        out: Out,
+        compute: Callable[[on.Compute], None],
+        clock: Clock = time.monotonic,
+        witness: Witness | None = None,
+    ) -> None:
+        super().__init__(machine, endpoint, out, clock)
+        self.ledger, self._compute, self._witness = ledger, compute, witness
+
+    def frame(self, to: int, message: Any) -> bytes:
+        """The signed bytes; of an update those in the ledger, and nothing that is not in it."""
+        if isinstance(message, Update):
+            kept = self.ledger.frame(message.round)
+            if kept is None:
+                raise RuntimeError(f"update {message.round} is not in the ledger: it is not sent")
+            return kept
+        return super().frame(to, message)
+
+    def execute(self, effect: on.Effect) -> None:
+        """Commit to the ledger, or begin to compute."""
+        match effect:
+            case on.Commit():
+                self.ledger.commit(effect.release)
+                if self._witness is not None:
+                    self._witness.note(effect.release.round + 1)
+            case on.Acknowledged():
+                self.ledger.acknowledged(effect.round)
+            case on.Compute():
+                self._compute(effect)
+            case _:
+                super().execute(effect)
+
+
+# Frames on their way to one member: bounded, and a newer model takes the place of an older one.
+#
+# What does not fit is dropped: everything that matters is sent again until it is answered.
+
+
+MOST = 256
+
+
+def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
+    """A queue with one more frame, without what it makes old."""
+    if isinstance(message, Model | Finished):
+        frames = [entry for entry in frames if not isinstance(entry[0], Model | Finished)]
+    frames = [entry for entry in frames if entry[1] != frame]  # what is said again is said once
+    return [*frames, (message, frame)][-MOST:]
+
+
+class Outbox:
+    """A queue with one reader.
+
+    Args:
+        queue: gives the queue with one more frame; see :func:`queued`.
+    """
+
+    def __init__(self, queue: Callable[..., list[tuple[Any, bytes]]] = queued) -> None:
+        self._queue = queue
+        self._frames: list[tuple[Any, bytes]] = []
+        self._something = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: Any, frame: bytes) -> None:
+        """Queue a frame behind the others."""
+        self._frames = self._queue(self._frames, message, frame)
+        self._something.set()
+
+    def close(self) -> None:
+        """Nothing more is put; the reader gets what is left."""
+        self._closed = True
+        self._something.set()
+
+    async def get(self) -> bytes | None:
+        """The next frame; None when closed and empty."""
+        while not self._frames:
+            if self._closed:
+                return None
+            self._something.clear()
+            await self._something.wait()
+        return self._frames.pop(0)[1]
+
+
+# A client: connects, comes back after every loss, computes beside the connection.
+
+
+# Seconds between two tries to connect: from the first, doubling, to the last; half of it random.
+BACK_OFF = (0.1, 5.0)
+
+
+# Seconds that the last words of a client may take to get out.
+_FLUSH = 5.0
+
+
+Send = Callable[[int, Any, bytes], None]
+
+
+Begin = Callable[[Compute], None]
+
+
+class Stream(Protocol):
+    """A way to the server and back while it is open; frames may be lost with it."""
+
+    async def read(self) -> bytes | None:
+        """The next frame from the server; None: the way is closed."""
+        ...
+
+    async def write(self, frame: bytes) -> None:
+        """Put a frame on its way."""
+        ...
+
+    async def finish(self) -> None:
+        """Nothing more is written; returns when everything has arrived, or the way is closed."""
+        ...
+
+
+# Longest frame that may come → an open stream; an OSError or a TimeoutError: not now.
+Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[Stream]]
+
+
+async def written(outbox: Outbox, stream: Stream) -> None:
+    """Write what is put into an outbox, until that is closed."""
+    while (frame := await outbox.get()) is not None:
+        await stream.write(frame)
+    await stream.finish()
+
+
+async def again_and_again(
+    connection: Callable[[], Awaitable[None]],
+    back_off: tuple[float, float],
+    over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Connect, and after every loss again.
+
+    Args:
+        connection: one, from its beginning to its end; an OSError or a TimeoutError: not now.
+        back_off: (first, last) seconds between two tries. over: nothing more is to be done.
+    """
+    first, last = back_off
+    wait = first
+    while not over():
+        with contextlib.suppress(OSError):  # TimeoutError is one
+            await connection()
+            wait = first
+        if over():
+            return
+        await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+        wait = min(2 * wait, last)
+
+
+class FederationClient:
+    """Takes part in one federation.
+
+    Args:
+        connect: opens a way to the server: :func:`grpc_stream`, or an engine's.
+        driver: makes the driver, given how frames get out and how an update is begun.
+        compute: makes an update; called in a thread of its own, one at a time.
+        back_off: (first, last) seconds between two tries to connect.
+
+    Attributes:
+        driver: of the machine. connections: how often it connected. connected: whether it is now.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        driver: Callable[[Send, Begin], ClientDriver],
+        compute: Callable[[Compute], Computed | None],
+        back_off: tuple[float, float] = BACK_OFF,
+    ) -> None:
+        self._connect, self._back_off = connect, back_off
+        self.compute = compute
+        self._outbox: Outbox | None = None
+        self.driver = driver(self._send, self._begin)
+        self.connections, self.connected = 0, False
+        self._ending = False
+        self._worker: threading.Thread | None = None
+        self._guard = Guarded(self.driver)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, stop: asyncio.Event, leave: bool = False) -> None:
+        """Take part until the machine has nothing more to do, or until ``stop``.
+
+        Args:
+            leave: say goodbye for good on the first connection.
+
+        Raises:
+            Exception: what went wrong in a write or in computing; a new process goes on from the
+                ledger.
+        """
+        self._loop = asyncio.get_running_loop()
+        talking = asyncio.create_task(self._talk(leave))
+        try:
+            await self._guard.until(stop)
+            self._ending = True
+            if self._outbox is not None:
+                self._outbox.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_FLUSH):
+                        await talking
+        finally:
+            talking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await talking
+        if self._worker is not None and self._worker.is_alive():
+            # What is being computed is finished and committed; a second signal acts at once.
+            await asyncio.to_thread(self._worker.join)
+            await asyncio.sleep(0)
+        self._guard.check()
+
+    async def _talk(self, leave: bool) -> None:
+        await again_and_again(
+            lambda: self._connection(leave),
+            self._back_off,
+            lambda: self._ending or self.driver.done is not None,
+        )
+
+    async def _connection(self, leave: bool) -> None:
+        """One connection from its beginning to its end."""
+        async with self._connect(self.driver.endpoint.most_bytes) as stream:
+            outbox = self._outbox = Outbox()
+            writer = asyncio.create_task(written(outbox, stream))
+            self.connections, self.connected = self.connections + 1, True
+            try:
+                self._guard.do(self.driver.stopped if leave else self.driver.connected)
+                reader = asyncio.create_task(self._read(stream))
+                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+                reader.cancel()
+            finally:
+                self.connected, self._outbox = False, None
+                outbox.close()
+                writer.cancel()
+                self._guard.do(self.driver.disconnected)
+
+    async def _read(self, stream: Stream) -> None:
+        while (data := await stream.read()) is not None:
+            self._guard.do(lambda data=data: self.driver.received(data, SERVER))  # type: ignore[misc]
+
+    def _send(self, to: int, message: Any, frame: bytes) -> None:
+        if self._outbox is not None:
+            self._outbox.put(message, frame)
+
+    def _begin(self, asked: Compute) -> None:
+        if self._ending:
+            return  # the process that goes on from the ledger is asked again
+        work = (asked, self._worker)
+        self._worker = threading.Thread(target=self._work, args=work, daemon=True)
+        self._worker.start()
+
+    def _work(self, asked: Compute, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # the parts of one update, in order
+        try:
+            done = self.compute(asked)
+        except BaseException as error:
+            outcome = _raising(error)
+        else:
+            if done is None:
+                return
+            outcome = lambda: self.driver.handle(done)  # noqa: E731
+        with contextlib.suppress(RuntimeError):  # the loop has ended by a second signal
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._guard.do, outcome)
+
+
+def _raising(error: BaseException) -> Callable[[], None]:
+    def outcome() -> None:
+        raise error
+
+    return outcome
+
+
+CarryClient: TypeAlias = Callable[
+    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
+]
+
+
+def over(
+    connect: Connect,
+    *,
+    leave: bool = False,
+    look: Callable[[ClientDriver, bool], None] | None = None,
+) -> CarryClient:
+    """Over streams to the server, until the machine is done, or SIGINT or SIGTERM.
+
+    Args:
+        connect: opens one: :func:`grpc_stream`, or an engine's.
+        leave: say goodbye for good; the server goes on without this client.
+        look: called with the driver and whether it is connected, now and then.
+    """
+
+    def carry(
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
+    ) -> ClientDriver:
+        client = FederationClient(connect, make, compute)
+        asyncio.run(_until_done(client, leave, look))
+        return client.driver
+
+    return carry
+
+
+async def _until_done(
+    client: FederationClient,
+    leave: bool,
+    look: Callable[[ClientDriver, bool], None] | None,
+) -> None:
+    async def watch(show: Callable[[ClientDriver, bool], None]) -> None:
+        while True:
+            show(client.driver, client.connected)
+            await asyncio.sleep(LOOK)
+
+    stop = asyncio.Event()
+    async with stop_on_signals(stop):
+        task = None if look is None else asyncio.create_task(watch(look))
+        try:
+            await client.run(stop, leave)
+        finally:
+            if task is not None:
+                task.cancel()
+
+
+# Seconds between two looks at the status.
+LOOK = 0.25
+
+
+class Heard:
+    """The time at which every client was last heard of, and whether it is connected."""
+
+    def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._at: list[float | None] = [None] * clients
+        self._clock = clock
+        self.connected: set[int] = set()
+
+    def note(self, client: int) -> None:
+        """It was heard of now."""
+        self._at[client] = self._clock()
+
+    def ago(self, client: int) -> float | None:
+        """Seconds since then; None: never."""
+        at = self._at[client]
+        return None if at is None else self._clock() - at

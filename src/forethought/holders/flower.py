@@ -1,0 +1,634 @@
+"""Flower carries a federation's frames: a ServerApp, nodes that stay, and apps that end.
+
+Flower carries requests of a server and replies of its nodes, and knows nodes by numbers that
+change. Who is behind one is what the signature on its last frame says. A lost request is asked
+again.
+
+A :func:`node_stream` connects one long-lived client to the SuperLink, as a SuperNode does. Flower's
+own SuperNode starts a process for every message and sleeps three seconds between two;
+:func:`client_turn` is for such processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forethought.exchange.events import Compute, Computed
+from forethought.exchange.messages import SERVER, Finished
+from forethought.federated.server import ServerMachine
+from forethought.holders.driving import (
+    Begin,
+    ClientDriver,
+    Connect,
+    Heard,
+    Out,
+    Send,
+    ServerDriver,
+    Stream,
+    queued,
+)
+from forethought.holders.grpc import LINGER
+from forethought.holders.server import CarryServer, Status, status_of
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+    from flwr.serverapp import Grid
+
+
+# Names in a message's content: frames, and whether the node answers while it has other requests.
+FRAMES, STAYS = "frames", "stays"
+
+
+# Seconds after which a node that said nothing is asked who is there, and one that stays is asked
+# anew: it may have been started again, and have nothing to answer to.
+GREET, STAYING = 30.0, 5.0
+
+
+# Seconds that a request may take, with the training in it; after them it is asked again.
+PATIENCE = 900.0
+
+
+# Seconds between two looks at the SuperLink: from the first, growing while nothing comes.
+LOOKS = (0.03, 1.0)
+
+
+# Bytes of frames that wait for a request; of more, whoever writes them waits.
+HELD_BYTES = 1 << 20
+
+
+# The server.
+
+
+@dataclass(frozen=True)
+class Request:
+    """Frames on their way to a node; none: who is there?
+
+    Args:
+        last: whether the last model is among them.
+    """
+
+    node: int
+    frames: tuple[bytes, ...]
+    last: bool
+
+
+class ServerTurns:
+    """A server's driver between requests and replies.
+
+    Args:
+        make: makes the driver. clients: how many there are. clock: in seconds.
+
+    Attributes:
+        driver: of the machine. heard: when clients were heard of. told: clients that had the last
+            model in a request that was answered.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Out], ServerDriver],
+        clients: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.driver = make(self._send)
+        self.heard = Heard(clients, clock)
+        self.told: set[int] = set()
+        self._clock = clock
+        self._outboxes: dict[int, list[tuple[Any, bytes]]] = {}
+        self._behind: dict[int, int] = {}
+        self._asked: dict[int, float] = {}
+        self._open: dict[int, int] = {}
+        self._staying: set[int] = set()
+
+    def request(self, node: int) -> Request | None:
+        """The next request of a node; None: nothing to ask now.
+
+        A node that stays always has a request to answer, and gets more at any time. Another one
+        answers each before it gets the next.
+        """
+        unanswered, stays = self._open.get(node, 0), node in self._staying
+        if unanswered and not stays:
+            return None
+        client = self._behind.get(node)
+        waiting = [] if client is None else self._outboxes.pop(client, [])
+        quiet = self._clock() - self._asked.get(node, -GREET) >= (STAYING if stays else GREET)
+        if not (waiting or quiet or (stays and not unanswered)):
+            return None
+        self._asked[node] = self._clock()
+        self._open[node] = unanswered + 1
+        last = any(isinstance(message, Finished) for message, _ in waiting)
+        return Request(node, tuple(frame for _, frame in waiting), last)
+
+    def replied(self, request: Request, frames: Iterable[bytes], stays: bool = False) -> None:
+        """A node's answer, and whether it stays."""
+        node = request.node
+        self._answered(node)
+        if stays:
+            self._staying.add(node)
+        client = self._behind.get(node)
+        if client is not None and request.last:
+            self.told.add(client)
+        for frame in frames:
+            sender = self.driver.received(frame)
+            if sender is not None:
+                self._behind[node] = sender
+                self.heard.note(sender)
+                self.heard.connected.add(sender)
+
+    def failed(self, request: Request) -> None:
+        """A request was not answered: the node is asked again who is there, a while later."""
+        node = request.node
+        self._answered(node)
+        self._asked[node] = self._clock()
+        self._staying.discard(node)
+        client = self._behind.pop(node, None)
+        if client is not None:
+            self.heard.connected.discard(client)
+
+    def _answered(self, node: int) -> None:
+        self._open[node] = max(0, self._open.get(node, 0) - 1)
+
+    def _send(self, to: int, message: Any, frame: bytes) -> None:
+        self._outboxes[to] = queued(self._outboxes.get(to, []), message, frame)
+
+
+def over_grid(grid: Grid) -> CarryServer:
+    """By the Grid of a ServerApp, until the run is finished and everybody knows."""
+    return lambda machine, make: _served(grid, machine, make)
+
+
+def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
+    from flwr.app import Message, MessageType
+
+    clients = len(machine.federation.members)
+    turns = ServerTurns(make, clients)
+    begin = time.monotonic()
+    turns.driver.connected()
+    asked: dict[str, tuple[Request, float]] = {}  # message → request, when
+    nodes: set[int] = set()
+    looked, finished = -GREET, None
+    pause = Pause()
+    while finished is None or (
+        set(range(clients)) - machine.left - turns.told and time.monotonic() - finished < LINGER
+    ):
+        if time.monotonic() - looked >= 1.0:
+            nodes, looked = set(grid.get_node_ids()), time.monotonic()
+        for request in filter(None, map(turns.request, nodes)):
+            pause.reset()
+            message = Message(
+                content=content_of(request.frames),
+                dst_node_id=request.node,
+                message_type=MessageType.QUERY,
+                ttl=PATIENCE,
+            )
+            for number in grid.push_messages([message]):
+                asked[number] = (request, time.monotonic())
+        for reply in grid.pull_messages(list(asked)) if asked else ():
+            pause.reset()
+            request, _ = asked.pop(reply.metadata.reply_to_message_id)
+            _take(turns, request, reply)
+        for number, (request, since) in list(asked.items()):
+            if time.monotonic() - since > PATIENCE:
+                del asked[number]
+                turns.failed(request)
+        turns.driver.woken()
+        if machine.finished and finished is None:
+            finished = time.monotonic()
+        time.sleep(pause.next())
+    return status_of(machine, turns.driver, turns.heard, time.monotonic() - begin)
+
+
+def _take(turns: ServerTurns, request: Request, reply: Message) -> None:
+    if reply.has_error():
+        from flwr.common.constant import ErrorCode as Code
+
+        # These are no more than a lost connection: whoever is killed may have sent half a reply.
+        lost = {Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.NODE_UNAVAILABLE}
+        if reply.error.code not in lost:
+            turns.driver.alarm("flower", f"node {request.node}: {reply.error.reason}")
+        turns.failed(request)
+        return
+    turns.replied(request, frames_of(reply.content) or [], STAYS in reply.content)
+
+
+# A message's content. Flower takes an array apart into chunks: a frame as a long value of a
+# configuration takes it ten times as long.
+
+
+def content_of(frames: Sequence[bytes], stays: bool = False) -> RecordDict:
+    """Frames, and whether the node stays, as a message's content."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    arrays = {f"{k:09d}": Array("uint8", (len(f),), FRAMES, f) for k, f in enumerate(frames)}
+    content = RecordDict({FRAMES: ArrayRecord(arrays)})
+    if stays:
+        content[STAYS] = ConfigRecord({STAYS: True})
+    return content
+
+
+def frames_of(content: RecordDict) -> list[bytes] | None:
+    """Frames in a message; None: it is no federation's."""
+    found = content.array_records.get(FRAMES)
+    return None if found is None else [found[key].data for key in sorted(found)]
+
+
+class Pause:
+    """Seconds until the next look: short after something came, longer while nothing does."""
+
+    def __init__(self) -> None:
+        self._seconds = LOOKS[0]
+
+    def reset(self) -> None:
+        """Something came."""
+        self._seconds = LOOKS[0]
+
+    def next(self) -> float:
+        """The next pause; each is a tenth longer than the one before, up to a second."""
+        now = self._seconds
+        self._seconds = min(1.1 * now, LOOKS[1])
+        return now
+
+
+# What is handed to a SuperLink: an app of two lines for each side, and whose job it is.
+
+_APP = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "forethought-federation"
+version = "1.0.0"
+description = "A forethought federation, carried by Flower"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["carried"]
+
+[tool.flwr.app]
+publisher = "forethought"
+
+[tool.flwr.app.components]
+serverapp = "carried.apps:server"
+clientapp = "carried.apps:client"
+
+[tool.flwr.app.config]
+job = ""
+keys = ""
+out = ""
+"""
+
+
+_APPS = """from forethought.jobs.federate_network import client_app, server_app
+
+server = server_app()
+client = client_app()
+"""
+
+
+def submit(
+    config: Mapping[str, str],
+    superlink: str | None = None,
+    certificates: Path | None = None,
+    *,
+    apps: str = _APPS,
+    watch: bool = True,
+) -> int:
+    """Run a federation's ServerApp in a SuperLink, and show what it prints until it ends.
+
+    Interrupted, the run goes on in the SuperLink: ``flwr stop`` ends it.
+
+    Args:
+        config: ``job``, ``keys`` and ``out`` of the server, as the SuperLink's machine knows them.
+        superlink: host:port; None: the default connection of the user's own Flower configuration.
+        certificates: see :func:`node_stream`.
+        apps: source of a module with ``server`` and ``client``. watch: False: return at once.
+
+    Returns:
+        The exit status of ``flwr run``.
+
+    Raises:
+        FileNotFoundError: Flower is not in this environment. ValueError: see :func:`node_stream`.
+    """
+    program = Path(sys.executable).with_name("flwr")
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="flower-") as folder:
+        app, home = Path(folder) / "app", Path(folder) / "home"
+        (app / "carried").mkdir(parents=True)
+        (app / "pyproject.toml").write_text(_APP, "utf-8")
+        (app / "carried" / "__init__.py").write_text("", "utf-8")
+        (app / "carried" / "apps.py").write_text(apps, "utf-8")
+        command = [str(program), "run", str(app)]
+        if superlink is not None:
+            _require_tls(superlink, certificates)
+            home.mkdir()
+            trust = "insecure = true"
+            if certificates is not None:
+                trust = f"root-certificates = {json.dumps(str(certificates.resolve()))}"
+            (home / "config.toml").write_text(
+                f'[superlink]\ndefault = "given"\n\n[superlink.given]\n'
+                f"address = {json.dumps(superlink)}\n{trust}\n",
+                "utf-8",
+            )
+            environment["FLWR_HOME"] = str(home)
+            command.append("given")
+        given = Path(folder) / "given.toml"
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in config.items()]
+        given.write_text("".join(lines), "utf-8")
+        command += ["--run-config", str(given), *(["--stream"] if watch else [])]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _require_tls(superlink: str, certificates: Path | None) -> None:
+    host = superlink.rpartition(":")[0].strip("[]")
+    if certificates is None and host not in ("127.0.0.1", "localhost", "::1"):
+        raise ValueError(
+            f"{host} is another computer: give the file that its SuperLink's certificate is "
+            "checked against (--certificates); without one a SuperLink here only is connected to"
+        )
+
+
+# A client in a process for every message.
+
+
+def client_turn(
+    frames: Sequence[bytes],
+    make: Callable[[Send, Begin], ClientDriver],
+    compute: Callable[[Compute], Computed | None],
+) -> tuple[ClientDriver, list[bytes]]:
+    """A client's answer to one request; updates that it leads to are computed before it returns.
+
+    Args:
+        frames: of the request; none: who is there?
+        make, compute: see :class:`forethought.holders.driving.FederationClient`.
+    """
+    replies: list[bytes] = []
+    asked: list[Compute] = []
+    driver = make(lambda to, message, frame: replies.append(frame), asked.append)
+    if not frames:
+        driver.connected()
+    for frame in frames:
+        driver.received(frame, SERVER)
+    while asked:
+        if (done := compute(asked.pop(0))) is not None:
+            driver.handle(done)
+    return driver, replies
+
+
+# A client that stays: a node of its own.
+
+
+def node_stream(
+    superlink: str, certificates: Path | None = None, node_key: Path | None = None
+) -> Connect:
+    """Streams through a SuperLink, to which this process is a SuperNode.
+
+    Args:
+        superlink: host:port of the SuperLink. certificates: PEM file of who signed its certificate;
+            None: without TLS, which is for this computer only.
+        node_key: private key (elliptic curve, OpenSSH) that the SuperLink knows this node by; None:
+            the node registers itself.
+
+    Raises:
+        ValueError: without certificates to another computer.
+        ImportError: Flower is not installed.
+    """
+    import flwr  # noqa: F401
+
+    _require_tls(superlink, certificates)
+
+    @contextlib.asynccontextmanager
+    async def connect(_: int) -> AsyncIterator[Stream]:
+        node = _Node(superlink, certificates, node_key)
+        await node.open()
+        try:
+            yield node
+        finally:
+            await node.close()
+
+    return connect
+
+
+class _Node:
+    """A SuperNode in a thread: takes requests, answers one when there is something to say.
+
+    Of two requests the older one is answered at once, so that one at most is open here.
+    """
+
+    def __init__(self, superlink: str, certificates: Path | None, node_key: Path | None) -> None:
+        self._superlink, self._certificates, self._key = superlink, certificates, node_key
+        self._loop = asyncio.get_running_loop()
+        self._come: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._sent, self._taken = asyncio.Event(), asyncio.Event()
+        self._going: deque[bytes] = deque()
+        self._something = threading.Event()
+        self._closing = self._finishing = False
+        self._thread = threading.Thread(target=self._run, name="flower-node", daemon=True)
+
+    async def open(self) -> None:
+        self._thread.start()
+        await self._opened
+
+    async def close(self) -> None:
+        self._closing = True
+        self._something.set()
+        await asyncio.to_thread(self._thread.join)
+
+    async def read(self) -> bytes | None:
+        return await self._come.get()
+
+    async def write(self, frame: bytes) -> None:
+        # Whoever writes waits for what is long: it would be said again meanwhile, and again.
+        self._going.append(frame)
+        self._taken.clear()
+        self._something.set()
+        while not self._sent.is_set() and sum(map(len, list(self._going))) > HELD_BYTES:
+            await self._taken.wait()
+            self._taken.clear()
+
+    async def finish(self) -> None:
+        self._finishing = True
+        self._something.set()
+        await self._sent.wait()
+
+    def _run(self) -> None:
+        try:
+            with _fleet(self._superlink, self._certificates, self._key) as fleet:
+                self._call(self._opened.set_result, None)
+                self._take_part(fleet)
+        except BaseException as error:
+            failed = ConnectionError(f"{self._superlink}: {error}")
+            self._call(self._failed, failed)
+        self._call(self._come.put_nowait, None)
+        self._call(self._sent.set)
+        self._call(self._taken.set)
+
+    def _failed(self, error: ConnectionError) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(error)
+
+    def _call(self, function: Callable[..., object], *values: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(function, *values)
+
+    def _take_part(self, fleet: _Fleet) -> None:
+        waiting: list[Message] = []  # requests that were not answered yet
+        pause, begin = Pause(), time.monotonic()
+        while not self._closing:
+            if time.monotonic() - begin > fleet.heartbeat:
+                fleet.beat()
+                begin = time.monotonic()
+            request = fleet.pull()
+            if request is not None:
+                pause.reset()
+                frames = frames_of(request.content)
+                if frames is None:
+                    fleet.reply(request, [])  # another app's
+                    continue
+                # A server that was started again has forgotten what its run before asked.
+                run = request.metadata.run_id
+                waiting = [one for one in waiting if one.metadata.run_id == run]
+                waiting.append(request)
+                for frame in frames:
+                    self._call(self._come.put_nowait, frame)
+            while len(waiting) > 1 or (waiting and self._going):
+                frames = [self._going.popleft() for _ in range(len(self._going))]
+                fleet.reply(waiting.pop(0), frames)
+                self._call(self._taken.set)
+                pause.reset()
+            if self._finishing and not self._going:
+                for one in waiting:
+                    fleet.reply(one, [])
+                time.sleep(LOOKS[1] + LOOKS[0])  # what a node has said goes with it: be heard first
+                return
+            if request is None:
+                self._something.wait(pause.next())
+                self._something.clear()
+
+
+@contextlib.contextmanager
+def _fleet(superlink: str, certificates: Path | None, node_key: Path | None) -> Any:
+    """This process as a node of the SuperLink, until the end of the ``with`` block."""
+    from flwr.proto.fleet_pb2 import (
+        ActivateNodeRequest,
+        DeactivateNodeRequest,
+        RegisterNodeFleetRequest,
+        UnregisterNodeFleetRequest,
+    )
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    if node_key is None:
+        private, public = generate_key_pairs()
+    else:
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+        private = load_ssh_private_key(node_key.read_bytes(), None)
+        public = private.public_key()
+    shown = public_key_to_bytes(public)
+    with FleetHttpClient.from_server_address(
+        superlink,
+        certificates is None,
+        None if certificates is None else certificates.read_bytes(),
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(private, public),
+        ],
+    ) as client:
+        if node_key is None:
+            client.RegisterNode(RegisterNodeFleetRequest(public_key=shown))
+        interval = _Fleet.heartbeat * 2
+        active = ActivateNodeRequest(public_key=shown, heartbeat_interval=interval)
+        node = Node(node_id=client.ActivateNode(active).node_id)
+        try:
+            yield _Fleet(client, node)
+        finally:
+            with contextlib.suppress(Exception):  # it is taken for lost without its heartbeat
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
+                if node_key is None:
+                    client.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))
+
+
+class _Fleet:
+    """Flower's Fleet API, for one node."""
+
+    heartbeat = 15.0
+
+    def __init__(self, client: Any, node: Any) -> None:
+        self._client, self._node = client, node
+
+    def beat(self) -> None:
+        from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+        self._client.SendNodeHeartbeat(
+            SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=2 * self.heartbeat)
+        )
+
+    def pull(self) -> Message | None:
+        """The next request, if there is one."""
+        from flwr.app import Message
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+            make_confirm_message_received_fn_protobuf,
+            make_pull_object_fn_protobuf,
+        )
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+        answer = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not answer.messages_list:
+            return None
+        run = answer.messages_list[0].metadata.run_id
+        tree = answer.message_object_trees[0]
+
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
+        confirm = make_confirm_message_received_fn_protobuf(
+            self._client.ConfirmMessageReceived, self._node, run
+        )
+        found: Message = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message)
+        found.metadata.__dict__["_message_id"] = tree.object_id
+        return found
+
+    def reply(self, request: Message, frames: list[bytes]) -> None:
+        """Answer a request."""
+        from flwr.app import Message
+        from flwr.app.message import remove_content_from_message
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+        )
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+
+        reply = Message(content=content_of(frames, stays=True), reply_to=request)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
+        answer = self._client.PushMessages(
+            PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(remove_content_from_message(reply))],
+                message_object_trees=[tree],
+                clientapp_runtime_list=[0.0],
+            )
+        )
+        push = make_push_object_fn_protobuf(
+            self._client.PushObject, self._node, request.metadata.run_id, answer.session_id
+        )
+        for number in answer.objects_to_push:
+            push(number, objects[number].deflate())

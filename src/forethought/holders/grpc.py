@@ -1,0 +1,686 @@
+"""gRPC as a carrier: mutual TLS 1.3, a stream for each pair of members, frames both ways.
+
+Only members whose certificates are in the roster connect. All that is asked of the network is that
+some frames arrive: what is lost is sent again, what is doubled is answered again. Of two neighbours
+in a gossip the later one in the roster connects to the earlier one.
+
+grpcio has no setting for the least version of TLS, and reads its list of ciphers when it is loaded.
+So the list is set here, before grpc is loaded, to one for TLS 1.2 that only RSA certificates could
+use. Ours are ECDSA: no handshake below 1.3 finds a cipher (those of 1.3 are in no list), and the
+server asks every connection for its version as well. Other connections of this process are held to
+the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from forethought.exchange.codec import DecodeError
+from forethought.exchange.frame import Endpoint, FrameError
+from forethought.exchange.keys import Identity, Keys, Roster, RosterError
+from forethought.exchange.messages import Finished, register
+from forethought.federated.server import ServerMachine
+from forethought.gossip.gossip import Gossip, GossipError
+from forethought.holders.driving import (
+    BACK_OFF,
+    Connect,
+    Guarded,
+    Heard,
+    Outbox,
+    ServerDriver,
+    Stream,
+    again_and_again,
+    written,
+)
+from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, Refused
+from forethought.values.serialisation import Stored, canonical
+
+_NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
+#: Whether grpc was loaded with that list.
+RESTRICTED = "grpc" not in sys.modules or os.environ.get(_NAME) == _CIPHERS
+os.environ[_NAME] = _CIPHERS
+
+import grpc  # noqa: E402 (after the list of its ciphers)
+
+SERVICE, PEERS_SERVICE, METHOD = "forethought.Federation", "forethought.Gossip", "Exchange"
+# Seconds that a finished server waits for clients that have not had the last model yet.
+LINGER = 60.0
+# Messages on their way to one neighbour.
+_QUEUE = 8
+TLS = b"TLSv1.3"
+
+
+class ConnectionPolicyError(RuntimeError):
+    """Connections of this process could fall below TLS 1.3."""
+
+
+def server_credentials(keys: Keys, roster: Roster) -> grpc.ServerCredentials:
+    """For a server that only the roster's clients can connect to.
+
+    Raises:
+        ConnectionPolicyError: see :func:`channel_credentials`.
+    """
+    _require_ciphers()
+    pair = (keys.connection, keys.identity.certificate.encode())
+    clients = "".join(identity.certificate for identity in roster.clients)
+    return grpc.ssl_server_credentials([pair], clients.encode(), require_client_auth=True)
+
+
+def channel_credentials(keys: Keys, roster: Roster) -> grpc.ChannelCredentials:
+    """For a client that connects to the roster's server only.
+
+    Raises:
+        ConnectionPolicyError: grpc was loaded too early to be held to TLS 1.3.
+    """
+    _require_ciphers()
+    return grpc.ssl_channel_credentials(
+        roster.server.certificate.encode(), keys.connection, keys.identity.certificate.encode()
+    )
+
+
+def _require_ciphers() -> None:
+    if not RESTRICTED:
+        raise ConnectionPolicyError(
+            "grpc was loaded before forethought.holders.grpc, which has to choose its ciphers "
+            "first so that nothing below TLS 1.3 is spoken: import it before grpc"
+        )
+
+
+def place_of(context: grpc.aio.ServicerContext[bytes, bytes], roster: Roster) -> int | None:
+    """The member at the other end of a connection; None: nobody who may be.
+
+    Also None below TLS 1.3.
+    """
+    about = context.auth_context()
+    if about.get("ssl_tls_version", [TLS])[0] != TLS:
+        return None
+    shown = b"".join(about.get("x509_pem_cert", [])).strip()
+    for place, identity in enumerate(roster.clients):
+        if identity.certificate.encode().strip() == shown:
+            return place
+    return None
+
+
+def channel_options(most_bytes: int) -> list[tuple[str, Any]]:
+    """gRPC's settings on both sides.
+
+    Args:
+        most_bytes: longest frame that may come; gRPC allocates no longer message.
+    """
+    return [
+        ("grpc.max_receive_message_length", most_bytes),
+        ("grpc.max_send_message_length", -1),
+        # A connection whose other end is gone without a word is found within half a minute.
+        ("grpc.keepalive_time_ms", 15_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.max_frame_size", 1 << 20),
+    ]
+
+
+class _GrpcStream:
+    """A stream over one call; whatever goes wrong in it closes it."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            data: Any = await self._call.read()
+            return None if data is grpc.aio.EOF else bytes(data)
+        return None
+
+    async def write(self, frame: bytes) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.write(frame)
+
+    async def finish(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+            # The server ends the stream when it has read everything.
+            await self._call.code()
+
+
+def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> Connect:
+    """Streams over gRPC with mutual TLS.
+
+    Args:
+        service: its name. roster: whose server to connect to. keys: own.
+        address: host:port of the server.
+    """
+
+    @contextlib.asynccontextmanager
+    async def connect(most_bytes: int) -> AsyncIterator[Stream]:
+        options = channel_options(most_bytes)
+        # The certificate is for the server's name in the roster, whatever host it runs on.
+        options.append(("grpc.ssl_target_name_override", roster.server.name))
+        credentials = channel_credentials(keys, roster)
+        async with grpc.aio.secure_channel(address, credentials, options) as channel:
+            async with asyncio.timeout(10.0):
+                await channel.channel_ready()
+            call = channel.stream_stream(f"/{service}/{METHOD}")()
+            try:
+                yield _GrpcStream(call)
+            finally:
+                call.cancel()
+
+    return connect
+
+
+def grpc_stream(roster: Roster, keys: Keys, address: str) -> Connect:
+    """Streams to a federation's server; see :func:`stream_to`."""
+    return stream_to(SERVICE, roster, keys, address)
+
+
+async def listen(
+    address: str,
+    service: str,
+    exchange: Callable[..., AsyncIterator[bytes]],
+    keys: Keys,
+    roster: Roster,
+    most_bytes: int,
+    most_streams: int,
+) -> tuple[grpc.aio.Server, int]:
+    """A server that answers every stream of the roster's clients by ``exchange``, and its port.
+
+    Args:
+        address: host:port; ``"127.0.0.1:0"`` takes any free port.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    options = channel_options(most_bytes)
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most_streams)
+    handler = grpc.stream_stream_rpc_method_handler(exchange)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {METHOD: handler}),)
+    )
+    credentials = server_credentials(keys, roster)
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise OSError(f"cannot listen on {address}: give another address, or end who does")
+    await server.start()
+    return server, int(port)
+
+
+async def admitted(context: Any, roster: Roster, refusal: str) -> int:
+    """The place of who opened a stream; the call of anybody else is aborted."""
+    place = place_of(context, roster)
+    if place is None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        raise PermissionError(refusal)
+    return place
+
+
+class FederationServer:
+    """Serves one federation.
+
+    Args:
+        roster: who may connect. keys: the server's own.
+        driver: makes the driver, given how frames get out.
+        machine: the driver's, to ask who is to hear the last model.
+        linger: see :data:`LINGER`.
+
+    Attributes:
+        driver: of the machine. heard: when the clients were heard of.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        keys: Keys,
+        driver: Callable[[Callable[[int, Any, bytes], None]], ServerDriver],
+        machine: ServerMachine,
+        linger: float = LINGER,
+    ) -> None:
+        self.roster, self._keys, self._linger = roster, keys, linger
+        self._machine = machine
+        self.driver = driver(self._send)
+        self.heard = Heard(len(roster.clients))
+        self._outboxes: dict[int, Outbox] = {}
+        self._last_word: set[int] = set()
+        self._told: set[int] = set()
+        self._guard = Guarded(self.driver)
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, address: str) -> int:
+        """Listen; ``"127.0.0.1:0"`` takes any free port. Returns the port.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        most_streams = 8 + 4 * len(self.roster.clients)  # old ones are closed when found dead
+        most = self.driver.endpoint.most_bytes
+        listened = await listen(
+            address, SERVICE, self._exchange, self._keys, self.roster, most, most_streams
+        )
+        self._server, port = listened
+        self._guard.do(self.driver.connected)
+        if self._machine.finished:  # before this process began
+            self.driver.done = "finished"
+        return port
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until the run is finished and everybody knows, or until ``stop``.
+
+        Raises:
+            Exception: what went wrong in a write; the process must end, and is made again from the
+                journal.
+        """
+        try:
+            await self._guard.until(stop)
+            if not stop.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._linger):
+                        await self._everybody_told(stop)
+        finally:
+            for outbox in self._outboxes.values():
+                outbox.close()
+            if self._server is not None:
+                await self._server.stop(1.0)
+
+    async def _everybody_told(self, stop: asyncio.Event) -> None:
+        wanted = set(range(len(self.roster.clients))) - self._machine.left
+        while not stop.is_set() and (wanted - self._told or self._outboxes):
+            self._guard.check()
+            await asyncio.sleep(0.02)
+
+    def _send(self, to: int, message: Any, frame: bytes) -> None:
+        outbox = self._outboxes.get(to)
+        if outbox is not None:
+            outbox.put(message, frame)
+            if isinstance(message, Finished):
+                self._last_word.add(to)
+
+    async def _exchange(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        place = await admitted(context, self.roster, "not in the roster")
+        outbox = Outbox()
+        before = self._outboxes.get(place)
+        if before is not None:
+            before.close()  # it came back before its old connection was found dead
+        self._outboxes[place] = outbox
+        self.heard.connected.add(place)
+        reader = asyncio.create_task(self._read(requests, place, outbox))
+        try:
+            while (frame := await outbox.get()) is not None:
+                yield frame
+        finally:
+            reader.cancel()
+            if self._outboxes.get(place) is outbox:
+                del self._outboxes[place]
+                self.heard.connected.discard(place)
+
+    async def _read(self, requests: AsyncIterator[bytes], place: int, outbox: Outbox) -> None:
+        try:
+            async for data in requests:
+                self.heard.note(place)
+                self._guard.do(lambda data=data: self.driver.received(data, place))  # type: ignore[misc]
+            if place in self._last_word:
+                self._told.add(place)  # it hung up by itself: a killed client does not come so far
+        except grpc.aio.AioRpcError:
+            pass
+        finally:
+            outbox.close()
+
+
+@dataclass(frozen=True)
+class PeerRoster(Stored):
+    """Everybody in a gossip between sites.
+
+    Args:
+        workers: their identities, in the order of their places.
+        addresses: host:port on which each can be reached, in the same order.
+        nonce: 32 hexadecimal digits drawn when the roster was made.
+
+    Raises:
+        RosterError: a name, a key or an address that occurs twice, or one that is none.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/peer-roster/1"
+    CALLED: ClassVar[str] = "roster of workers"
+
+    workers: tuple[Identity, ...]
+    addresses: tuple[str, ...]
+    nonce: str
+
+    def __post_init__(self) -> None:
+        if len(self.workers) < 2 or len(self.workers) != len(self.addresses):
+            raise RosterError("a roster needs at least two workers, and an address of each")
+        Roster(self.workers[0], self.workers[1:], self.nonce)  # names and keys, each once
+        for address in self.addresses:
+            host, colon, port = address.rpartition(":")
+            if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+                raise RosterError(f"{address!r} is no address: give host:port of every worker")
+        twice = sorted({one for one in self.addresses if self.addresses.count(one) > 1})
+        if twice:
+            raise RosterError(f"two workers have the address {twice[0]}: each needs its own")
+
+    @classmethod
+    def of(cls, workers: Sequence[Identity], addresses: Sequence[str]) -> PeerRoster:
+        """A new roster with a nonce of its own."""
+        return cls(tuple(workers), tuple(addresses), secrets.token_hex(16))
+
+    @property
+    def fingerprint(self) -> str:
+        """32 digits of its hash, to compare by telephone."""
+        return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:32]
+
+    def place(self, keys: Keys) -> int:
+        """The place that these keys are for.
+
+        Raises:
+            RosterError: nobody's.
+        """
+        names = [identity.name for identity in self.workers]
+        name = keys.identity.name
+        if name not in names or self.workers[names.index(name)] != keys.identity:
+            raise RosterError(
+                f"the keys are those of {name!r}, or were made anew: the roster has "
+                f"{', '.join(names)}, with the keys they had when it was made"
+            )
+        return names.index(name)
+
+    def with_keys(self, gossip: Gossip) -> Gossip:
+        """The gossip with its members' keys and the nonce in it, so that its name depends on them.
+
+        Raises:
+            GossipError: other names, or another order.
+        """
+        names = [member.name for member in gossip.members]
+        if names != [identity.name for identity in self.workers]:
+            raise GossipError(
+                f"the job's workers are {', '.join(names)}; the roster's "
+                f"{', '.join(identity.name for identity in self.workers)}: join the same, in order"
+            )
+        members = tuple(
+            replace(member, public_key=identity.public_key)
+            for member, identity in zip(gossip.members, self.workers, strict=True)
+        )
+        return replace(gossip, members=members, nonce=self.nonce)
+
+    def one_way(self, to: int, connecting: Sequence[int]) -> Roster:
+        """The members that may connect to a worker, in the form that connections are judged by."""
+        return Roster(self.workers[to], tuple(self.workers[one] for one in connecting), self.nonce)
+
+    def _values(self) -> dict[str, Any]:
+        workers = [identity.to_dict() for identity in self.workers]
+        return {"workers": workers, "addresses": list(self.addresses), "nonce": self.nonce}
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> PeerRoster:
+        workers = tuple(Identity.from_dict(row) for row in values["workers"])
+        return cls(workers, tuple(values["addresses"]), values["nonce"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sign:
+    """A sign of life.
+
+    Args:
+        round: nothing. base: nothing. finished: 1 from a worker that has finished.
+    """
+
+    round: int
+    base: int
+    finished: int
+
+
+register(67, Sign)
+
+
+class SiteLinks:
+    """Links to a worker's neighbours; see :class:`~forethought.holders.links.Links`.
+
+    Args:
+        gossip: with the roster's keys in it. roster: who is where. keys: own.
+        listen: host:port to listen on; None: the own address in the roster.
+        back_off: (first, last) seconds between two tries to connect.
+
+    Raises:
+        RosterError: the keys are nobody's.
+    """
+
+    def __init__(
+        self,
+        gossip: Gossip,
+        roster: PeerRoster,
+        keys: Keys,
+        listen: str | None = None,
+        back_off: tuple[float, float] = BACK_OFF,
+    ) -> None:
+        self.me = roster.place(keys)
+        self.reduce: Reduce | None = None
+        self._roster, self._keys = roster, keys
+        self._listen = listen or roster.addresses[self.me]
+        self._back_off = back_off
+        near = gossip.mixing.graph.neighbours(self.me)
+        self._earlier = tuple(peer for peer in near if peer < self.me)
+        self._later = tuple(peer for peer in near if peer > self.me)
+        public = {peer: bytes.fromhex(roster.workers[peer].public_key) for peer in near}
+        self.endpoint = Endpoint(
+            gossip.run_id,
+            self.me,
+            keys.signing,
+            public,
+            gossip.coordinates,
+            lambda sender, message: gossip.trust.largest,
+        )
+        self._heard: dict[int, float] = {}
+        self._over: set[int] = set()
+        self._finished = 0
+        self._outboxes: dict[int, Outbox] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._flush = 0.0
+        self.port: int | None = None
+
+    def start(self, deliver: Deliver) -> None:
+        """See Links.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        ready: list[BaseException | int] = []
+        there = threading.Event()
+
+        def run() -> None:
+            try:
+                asyncio.run(self._run(deliver, ready, there))
+            except BaseException as error:
+                ready.append(error)
+            finally:
+                there.set()
+
+        self._thread = threading.Thread(target=run, name="gossip-sites", daemon=True)
+        self._thread.start()
+        there.wait()
+        if isinstance(ready[0], BaseException):
+            raise ready[0]
+        self.port = ready[0]
+
+    def send(self, to: int, message: Any) -> None:
+        """See Links."""
+        if to in self._outboxes:
+            self._in_loop(self._put, to, self.endpoint.seal(to, message))
+
+    def heard(self, peer: int) -> float | None:
+        """See Links."""
+        return self._heard.get(peer) if peer in self._outboxes else None
+
+    def finish(self) -> None:
+        """See Links."""
+        self._finished = 1
+        self._in_loop(self._say_all)
+
+    def over(self, peer: int) -> bool:
+        """See Links."""
+        return peer in self._over
+
+    def close(self, seconds: float) -> None:
+        """See Links."""
+        self._flush = seconds
+        if self._ending is not None:
+            self._in_loop(self._ending.set)
+        if self._thread is not None:
+            self._thread.join(seconds + 5.0)
+
+    def _in_loop(self, step: Callable[..., object], *values: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(step, *values)
+
+    # ---- in the loop
+
+    async def _run(
+        self, deliver: Deliver, ready: list[BaseException | int], there: threading.Event
+    ) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        server, port = await self._serve(deliver)
+        ready.append(port)
+        there.set()
+        tasks = [asyncio.create_task(self._live_with(peer, deliver)) for peer in self._earlier]
+        tasks.append(asyncio.create_task(self._beat()))
+        await self._ending.wait()
+        for outbox in self._outboxes.values():
+            outbox.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._flush):
+                while self._outboxes:
+                    await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if server is not None:
+            await server.stop(0.5)
+
+    async def _serve(self, deliver: Deliver) -> tuple[Any, int]:
+        if not self._later:
+            return None, 0
+        roster = self._roster.one_way(self.me, self._later)
+
+        async def exchange(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            found = await admitted(context, roster, "no neighbour of this worker")
+            peer = self._later[found]
+            outbox = self._open(peer)
+            reader = asyncio.create_task(self._read(requests, peer, outbox, deliver))
+            try:
+                while (frame := await outbox.get()) is not None:
+                    yield frame
+            finally:
+                reader.cancel()
+                self._shut(peer, outbox)
+
+        most, streams = self.endpoint.most_bytes, 8 + 4 * len(self._later)
+        return await listen(
+            self._listen, PEERS_SERVICE, exchange, self._keys, roster, most, streams
+        )
+
+    async def _live_with(self, peer: int, deliver: Deliver) -> None:
+        """Connect to an earlier neighbour, again and again."""
+        connect = stream_to(
+            PEERS_SERVICE,
+            self._roster.one_way(peer, (self.me,)),
+            self._keys,
+            self._roster.addresses[peer],
+        )
+
+        async def connection() -> None:
+            async with connect(self.endpoint.most_bytes) as stream:
+                outbox = self._open(peer)
+                writer = asyncio.create_task(written(outbox, stream))
+                reader = asyncio.create_task(self._read(_frames(stream), peer, outbox, deliver))
+                try:
+                    await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    reader.cancel()
+                    writer.cancel()
+                    self._shut(peer, outbox)
+
+        await again_and_again(connection, self._back_off)
+
+    def _open(self, peer: int) -> Outbox:
+        before = self._outboxes.get(peer)
+        if before is not None:
+            before.close()  # it came back before its old connection was found dead
+        outbox = self._outboxes[peer] = Outbox(_newest)
+        # Heard is who said something of this gossip; a connection alone is nothing.
+        self._heard.pop(peer, None)
+        self._say(peer)
+        return outbox
+
+    def _shut(self, peer: int, outbox: Outbox) -> None:
+        if self._outboxes.get(peer) is outbox:
+            del self._outboxes[peer]
+
+    async def _read(
+        self, frames: AsyncIterator[bytes], peer: int, outbox: Outbox, deliver: Deliver
+    ) -> None:
+        try:
+            async for data in frames:
+                self._received(data, peer, deliver)
+        except grpc.aio.AioRpcError:
+            pass
+        finally:
+            outbox.close()
+
+    def _received(self, data: bytes, peer: int, deliver: Deliver) -> None:
+        try:
+            opened = self.endpoint.open(data)
+            if opened.sender != peer:
+                raise FrameError(f"it is signed by worker {opened.sender}")
+        except (FrameError, DecodeError) as error:
+            name = self._roster.workers[peer].name
+            deliver(Refused(peer, f"a frame from worker {name!r} was refused: {error}"))
+            return
+        self._heard[peer] = time.monotonic()
+        if isinstance(opened.message, Sign):
+            if opened.message.finished:
+                self._over.add(peer)
+        else:
+            deliver(Arrived(peer, opened.message, opened.proof))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_EVERY)
+            self._say_all()
+
+    def _say_all(self) -> None:
+        for peer in list(self._outboxes):
+            self._say(peer)
+
+    def _say(self, peer: int) -> None:
+        self._put(peer, self.endpoint.seal(peer, Sign(0, 0, self._finished)))
+
+    def _put(self, peer: int, frame: bytes) -> None:
+        outbox = self._outboxes.get(peer)
+        if outbox is not None:
+            outbox.put(None, frame)
+
+
+async def _frames(stream: Stream) -> AsyncIterator[bytes]:
+    while (data := await stream.read()) is not None:
+        yield data
+
+
+def _newest(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
+    """The messages on their way to one neighbour; of more than eight, the oldest go."""
+    return [*frames, (message, frame)][-_QUEUE:]

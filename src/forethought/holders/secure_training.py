@@ -1,0 +1,201 @@
+"""Training in memory under secure aggregation: every round's sum is opened behind real masks.
+
+The server steps along sums of the cohort and never holds a single client's. What the clients
+release is noted in transcripts of their own, lost rounds included.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from forethought.exchange.messages import Vector
+from forethought.exchange.storage import Storage
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.rules import cohort_of
+from forethought.federated.secure_aggregation.masking import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.protocol import secure_sum
+from forethought.federated.secure_aggregation.shared_noise import require_room
+from forethought.federated.secure_checkpoint import SecureReleases, Standing
+from forethought.federated.server_optimizers import moved
+from forethought.holders.trainer import Holder, SharedModel
+from forethought.rounds.private_sum import Layout, PrivateRounds
+from forethought.rounds.transcript import Transcript
+from forethought.training.descent import IterateAverage
+from forethought.values.plan import grid, step_sizes
+
+
+class ReportedAverage:
+    """See :class:`forethought.federated.server.Average`.
+
+    Args:
+        federation: says which average. layout: of the model, tensor by tensor.
+        weights: the first model.
+    """
+
+    def __init__(self, federation: Federation, layout: Layout, weights: Vector) -> None:
+        self._newest = torch.from_numpy(np.array(weights, dtype=np.float32))
+        parts = layout.views(self._newest)
+        self._average = IterateAverage(federation.averaging, parts, federation.rounds)
+
+    def update(self, version: int, weights: Vector) -> None:
+        """Take in the model of a version."""
+        self._newest.copy_(torch.from_numpy(np.array(weights)))
+        self._average.update(version)
+
+    @property
+    def weights(self) -> Vector:
+        """The average, float32, shape (parameters,)."""
+        parts = [part.reshape(-1) for part in self._average.values.values()]
+        return torch.cat(parts).numpy().astype(np.float32)
+
+    def restore(self, weights: Vector) -> None:
+        """Go on from this average."""
+        flat = torch.from_numpy(np.array(weights, dtype=np.float32))
+        start = 0
+        for part in self._average.values.values():
+            end = start + part.numel()
+            part.copy_(flat[start:end].view_as(part))
+            start = end
+
+
+# (round, sender, message) → whether it gets lost, with its sender gone for the rest of the round.
+Lost = Callable[[int, int, Any], bool]
+
+
+@dataclass(frozen=True)
+class SecurelyTrained:
+    """The outcome of training behind masks.
+
+    Args:
+        weights: of the reported model, float32, shape (parameters,).
+        transcripts: what each client released.
+        survivors: of every round, who is in its sum; empty where the round was lost.
+    """
+
+    weights: Vector
+    transcripts: tuple[Transcript, ...]
+    survivors: tuple[tuple[int, ...], ...]
+
+
+def train_securely(  # noqa: PLR0915
+    shared: SharedModel,
+    holders: Sequence[Holder],
+    federation: Federation,
+    *,
+    lost: Lost = lambda _round, _sender, _message: False,
+    entropy: Callable[[int], bytes] = secrets.token_bytes,
+    progress: Callable[[int, int], None] | None = None,
+    storage: Storage | None = None,
+) -> SecurelyTrained:
+    """Train a federation whose server sees sums only; the model carries the reported weights.
+
+    Args:
+        shared: the model. holders: what each client brings; their plans are the federation's.
+        federation: with ``secure``, see :func:`~.secure_aggregation.shared_noise.secured`.
+        lost: which messages do not arrive.
+        entropy: n → n secret bytes, for keys and masks.
+        progress: called with rounds so far and all of them.
+        storage: keeps where it stands after every round, and goes on from there.
+
+    Raises:
+        FederationError: no secure aggregation, or holders of other plans.
+        SecureAggregationError: settings that do not go with the federation.
+    """
+    if federation.secure is None:
+        raise FederationError("this federation has no secure aggregation: see secured()")
+    settings = SecureAggregation.from_dict(federation.secure)
+    settings.require(federation)
+    require_room(federation, settings)
+    members = range(len(federation.members))
+    if federation.cohort is not None and any(len(p.mechanism.rounds) > 1 for p in federation.plans):
+        raise SecureAggregationError(
+            "clients of a cohort miss rounds, so all rounds need one noise multiplier and "
+            "sampling: plan rounds of one kind, or leave the cohort out"
+        )
+    if [holder.plan for holder in holders] != [federation.plan(client) for client in members]:
+        raise FederationError("the holders' plans are not those of the federation")
+    rounds = [
+        PrivateRounds(
+            holder.plan.privacy,
+            shared.parameters,
+            holder.loss,
+            holder.secrets,
+            micro_batch=holder.micro_batch,
+        )
+        for holder in holders
+    ]
+    step_size = step_sizes(federation.plan(0))
+    now = Standing(shared.read())
+    average = None
+    if federation.averaging.kind != "none":
+        average = ReportedAverage(federation, shared.layout, now.weights)
+    if storage is not None and (known := _continued(storage, rounds)) is not None:
+        now = known
+        if average is not None and now.average is not None:
+            average.restore(now.average)
+    for index in range(now.index, federation.rounds):
+        shared.write(now.weights)
+        sums, divisors = {}, {}
+        for client in cohort_of(federation, index, np.array(members)):
+            with rounds[client]:
+                total = rounds[client].open(len(rounds[client].transcript))
+                total.add(shared.model, holders[client].records)
+                noised = total.release()
+            sums[client] = noised.vector.cpu().numpy()
+            divisors[client] = noised.round.divisor
+            step, _ = grid(noised.round.noise_std, noised.round.clip_norm, shared.layout.size)
+        who: tuple[int, ...] = ()
+        try:
+            opened, who = secure_sum(
+                settings,
+                sums,
+                step,
+                round=index,
+                run_id=federation.run_id,
+                lost=partial(lost, index),
+                entropy=entropy,
+            )
+        except SecureAggregationError:
+            pass  # the model stays; what was released is in the transcripts
+        else:
+            mean = opened / sum(divisors[client] for client in who)
+            change = -step_size(now.version) * mean
+            now.weights = moved(federation.server, now.moments, now.weights, change)
+            now.version += 1
+            if average is not None:
+                average.update(now.version, now.weights)
+                now.average = average.weights
+        now.survivors.append(who)
+        now.index = index + 1
+        if storage is not None:
+            now.transcripts = [one.transcript.to_values() for one in rounds]
+            now.clip_norms = [one.clip_norm for one in rounds]
+            now.save(storage)
+        if progress is not None:
+            progress(now.index, federation.rounds)
+    weights = now.weights if average is None else average.weights
+    shared.write(weights)
+    return SecurelyTrained(weights, tuple(one.transcript for one in rounds), tuple(now.survivors))
+
+
+def _continued(storage: Storage, rounds: Sequence[PrivateRounds]) -> Standing | None:
+    """The state that was kept; the clients' rounds are brought there, and note their releases
+    from now."""
+    releases = SecureReleases(storage)
+    for client, one in enumerate(rounds):
+        one.note = partial(releases.note, client)
+    known = Standing.load(storage)
+    if known is not None:
+        for one, values, norm in zip(rounds, known.transcripts, known.clip_norms, strict=True):
+            one.transcript, one.clip_norm = Transcript.from_values(values), norm
+    return known

@@ -1,0 +1,347 @@
+"""A federation's server as a process: its folder, its journal, its signals, what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from forethought.exchange.frame import Endpoint
+from forethought.exchange.keys import Keys, Roster
+from forethought.exchange.ledger import ServerJournal
+from forethought.exchange.messages import SERVER, Vector
+from forethought.exchange.storage import FolderStorage
+from forethought.federated.federation import Federation, FederationError, require_roster
+from forethought.federated.secure_aggregation.server import SecureServer
+from forethought.federated.server import Average, ServerMachine
+from forethought.holders.driving import LOOK, Heard, Out, ServerDriver, stop_on_signals
+from forethought.holders.grpc import LINGER, FederationServer
+from forethought.training.folder import locked
+
+# What a server shows of itself: where the run is, who is there, what was refused. Nothing private.
+#
+# As a value, as JSON, and as a page on 127.0.0.1.
+
+
+@dataclass(frozen=True)
+class ClientStatus:
+    """One client.
+
+    Args:
+        updates: applied. of: most that it sends. heard: seconds since its last frame; None: never.
+        absent: the server goes on without it.
+    """
+
+    name: str
+    connected: bool
+    updates: int
+    of: int
+    heard: float | None
+    absent: bool
+
+
+@dataclass(frozen=True)
+class Status:
+    """A server at one moment.
+
+    Args:
+        run: first digits of the run id. version: of the newest model; of ``rounds``.
+        seconds: since this process started. alarms: code → how many. last: the newest alarms.
+    """
+
+    run: str
+    rule: str
+    version: int
+    rounds: int
+    finished: bool
+    seconds: float
+    clients: tuple[ClientStatus, ...]
+    alarms: dict[str, int]
+    last: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def page(status: Status) -> str:
+    """The status as a page that reloads itself; it needs nothing from elsewhere."""
+    rows = "".join(
+        f"<tr><td>{html.escape(one.name)}</td><td>{_state(one)}</td>"
+        f"<td>{one.updates} of {one.of}</td><td>{_ago(one.heard)}</td></tr>"
+        for one in status.clients
+    )
+    alarms = "".join(f"<li>{html.escape(text)}</li>" for text in status.last) or "<li>none</li>"
+    state = "finished" if status.finished else f"running for {status.seconds:.0f} s"
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta http-equiv="refresh" content="2"><title>forethought federation</title>'
+        "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em 1em;text-align:left}"
+        "</style>"
+        f"<h1>Federation {html.escape(status.run)}</h1>"
+        f"<p>{html.escape(status.rule)}, model {status.version} of {status.rounds}, {state}</p>"
+        f"<table><tr><th>client</th><th>state</th><th>updates</th><th>heard</th></tr>{rows}"
+        f"</table><h2>Alarms</h2><ul>{alarms}</ul></html>"
+    )
+
+
+def _state(client: ClientStatus) -> str:
+    if client.connected:
+        return "connected"
+    return "absent" if client.absent else "not connected"
+
+
+def _ago(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.0f} s ago"
+
+
+class StatusPage:
+    """A page for the operator, on 127.0.0.1 only; it can be read and nothing else.
+
+    Args:
+        look: gives the status of now.
+    """
+
+    def __init__(self, look: Callable[[], Status]) -> None:
+        self._look = look
+        self._server: asyncio.Server | None = None
+
+    async def start(self, port: int) -> int:
+        """Serve; 0 takes any free port. Returns the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", port, limit=8192)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Serve no more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(5):
+                head = await reader.readuntil(b"\r\n\r\n")
+                code, kind, body = self._content(head.decode("latin-1"))
+                text = (
+                    f"HTTP/1.1 {code}\r\nContent-Type: {kind}; charset=utf-8\r\n"
+                    f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\n"
+                    "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+                )
+                writer.write(text.encode() + body)
+                await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    def _content(self, head: str) -> tuple[str, str, bytes]:
+        request, *fields = head.split("\r\n")
+        values = dict(field.lower().split(": ", 1) for field in fields if ": " in field)
+        # A page elsewhere whose name was pointed at 127.0.0.1 must not read this one.
+        if values.get("host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost"):
+            return "403 Forbidden", "text/plain", b"only as 127.0.0.1 or localhost\n"
+        method, _, rest = request.partition(" ")
+        path = rest.split(" ")[0]
+        if method != "GET":
+            return "405 Method Not Allowed", "text/plain", b"only GET\n"
+        if path == "/":
+            return "200 OK", "text/html", page(self._look()).encode()
+        if path == "/status.json":
+            return "200 OK", "application/json", json.dumps(self._look().to_dict()).encode()
+        return "404 Not Found", "text/plain", b"/ and /status.json are here\n"
+
+
+# A federation's server as a process: its folder, its journal, its signals, what it shows.
+
+
+START = "start.npy"
+
+
+CarryServer: TypeAlias = Callable[[ServerMachine, Callable[[Out], ServerDriver]], Status]
+
+
+@dataclass(frozen=True)
+class Served:
+    """The outcome of serving.
+
+    Args:
+        finished: whether the last model is there; else the server was stopped and can go on.
+        weights: the reported model, float32, shape (parameters,). status: the last one.
+    """
+
+    finished: bool
+    weights: Vector
+    status: Status
+
+
+def serve(
+    federation: Federation,
+    roster: Roster,
+    keys: Keys,
+    weights: Vector,
+    folder: Path,
+    carry: CarryServer,
+    *,
+    average: Callable[[Vector], Average] | None = None,
+) -> Served:
+    """Serve a federation for as long as ``carry`` does: to the end, or until it is stopped.
+
+    Args:
+        weights: the first model; once the folder has one, that one is taken.
+        folder: of the journal; a folder with one goes on where it was.
+        carry: takes frames to the clients and back, given the machine and how to make its driver;
+            see :func:`over_grpc`. Returns the last status.
+        average: of the models, made from the first one.
+
+    Raises:
+        FederationError: roster or keys of another federation. JournalError, LogError: the journal
+            is another run's, or damaged. RunFolderBusyError: somebody serves there. OSError: no
+            such address, or a write that failed.
+    """
+    require_roster(federation, roster)
+    require_member(keys, roster, SERVER)
+    with locked(folder):
+        storage = FolderStorage(folder)
+        start = _first_model(folder, weights)
+        journal = ServerJournal(storage, federation.run_id)
+        own = None if average is None else average(start)
+        kind = ServerMachine if federation.secure is None else SecureServer
+        machine = kind.restored(federation, start, *journal.read(), own)
+        if isinstance(machine, SecureServer):
+            machine.verify = roster.signed
+        endpoint = Endpoint(
+            federation.run_id, SERVER, keys.signing, roster.public_keys, federation.parameters
+        )
+        status = carry(
+            machine, lambda out: ServerDriver(machine, journal, endpoint, out, machine.snapshot)
+        )
+        if not machine.finished:
+            journal.snapshot(machine.snapshot())
+        return Served(machine.finished, machine.reported, status)
+
+
+def over_grpc(
+    roster: Roster,
+    keys: Keys,
+    address: str,
+    *,
+    page: int | None = None,
+    began: Callable[[int, int | None], None] | None = None,
+    look: Callable[[Status], None] | None = None,
+    linger: float = LINGER,
+) -> CarryServer:
+    """Over connections that clients open, until the run is finished, or SIGINT or SIGTERM.
+
+    Args:
+        address: host:port to listen on.
+        page: port of the status page on 127.0.0.1; 0: any free one; None: no page.
+        began: called with the port and the page's. look: called with the status now and then.
+        linger: seconds that clients have to fetch the last model.
+    """
+
+    async def serve_until_done(
+        machine: ServerMachine, make: Callable[[Out], ServerDriver]
+    ) -> Status:
+        server = FederationServer(roster, keys, make, machine, linger)
+        begin = time.monotonic()
+
+        def status() -> Status:
+            return status_of(machine, server.driver, server.heard, time.monotonic() - begin)
+
+        stop = asyncio.Event()
+        async with stop_on_signals(stop), _watched(status, look):
+            port = await server.start(address)
+            shown = StatusPage(status)
+            page_port = None if page is None else await shown.start(page)
+            if began is not None:
+                began(port, page_port)
+            try:
+                await server.run(stop)
+            finally:
+                await shown.stop()
+        return status()
+
+    return lambda machine, make: asyncio.run(serve_until_done(machine, make))
+
+
+@contextlib.asynccontextmanager
+async def _watched(
+    status: Callable[[], Status], look: Callable[[Status], None] | None
+) -> AsyncIterator[None]:
+    async def watch(show: Callable[[Status], None]) -> None:
+        while True:
+            show(status())
+            await asyncio.sleep(LOOK)
+
+    if look is None:
+        yield
+        return
+    task = asyncio.create_task(watch(look))
+    try:
+        yield
+    finally:
+        task.cancel()
+        look(status())
+
+
+def status_of(machine: ServerMachine, driver: ServerDriver, heard: Heard, seconds: float) -> Status:
+    """The status that a server shows."""
+    federation = machine.federation
+    clients = tuple(
+        ClientStatus(
+            member.name,
+            client in heard.connected,
+            int(machine.applied[client]),
+            federation.updates(client),
+            heard.ago(client),
+            client in machine.absent,
+        )
+        for client, member in enumerate(federation.members)
+    )
+    return Status(
+        federation.run_id.hex()[:12],
+        federation.rule,
+        min(machine.version, federation.rounds),  # the asynchronous last model is one more
+        federation.rounds,
+        machine.finished,
+        seconds,
+        clients,
+        dict(driver.counts),
+        tuple(f"{raised.code}: {raised.text}" for raised in list(driver.alarms)[-10:]),
+    )
+
+
+def require_member(keys: Keys, roster: Roster, place: int) -> None:
+    """Refuse keys that are not those of a place in the roster.
+
+    Raises:
+        FederationError: they belong to somebody else.
+    """
+    if keys.identity != roster.identity(place):
+        raise FederationError(
+            f"the keys are those of {keys.identity.name!r}, or were made anew: the roster has "
+            f"others for {roster.identity(place).name!r}"
+        )
+
+
+def _first_model(folder: Path, weights: Vector) -> Vector:
+    path = folder / START
+    if path.exists():
+        kept: Any = np.load(path, allow_pickle=False)
+        return np.ascontiguousarray(kept, dtype=np.float32)
+    part = path.with_name(f".{START}")
+    with part.open("wb") as file:
+        np.save(file, weights)
+    part.replace(path)
+    return weights

@@ -1,0 +1,725 @@
+"""Simulate several holders on one computer, with real training: from shares to statements.
+
+Virtual time costs microseconds an event, training everything else. So a simulation that was
+interrupted begins anew and reads the updates that were computed before from its record, in which a
+crash can have torn the last one only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from forethought.accounting.statement import Randomness, Statement
+from forethought.exchange.codec import decode, encode
+from forethought.exchange.events import Release
+from forethought.exchange.messages import Model, Vector
+from forethought.exchange.storage import FolderStorage, RecordLog
+from forethought.federated.federation import Federation, FederationError
+from forethought.federated.secure_checkpoint import RELEASED, STATE
+from forethought.federated.server_optimizers import Moments, moved
+from forethought.gossip.gossip import Gossip
+from forethought.gossip.worker import Machine
+from forethought.gradients import check_model
+from forethought.holders.fused import LAW, Cohort, cohorts, course, require_fusible
+from forethought.holders.secure_training import ReportedAverage, train_securely
+from forethought.holders.simulator import (
+    GraphSimulator,
+    SimulatedGraph,
+    SimulatedStar,
+    StarSimulator,
+    average,
+)
+from forethought.holders.times import Times
+from forethought.holders.topology import Topology, topology_of
+from forethought.holders.trainer import Holder, SharedModel, released
+from forethought.holders.work import NoTraining, Result, Trainers, Work, no_gradients
+from forethought.holders.workers import PROCESSES, InProcess, Workers
+from forethought.rounds.contributions import check_loss
+from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import Records, as_records, blank
+from forethought.rounds.transcript import TRANSCRIPT, Transcript
+from forethought.training.folder import (
+    KEYS,
+    PLAN,
+    CheckpointError,
+    Keys,
+    RunFolderExistsError,
+    locked,
+    wipe,
+)
+from forethought.training.metrics import evaluate
+from forethought.training.records import require_fit
+from forethought.training.run import NOT_COVERED_TEST
+from forethought.values.serialisation import Stored, plain
+
+SUMMARY, START = "simulation.json", "start.npy"
+# The record of updates, and of a simulation whose cohorts' sums are fused.
+RECORD, FUSED = "updates", "fused-updates"
+# Points of a curve of accuracies.
+POINTS = 40
+
+
+Progress = Callable[[int, int], None]
+
+
+Held = TypeVar("Held")
+
+
+@dataclass
+class Simulation:
+    """Holders that are ready to compute, and what they released so far.
+
+    Attributes:
+        shared: the model of all. loss: one value per example. test: held-out records.
+        folder: what is kept; None: nothing. holders: one for each share.
+        start: the weights that all begin with. secrets: of all holders.
+        workers: processes that compute; 0: this one. engine: of these.
+        progress: see :func:`simulate`.
+    """
+
+    topology: Topology
+    shared: SharedModel
+    loss: Loss
+    test: Records | None
+    folder: Path | None
+    holders: Sequence[Holder]
+    start: Vector
+    secrets: Secrets
+    workers: int
+    engine: str
+    progress: Progress | None
+    _held: contextlib.ExitStack
+    _states: dict[int, bytes] = field(default_factory=dict)
+    _count: int = 0
+
+    def trainers(self) -> Trainers:
+        """Computes updates, recorded where a folder is kept; on one thread from now on."""
+
+        def make(states: dict[int, bytes]) -> Trainers:
+            brought = self.shared, self.holders, self.topology.local_rounds
+            options: dict[str, Any] = {"gradients": self.topology.gradients, "states": states}
+            if not self.workers:
+                return InProcess(*brought, **options)
+            return self.until_the_end(
+                Workers(self.workers, *brought, **options, engine=self.engine)
+            )
+
+        return self.recorded(make)
+
+    def recorded(
+        self, make: Callable[[dict[int, bytes]], Trainers], name: str = RECORD
+    ) -> Trainers:
+        """Trainers with a record where a folder is kept; on one thread from now on.
+
+        Args:
+            make: makes them, given the states that holders go on from. name: of the record.
+        """
+        made = make({}) if self.folder is None else Recorded(self.folder, make, name)
+        self._held.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        return made
+
+    def until_the_end(self, held: contextlib.AbstractContextManager[Held]) -> Held:
+        """Enter a context that ends with the simulation."""
+        return self._held.enter_context(held)
+
+    def committed(self, holder: int, release: Release) -> None:
+        """Take a release down, and tell ``progress``."""
+        self._states[holder] = release.state
+        self._count += 1
+        if self.progress is not None:
+            most = self.topology.most
+            self.progress(min(self._count, most), most)
+
+    def accuracy(self, weights: Vector) -> float | None:
+        """On the held-out records; None without any."""
+        if self.test is None:
+            return None
+        parts = self.shared.layout.views(torch.from_numpy(np.array(weights)))
+        return evaluate(self.shared.model, parts, self.loss, self.test)[1]
+
+    @property
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """The releases of each holder."""
+        return tuple(released(self._states.get(k, b"")) for k in range(len(self.holders)))
+
+    @property
+    def randomness(self) -> Randomness:
+        """The randomness of it that is seeded."""
+        return Randomness(
+            seeded_sampling=self.secrets.seeded_sampling, seeded_noise=self.secrets.seeded_noise
+        )
+
+    def statement(self, holder: int, transcript: Transcript) -> Statement | None:
+        """The statement of a holder's releases; None: there is none."""
+        if not len(transcript):
+            return None
+        looked = () if self.test is None else (NOT_COVERED_TEST,)
+        return self.topology.statement(holder, transcript, self.randomness, looked)
+
+    def finish(self, run: SimulatedRun) -> None:
+        """Keep the results; nothing where no folder is kept."""
+        folder, topology = self.folder, self.topology
+        if folder is None:
+            return
+        from safetensors.torch import save_file
+
+        save_file(self.shared.model.state_dict(), str(folder / "model.safetensors"))
+        agreed = {topology.file: topology.agreed.to_json()}
+        for name, plan, statement, made in zip(
+            topology.names, topology.plans, run.statements, run.transcripts, strict=True
+        ):
+            if statement is not None:
+                own = folder / f"{topology.holder}s" / name
+                own.mkdir(parents=True, exist_ok=True)
+                statement.save(own, {PLAN: plan.to_json(), TRANSCRIPT: made.to_json(), **agreed})
+        (folder / SUMMARY).write_text(json.dumps(run.summary(), indent=2), encoding="utf-8")
+        wipe(folder / KEYS)
+        for name in (RECORD, FUSED, STATE, RELEASED):
+            (folder / name).unlink(missing_ok=True)
+
+
+# Where a simulation of several holders begins: anew, or in the folder of an interrupted one.
+
+
+_Agreed = TypeVar("_Agreed", bound=Stored)
+
+
+def begun(
+    folder: Path | None, resume: bool, agreed: _Agreed, name: str, weights: Vector, seeds: Seeds
+) -> tuple[Secrets, Vector]:
+    """Secrets and first weights: new ones, or those of the simulation that goes on.
+
+    Args:
+        folder: of the simulation; None: nothing is kept. agreed: what all agree on.
+        name: of its file. weights: the first ones of a new simulation.
+
+    Raises:
+        ValueError: nowhere to go on. RunFolderExistsError: the folder holds a simulation.
+        CheckpointError: nothing to go on with, or something else was agreed on.
+    """
+    if folder is None:
+        if resume:
+            raise ValueError("resume=True goes on in out=: give out")
+        return Secrets.draw(seeds), weights
+    if resume:
+        if not (folder / KEYS).exists():
+            raise CheckpointError(f"{folder} holds no simulation that was interrupted")
+        if type(agreed).load(folder / name) != agreed:
+            raise CheckpointError(
+                f"the {agreed.CALLED} of {folder} is another one: go on with the job it began with"
+            )
+        start: Vector = np.load(folder / START, allow_pickle=False)
+        return Keys.read(folder).secrets, start
+    if (folder / name).exists() or (folder / RECORD).exists() or (folder / FUSED).exists():
+        raise RunFolderExistsError(
+            f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
+        )
+    keys = Keys.draw(seeds)
+    keys.write(folder)
+    np.save(folder / START, weights)
+    agreed.save(folder / name)
+    return keys.secrets, weights
+
+
+# A simulation that can be interrupted: what was computed is kept, and not computed again.
+#
+# Virtual time costs microseconds an event, training everything else. So a continued simulation
+# begins anew and reads the updates that were computed before from its record, in which a crash can
+# have torn the last one only.
+
+
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptUpdate:
+    client: int
+    round: int
+    base: int
+    rounds: int
+    input_hash: bytes
+    state: bytes
+    vector: Vector
+
+
+class PlainFile:
+    """Storage of a simulation: whatever the system has not written yet may be lost, whole records.
+
+    Args:
+        folder: exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        """The content, or None where there is none."""
+        path = self._folder / name
+        return path.read_bytes() if path.exists() else None
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write it anew."""
+        path = self._folder / name
+        part = path.with_name(f".{name}.part")
+        part.touch(mode=0o600)
+        part.write_bytes(content)
+        part.replace(path)
+
+    def append(self, name: str, content: bytes) -> None:
+        """Add at the end."""
+        path = self._folder / name
+        if not path.exists():
+            path.touch(mode=0o600)
+        with path.open("ab") as file:
+            file.write(content)
+
+
+class Recorded:
+    """See :class:`forethought.holders.work.Trainers`.
+
+    Args:
+        folder: of the simulation's record.
+        make: makes the trainers, given the states that clients go on from.
+        name: of the record. Another one in the folder is of another kind of simulation.
+
+    Raises:
+        CheckpointError: the folder holds a record of another name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        make: Callable[[dict[int, bytes]], Trainers],
+        name: str = RECORD,
+    ) -> None:
+        for other in {RECORD, FUSED} - {name}:
+            if (folder / other).exists():
+                raise CheckpointError(
+                    f"{folder} holds a simulation that was begun "
+                    f"{'with' if other == FUSED else 'without'} fused = true: go on with it so"
+                )
+        self._log = RecordLog(PlainFile(folder), name)
+        self._known: dict[tuple[int, int], _KeptUpdate] = {}
+        states: dict[int, bytes] = {}
+        for record in self._log.replay():
+            for part in _split(record):
+                found: _KeptUpdate = decode(_KeptUpdate, part)
+                self._known[found.client, found.round] = found
+                states[found.client] = found.state
+        self.trainers = make(states)
+        self._works: dict[int, Work] = {}
+        self._kept: set[tuple[int, int]] = set()
+
+    @property
+    def known(self) -> int:
+        """Updates in the record."""
+        return len(self._known)
+
+    def begin(self, work: Work) -> None:
+        """Look the work up, or have it done."""
+        self._works[work.client] = work
+        if (work.client, work.round) not in self._known:
+            self.trainers.begin(work)
+
+    def result(self, client: int) -> Result:
+        """The outcome, recorded."""
+        work = self._works.pop(client)
+        known = self._known.pop((client, work.round), None)
+        if known is not None:
+            vector = np.array(known.vector, dtype=np.float32)
+            return Result(vector, known.rounds, known.input_hash, known.state)
+        done = self.trainers.result(client)
+        if (client, work.round) in self._kept:
+            self._kept.discard((client, work.round))
+            return done
+        # Everything that was computed with it is one record: a simulation that goes on computes
+        # all of it again or none, in the same company, and so to the same bits.
+        others = self.trainers.done()
+        along = [self._works[one] for one in sorted(others)]
+        new = [other for other in along if (other.client, other.round) not in self._kept]
+        all_of_it = [(work, done), *((other, others[other.client]) for other in new)]
+        self._kept |= {(other.client, other.round) for other, _ in all_of_it[1:]}
+        self._log.append(_joined([_encoded(*pair) for pair in all_of_it]))
+        return done
+
+    def done(self) -> dict[int, Result]:
+        """Nothing that is not in the record."""
+        return {}
+
+
+def _encoded(work: Work, done: Result) -> bytes:
+    kept = _KeptUpdate(
+        work.client,
+        work.round,
+        work.base,
+        done.rounds,
+        done.input_hash,
+        done.state,
+        done.vector,
+    )
+    return encode(kept)
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def _split(record: bytes) -> Iterator[memoryview]:
+    view, at = memoryview(record), 0
+    while at < len(view):
+        (length,) = _LENGTH.unpack_from(view, at)
+        at += _LENGTH.size
+        yield view[at : at + length]
+        at += length
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """A finished simulation of a federation or a gossip.
+
+    Args:
+        agreed: the federation or the gossip. simulated: what the machines came to.
+        statements: of each client against the server, or of each worker against its neighbours;
+            None: it released nothing.
+        accuracies: (virtual second, accuracy on the test records) of a federation's models;
+            (virtual second, updates, accuracy) of the average of a gossip's.
+        accuracy: of the reported model; None without test records.
+        transcripts: what each holder released.
+        each: accuracy of every worker's own model.
+        fused: one private sum stood for each cohort: there is no statement of any client.
+    """
+
+    agreed: Any
+    simulated: Any
+    statements: tuple[Statement | None, ...]
+    accuracies: tuple[tuple[Any, ...], ...]
+    accuracy: float | None
+    transcripts: tuple[Transcript, ...]
+    each: tuple[float, ...] = ()
+    fused: bool = False
+
+    @property
+    def federation(self) -> Federation:
+        """The federation that clients agreed on."""
+        found: Federation = self.agreed
+        return found
+
+    @property
+    def gossip(self) -> Gossip:
+        """The gossip that workers agreed on."""
+        found: Gossip = self.agreed
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome, JSON-ready: virtual seconds, and what each holder spent."""
+        done = self.simulated
+        star = isinstance(self.agreed, Federation)
+        found: dict[str, Any] = {"fused": LAW} if self.fused else {}
+        found["accuracy"] = self.accuracy
+        if not star:
+            found["worst"] = min(self.each, default=None)
+        found["seconds"] = done.seconds
+        if star:
+            found["models"] = done.version
+        else:
+            found |= {"disagreement": done.disagreement, "exchanges": done.exchanges}
+        found |= {"messages": done.messages, "megabytes": done.sent_bytes / 1e6}
+        found["clients" if star else "workers"] = [
+            self._holder(place, star) for place in range(len(self.agreed.members))
+        ]
+        for name, rows in (
+            ("accuracies", self.accuracies),
+            ("timeline", done.timeline),
+            ("alarms", done.alarms),
+        ):
+            found[name] = [list(row) for row in rows]
+        return found
+
+    def _holder(self, place: int, star: bool) -> dict[str, Any]:
+        done, one = self.simulated, self.statements[place]
+        unstated = None if self.fused else 0.0
+        budget = self.agreed.plan(place).budget
+        found = {
+            "name": self.agreed.members[place].name,
+            "epsilon": unstated if one is None else plain(one.guarantee),
+            "budget": None if budget is None else budget.epsilon,
+            "rounds": int(done.rounds[place]),
+        }
+        busy = {"busy": float(done.busy[place])}
+        if star:
+            counts = {name: int(getattr(done, name)[place]) for name in ("updates", "applied")}
+            return {**found, **counts, **busy}
+        own = self.each[place] if self.each else None
+        return {**found, **busy, "accuracy": own, "ended": done.reasons[place]}
+
+
+SimulatedGossip = SimulatedRun
+
+
+def simulate(
+    model: torch.nn.Module,
+    shares: Sequence[object],
+    federation: Federation | Gossip,
+    times: Times,
+    *,
+    loss: Loss | None = None,
+    test: object | None = None,
+    seeds: Seeds | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: int = 0,
+    engine: str = PROCESSES,
+    micro_batch: int | None = None,
+    fused: bool = False,
+    progress: Progress | None = None,
+) -> SimulatedRun:
+    """Train a federation or a gossip in virtual time; the model carries the reported weights then.
+
+    The result depends neither on ``workers`` nor on interruptions. Gradients are computed on one
+    thread, so that no rounding depends on their number.
+
+    Args:
+        model: of all holders, with the weights that they begin with.
+        shares: each holder's records, in the forms of ``ft.train``.
+        federation: what they agree on, a federation or a gossip; a plan for each share.
+        times: how long everything takes, in virtual seconds; of a gossip
+            :class:`~forethought.holders.simulator.GraphTimes` say more.
+        loss: one value per example. test: held-out records.
+        seeds: of all holders; a seeded simulation is not private, and its statements say so.
+        out: folder that keeps what is needed to go on after an interruption, and the results.
+        resume: go on in ``out``. workers: processes that compute; 0: this one.
+        engine: of these: "processes", "ray", or "ray:ADDRESS" of a cluster that runs.
+        micro_batch: examples whose gradients are held at once.
+        fused: one private sum a cohort, whose noise has the variance of all its clients' noises
+            together: exactly the law of the global models, at nearly the cost of one machine. No
+            client's own noise is drawn, so there is no statement of any client.
+        progress: called with updates so far and the most there can be.
+
+    Raises:
+        FederationError, GossipError, ValueError: shares that do not fit their plans, or a model
+            that cannot be; ``fused`` where global models would have another law.
+        RunFolderExistsError: ``out`` is not empty. CheckpointError: nothing to resume, or something
+            else was agreed on. SimulationError: it waits for something that never comes.
+    """
+    topology = topology_of(federation)
+    count = len(topology.names)
+    if len(shares) != count:
+        raise topology.refusal(
+            f"{len(shares)} shares for {count} {topology.holder}s: give one each"
+        )
+    if fused:
+        if not isinstance(federation, Federation):
+            raise FederationError("fused = true makes one sum of a federation's cohorts")
+        require_fusible(federation, times)
+    check_model(model)
+    shared = SharedModel(model)
+    if isinstance(federation, Gossip):
+        federation.require(shared.architecture, shared.read())
+    first = next(iter(shared.parameters.values()))
+    records = [as_records(share, first.dtype, first.device) for share in shares]
+    held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
+    chosen = default_loss(blank(records[0])[1]) if loss is None else loss
+    tried: dict[object, object] = {}
+    for one in records:
+        require_fit(model, chosen, one, tried=tried)
+    check_loss(model, chosen, records[0])
+    folder = None if out is None else Path(out)
+    with contextlib.ExitStack() as held:
+        if folder is not None:
+            held.enter_context(locked(folder))
+        secrets, start = begun(
+            folder, resume, federation, topology.file, shared.read(), seeds or Seeds()
+        )
+        shared.write(start)
+        holders = [
+            Holder(plan, one, chosen, secrets.of(k), micro_batch)
+            for k, (plan, one) in enumerate(zip(topology.plans, records, strict=True))
+        ]
+        running = Simulation(
+            topology,
+            shared,
+            chosen,
+            held_out,
+            folder,
+            holders,
+            start,
+            secrets,
+            workers,
+            engine,
+            progress,
+            held,
+        )
+        run = _run(federation, running, times, fused)
+        running.finish(run)
+    return run
+
+
+def synchronous_seconds(agreed: Federation | Gossip, times: Times) -> float:
+    """Virtual seconds that synchronous rounds of the same number take, everybody waiting for all.
+
+    Nothing is trained: only the machines run. Every holder computes as long as ``times`` say; of a
+    gossip it is SYNC, without outages.
+    """
+    if isinstance(agreed, Gossip):
+        alone = Times(times.compute, times.way, times.straggling, (), times.seed, times.factors)
+        start = np.zeros(agreed.parameters, dtype=np.float32)
+        idle = NoTraining(1, no_gradients(agreed.parameters))
+        return GraphSimulator(agreed.with_allreduce(), start, idle, alone).run().seconds
+    other = replace(
+        agreed,
+        rule="synchronous",
+        exchanged="weights",
+        absence=None,
+        averaging=replace(agreed.averaging, kind="none"),
+        robust=replace(agreed.robust, kind="mean", bound=None),
+        parameters=1,
+    )
+    start = np.zeros(1, dtype=np.float32)
+    return StarSimulator(other, start, NoTraining(other.local_rounds), times).run().seconds
+
+
+def rehearsed(federation: Federation, times: Times) -> SimulatedStar:
+    """The machines in virtual time without training: seconds, messages and megabytes."""
+    start = np.zeros(federation.parameters, dtype=np.float32)
+    gradients = federation.exchanged == "gradients"
+    vector = no_gradients(federation.parameters) if gradients else None
+    bare = replace(federation, averaging=replace(federation.averaging, kind="none"))
+    return StarSimulator(bare, start, NoTraining(federation.local_rounds, vector), times).run()
+
+
+class _Accuracies:
+    """Notes the accuracy of some forty models, as they come."""
+
+    def __init__(self, running: Simulation, last: int) -> None:
+        self.found: list[tuple[Any, ...]] = []
+        self.every = max(1, last // POINTS)
+        self._running = running
+
+    def of_version(self, version: int, seconds: float, weights: Vector) -> None:
+        """A federation has a new model."""
+        if version % self.every == 0:
+            self._note(weights, seconds)
+
+    def of_workers(self, count: int, seconds: float, workers: list[Machine]) -> None:
+        """A gossip has come to a count of updates."""
+        self._note(average(workers), seconds, count)
+
+    def _note(self, weights: Vector, *at: float) -> None:
+        accuracy = self._running.accuracy(weights)
+        if accuracy is not None:
+            self.found.append((*at, accuracy))
+
+
+def _run(
+    agreed: Federation | Gossip, running: Simulation, times: Times, fused: bool
+) -> SimulatedRun:
+    accuracies = _Accuracies(
+        running, agreed.rounds if isinstance(agreed, Federation) else agreed.total
+    )
+    done: SimulatedStar | SimulatedGraph
+    each: list[float | None] = []
+    if isinstance(agreed, Gossip):
+        done = GraphSimulator(
+            agreed,
+            running.start,
+            running.trainers(),
+            times,
+            committed=running.committed,
+            looked=None if running.test is None else accuracies.of_workers,
+            every=accuracies.every,
+            timeline=True,
+        ).run()
+        each = [running.accuracy(model) for model in done.models]
+    elif fused:
+        done = _fused(agreed, running, times, accuracies)
+    elif agreed.secure is not None:
+        return _securely(agreed, running, times)
+    else:
+        done = StarSimulator(
+            agreed,
+            running.start,
+            running.trainers(),
+            times,
+            average=_average(agreed, running),
+            committed=running.committed,
+            versions=None if running.test is None else accuracies.of_version,
+            timeline=True,
+        ).run()
+    running.shared.write(done.weights)
+    transcripts = running.transcripts
+    return SimulatedRun(
+        agreed,
+        done,
+        tuple(running.statement(k, made) for k, made in enumerate(transcripts)),
+        tuple(accuracies.found),
+        running.accuracy(done.weights),
+        transcripts,
+        tuple(one for one in each if one is not None),
+        fused,
+    )
+
+
+def _average(federation: Federation, running: Simulation) -> ReportedAverage | None:
+    if federation.averaging.kind == "none":
+        return None
+    return ReportedAverage(federation, running.shared.layout, running.start)
+
+
+def _fused(
+    federation: Federation, running: Simulation, times: Times, accuracies: _Accuracies
+) -> SimulatedStar:
+    """Rounds of one private sum each; their times are those of the machines without training."""
+    asked = cohorts(federation)
+    timed = course(federation, times, asked)
+
+    def make(states: dict[int, bytes]) -> Trainers:
+        brought = running.shared, running.holders, federation, asked, running.secrets
+        return running.until_the_end(Cohort(*brought, running.workers, running.engine))
+
+    trainers = running.recorded(make, FUSED)
+    average = _average(federation, running)
+    weights, moments = running.start, Moments()
+    count, most = 0, int(timed.updates.sum())
+    for version, (seconds, (clients, _)) in enumerate(zip(timed.versions, asked, strict=True)):
+        trainers.begin(Work(0, version, version, Model(version, version, weights)))
+        change = trainers.result(0).vector.astype(np.float64)
+        weights = moved(federation.server, moments, weights, change)
+        if average is not None:
+            average.update(version + 1, weights)
+        reported = weights if average is None else average.weights
+        accuracies.of_version(version + 1, seconds, reported)
+        count += len(clients)
+        if running.progress is not None:
+            running.progress(count, most)
+    return replace(timed, weights=weights if average is None else average.weights)
+
+
+def _securely(federation: Federation, running: Simulation, times: Times) -> SimulatedRun:
+    """Rounds behind real masks; their times are those of the machines without training."""
+    folder = running.folder
+    trained = train_securely(
+        running.shared,
+        running.holders,
+        federation,
+        progress=running.progress,
+        storage=None if folder is None else FolderStorage(folder),
+    )
+    rounds = np.array([len(transcript) for transcript in trained.transcripts])
+    done = replace(rehearsed(federation, times), weights=trained.weights, rounds=rounds)
+    statements = tuple(
+        running.topology.statement(client, transcript, running.randomness)
+        for client, transcript in enumerate(trained.transcripts)
+    )
+    accuracy = running.accuracy(trained.weights)
+    return SimulatedRun(federation, done, statements, (), accuracy, tuple(trained.transcripts))

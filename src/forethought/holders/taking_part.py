@@ -1,0 +1,417 @@
+"""A holder as a process: its folder of ledger and secrets, its trainer, its statement.
+
+Everything that protects the holder's records is here and below: its plan and policy, its ledger,
+its secrets, its noise. What leaves is post-processing of noised sums, and each release is in the
+ledger, durably, before anything that depends on it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from forethought.accounting.interval import at_most
+from forethought.accounting.statement import Statement
+from forethought.exchange.events import Compute, Computed
+from forethought.exchange.frame import Endpoint
+from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
+from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
+from forethought.exchange.messages import SERVER, Vector
+from forethought.exchange.storage import FolderStorage, LedgerState
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import Federation, FederationError, require_roster
+from forethought.federated.secure_aggregation.client import SecureClient
+from forethought.federated.secure_aggregation.masking import Ring, SecureAggregation, to_ring
+from forethought.federated.statements import Policy
+from forethought.gossip.gossip import Gossip, GossipError
+from forethought.gossip.statements import worker_statement
+from forethought.holders.driving import Begin, ClientDriver, Send
+from forethought.holders.links import Drove, Links, Pace, Stop, WorkerDriver
+from forethought.holders.server import require_member
+from forethought.holders.simulator import worker
+from forethought.holders.topology import Graph, Star, Topology
+from forethought.holders.trainer import (
+    ClientTrainer,
+    Holder,
+    SharedModel,
+    own_secrets,
+    randomness_of,
+    released,
+)
+from forethought.holders.work import Result
+from forethought.rounds.losses import Loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.records import Records
+from forethought.rounds.transcript import TRANSCRIPT
+from forethought.training.folder import PLAN, locked
+from forethought.values.plan import grid
+from forethought.values.serialisation import canonical, plain
+
+# Folder of the statement against somebody who sees one final model.
+OUTSIDER = "outsider"
+CarryClient: TypeAlias = Callable[
+    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
+]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The data and options that a holder brings along.
+
+    Args:
+        records: its own, exactly as many as its plan says. loss: one value per example.
+        epsilon: the most that its whole plan may spend, at delta; None: what the plan spends.
+        delta: None: the plan's.
+        seeds: of its random numbers; a seeded noise protects nothing, as its statement says.
+        micro_batch: examples whose gradients are held at once.
+        witness: folder for the count of its releases that a restored ledger is told by; not the
+            ledger's, and not in the same backup. None: only the others can tell.
+    """
+
+    records: Records
+    loss: Loss
+    epsilon: float | None = None
+    delta: float | None = None
+    seeds: Seeds = Seeds()  # noqa: RUF009 (frozen)
+    micro_batch: int | None = None
+    witness: Path | None = None
+
+    def require(self, agreed: Federation | Gossip, me: int) -> None:
+        """Refuse a plan that is for other records, or a worker's that spends more than is allowed.
+
+        Raises:
+            FederationError, GossipError: names both figures.
+        """
+        plan, name = agreed.plan(me), agreed.members[me].name
+        if len(self.records) != plan.examples:
+            refusal = FederationError if isinstance(agreed, Federation) else GossipError
+            raise refusal(
+                f"the plan of {name!r} is for {plan.examples} examples, the data has "
+                f"{len(self.records)}: the guarantee depends on it"
+            )
+        if self.epsilon is None or isinstance(agreed, Federation):
+            return  # a client's policy says more
+        found = worker_statement(agreed, me, delta=self.delta).guarantee
+        if found > self.epsilon:
+            raise GossipError(
+                f"the plan of {name!r} spends epsilon {at_most(found)}, its owner allows "
+                f"{self.epsilon:g}: ask for a plan with more noise or fewer rounds"
+            )
+
+
+@dataclass(frozen=True)
+class TookPart:
+    """The outcome of taking part.
+
+    Args:
+        reason: why it ended; None: it was paused, and can go on.
+        over: whether nothing can follow; else folder and secrets are still needed.
+        updates: in the ledger. statements: of what was released, as they are in the folder with
+            what they rest on: against the server, or against the neighbours and against somebody
+            who sees one final model and nothing else; (): nothing was.
+        weights: of a client the last model that it received, None: there was none; of a worker its
+            own model. float32, shape (parameters,).
+        alarms: what an operator must see. drove: how it went, of a worker.
+    """
+
+    reason: str | None
+    over: bool
+    updates: int
+    statements: tuple[Statement, ...]
+    weights: Vector | None
+    alarms: tuple[Any, ...]
+    drove: Any = None
+
+    @property
+    def statement(self) -> Statement | None:
+        """Against the server or the neighbours; None: nothing was released."""
+        return self.statements[0] if self.statements else None
+
+    @property
+    def outsider(self) -> Statement | None:
+        """A worker's, against somebody who sees one final model."""
+        return self.statements[1] if self.statements[1:] else None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A holder's part while its folder is locked."""
+
+    topology: Topology
+    me: int
+    folder: Path
+    share: Share
+    keys: Keys
+    endpoint: Endpoint
+    ledger: ClientLedger
+    trainer: ClientTrainer
+    witness: Witness | None
+    returning: bool
+    secrets: Any
+
+    def statements(
+        self, stated: Topology, policy: Mapping[str, Any], files: Mapping[str, str]
+    ) -> tuple[Statement, ...]:
+        """Statements of what was released, saved; (): nothing was.
+
+        Args:
+            stated: what statements are made from. policy: the most that was allowed.
+            files: what they rest on, besides.
+        """
+        transcript = released(self.ledger.read().state)
+        if not len(transcript):
+            return ()
+        topology, me = self.topology, self.me
+        randomness = randomness_of(self.secrets, topology.agreed.plan(me))
+        evidence = {
+            PLAN: stated.agreed.plan(me).to_json(),
+            TRANSCRIPT: transcript.to_json(),
+            topology.file: topology.agreed.to_json(),
+            **files,
+            POLICY: canonical({"schema": POLICY_SCHEMA, **policy}),
+        }
+        found = []
+        for view in range(len(topology.views)):
+            place = self.folder / OUTSIDER if view else self.folder
+            place.mkdir(exist_ok=True)
+            made = stated.statement(me, transcript, randomness, view=view)
+            found.append(made.save(place, evidence))
+        return tuple(found)
+
+
+@contextlib.contextmanager
+def _part(
+    topology: Topology,
+    me: int,
+    shared: SharedModel,
+    share: Share,
+    folder: Path,
+    keys: Keys | None,
+    known: Mapping[int, bytes],
+    length: int,
+) -> Iterator[_Part]:
+    agreed = topology.agreed
+    share.require(agreed, me)
+    with locked(folder):
+        own = own_secrets(folder, share.seeds, topology.refusal)
+        if keys is None:
+            keys = own_keys(folder / "member", f"worker-{me}")
+        storage = FolderStorage(folder)
+        returning = storage.read(LEDGER) is not None
+        endpoint = Endpoint(agreed.run_id, me, keys.signing, known, length)
+        ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
+        state = ledger.read()
+        witness = None
+        if share.witness is not None:
+            witness = Witness(share.witness, agreed.run_id, me)
+            witness.require(state.updates)
+        plan = agreed.plan(me)
+        trainer = ClientTrainer(
+            shared,
+            Holder(plan, share.records, share.loss, own.secrets, share.micro_batch),
+            topology.local_rounds,
+            gradients=topology.gradients,
+            state=state.state,
+        )
+        yield _Part(
+            topology,
+            me,
+            folder,
+            share,
+            keys,
+            endpoint,
+            ledger,
+            trainer,
+            witness,
+            returning,
+            own,
+        )
+
+
+def take_part_as_client(
+    federation: Federation,
+    roster: Roster,
+    keys: Keys,
+    shared: SharedModel,
+    share: Share,
+    policy: Policy,
+    folder: Path,
+    carry: CarryClient,
+    *,
+    stated: Federation | None = None,
+) -> TookPart:
+    """Take part in a federation for as long as ``carry`` does: to the end, or until it is stopped.
+
+    Args:
+        shared: the model. share: records and options. policy: the most that the client allows.
+        folder: of ledger and secrets; a folder with a ledger goes on where it was.
+        carry: takes frames to the server and back, given how to make the driver and how to
+            compute an update; see :func:`~forethought.holders.driving.over`. Returns the driver.
+        stated: the federation that the statement is made from, where loading found more to say.
+
+    Raises:
+        FederationError: a plan beyond the policy (before anything is connected), other records,
+            model, roster or keys, or a part that has ended. LedgerError, LogError: the ledger is
+            another run's, was set back, or is damaged.
+        RunFolderBusyError: somebody takes part there. OSError: a write that failed.
+    """
+    require_roster(federation, roster)
+    me = roster.place(keys.identity.name)
+    require_member(keys, roster, me)
+    require_architecture(shared, federation)
+    share.require(federation, me)
+    policy.require(federation, me)
+    topology = Star(federation)
+    server = {SERVER: bytes.fromhex(roster.server.public_key)}
+    with _part(topology, me, shared, share, folder, keys, server, federation.parameters) as part:
+        trainer, ledger = part.trainer, part.ledger
+        if federation.secure is None:
+            machine = ClientMachine(federation, me, ledger.read(), policy, time.time_ns())
+        else:
+            machine = _behind_masks(federation, me, ledger.read(), policy, keys, roster, trainer)
+
+        def compute(asked: Compute) -> Computed | None:
+            found: Result | None
+            if asked.parts == 1:
+                found = trainer.compute(asked.round, asked.vector)
+            else:
+                found = trainer.compute_part(asked.round, asked.vector, asked.part, asked.parts)
+            return None if found is None else found.answer(asked, time.monotonic())
+
+        driver = carry(
+            lambda out, begin: ClientDriver(
+                machine, ledger, part.endpoint, out, begin, witness=part.witness
+            ),
+            compute,
+        )
+        made = part.statements(
+            Star(stated or federation), plain(policy), {ROSTER: roster.to_json()}
+        )
+        return TookPart(
+            driver.done,
+            driver.done in topology.endings,
+            ledger.read().updates,
+            made,
+            machine.weights,
+            tuple(driver.alarms),
+        )
+
+
+def _behind_masks(
+    federation: Federation,
+    me: int,
+    ledger: LedgerState,
+    policy: Policy,
+    keys: Keys,
+    roster: Roster,
+    trainer: ClientTrainer,
+) -> ClientMachine:
+    """A machine whose updates leave masked, with keys that the roster's owners sign."""
+    bits = SecureAggregation.from_dict(federation.secure or {}).bits
+
+    def elements(number: int) -> Ring:
+        noised = trainer.noised
+        if noised is None or noised.round.index != number:
+            raise FederationError(f"update {number} is not the last one that was computed")
+        one = noised.round
+        step, _ = grid(one.noise_std, one.clip_norm, federation.parameters)
+        return to_ring(noised.vector.cpu().numpy(), step, bits)
+
+    return SecureClient(
+        federation,
+        me,
+        ledger,
+        policy,
+        time.time_ns(),
+        elements=elements,
+        sign=keys.signing.sign,
+        verify=roster.signed,
+    )
+
+
+def require_architecture(shared: SharedModel, federation: Federation) -> None:
+    """Refuse another model than the federation's. Raises FederationError."""
+    if shared.architecture != federation.architecture:
+        raise FederationError(
+            "the job's model is not the federation's: names or shapes of its parameters differ"
+        )
+
+
+def take_part(
+    gossip: Gossip,
+    me: int,
+    shared: SharedModel,
+    share: Share,
+    folder: Path,
+    links: Callable[[Keys], Links],
+    *,
+    keys: Keys | None = None,
+    pace: Pace | None = None,
+    stop: Stop | None = None,
+    look: Callable[[Drove], None] | None = None,
+    stated: Gossip | None = None,
+) -> TookPart:
+    """Take part in a gossip to the end, or until ``stop`` says so.
+
+    The same folder goes on where it was.
+
+    Args:
+        shared: the model, with the first weights. share: records, and the most they may be used.
+        folder: of ledger and secrets.
+        links: makes the links to the neighbours.
+        keys: own; None: made in the folder, where nobody asks for them.
+        pace, look: see :class:`~forethought.holders.links.WorkerDriver`.
+        stated: the gossip that the statement is made from, where loading found more to say.
+
+    Raises:
+        GossipError: another model, other first weights or records, a plan beyond what is allowed
+            (before anything is connected), or a part that has ended. LedgerError, LogError: the
+            ledger is another gossip's, was set back, or is damaged. PeersError: see the driver.
+        RunFolderBusyError: somebody takes part there. OSError: a write that failed.
+    """
+    first = shared.read()
+    gossip.require(shared.architecture, first)
+    topology = Graph(gossip)
+    with _part(topology, me, shared, share, folder, keys, {}, gossip.in_ledger) as part:
+        near = gossip.mixing.graph.neighbours(me)
+        machine = worker(gossip, me, first, part.ledger.read())
+        driver = WorkerDriver(
+            machine,
+            gossip,
+            me,
+            links(part.keys),
+            part.trainer.compute,
+            ledger=part.ledger,
+            pace=pace,
+            returning=part.returning,
+            witness=part.witness,
+            heard={peer: Witness(folder, gossip.run_id, peer) for peer in near},
+        )
+        drove = driver.run(stop, look)
+        policy = {"epsilon": share.epsilon, "delta": share.delta}
+        return TookPart(
+            drove.reason,
+            drove.reason in topology.endings,
+            part.ledger.read().updates,
+            part.statements(Graph(stated or gossip), policy, {}),
+            machine.weights,
+            tuple(drove.alarms),
+            drove,
+        )
+
+
+def own_keys(folder: Path, name: str) -> Keys:
+    """A member's keys in a folder, made there once."""
+    if folder.exists():
+        return Keys.load(folder)
+    # Whole or not at all: a kill while they are made must not keep the worker from beginning.
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    made = Keys.make(part, name)
+    part.replace(folder)
+    return made

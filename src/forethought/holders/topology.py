@@ -1,0 +1,136 @@
+"""A star of clients around a server, or a graph of workers: all that differs between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from forethought.accounting.statement import Randomness, Statement
+from forethought.federated import statements as of_clients
+from forethought.federated.federation import FEDERATION, Federation, FederationError
+from forethought.gossip import statements as of_workers
+from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
+from forethought.rounds.transcript import Transcript
+from forethought.values.caveats import Caveat
+from forethought.values.mechanism import LocalRounds
+from forethought.values.plan import Plan
+
+
+@dataclass(frozen=True)
+class _Topology:
+    """The common part; its attributes' meanings.
+
+    Attributes:
+        kind: of what is agreed on. holder: one of those who take part. file: of the agreement.
+        refusal: of whoever does not fit it. endings: reasons to end after which a holder has
+            nothing to go on with. local_rounds: private rounds in an update.
+    """
+
+    kind: ClassVar[str]
+    holder: ClassVar[str]
+    file: ClassVar[str]
+    refusal: ClassVar[type[ValueError]]
+    endings: ClassVar[tuple[str, ...]]
+
+    agreed: Federation | Gossip
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plan of each holder."""
+        return [self.agreed.plan(place) for place in range(len(self.agreed.members))]
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each holder."""
+        return [member.name for member in self.agreed.members]
+
+
+@dataclass(frozen=True)
+class Star(_Topology):
+    """Clients around a server; see :class:`~forethought.federated.federation.Federation`."""
+
+    kind, holder, file, refusal = "federation", "client", FEDERATION, FederationError
+    endings = ("finished", "stopped by its owner")
+
+    agreed: Federation
+
+    @property
+    def most(self) -> int:
+        """Updates of all clients, at most."""
+        return sum(self.agreed.updates(client) for client in range(len(self.agreed.members)))
+
+    @property
+    def local_rounds(self) -> LocalRounds:
+        """Private rounds in an update."""
+        return self.agreed.local_rounds
+
+    @property
+    def gradients(self) -> bool:
+        """True if noised means leave a client, in place of weights."""
+        return self.agreed.exchanged == "gradients"
+
+    @property
+    def views(self) -> tuple[of_clients.View, ...]:
+        """Those against whom a client's statement is."""
+        return ("server" if self.agreed.secure is None else "secure-server",)
+
+    def statement(
+        self,
+        client: int,
+        transcript: Transcript,
+        randomness: Randomness,
+        not_covered: Iterable[Caveat] = (),
+        view: int = 0,
+    ) -> Statement:
+        """A client's statement, against one of its views."""
+        made = of_clients.client_statement(
+            self.agreed,
+            client,
+            self.views[view],
+            transcript=transcript,
+            randomness=randomness,
+        )
+        return replace(made, caveats=(*made.caveats, *not_covered))
+
+
+@dataclass(frozen=True)
+class Graph(_Topology):
+    """Workers that are each other's neighbours; see :class:`~forethought.gossip.gossip.Gossip`."""
+
+    kind, holder, file, refusal = "gossip", "worker", GOSSIP, GossipError
+    endings = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
+
+    agreed: Gossip
+    local_rounds: ClassVar[LocalRounds] = 1
+    gradients: ClassVar[bool] = True
+    views: ClassVar[tuple[of_workers.View, ...]] = ("neighbours", "outsider")
+
+    @property
+    def most(self) -> int:
+        """Updates of all workers, at most."""
+        return self.agreed.total
+
+    def statement(
+        self,
+        worker: int,
+        transcript: Transcript,
+        randomness: Randomness,
+        not_covered: Iterable[Caveat] = (),
+        view: int = 0,
+    ) -> Statement:
+        """A worker's statement, against one of its views."""
+        made: dict[str, Any] = {
+            "transcript": transcript,
+            "randomness": randomness,
+            "not_covered": not_covered,
+        }
+        return of_workers.worker_statement(self.agreed, worker, self.views[view], **made)
+
+
+Topology = Star | Graph
+
+
+def topology_of(agreed: Federation | Gossip) -> Topology:
+    """The topology of what was agreed."""
+    return Star(agreed) if isinstance(agreed, Federation) else Graph(agreed)

@@ -1,0 +1,91 @@
+"""A federation of one client is training on one machine, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import forethought as ft
+from drawn import randn, reseed, stream
+from forethought.federated.federation import Federation, Member
+from forethought.holders.secure_training import ReportedAverage
+from forethought.holders.simulator import StarSimulator
+from forethought.holders.times import Times
+from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.workers import InProcess
+from forethought.rounds.losses import default_loss
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.records import TensorRecords
+from forethought.values.mechanism import LocalRounds, updates_of
+
+ROUNDS = 12
+
+
+def data(examples: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = stream(3)
+    inputs = randn(examples, 7, generator=generator)
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+def small_model() -> nn.Module:
+    reseed(1)
+    return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 2))
+
+
+@pytest.mark.parametrize(
+    ("local_rounds", "averaging", "optimizer"),
+    [
+        (1, "exponential", "sgd"),
+        (1, "none", "adam"),
+        (1, "tail", "adam"),
+        (4, "none", "sgd"),
+        ((1, 1, 2), "none", "sgd"),
+        ((5, 1, 3), "none", "adam"),
+    ],
+)
+def test_one_client_is_train(local_rounds: LocalRounds, averaging: str, optimizer: str) -> None:
+    options = (("momentum", 0.9),) if optimizer == "sgd" else ()
+    plan = ft.Plan(
+        ft.Mechanism(ft.Rounds(1.3, ROUNDS, ft.Poisson(0.3))),
+        60,
+        1e-4,
+        optimizer=ft.Optimizer(optimizer, 0.3, options),
+        schedule=ft.Schedule("inverse", 0.1),
+        averaging=ft.Averaging(averaging),
+    )
+    inputs, targets = data()
+    model = small_model()
+    alone = copy.deepcopy(model)
+    seeds = Seeds(4, 5)
+    ft.train(alone, (inputs, targets), plan, seeds=seeds)
+
+    shared = SharedModel(model)
+    start = shared.read()
+    federation = Federation(
+        (Member("one"),),
+        (plan,),
+        len(start),
+        shared.architecture,
+        updates_of(local_rounds, ROUNDS),
+        local_rounds,
+        averaging=plan.averaging,
+    )
+    holder = Holder(
+        plan, TensorRecords(inputs, targets), default_loss(targets), Secrets.draw(seeds)
+    )
+    average = None
+    if plan.averaging.kind != "none":
+        average = ReportedAverage(federation, shared.layout, start)
+    done = StarSimulator(
+        federation,
+        start,
+        InProcess(shared, [holder], local_rounds),
+        Times([1.0]),
+        average=average,
+    ).run()
+    assert np.array_equal(done.weights, SharedModel(alone).read())
+    assert done.rounds.tolist() == [ROUNDS] and not done.alarms
