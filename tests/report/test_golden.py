@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forethought.training.summary import RunSummary, UnfinishedRun
 from rich.console import Console
 
 import forethought as ft
@@ -26,6 +25,7 @@ from forethought.papers.comparison import compare
 from forethought.report import audit, holders, terminal
 from forethought.report.holders import status_table
 from forethought.report.page import report_page, statement_page
+from forethought.training.folder import RunSummary, UnfinishedRun
 from forethought.training.metrics import measured
 from forethought.utility.graph import UtilityGraph
 from forethought.values.mechanism import Budget, Mechanism, Rounds
