@@ -339,8 +339,10 @@ def one_class_not_clipped() -> Planted:
 
 
 def copies_clipped_one_by_one() -> Planted:
-    def broken(*arguments: Any, copies: int, round_size: int, **options: Any) -> Any:
-        return _SUMMED(*arguments, round_size=copies * round_size, **options)
+    def broken(*arguments: Any, copies: int = 1, **options: Any) -> Any:
+        if copies > 1:  # else a look at the model before the run
+            options["round_size"] *= copies
+        return _SUMMED(*arguments, **options)
 
     return sums_by(broken)
 
