@@ -135,7 +135,7 @@ def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
         found = model_sensitivity(model, records, COPIES, cross_entropy, sizes, generator)
         return Audit(tuple(found), 1e-3).refuted
 
-    def apart(*arguments: Any, copies: int, **options: Any) -> Any:
+    def apart(*arguments: Any, copies: int = 1, **options: Any) -> Any:
         return summed(*arguments, **options)
 
     assert not refuted()
