@@ -189,7 +189,7 @@ class Asked(NamedTuple):
 
     @property
     def most(self) -> float:
-        """What the answer is at most, whatever the mechanism."""
+        """The largest answer there is, whatever the mechanism."""
         return 1.0 if self.delta is None else math.inf
 
     def of(self, profile: Callable[[float, int], float]) -> Bounds:
