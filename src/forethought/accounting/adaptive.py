@@ -243,7 +243,7 @@ class Filter:
         return any(spent <= limit for spent, limit in zip(sums, self._limits, strict=True))
 
     def _own(self) -> dict[str, Any]:
-        """What the state holds of this kind of filter."""
+        """The entries of the state that depend on the kind of filter."""
         raise NotImplementedError
 
     def details(self) -> dict[str, Any]:

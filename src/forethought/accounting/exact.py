@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -189,7 +190,7 @@ class Asked(NamedTuple):
 
     @property
     def most(self) -> float:
-        """What the answer is at most, whatever the mechanism."""
+        """The largest answer there is, whatever the mechanism."""
         return 1.0 if self.delta is None else math.inf
 
     def of(self, profile: Callable[[float, int], float]) -> Bounds:
@@ -269,7 +270,7 @@ def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
 
 def lawful(counts: Mapping[Part, int]) -> bool:
     """True if laws can be built of all that need one, and the others be integrated."""
-    return all(part.integrable for part in counts)
+    return all(map(attrgetter("integrable"), counts))
 
 
 def only_pairs(counts: Mapping[Part, int]) -> dict[Pair, int] | None:

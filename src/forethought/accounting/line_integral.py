@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -224,7 +225,7 @@ def _alike(parts: Mapping[Pair, int]) -> list[list[Pair]]:
     """Pairs to be integrated together: of one rate where there are several, else of one shape."""
     rates: dict[tuple[object, ...], list[Pair]] = {}
     shapes: dict[tuple[object, ...], list[Pair]] = {}
-    for pair in sorted(parts, key=lambda p: (p.up, p.down)):
+    for pair in sorted(parts, key=attrgetter("up", "down")):
         if not pair.gaussian:
             key = (*pair.shape, round(2 * math.log2(pair.largest)))
             rates.setdefault((*key, pair.up[0][1], pair.idle, pair.rest), []).append(pair)
@@ -282,7 +283,7 @@ class Composition:
         # What the weights' relative errors may move ε by, and the mass that no component holds.
         self.shift = math.fsum(2 * n * p.doubt for p, n in parts.items())
         lost = [(n * p.lost, n * p.lost_rest) for p, n in parts.items()]
-        first, second = (math.fsum(x) for x in zip(*lost, strict=True))
+        first, second = map(math.fsum, zip(*lost, strict=True))
         self.cut_off = self.disclosed = self.undisclosed = 0.0
         self.lost, self.lost_below = (second, first) if swapped else (first, second)
 
@@ -417,7 +418,7 @@ class Composition:
         """About mean, variance and third cumulant of L under the measure tilted by e^{tilt·L}."""
         square = self.distance**2
         found = [(square * (tilt + 0.5), square, 0.0), *(rows.tilted(tilt) for rows in self.rows)]
-        mean, variance, third = (math.fsum(x) for x in zip(*found, strict=True))
+        mean, variance, third = map(math.fsum, zip(*found, strict=True))
         return mean, variance, third
 
     def truncate(self, log_first: float, log_second: float) -> None:

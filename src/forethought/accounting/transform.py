@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -312,7 +313,7 @@ class Line(NamedTuple):
     doubt: Array
 
     def __add__(self, other: Line) -> Line:  # type: ignore[override]
-        return Line(*(a + b for a, b in zip(self, other, strict=True)))
+        return Line(*map(add, self, other))
 
 
 class Nodes:
