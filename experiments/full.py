@@ -158,7 +158,7 @@ COMMANDS = (
         )
     ),
     Command("federated/tables.py", resumes=True, kept="federated/results.csv"),
-    Command("federated/rules.py", ("--seeds", "5"), minutes=25),
+    Command("federated/asynchronous.py", ("--seeds", "5"), minutes=25),
     Command("federated/stragglers.py", data="", minutes=10),
     Command(*("gossip/run.py", ("--full",), "--data", True, True, "gossip/results.jsonl", False)),
     untimed("gossip/run.py", "gossip/results.jsonl", "--further", minutes=15),
