@@ -254,9 +254,10 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
     if what == "client" and "fused" in summary:
         console.print(f"[yellow]{summary['fused']}[/yellow]")
     if summary["accuracy"] is not None:
-        average = f" of the average model, {summary['worst']:.1%} of the worst worker's"
-        text = f"accuracy {summary['accuracy']:.1%}"
-        console.print(text if what == "client" else text + average)
+        said = f"accuracy {summary['accuracy']:.1%}"
+        if what == "worker":
+            said += f" of the average model, {summary['worst']:.1%} of the worst worker's"
+        console.print(said)
     slow, seconds = summary["synchronous_seconds"], summary["seconds"]
     other = f"synchronous rounds of the same number would take {slow:.1f}"
     if what == "worker":
