@@ -254,10 +254,10 @@ def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
     if what == "client" and "fused" in summary:
         console.print(f"[yellow]{summary['fused']}[/yellow]")
     if summary["accuracy"] is not None:
-        said = f"accuracy {summary['accuracy']:.1%}"
+        text = f"accuracy {summary['accuracy']:.1%}"
         if what == "worker":
-            said += f" of the average model, {summary['worst']:.1%} of the worst worker's"
-        console.print(said)
+            text += f" of the average model, {summary['worst']:.1%} of the worst worker's"
+        console.print(text)
     slow, seconds = summary["synchronous_seconds"], summary["seconds"]
     other = f"synchronous rounds of the same number would take {slow:.1f}"
     if what == "worker":
