@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
@@ -26,8 +26,8 @@ from forethought.federated.federation import Federation, Member
 from forethought.holders.simulate import simulate
 from forethought.holders.simulator import StarSimulator
 from forethought.holders.times import Times
-from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-from forethought.holders.work import Work
+from forethought.holders.trainer import Holder, SharedModel
+from forethought.holders.work import Result, Work
 from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.losses import default_loss
@@ -64,10 +64,8 @@ def plan(examples: int, rounds: int, batch: int) -> ft.Plan:
 class Alone(InProcess):
     """Every client by itself, for comparison."""
 
-    def result(self, client: int):  # type: ignore[no-untyped-def]
-        work: Work = self._works.pop(client)
-        trainer: ClientTrainer = self._trainer(client)
-        return trainer.compute(work.round, work.weights)
+    def compute(self, group: Sequence[Work]) -> dict[int, Result]:
+        return {work.client: super(Alone, self).compute([work])[work.client] for work in group}
 
 
 def clients_seconds(
