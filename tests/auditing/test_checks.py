@@ -53,6 +53,7 @@ SOUND = {
     "per layer, with shares": plan(
         ft.Poisson(0.1), clip=ft.Clip(1.0, "per-layer", shares=(("a", 0.6), ("b", 0.8)))
     ),
+    "a norm that falls": plan(ft.Poisson(0.1), clip=ft.Clip(1.0, final=0.2)),
     "grid noise": plan(ft.Poisson(0.1), noise="grid"),
     "quantile": plan(ft.Poisson(0.1), clip=ft.Clip(1.0, "quantile", count_noise=5.0)),
 }
