@@ -51,6 +51,28 @@ for _now, _former in {
 }.items():
     MOVED.update(dict.fromkeys(_former.split(), f"holders.{_now}"))
 MOVED.update(dict.fromkeys(("planning.federated", "planning.gossip"), "planning.holders"))
+for _now, _former in {
+    "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise",
+    "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.together",
+    "rounds.contributions": "rounds.augmenting rounds.contributors rounds.local_contributions "
+    "rounds.statistics",
+    "rounds.losses": "rounds.undisturbed",
+    "rounds.local_updates": "local local.alone local.enclosure local.joined local.known "
+    "local.optimizers local.stacked",
+    "rounds.preparation": "preparing preparing.prepare",
+    "training.run": "training.loop",
+    "training.records": "training.fit",
+    "training.deferred": "training.stated_loss",
+    "training.folder": "training.summary",
+    "accounting.adaptive": "training.progress",
+    "values.plan": "rounds.grid_step training.step_sizes",
+    "data.images": "data.cifar data.idx",
+    "data.dataset": "data.labels data.persons",
+    "data.columns": "data.encoder",
+    "models.networks": "models.activations models.convolutional models.dense models.recurrent "
+    "models.wide",
+}.items():
+    MOVED.update(dict.fromkeys(_former.split(), _now))
 # Names that are others now, by the module that they were in.
 RENAMED: dict[str, dict[str, str]] = {
     "federated.simulator": {"Simulated": "SimulatedStar", "Simulator": "StarSimulator"},
@@ -71,7 +93,7 @@ class Former(MetaPathFinder, Loader):
         package, name = fullname.partition(".")[::2]
         if package != __package__ or name not in MOVED:
             return None
-        packages = "network", "peers", "published", "simulation"
+        packages = "local", "network", "peers", "preparing", "published", "simulation"
         return ModuleSpec(fullname, self, is_package=name in packages)
 
     def exec_module(self, module: ModuleType) -> None:
