@@ -12,6 +12,9 @@ from typing import Any
 
 from forethought.holders.cluster import NAMESPACE, Here, actor, engine, name_of
 
+# Seconds in which a worker begins: it loads torch first, on a busy machine beside others that do.
+BEGIN = 180.0
+
 
 def _lived(live: Callable[..., None], args: tuple[Any, ...], here: Here) -> int:
     try:
@@ -31,6 +34,7 @@ class ActorProcess:
     def __init__(self, run: str, me: int, target: Callable[..., None], args: tuple[Any, ...]):
         self._run, self._me, self._work = run, me, partial(_lived, target, args)
         self._status: int | None = None
+        self._pid: int | None = None
         self._ray = engine()
 
     def start(self) -> None:
@@ -44,8 +48,15 @@ class ActorProcess:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.02)
-        self.pid = self._ray.get(self._actor.pid.remote(), timeout=60)
+        self._begun = self._actor.pid.remote()
         self._ref = self._actor.work.options(max_task_retries=0).remote(self._run, self._work)
+
+    @property
+    def pid(self) -> int:
+        """The process's number, which it has when it has begun."""
+        if self._pid is None:
+            self._pid = self._ray.get(self._begun, timeout=BEGIN)
+        return self._pid
 
     def is_alive(self) -> bool:
         return self.exitcode is None
@@ -65,10 +76,14 @@ class ActorProcess:
         return self._status
 
     def kill(self) -> None:
-        if self._status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)
-                os.kill(self.pid, signal.SIGKILL)
+        if self._status is not None:
+            return
+        if not self._ray.wait([self._begun], timeout=0)[0]:
+            self._ray.kill(self._actor)  # it has no process yet
+            return
+        with contextlib.suppress(ProcessLookupError, self._ray.exceptions.ActorDiedError):
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, signal.SIGKILL)
 
     def join(self) -> None:
         self._ray.wait([self._ref], timeout=60)

@@ -35,7 +35,7 @@ from forethought.exchange.storage import FolderStorage
 from forethought.gossip import events as on
 from forethought.holders.simulator import worker
 from trials import ViolationError
-from trials.actors import ActorProcess
+from trials.actors import BEGIN, ActorProcess
 from trials.processes import (
     EVENTS,
     OUTCOME,
@@ -59,8 +59,6 @@ _WAITING_ROUNDS = 40
 # Chances: of two blows at once, of a stop in place of a kill, of a start right after a kill, and of
 # a trial with blows up to the end, in which those who are hit last cannot agree with the others.
 _TOGETHER, _STOPS, _AT_ONCE, _LATE = 0.15, 0.3, 0.4, 0.25
-# Seconds in which all begin, however patient the trial is later: processes load torch first.
-_BEGIN = 60.0
 # Events after which a worker that was started is back.
 _BACK = 8
 # Seconds between the last blow and the end after which models must agree: until then some take a
@@ -148,7 +146,7 @@ class KillTrial:
             for me in everybody:
                 self._start(me)
             self._until(
-                lambda: all(self._last(me) is not None for me in everybody), "did not begin", _BEGIN
+                lambda: all(self._last(me) is not None for me in everybody), "did not begin", BEGIN
             )
             while self._blows > 0 and not self._near_the_end():
                 time.sleep(self._random.uniform(0.0, 0.4))
