@@ -1,0 +1,212 @@
+"""The book's values, and what can be done with a book wherever it is kept.
+
+A data set has an *account*: one budget (ε, δ) for all that is ever released from it. Before a run
+may touch the data it *reserves* what its whole plan can release. The reservation begins with the
+run, carries a mark that never lags behind what was released, and is settled with what the
+transcript released; only a decision of an owner ends one whose run is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from forethought.values.mechanism import Adjacency, Budget, Mechanism
+
+#: A reservation's life. Only the last two are over; "ended" is an owner's decision.
+Status = Literal["reserved", "active", "settled", "ended"]
+Role = Literal["owner", "analyst", "auditor"]
+#: Whose presence the account's budget protects.
+Unit = Literal["record", "person"]
+
+
+class BookError(ValueError):
+    """The book cannot do what was asked; the message says what to do."""
+
+
+class OverBudgetError(BookError):
+    """The reservation does not fit into what is left; nothing was charged.
+
+    Attributes:
+        epsilon_left: the largest ε at the account's δ of one more Gaussian release that fits.
+    """
+
+    def __init__(self, message: str, epsilon_left: float) -> None:
+        super().__init__(message)
+        self.epsilon_left = epsilon_left
+
+
+class NotAllowedError(BookError):
+    """The token's role may not do this."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The budget of one data set.
+
+    Args:
+        data: the data set's name, unique in the book.
+        budget: for all that is ever released from it.
+        adjacency: of every mechanism that is charged.
+        unit: whom the budget protects: one record, or one person with all of their records.
+        opened: date, UTC, as YYYY-MM-DD.
+        until: the last date on which something may be reserved; None: no end.
+    """
+
+    data: str
+    budget: Budget
+    adjacency: Adjacency = "add-or-remove"
+    unit: Unit = "record"
+    opened: str = ""
+    until: str | None = None
+
+
+@dataclass(frozen=True)
+class Charge:
+    """All that a reservation may release.
+
+    Args:
+        mechanism: the whole plan's. Several plans that are declared together, before any of them
+            runs, are one charge with the sum of their mechanisms: they compose exactly.
+        group: records protected together, as of a plan with several records a person.
+        partition: ``"scheme=part"``, if only records of one part are touched: "site=A". Parts of
+            one scheme are disjoint, which the book checks by the persons registered for each.
+    """
+
+    mechanism: Mechanism
+    group: int = 1
+    partition: str | None = None
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """One reservation as it stands.
+
+    Args:
+        number: its name in the book, counted from 1.
+        data: the account's. charge: what was reserved. status: of its life.
+        by: who reserved. purpose: in their words. run: the run's name, once it has begun.
+        mark: rounds that may have been released so far, never fewer than were.
+        released: rounds that it was settled or ended with; None: not over.
+        at: date and time of the reservation, UTC, ISO 8601.
+    """
+
+    number: int
+    data: str
+    charge: Charge
+    status: Status
+    by: str
+    purpose: str = ""
+    run: str | None = None
+    mark: int = 0
+    released: int | None = None
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Total:
+    """What a data set's releases come to.
+
+    Args:
+        epsilon: at the account's δ, of everything that is reserved, active, settled and ended.
+        delta: the account's. left: see :class:`OverBudgetError`.
+        by_part: partition → ε of what touched its records; "" is what touched all records.
+        head: hash of the book's newest entry when the total was taken; a statement names it.
+    """
+
+    epsilon: float
+    delta: float
+    left: float
+    by_part: Mapping[str, float]
+    head: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the book; nothing is ever changed or taken out.
+
+    Args:
+        number: counted from 1 without gaps. kind: "account", "reserve", "begin", "mark", "settle",
+            "end", "partition", "token", …
+        values: JSON-ready, everything that the entry says, with actor and time.
+        previous: hash of the entry before. hash: of this one with ``previous``.
+        signature: of the hash, in base64, where the book has a key.
+    """
+
+    number: int
+    kind: str
+    values: Mapping[str, Any]
+    previous: str
+    hash: str
+    signature: str | None = None
+
+
+class Book(Protocol):
+    """A book in a database, or one behind the service: the same methods, the same errors.
+
+    Every change is one transaction: it is in the book for good when the method returns, or not at
+    all when it raises.
+    """
+
+    def open_account(self, account: Account) -> Account:
+        """Open a data set's account. Raises BookError: the name is taken."""
+
+    def account(self, data: str) -> Account:
+        """The account of a data set. Raises BookError: none, with the names that are near."""
+
+    def accounts(self) -> Sequence[Account]:
+        """All accounts, by name."""
+
+    def reserve(self, data: str, charge: Charge, *, purpose: str = "") -> Reservation:
+        """Take a charge from what is left.
+
+        Raises:
+            OverBudgetError: it does not fit. BookError: no such account, another adjacency or
+                unit, an account that has ended, an unknown partition.
+        """
+
+    def begin(self, number: int, run: str) -> Reservation:
+        """Say that a run starts; the same run may say so again. Raises BookError: another run
+        has it, or it is over."""
+
+    def mark(self, number: int, rounds: int) -> None:
+        """Raise the mark, *before* round ``rounds`` reaches anything outside the process."""
+
+    def settle(self, number: int, rounds: int) -> Total:
+        """End a reservation with the rounds that were released; the rest returns.
+
+        Saying it again with the same number changes nothing. Raises BookError: it has not begun,
+        or it is over with another number.
+        """
+
+    def end(self, number: int, rounds: int, reason: str) -> Total:
+        """An owner's decision about a reservation whose run is gone; never fewer than its mark."""
+
+    def reservation(self, number: int) -> Reservation:
+        """The reservation of a number. Raises BookError: no such number."""
+
+    def reservations(self, data: str) -> Sequence[Reservation]:
+        """All of an account, oldest first."""
+
+    def total(self, data: str) -> Total:
+        """What everything of an account comes to."""
+
+    def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
+        """Register persons (keyed hashes of 16 bytes) of a data set or of one of its parts.
+
+        Returns the number of new ones. Raises BookError: one is in another part of the scheme.
+        """
+
+    def entries(self, after: int = 0) -> Sequence[Entry]:
+        """The book's lines, oldest first."""
+
+    def verify(self, head: str | None = None) -> Sequence[str]:
+        """Problems found: chain, signatures, sums, lives of reservations; none: an empty list.
+
+        Args:
+            head: a hash that must be in the chain, such as a statement's.
+        """
+
+    def close(self) -> None:
+        """Give connections back."""

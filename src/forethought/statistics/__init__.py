@@ -1,0 +1,1 @@
+"""Counts, sums, means, histograms, quantiles, survival curves and AUC, planned and paid for."""
