@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 
 from forethought.values.mechanism import Adjacency, Budget, Mechanism
 
-#: A reservation's life. Only the last two are over; "ended" is an owner's decision.
+# A reservation's life. Only the last two are over; "ended" is an owner's decision.
 Status = Literal["reserved", "active", "settled", "ended"]
 Role = Literal["owner", "analyst", "auditor"]
-#: Whose presence the account's budget protects.
+# The presence that an account's budget protects is that of one:
 Unit = Literal["record", "person"]
 
 
@@ -106,7 +106,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Total:
-    """What a data set's releases come to.
+    """The sum of all that is charged to an account.
 
     Args:
         epsilon: at the account's δ, of everything that is reserved, active, settled and ended.
@@ -190,7 +190,7 @@ class Book(Protocol):
         """All of an account, oldest first."""
 
     def total(self, data: str) -> Total:
-        """What everything of an account comes to."""
+        """The sum of everything that is charged to an account."""
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
         """Register persons (keyed hashes of 16 bytes) of a data set or of one of its parts.
