@@ -25,9 +25,9 @@ from forethought.holders.simulate import synchronous_seconds
 from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph
 from forethought.holders.times import Hiccups, lognormal_speeds, slow_ones
 from forethought.holders.work import NoTraining, no_gradients
-from forethought.jobs.gossip import gossip_of, simulate_gossip
+from forethought.jobs.holders import holders_of, simulate_job
 from forethought.jobs.job import Job
-from forethought.jobs.request import Request, gossip_demo
+from forethought.jobs.request import Request, built_in
 
 PARAMETERS = 1000
 
@@ -65,8 +65,10 @@ def trained(seeds: int) -> None:
         found = []
         for seed in range(seeds):
             seeded = f"[run]\nseed = {seed}\nnoise_seed = {seed}\n"
-            text = f'{gossip_demo().text}rule = "{rule}"\n{seeded}'
-            run, _ = simulate_gossip(gossip_of(Request("demo", text, Job.parse(text, "demo"))))
+            text = f'{built_in("gossip_demo").text}rule = "{rule}"\n{seeded}'
+            run, _ = simulate_job(
+                holders_of(Request("demo", text, Job.parse(text, "demo")), "gossip")
+            )
             found.append(run)
         scores = [100 * (run.accuracy or 0.0) for run in found]
         print(

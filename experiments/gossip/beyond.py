@@ -31,8 +31,7 @@ import torch
 
 import forethought as ft
 from forethought.data import load
-from forethought.jobs.federate import federation_of, simulate_job
-from forethought.jobs.gossip import gossip_of, simulate_gossip
+from forethought.jobs.holders import holders_of, simulate_job
 from forethought.jobs.job import JobError
 from forethought.jobs.load import load_job
 from forethought.jobs.request import from_file
@@ -101,7 +100,7 @@ def cell(how: str, holders: int, skew: str, seed: int, records: Path) -> dict[st
     torch.manual_seed(seed)
     found: dict[str, Any] = {"how": how, "holders": holders, "skew": skew, "seed": seed}
     if "gossip" in how:
-        run, synchronous = simulate_gossip(gossip_of(request))
+        run, synchronous = simulate_job(holders_of(request, "gossip"))
         found |= {
             "accuracy": run.accuracy,
             "worst": min(run.each),
@@ -113,7 +112,7 @@ def cell(how: str, holders: int, skew: str, seed: int, records: Path) -> dict[st
             "rounds": run.gossip.rounds,
         }
     elif how == "federation":
-        other, synchronous = simulate_job(federation_of(request))
+        other, synchronous = simulate_job(holders_of(request, "federation"))
         found |= {
             "accuracy": other.accuracy,
             "worst": other.accuracy,

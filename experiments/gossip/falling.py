@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from forethought.data import load
-from forethought.jobs.gossip import gossip_of, simulate_gossip
+from forethought.jobs.holders import holders_of, simulate_job
 from forethought.jobs.job import Job
 from forethought.jobs.request import Request
 from forethought.values.plan import SHAPES
@@ -82,7 +82,7 @@ def ready(names: dict[str, Any], records: Path, training: str) -> Any:
     """A gossip, with what its job says of steps."""
     text = JOB.format(data=records, training=training, **names)
     text += f'case = "{names["case"]}"\n' if names["case"] else ""
-    return gossip_of(Request("job", text, Job.parse(text, "job.toml")))
+    return holders_of(Request("job", text, Job.parse(text, "job.toml")), "gossip")
 
 
 def measured(names: dict[str, Any], records: Path) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def measured(names: dict[str, Any], records: Path) -> dict[str, Any]:
             rate *= equal.rounds / sum(shape(t, plan.rounds, 0.0) for t in range(equal.rounds))
     training = f'schedule = "{kind}"\nlearning_rate = {rate!r}'
     torch.manual_seed(names["seed"])
-    run, _ = simulate_gossip(ready(names, records, training))
+    run, _ = simulate_job(ready(names, records, training))
     return {
         **names,
         "accuracy": 100 * (run.accuracy or 0.0),

@@ -34,9 +34,9 @@ from forethought.gossip.worker import Effects, Releases
 from forethought.holders.cluster import Here, cluster, run_workers
 from forethought.holders.times import Hiccups
 from forethought.holders.trainer import ClientTrainer
-from forethought.jobs.gossip import gossip_of
-from forethought.jobs.gossip_peer import cluster_worker, launched_worker
+from forethought.jobs.holders import holders_of
 from forethought.jobs.job import Job
+from forethought.jobs.members import cluster_worker, launched_worker
 from forethought.jobs.request import Request, from_file
 
 HERE = Path(__file__).parent
@@ -113,7 +113,7 @@ def act(case: str, seed: int, data: Path, out: Path, planned: Any, me: int, here
 
 def run_actors(case: str, seed: int, data: Path, out: Path) -> None:
     """All workers of a gossip as actors of this machine."""
-    gossiping = gossip_of(request_of(case, "asynchronous", seed), data)
+    gossiping = holders_of(request_of(case, "asynchronous", seed), "gossip", data)
     planned = gossiping.gossip, gossiping.shared.read()
     works = [partial(act, case, seed, data, out, planned, me) for me in range(WORKERS)]
     with cluster(None, WORKERS):
@@ -135,7 +135,7 @@ def measure(case: str, rule: str, seed: int, data: Path) -> dict[str, Any]:
             run_actors(case, seed, data.resolve(), Path(folder))
         found = [np.load(Path(folder) / f"{rank}.npz") for rank in range(WORKERS)]
         made = [(one["times"], one["weights"], one["updates"]) for one in found]
-    gossiping = gossip_of(request_of(case, rule, seed), data)
+    gossiping = holders_of(request_of(case, rule, seed), "gossip", data)
     shared, test = gossiping.shared, gossiping.loaded.dataset.test
     plans = [gossiping.gossip.plan(k) for k in range(WORKERS)]
     assert test is not None

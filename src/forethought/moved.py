@@ -52,6 +52,8 @@ for _now, _former in {
     MOVED.update(dict.fromkeys(_former.split(), f"holders.{_now}"))
 MOVED.update(dict.fromkeys(("planning.federated", "planning.gossip"), "planning.holders"))
 for _now, _former in {
+    "jobs.holders": "jobs.federate jobs.gossip",
+    "jobs.members": "jobs.federate_network jobs.gossip_peer",
     "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise",
     "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.together",
     "rounds.contributions": "rounds.augmenting rounds.contributors rounds.local_contributions "

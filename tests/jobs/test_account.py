@@ -40,7 +40,7 @@ from forethought.holders import simulate as federated
 from forethought.holders import simulate as gossiping
 from forethought.holders.times import Times, Way, slow_ones
 from forethought.holders.trainer import SharedModel
-from forethought.jobs import federate_network, gossip_peer
+from forethought.jobs import members
 from forethought.jobs import train as jobs_train
 from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
@@ -209,11 +209,11 @@ def networked(out: Path) -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     (out.parent / "job.toml").write_text(f"{JOB}[federation]\nclients = 2\n")
     request, keys = from_file(out.parent / "job.toml"), out.parent / "keys"
-    federate_network.make_everybody(request, keys)
+    members.make_everybody(request, "federation", keys)
 
     def run(name: str) -> None:
         server = name == "server"
-        way = federate_network.serve_job if server else federate_network.take_part_in_job
+        way = members.serve_job if server else members.take_part_in_job
         way(request, keys / name, out.parent / name, address=address)
 
     at_once("server", "client-0", "client-1", run=run)
@@ -231,11 +231,11 @@ def between_sites(out: Path) -> None:
         text += f'[[gossip.worker]]\nname = "{name}"\naddress = "127.0.0.1:{port}"\n'
     (out.parent / "job.toml").write_text(text)
     request, keys = from_file(out.parent / "job.toml"), out.parent / "keys"
-    gossip_peer.make_everybody(request, keys)
+    members.make_everybody(request, "gossip", keys)
     at_once(
         "a",
         "b",
-        run=lambda name: gossip_peer.site_worker(request, keys / name, out.parent / name),
+        run=lambda name: members.site_worker(request, keys / name, out.parent / name),
     )
     shutil.copytree(out.parent / "a", out)
 

@@ -14,8 +14,7 @@ import pytest
 
 from forethought.federated.federation import FederationError
 from forethought.gossip.gossip import GossipError
-from forethought.jobs import federate_network as jobs
-from forethought.jobs import gossip_peer as sites
+from forethought.jobs import members
 from forethought.jobs.request import from_file
 
 JOB = """
@@ -92,7 +91,7 @@ def others(value: Any) -> list[Any]:
 def test_every_field_is_refused_or_harmless(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     request = from_file(tmp_path / "job.toml")
-    jobs.make_everybody(request, tmp_path / "keys")
+    members.make_everybody(request, "federation", tmp_path / "keys")
     folder = tmp_path / "keys" / "client-0"
     file = folder / "federation.json"
     whole = json.loads(file.read_text())
@@ -102,7 +101,7 @@ def test_every_field_is_refused_or_harmless(tmp_path: Path) -> None:
     def outcome(changed: Any) -> str:
         file.write_text(json.dumps(changed))
         try:
-            jobs.take_part_in_job(request, folder, next(runs), carry=connect)
+            members.take_part_in_job(request, folder, next(runs), carry=connect)
         except ReachedError:
             return "joined"
         except (FederationError, ValueError) as error:
@@ -145,26 +144,26 @@ def _at(value: Any, path: Any) -> Any:
 def test_other_terms_are_refused_in_words(change: Any, words: str, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     request = from_file(tmp_path / "job.toml")
-    jobs.make_everybody(request, tmp_path / "keys")
+    members.make_everybody(request, "federation", tmp_path / "keys")
     file = tmp_path / "keys" / "client-0" / "federation.json"
     changed = json.loads(file.read_text())
     *parents, last, value = change
     _at(changed, parents)[last] = value
     file.write_text(json.dumps(changed))
     with pytest.raises(FederationError, match=words):
-        jobs.take_part_in_job(request, file.parent, tmp_path / "run", carry=connect)
+        members.take_part_in_job(request, file.parent, tmp_path / "run", carry=connect)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_gossips_worker_takes_part_on_its_own_terms_too(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB.partition("[federation]")[0] + "[gossip]\nworkers = 3\n")
     request = from_file(tmp_path / "job.toml")
-    sites.make_everybody(request, tmp_path / "keys")
+    members.make_everybody(request, "gossip", tmp_path / "keys")
     folder = next(path for path in (tmp_path / "keys").iterdir() if path.is_dir())
     file = folder / "gossip.json"
     changed = json.loads(file.read_text())
     changed["plans"][0]["privacy"]["mechanism"]["adjacency"] = "zero-out"
     file.write_text(json.dumps(changed))
     with pytest.raises(GossipError, match="has adjacency"):
-        sites.site_worker(request, folder, tmp_path / "run")
+        members.site_worker(request, folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()

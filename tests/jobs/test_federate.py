@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from typer.testing import CliRunner
 
 from forethought.accounting.statement import account
 from forethought.cli import app
-from forethought.jobs.federate import agreed, section_of, times_of
-from forethought.jobs.holders import speeds_of
+from forethought.federated.federation import Federation
+from forethought.jobs import holders
+from forethought.jobs.holders import Network, section_of, speeds_of, times_of
 from forethought.jobs.job import FederationSection, Job, JobError
+from forethought.jobs.request import Request
 from forethought.planning.holders import predict
+from forethought.values.mechanism import Budget
 
 JOB = """
 [data]
@@ -32,8 +36,15 @@ def job(extra: str = "", text: str = JOB) -> Job:
     return Job.parse(text + extra)
 
 
+def agreed(
+    job: Job, sizes: list[int], speeds: Sequence[float]
+) -> tuple[Federation, tuple[Budget, ...]]:
+    section, network = section_of(job, "federation"), Network(650, "a")
+    return holders.agreed(Request("job", "", job), section, sizes, speeds, network)
+
+
 def test_every_client_has_a_plan_within_its_budget() -> None:
-    federation, budgets = agreed(job(), [100, 100, 300, 50], [1.0] * 4, 650, "a")
+    federation, budgets = agreed(job(), [100, 100, 300, 50], [1.0] * 4)
     assert [budget.epsilon for budget in budgets] == [4.0] * 4
     for client, size in enumerate([100, 100, 300, 50]):
         plan = federation.plan(client)
@@ -50,7 +61,7 @@ def test_asynchronous_sample_sizes_match_the_speeds() -> None:
     assert section is not None
     speeds = speeds_of(section, 4)
     assert speeds == (1.0, 1.0, 1.0, 0.25)
-    federation, _ = agreed(job(extra), [100] * 4, speeds, 650, "a")
+    federation, _ = agreed(job(extra), [100] * 4, speeds)
     batches = [federation.plan(client).batch for client in range(4)]
     assert batches[:3] == [20] * 3 and batches[3] == 5
     assert [member.weight for member in federation.members] == batches
@@ -60,27 +71,25 @@ def test_asynchronous_sample_sizes_match_the_speeds() -> None:
 
 def test_clients_may_have_samples_and_noise_that_change() -> None:
     lines = 'batch = 20\nsize_schedule = "linear"\nnoise_schedule = "geometric"'
-    federation, _ = agreed(
-        job(text=JOB.replace("batch = 20", lines)), [100] * 4, [1.0] * 4, 650, "a"
-    )
+    federation, _ = agreed(job(text=JOB.replace("batch = 20", lines)), [100] * 4, [1.0] * 4)
     plan = federation.plan(0)
     assert plan.rounds == 12 and plan.mean_batch == pytest.approx(20, rel=0.01)
     assert len(plan.mechanism.rounds) == 12 and account(plan).guarantee <= 4.0
     both = job("growth = 2.0\n", JOB.replace("batch = 20", lines))
     with pytest.raises(ValueError, match="differ already"):
-        agreed(both, [100] * 4, [1.0] * 4, 650, "a")
+        agreed(both, [100] * 4, [1.0] * 4)
 
 
 def test_local_epochs_are_turned_into_rounds() -> None:
-    federation, _ = agreed(job("local_epochs = 1.0\n"), [100] * 4, [1.0] * 4, 650, "a")
+    federation, _ = agreed(job("local_epochs = 1.0\n"), [100] * 4, [1.0] * 4)
     assert federation.local_rounds == 5 and federation.plan(0).rounds % 5 == 0
 
 
 def test_local_rounds_may_change_from_update_to_update() -> None:
     found = job("local_rounds = [1, 1, 2]\nlatency = 0.0\n")
-    federation, budgets = agreed(found, [100] * 4, [1.0] * 4, 650, "a")
+    federation, budgets = agreed(found, [100] * 4, [1.0] * 4)
     assert federation.plan(0).rounds == 12 and federation.updates(0) == 7
-    section = section_of(found)
+    section = section_of(found, "federation")
     times = times_of(section, federation, [1.0] * 4)
     costs = predict(federation, budgets, [1.0] * 4, times)
     assert {split.local_rounds: split.rounds for split in costs.splits if not split.chosen} == {

@@ -30,7 +30,7 @@ from forethought.exchange.messages import Model
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.statements import Policy
 from forethought.holders.flower import client_turn
-from forethought.jobs import federate_network as jobs
+from forethought.jobs import members as jobs
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.training.folder import KEYS
@@ -65,7 +65,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def keys(job: Path) -> Path:
     folder = job.parent / "keys"
-    jobs.make_everybody(from_file(job), folder)
+    jobs.make_everybody(from_file(job), "federation", folder)
     return folder
 
 
@@ -82,17 +82,19 @@ def in_thread(work: Any, results: dict[str, Any], name: str) -> threading.Thread
 
 
 def test_every_member_has_its_own_keys_and_the_same_federation(job: Path, keys: Path) -> None:
-    members = {name: jobs.Membership.load(keys / name) for name in ("server", "a", "b")}
-    federations = {member.federation.run_id for member in members.values()}
+    members = {
+        name: jobs.Membership.load(keys / name, "federation") for name in ("server", "a", "b")
+    }
+    federations = {member.agreed.run_id for member in members.values()}
     assert len(federations) == 1
-    federation = members["a"].federation
+    federation = members["a"].agreed
     assert federation.nonce and federation.server_key == members["server"].keys.identity.public_key
     assert [m.public_key for m in federation.members] == [
         members[name].keys.identity.public_key for name in ("a", "b")
     ]
     with pytest.raises(FileExistsError):
-        jobs.make_everybody(from_file(job), keys)
-    again = jobs.make_everybody(from_file(job), job.parent / "again")
+        jobs.make_everybody(from_file(job), "federation", keys)
+    again = jobs.make_everybody(from_file(job), "federation", job.parent / "again")
     assert again.nonce != members["a"].roster.nonce
     other = Federation.load(job.parent / "again" / "a" / "federation.json")
     assert other.run_id != federation.run_id  # no frame of one run fits into the other
@@ -113,10 +115,10 @@ def test_members_make_their_own_keys_and_are_joined(job: Path, tmp_path: Path) -
     assert done.exit_code == 0, done.output
     for name in ("roster.json", "federation.json"):
         (tmp_path / "a" / name).write_bytes((tmp_path / "shared" / name).read_bytes())
-    member = jobs.Membership.load(tmp_path / "a")
+    member = jobs.Membership.load(tmp_path / "a", "federation")
     assert member.roster.place("a") == 0 and member.roster.fingerprint in done.output
     with pytest.raises(JobError, match="server, a, b"):
-        jobs.join(from_file(job), files[:2], tmp_path / "other")
+        jobs.join(from_file(job), "federation", files[:2], tmp_path / "other")
 
 
 def test_a_plan_beyond_the_policy_is_refused_before_connecting(
@@ -203,7 +205,7 @@ def test_a_secure_federation_in_three_threads(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("rounds = 6", "rounds = 6\nsecure = { dropouts = 0 }"))
     request, keys = from_file(path), tmp_path / "keys"
-    jobs.make_everybody(request, keys)
+    jobs.make_everybody(request, "federation", keys)
     address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
     threads = [
         in_thread(
@@ -250,7 +252,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     head = JOB[: JOB.index("[[federation")].replace('"digits"', '"npz:data.npz"')
     (root / "job.toml").write_text(head + tables)
-    jobs.make_everybody(from_file(root / "job.toml"), root / "keys", root / "a")
+    jobs.make_everybody(from_file(root / "job.toml"), "federation", root / "keys", root / "a")
     return root
 
 
@@ -314,8 +316,8 @@ def test_a_ledger_that_was_set_back_stops_the_client_and_keeps_its_secrets(
 
     def carry(make: Any, compute: Any) -> Any:
         driver, _ = client_turn([], make, compute)
-        server = jobs.Membership.load(keys / "server")
-        federation = server.federation
+        server = jobs.Membership.load(keys / "server", "federation")
+        federation = server.agreed
         sealing = Endpoint(federation.run_id, -1, server.keys.signing, {}, federation.parameters)
         start = np.zeros(federation.parameters, dtype=np.float32)
         driver.received(sealing.seal(0, Model(4, 4, start)), -1)
@@ -481,7 +483,7 @@ def test_a_secure_federation_goes_on_without_a_client_that_was_killed(tmp_path: 
     more = '[[federation.client]]\nname = "c"\n[[federation.client]]\nname = "d"\n'
     path.write_text(JOB.replace("rounds = 6", shared) + more)
     request, keys = from_file(path), tmp_path / "keys"
-    jobs.make_everybody(request, keys)
+    jobs.make_everybody(request, "federation", keys)
     address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
 
     def take_part(name: str) -> Any:

@@ -29,9 +29,9 @@ from forethought.federated.server import ServerMachine
 from forethought.holders.driving import Out, ServerDriver
 from forethought.holders.flower import ServerTurns, submit
 from forethought.holders.server import Status, status_of
-from forethought.jobs import federate_network as jobs
-from forethought.jobs.federate_network import answered
+from forethought.jobs import members as jobs
 from forethought.jobs.job import JobError
+from forethought.jobs.members import answered
 from forethought.jobs.request import from_file
 from trials.carriers import EngineMissingError, flower_python
 from trials.parties import free_port
@@ -49,7 +49,7 @@ JOB = (ROOT / "examples" / "federation" / "job.toml").read_text(encoding="utf-8"
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("job") / "job.toml"
     path.write_text(JOB)
-    jobs.make_everybody(from_file(path), path.parent / "keys")
+    jobs.make_everybody(from_file(path), "federation", path.parent / "keys")
     return path
 
 
@@ -174,7 +174,7 @@ def test_secure_aggregation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     secure = "rounds = 12\nsecure = { dropouts = 0 }"
     path.write_text(JOB.replace("rounds = 3\nlocal_rounds = 4", secure))
-    jobs.make_everybody(from_file(path), tmp_path / "keys")
+    jobs.make_everybody(from_file(path), "federation", tmp_path / "keys")
     keys, out = tmp_path / "keys" / CLIENTS[0], tmp_path / "a"
     config = {"job": str(path), "keys": str(keys), "out": str(out)}
     with pytest.raises(FederationError, match="client that stays"):
@@ -184,7 +184,7 @@ def test_secure_aggregation_is_refused(tmp_path: Path) -> None:
 def test_a_cadence_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("local_rounds = 4", "local_rounds = 4\ncadence = 5.0"))
-    jobs.make_everybody(from_file(path), tmp_path / "keys")
+    jobs.make_everybody(from_file(path), "federation", tmp_path / "keys")
     keys, out = tmp_path / "keys" / CLIENTS[0], tmp_path / "a"
     config = {"job": str(path), "keys": str(keys), "out": str(out)}
     with pytest.raises(FederationError, match="client that stays"):

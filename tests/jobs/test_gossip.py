@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from forethought.cli import app
 from forethought.gossip.mixing import MixingError
 from forethought.holders.times import Hiccups
-from forethought.jobs.gossip import gossip_of, simulate_gossip
+from forethought.jobs.holders import holders_of, simulate_job
 from forethought.jobs.job import Job, JobError
-from forethought.jobs.request import Request, gossip_demo
+from forethought.jobs.request import Request, built_in
 
 SMALL = """
 [data]
@@ -37,7 +37,7 @@ def request(text: str, folder: Path | None = None) -> Request:
 
 
 def test_every_worker_has_a_plan_of_its_own_with_headroom() -> None:
-    found = gossip_of(request(SMALL))
+    found = holders_of(request(SMALL), "gossip")
     gossip = found.gossip
     assert gossip.total == 120
     assert {gossip.plan(k).rounds for k in range(6)} == {22}
@@ -45,7 +45,7 @@ def test_every_worker_has_a_plan_of_its_own_with_headroom() -> None:
     for k in range(6):
         assert gossip.plan(k).examples == len(found.parts[k])
         assert gossip.plan(k).budget is not None
-    run, synchronous = simulate_gossip(found)
+    run, synchronous = simulate_job(found)
     assert run.simulated.updates.max() <= 22
     assert synchronous == pytest.approx(20 * found.times.compute[0], rel=0.02)
 
@@ -53,7 +53,7 @@ def test_every_worker_has_a_plan_of_its_own_with_headroom() -> None:
 def test_samples_that_change_are_refused_with_the_reason() -> None:
     text = SMALL.replace("batch = 30", 'batch = 30\nsize_schedule = "linear"')
     with pytest.raises(JobError, match="different numbers of"):
-        gossip_of(request(text))
+        holders_of(request(text), "gossip")
 
 
 def test_a_simulation_leaves_statements_and_figures(tmp_path: Path) -> None:
@@ -78,17 +78,17 @@ def test_budgets_and_speeds_are_of_each_worker() -> None:
         f'[[gossip.worker]]\nname = "w{k}"\nepsilon = {1.0 + k}\nspeed = {1.0 + k}\n'
         for k in range(3)
     )
-    found = gossip_of(request(text))
+    found = holders_of(request(text), "gossip")
     sigmas = [found.gossip.plan(k).noise_multiplier for k in range(3)]
     assert sigmas == sorted(sigmas, reverse=True)
     assert found.times.compute[0] == pytest.approx(2 * found.times.compute[1], rel=0.02)
 
 
 def test_the_papers_cases() -> None:
-    plain = gossip_of(request(SMALL))
-    first = gossip_of(request(SMALL + 'case = "I"\n'))
-    second = gossip_of(request(SMALL + 'case = "II"\n'))
-    third = gossip_of(request(SMALL + 'case = "III"\n'))
+    plain = holders_of(request(SMALL), "gossip")
+    first = holders_of(request(SMALL + 'case = "I"\n'), "gossip")
+    second = holders_of(request(SMALL + 'case = "II"\n'), "gossip")
+    third = holders_of(request(SMALL + 'case = "III"\n'), "gossip")
     assert first.times.factors == Hiccups(6, 2.0, 0)
     assert second.times.compute[-1] == pytest.approx(10 * second.times.compute[0])
     assert third.gossip.plan(0).batch == pytest.approx(2 * plain.gossip.plan(0).batch, rel=0.05)
@@ -101,35 +101,35 @@ def test_asynchronous_steps_are_at_most_half_of_what_sync_bears() -> None:
 
     def rate(budget: str, more: str) -> float:
         text = SMALL.replace("epsilon = 4.0", f"epsilon = {budget}") + more
-        return gossip_of(request(text)).gossip.plan(0).optimizer.learning_rate
+        return holders_of(request(text), "gossip").gossip.plan(0).optimizer.learning_rate
 
     sync = 'rule = "allreduce"\n'
     assert rate("5000.0", "") == pytest.approx(rate("5000.0", sync) / 2)
     assert rate("4.0", "") == rate("4.0", sync)
     given = SMALL.replace("batch = 30", "batch = 30\nlearning_rate = 300.0")
-    assert gossip_of(request(given)).gossip.plan(0).optimizer.learning_rate == 300
+    assert holders_of(request(given), "gossip").gossip.plan(0).optimizer.learning_rate == 300
 
 
 def test_stagger_and_clock_are_agreed() -> None:
-    found = gossip_of(request(SMALL + 'stagger = false\nclock = "all"\n')).gossip
+    found = holders_of(request(SMALL + 'stagger = false\nclock = "all"\n'), "gossip").gossip
     assert (found.stagger, found.clock) == (False, "all")
-    assert gossip_of(request(SMALL)).gossip.waits(5) == 5 / 6
+    assert holders_of(request(SMALL), "gossip").gossip.waits(5) == 5 / 6
 
 
 def test_graphs_matrices_and_traces_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "edges").write_text("0 1\n1 2\n2 3\n3 4\n4 5\n", "utf-8")
     (tmp_path / "trace").write_text("1 2 1\n3\n", "utf-8")
     text = SMALL + 'edges = "edges"\nmixing = "metropolis"\ntrace = "trace"\n'
-    found = gossip_of(request(text, tmp_path))
+    found = holders_of(request(text, tmp_path), "gossip")
     assert found.gossip.mixing.graph.edges == ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
     assert found.times.factors is not None
     assert [found.times.factors(k, 1) for k in range(4)] == [2, 3, 2, 3]
     (tmp_path / "matrix").write_text("1/2 1/2 0 0 0 0\n" * 6, "utf-8")
     with pytest.raises(MixingError, match="doubly stochastic"):
-        gossip_of(request(SMALL + 'matrix = "matrix"\n', tmp_path))
+        holders_of(request(SMALL + 'matrix = "matrix"\n', tmp_path), "gossip")
     (tmp_path / "edges").write_text("0 1\n2 3\n3 4\n4 5\n", "utf-8")
     with pytest.raises(ValueError, match="not connected"):
-        gossip_of(request(text, tmp_path))
+        holders_of(request(text, tmp_path), "gossip")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_graphs_matrices_and_traces_come_from_files(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_refused_in_a_line(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
-        gossip_of(request(text))
+        holders_of(request(text), "gossip")
     assert "\n" not in str(refused.value)
 
 
@@ -174,8 +174,8 @@ def test_the_demo_is_eight_times_faster_and_as_good() -> None:
     for row in summary["workers"]:
         assert row["epsilon"] <= row["budget"]
         assert row["rounds"] <= 230
-    job = gossip_demo().text + 'rule = "allreduce"\n'
-    waiting, _ = simulate_gossip(gossip_of(request(job)))
+    job = built_in("gossip_demo").text + 'rule = "allreduce"\n'
+    waiting, _ = simulate_job(holders_of(request(job), "gossip"))
     assert waiting.accuracy is not None
     # The held-out accuracy of 359 records has a standard error of 0.013 by itself: two runs on the
     # same records differ by less, and three standard errors of that are allowed.

@@ -25,8 +25,8 @@ from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
 from forethought.exchange.ledger import LEDGER, LedgerError, Witness
-from forethought.gossip.gossip import Gossip, GossipError
-from forethought.jobs import gossip_peer as jobs
+from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
+from forethought.jobs import members as jobs
 from forethought.jobs.job import JobError
 from forethought.jobs.request import from_file
 from forethought.training.folder import KEYS
@@ -86,12 +86,12 @@ def job(tmp_path: Path) -> Path:
 def test_keys_make_a_gossip_that_every_member_holds(job: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["gossip", "keys", str(job), "--out", str(tmp_path / "keys")])
     assert result.exit_code == 0, result.output
-    held = [jobs.Membership.load(tmp_path / "keys" / name) for name in "abc"]
+    held = [jobs.Membership.load(tmp_path / "keys" / name, "gossip") for name in "abc"]
     assert len({one.roster.fingerprint for one in held}) == 1
     assert held[0].roster.fingerprint in result.output
-    assert len({one.gossip.run_id for one in held}) == 1
+    assert len({one.agreed.run_id for one in held}) == 1
     assert [one.roster.place(one.keys) for one in held] == [0, 1, 2]
-    assert all(member.public_key for member in held[0].gossip.members)
+    assert all(member.public_key for member in held[0].agreed.members)
 
 
 def test_members_make_their_own_keys_and_join(job: Path, tmp_path: Path) -> None:
@@ -101,17 +101,17 @@ def test_members_make_their_own_keys_and_join(job: Path, tmp_path: Path) -> None
         )
         assert made.exit_code == 0, made.output
     files = [tmp_path / name / "identity.json" for name in "cab"]
-    roster = jobs.join(from_file(job), files, tmp_path / "shared")
+    roster = jobs.join(from_file(job), "gossip", files, tmp_path / "shared")
     assert [one.name for one in roster.workers] == ["a", "b", "c"]
-    agreed = Gossip.load(tmp_path / "shared" / jobs.GOSSIP)
+    agreed = Gossip.load(tmp_path / "shared" / GOSSIP)
     assert roster.with_keys(agreed) == agreed
     with pytest.raises(JobError, match="a, b, c"):
-        jobs.join(from_file(job), files[:2], tmp_path / "other")
+        jobs.join(from_file(job), "gossip", files[:2], tmp_path / "other")
 
 
 def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path: Path) -> None:
     request = from_file(job)
-    jobs.make_everybody(request, tmp_path / "keys")
+    jobs.make_everybody(request, "gossip", tmp_path / "keys")
     own = tmp_path / "keys" / "a"
     with pytest.raises(GossipError, match=r"owner allows 0.5:"):
         jobs.site_worker(request, own, tmp_path / "out", epsilon=0.5, delta=1e-4)
@@ -128,7 +128,7 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
             jobs.site_worker(from_file(other), own, tmp_path / "out")
     other.write_text(job.read_text().replace("rounds = 30", 'rounds = 30\nrule = "allreduce"'))
     with pytest.raises(JobError, match="it under torchrun"):
-        jobs.planned(from_file(other))
+        jobs.planned(from_file(other), "gossip")
     # Other first weights than were agreed.
     first = np.load(own / jobs.FIRST)
     np.save(own / jobs.FIRST, first + 1)
@@ -139,14 +139,14 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
         jobs.site_worker(request, own, tmp_path / "out")
     # A ledger that has fewer releases than have left under these keys.
     np.save(own / jobs.FIRST, first)
-    agreed = Gossip.load(own / jobs.GOSSIP)
+    agreed = Gossip.load(own / GOSSIP)
     Witness(own, agreed.run_id, 0).note(3)
     with pytest.raises(LedgerError, match=r"3 updates have.*ledger has 0"):
         jobs.site_worker(request, own, tmp_path / "out")
     # A roster that was made another time.
-    jobs.make_everybody(request, tmp_path / "again")
+    jobs.make_everybody(request, "gossip", tmp_path / "again")
     np.save(own / jobs.FIRST, first)
-    (own / jobs.GOSSIP).write_bytes((tmp_path / "again" / "a" / jobs.GOSSIP).read_bytes())
+    (own / GOSSIP).write_bytes((tmp_path / "again" / "a" / GOSSIP).read_bytes())
     with pytest.raises(GossipError, match="made together"):
         jobs.site_worker(request, own, tmp_path / "out")
 
@@ -267,7 +267,7 @@ def check_statements(results: dict[str, dict[str, Any]], folders: dict[str, Path
 def test_three_sites_of_which_one_is_killed_and_comes_back(
     job: Path, tmp_path: Path, processes: Processes
 ) -> None:
-    jobs.make_everybody(from_file(job), tmp_path / "keys")
+    jobs.make_everybody(from_file(job), "gossip", tmp_path / "keys")
     folders = {name: tmp_path / name for name in "abc"}
     hurry = tmp_path / "hurry"
 
@@ -317,7 +317,7 @@ def test_workers_on_a_cluster_of_which_one_is_killed_and_all_are_paused(
 
 
 def test_a_folder_goes_on_with_the_job_that_it_was_begun_with(job: Path, tmp_path: Path) -> None:
-    gossip, first = jobs.planned(from_file(job))
+    gossip, first = jobs.planned(from_file(job), "gossip")
     assert jobs.begun_in(from_file(job), gossip, first, tmp_path / "out") == (gossip, first)
     # Drawn anew, weights and the step sizes that follow from them may be other ones: the kept hold.
     plans = [plan.with_(optimizer=ft.Optimizer("sgd", 0.25, ())) for plan in gossip.plans]
@@ -334,7 +334,7 @@ def test_a_folder_goes_on_with_the_job_that_it_was_begun_with(job: Path, tmp_pat
         other.write_text(job.read_text().replace(old, new))
         request = from_file(other)
         with pytest.raises(ValueError, match=what):
-            jobs.begun_in(request, *jobs.planned(request), tmp_path / "out")
+            jobs.begun_in(request, *jobs.planned(request, "gossip"), tmp_path / "out")
 
 
 def holder_of(folder: Path) -> int:
@@ -363,7 +363,7 @@ def test_workers_replay_their_rounds_in_their_own_processes(
 ) -> None:
     job = tmp_path / "job.toml"
     job.write_text(job_text(rounds=6))
-    jobs.make_everybody(from_file(job), tmp_path / "keys")
+    jobs.make_everybody(from_file(job), "gossip", tmp_path / "keys")
     for name, program in (
         ("a", ["-m", "forethought"]),
         ("b", ["-m", "forethought"]),

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import forethought as ft
-from forethought.jobs import federate_network, gossip_peer
-from forethought.jobs.federate import federation_of
-from forethought.jobs.gossip import gossip_of
+from forethought.jobs import members
+from forethought.jobs.holders import holders_of
 from forethought.jobs.job import Job
 from forethought.jobs.load import load_job
 from forethought.jobs.request import Request
@@ -45,19 +44,19 @@ def request(model: str, kind: str, tables: bool = False) -> Request:
 
 
 def dealt_federation(asked: Request) -> ft.Plan:
-    return federation_of(asked).federation.plan(0)
+    return holders_of(asked, "federation").agreed.plan(0)
 
 
 def dealt_gossip(asked: Request) -> ft.Plan:
-    return gossip_of(asked).gossip.plan(0)
+    return holders_of(asked, "gossip").gossip.plan(0)
 
 
 def sites_of_a_federation(asked: Request) -> ft.Plan:
-    return federate_network.planned(asked).plan(0)
+    return members.planned(asked, "federation")[0].plan(0)
 
 
 def sites_of_a_gossip(asked: Request) -> ft.Plan:
-    return gossip_peer.planned(asked)[0].plan(0)
+    return members.planned(asked, "gossip")[0].plan(0)
 
 
 @pytest.mark.parametrize(

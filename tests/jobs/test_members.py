@@ -12,10 +12,8 @@ import pytest
 
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
-from forethought.jobs import federate_network as network
-from forethought.jobs import gossip_peer
-from forethought.jobs.federate import Federated, agreed, federation_of, simulate_job
-from forethought.jobs.gossip import gossip_of, simulate_gossip
+from forethought.jobs import members
+from forethought.jobs.holders import Holders, Network, agreed, holders_of, section_of, simulate_job
 from forethought.jobs.job import Job, JobError
 from forethought.jobs.load import count_of
 from forethought.jobs.request import Request, from_file
@@ -59,44 +57,44 @@ def written(folder: Path, text: str = JOB) -> Path:
 
 
 @pytest.fixture(scope="module")
-def federated(tmp_path_factory: pytest.TempPathFactory) -> Federated:
-    return federation_of(from_file(written(tmp_path_factory.mktemp("persons"))))
+def federated(tmp_path_factory: pytest.TempPathFactory) -> Holders:
+    return holders_of(from_file(written(tmp_path_factory.mktemp("persons"))), "federation")
 
 
-def test_a_person_is_at_one_client_with_all_rows(federated: Federated) -> None:
+def test_a_person_is_at_one_client_with_all_rows(federated: Holders) -> None:
     persons = federated.loaded.dataset.persons
     assert persons is not None
     own = [set(persons[part].tolist()) for part in federated.parts]
     assert not own[0] & own[1] and own[0] | own[1] == set(persons.tolist())
     assert sum(map(len, federated.parts)) == len(persons) > len(own[0]) + len(own[1])
     for client in range(2):
-        plan = federated.federation.plan(client)
+        plan = federated.agreed.plan(client)
         assert plan.contribution == Persons(3)
         share = federated.share(client)
         assert plan.examples == len(own[client]) == count_of(share) < len(share.train)
         assert share.persons is not None and set(share.persons.tolist()) == own[client]
 
 
-def test_it_trains_and_its_statements_are_about_persons(federated: Federated) -> None:
+def test_it_trains_and_its_statements_are_about_persons(federated: Holders) -> None:
     run, _ = simulate_job(federated)
     assert run.accuracy is not None and run.accuracy > 0.7
     for client, statement in enumerate(run.statements):
         assert statement is not None and 6 < statement.guarantee <= 8
         assert any(note.code == "persons" for note in statement.caveats)
-        assert len(statement.mechanism) == federated.federation.plan(client).rounds
+        assert len(statement.mechanism) == federated.agreed.plan(client).rounds
 
 
 @pytest.mark.slow
 def test_a_federation_of_persons_over_the_network(tmp_path: Path) -> None:
     request, keys = from_file(written(tmp_path)), tmp_path / "keys"
-    network.make_everybody(request, keys)
+    members.make_everybody(request, "federation", keys)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     results: dict[str, Any] = {}
 
     def run(name: str) -> None:
-        way = network.serve_job if name == "server" else network.take_part_in_job
+        way = members.serve_job if name == "server" else members.take_part_in_job
         results[name] = way(request, keys / name, tmp_path / name, address=address)
 
     names = ("server", "client-0", "client-1")
@@ -119,12 +117,12 @@ GOSSIP = "[gossip]\nworkers = 2\nrounds = 15\nexchange = 0.02\n"
 @pytest.mark.slow
 def test_a_gossip_of_persons_states_what_it_spends_on_them(tmp_path: Path) -> None:
     text = JOB.replace("[federation]\nclients = 2\n", GOSSIP).replace("rounds = 15\n[g", "[g")
-    gossiping = gossip_of(from_file(written(tmp_path, text)))
+    gossiping = holders_of(from_file(written(tmp_path, text)), "gossip")
     persons = gossiping.loaded.dataset.persons
     assert persons is not None
     own = [set(persons[part].tolist()) for part in gossiping.parts]
     assert not own[0] & own[1] and own[0] | own[1] == set(persons.tolist())
-    run, _ = simulate_gossip(gossiping)
+    run, _ = simulate_job(gossiping)
     assert run.accuracy is not None and run.accuracy > 0.7
     for worker, statement in enumerate(run.statements):
         plan = gossiping.gossip.plan(worker)
@@ -142,11 +140,11 @@ def test_sites_gossip_about_persons(tmp_path: Path) -> None:
             text += f'[[gossip.worker]]\nname = "{name}"\naddress = "127.0.0.1:'
             text += f'{free.getsockname()[1]}"\n'
     request, keys = from_file(written(tmp_path, text)), tmp_path / "keys"
-    gossip_peer.make_everybody(request, keys)
+    members.make_everybody(request, "gossip", keys)
     results: dict[str, Any] = {}
 
     def run(name: str) -> None:
-        results[name] = gossip_peer.site_worker(request, keys / name, tmp_path / name)
+        results[name] = members.site_worker(request, keys / name, tmp_path / name)
 
     threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in "ab"]
     for thread in threads:
@@ -179,16 +177,18 @@ def test_what_a_federation_cannot_do_is_said(
     assert text != JOB
     path = written(tmp_path, text)
     with pytest.raises(JobError, match=message):
-        federation_of(from_file(path))
+        holders_of(from_file(path), "federation")
     with pytest.raises(JobError, match=message):  # before any member has read a record
-        agreed(Job.parse(path.read_text()), [100, 100], [1.0, 1.0], 10, "a")
+        request = from_file(path)
+        section = section_of(request.job, "federation")
+        agreed(request, section, [100, 100], [1.0, 1.0], Network(10, "a"))
 
 
 @pytest.mark.slow
 def test_class_weights_are_used_by_every_client(tmp_path: Path) -> None:
     path = written(tmp_path, JOB.replace("batch = 40", "batch = 40\nclass_weights = [0.01, 1]"))
     text = path.read_text() + "[run]\nseed = 1\nnoise_seed = 1\n"
-    weighted, _ = simulate_job(federation_of(Request("t", text, Job.parse(text))))
+    weighted, _ = simulate_job(holders_of(Request("t", text, Job.parse(text)), "federation"))
     plain = text.replace("class_weights = [0.01, 1]", "")
-    even, _ = simulate_job(federation_of(Request("t", plain, Job.parse(plain))))
+    even, _ = simulate_job(holders_of(Request("t", plain, Job.parse(plain)), "federation"))
     assert not np.array_equal(weighted.simulated.weights, even.simulated.weights)

@@ -12,7 +12,7 @@ import pytest
 from forethought.exchange import events as on
 from forethought.exchange.ledger import LedgerError
 from forethought.exchange.messages import SERVER, Model
-from forethought.jobs import federate_network as jobs
+from forethought.jobs import members as jobs
 from forethought.jobs.request import from_file
 
 JOB = """
@@ -35,9 +35,9 @@ def test_a_restored_ledger_releases_nothing_whatever_the_server_says(tmp_path: P
     path = tmp_path / "job.toml"
     path.write_text(JOB)
     request, keys = from_file(path), tmp_path / "keys"
-    jobs.make_everybody(request, keys)
+    jobs.make_everybody(request, "federation", keys)
     mine, out = keys / "client-0", tmp_path / "out"
-    size = jobs.Membership.load(mine).federation.parameters
+    size = jobs.Membership.load(mine, "federation").agreed.parameters
     asked_for: list[int] = []
 
     def member(base: int) -> Any:

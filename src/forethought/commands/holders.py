@@ -24,12 +24,16 @@ from forethought.commands.command import (
     console_for,
     fail,
     print_json,
+    refuse,
+    together,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from forethought.federated.statements import Policy
+    from forethought.jobs.holders import Kind
+    from forethought.jobs.members import Membership
     from forethought.jobs.request import Request
 
 federate = typer.Typer(
@@ -42,19 +46,6 @@ gossip = typer.Typer(
     help="Private training without a server: neighbours on a graph average and step alone.",
     no_args_is_help=True,
 )
-Save = Annotated[Path | None, typer.Option(help="Write the federation here.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the simulation in --out.")]
-SimulationFolder = Annotated[
-    Path | None, typer.Option(help="Folder for results, and to go on from. Default: none.")
-]
-Processes = Annotated[int, typer.Option(help="Processes that compute; 0: this one.", min=0)]
-Engine = Annotated[
-    str, typer.Option(help="Of these processes: processes, ray, or ray:ADDRESS of a cluster.")
-]
-KeysJob = Annotated[
-    Path | None, typer.Argument(help="Job file (TOML); not with --member.", show_default=False)
-]
-Made = Annotated[Path, typer.Option(help="Folder that is made.")]
 FederationJob = Annotated[Path, typer.Argument(help="Job file (TOML) with a [federation].")]
 ServerKeys = Annotated[
     Path, typer.Option("--keys", help="Own folder of keys, with roster.json and federation.json.")
@@ -77,152 +68,50 @@ MemberFolder = Annotated[
 # What both families do.
 
 
-def _rehearse(
-    jobs: Any,
-    ready: Any,
+def _kind(context: typer.Context) -> Kind:
+    """The kind whose family a command was called in."""
+    family = context.parent and context.parent.info_name
+    return "gossip" if family == gossip.info.name else "federation"
+
+
+def _plan(
+    kind: Kind,
+    job_file: Path,
+    rehearse: bool,
     proxy: str | None,
     repeats: int,
-    runs: int,
+    save: Path | None,
     data_dir: Path | None,
-    console: Console,
-) -> Any:
-    from forethought.report.terminal import counting
-
-    with counting(console, "Rehearsing", runs) as progress:
-        return jobs.rehearse(ready, proxy, repeats, data_dir, progress)
-
-
-def _require_rehearsal(proxy: str | None, rehearse: bool) -> None:
-    if proxy is not None and not rehearse:
-        raise UsageError("--public-proxy goes with --rehearse: add that, or drop it")
-
-
-def _print_plan(found: Any, rehearsal: Any) -> None:
-    more = {} if rehearsal is None else {"rehearsal": asdict(rehearsal)}
-    print_json({**found.to_dict(), **more})
-
-
-def _request(
-    job_file: Path | None,
-    demo: bool,
-    built_in: Callable[[], Request],
-    out: Path | None,
-    go_on: bool,
-) -> Request:
-    from forethought.jobs.request import from_file
-
-    if (job_file is not None) == demo:
-        raise UsageError("give a job file or --demo")
-    if go_on and out is None:
-        raise UsageError("--resume goes on in a folder: give --out")
-    return built_in() if demo else from_file(job_file or Path())
-
-
-def _simulated(
-    simulate: Callable[..., tuple[Any, float]],
-    ready: Any,
-    updates: int,
-    console: Console,
-    out: Path | None,
-    **options: Any,
-) -> dict[str, Any]:
-    """A simulation's summary; interrupted, the words to go on with."""
-    from forethought.report.terminal import counting
-
-    try:
-        with counting(console, "updates", updates) as progress:
-            run, synchronous = simulate(ready, out, progress=progress, **options)
-    except KeyboardInterrupt:
-        if out is None:
-            raise
-        words = f"interrupted; go on with: --out {out} --resume"
-        raise typer.Exit(fail(words, 130)) from None
-    return {**run.summary(), "synchronous_seconds": synchronous}
-
-
-def _print_simulated(summary: dict[str, Any]) -> None:
-    print_json({name: value for name, value in summary.items() if name != "timeline"})
-
-
-def _make_keys(
-    jobs: Any,
-    everybody: Callable[[Any], list[str]],
-    shared: str,
-    job_file: Path | None,
-    out: Path,
-    member: str | None,
-    join: list[Path] | None,
-    data_dir: Path | None,
+    as_json: bool,
+    quiet: bool,
+    observers: list[str] | None = None,
 ) -> None:
-    """One member's own keys, a roster of those that were handed over, or all in one place.
-
-    Args:
-        jobs: module with ``join`` and ``make_everybody``. everybody: names in a roster.
-        shared: files that every member needs.
-    """
-    from forethought.exchange.keys import IDENTITY, Keys
+    from forethought.jobs.holders import holders_of, plan_job
+    from forethought.jobs.rehearsal import GossipRehearsal
+    from forethought.jobs.rehearsal import rehearse as rehearsed
     from forethought.jobs.request import from_file
+    from forethought.report import holders as report
+    from forethought.report.terminal import counting
 
-    if member is not None:
-        if job_file is not None or join:
-            raise UsageError("--member makes one member's keys: drop the job file and --join")
-        Keys.make(out, member)
-        typer.echo(f"keys of {member} in {out} (keep them); hand over {out / IDENTITY}")
+    together(("--public-proxy", proxy is not None, "--rehearse", rehearse))
+    console = console_for(quiet or as_json)
+    held = holders_of(from_file(job_file), kind, data_dir)
+    found = plan_job(held, observers or ())
+    if save is not None:
+        held.agreed.save(save)
+    rehearsal = None
+    if rehearse:
+        with counting(console, "Rehearsing", repeats) as progress:
+            rehearsal = rehearsed(held, proxy, repeats, data_dir, progress)
+    if as_json:
+        more = {} if rehearsal is None else {"rehearsal": asdict(rehearsal)}
+        print_json({**found.to_dict(), **more})
         return
-    if job_file is None:
-        raise UsageError("give a job file, or --member NAME")
-    request = from_file(job_file)
-    if join:
-        roster = jobs.join(request, join, out, data_dir)
-        typer.echo(f"{out}/{shared}: every member puts them beside its own keys")
-    else:
-        roster = jobs.make_everybody(request, out, data_dir)
-        typer.echo(f"keys of {', '.join(everybody(roster))} in {out}")
-        typer.echo(
-            "made in one place, for a trial: for real, every member makes its own (--member)"
-        )
-    typer.echo(f"fingerprint of the roster, to compare with the others: {roster.fingerprint}")
-
-
-def _member(
-    job_file: Path, key_folder: Path, out: Path | None, jobs: Any, console: Console
-) -> tuple[Request, str, Path, Any]:
-    """A member's request, name, folder and what its keys' folder holds; the first lines shown."""
-    from forethought.exchange.keys import Keys
-    from forethought.jobs.request import from_file
-
-    request = from_file(job_file)
-    name = Keys.load(key_folder).identity.name
-    folder = out or Path("runs") / f"{request.name}-{name}"
-    member = jobs.Membership.load(key_folder)
-    console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
-    console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
-    return request, name, folder, member
-
-
-def _moved(kind: str) -> None:
-    raise UsageError(
-        "trials of faults are no longer installed: in a checkout of the repository "
-        f"`python tools/faults.py {kind}` runs them"
-    )
-
-
-_AS_WRITTEN = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-@federate.command("faults", hidden=True, context_settings=_AS_WRITTEN)
-def federate_faults() -> None:
-    """Moved: `python tools/faults.py federation`, in a checkout of the repository."""
-    _moved("federation")
-
-
-@gossip.command("faults", hidden=True, context_settings=_AS_WRITTEN)
-def gossip_faults() -> None:
-    """Moved: `python tools/faults.py gossip`, in a checkout of the repository."""
-    _moved("gossip")
-
-
-# With a server.
+    report.show_plan(console, found)
+    if isinstance(rehearsal, GossipRehearsal):
+        report.show_rehearsal(console, rehearsal)
+    elif rehearsal is not None:
+        console.print(rehearsal.text())
 
 
 @federate.command("plan", epilog="Example: forethought federate plan job.toml --rehearse")
@@ -233,100 +122,185 @@ def federate_plan(
     ] = False,
     public_proxy: PublicProxy = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.", min=1)] = 3,
-    save: Save = None,
+    save: Annotated[Path | None, typer.Option(help="Write the federation here.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show what every client would spend, send and take, before anybody trains."""
-    from forethought.jobs import federate as jobs
-    from forethought.jobs.request import from_file
-    from forethought.report.holders import show_federation_plan
-
-    _require_rehearsal(public_proxy, rehearse)
-    console = console_for(quiet or as_json)
-    federated = jobs.federation_of(from_file(job_file), data_dir)
-    found = jobs.plan_job(federated)
-    if save is not None:
-        found.federation.save(save)
-    rehearsal = None
-    if rehearse:
-        rehearsal = _rehearse(jobs, federated, public_proxy, repeats, repeats, data_dir, console)
-    if as_json:
-        _print_plan(found, rehearsal)
-        return
-    show_federation_plan(console, found)
-    if rehearsal is not None:
-        least, most = min(rehearsal.accuracies), max(rehearsal.accuracies)
-        console.print(
-            f"rehearsed on {rehearsal.source}: accuracy {rehearsal.predicted:.1%} "
-            f"({least:.1%} to {most:.1%}), as good a prediction as that data resembles the real"
-        )
+    _plan("federation", job_file, rehearse, public_proxy, repeats, save, data_dir, as_json, quiet)
 
 
-@federate.command(
-    "simulate",
-    epilog="Example: forethought federate simulate job.toml --out runs/hospitals --workers 4",
-)
-def federate_simulate(
-    job_file: JobFile = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="The digits over ten clients, one of them slow.")
+@gossip.command("plan", epilog="Example: forethought gossip plan job.toml --rehearse")
+def gossip_plan(
+    job_file: Annotated[Path, typer.Argument(help="A job with a [gossip].")],
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Try every graph, and SYNC, on a public proxy."),
     ] = False,
-    out: SimulationFolder = None,
-    resume: Resume = False,
-    workers: Processes = 0,
-    engine: Engine = "processes",
+    public_proxy: PublicProxy = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each graph.", min=1)] = 1,
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(help="A distant worker; ε against what it sees. May be given again."),
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the gossip here.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a job's federation in virtual time on this computer."""
-    from forethought.jobs.federate import federation_of, simulate_job
-    from forethought.jobs.request import federated_demo
-    from forethought.report import holders as report
+    """Show what every worker would spend, what headroom costs, and which graph is quickest."""
+    options = save, data_dir, as_json, quiet, observer
+    _plan("gossip", job_file, rehearse, public_proxy, repeats, *options)
 
-    request = _request(job_file, demo, federated_demo, out, resume)
-    console = console_for(quiet or as_json)
-    federated = federation_of(request, data_dir)
-    report.show_federation(console, federated.federation)
-    most = sum(map(federated.federation.updates, range(len(federated.federation.members))))
-    summary = _simulated(
-        simulate_job, federated, most, console, out, resume=resume, workers=workers, engine=engine
+
+def simulate(
+    context: typer.Context,
+    job_file: JobFile = None,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo",
+            help="The built-in job: the digits over ten clients or eight "
+            "workers, one of them slow.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results, and to go on from. Default: none.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the simulation in --out.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes that compute; 0: this one.", min=0)] = 0,
+    engine: Annotated[
+        str, typer.Option(help="Of these processes: processes, ray, or ray:ADDRESS of a cluster.")
+    ] = "processes",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train all holders of a job in virtual time on this computer."""
+    from forethought.jobs.holders import holders_of, simulate_job
+    from forethought.jobs.request import built_in, from_file
+    from forethought.report import holders as report
+    from forethought.report.terminal import counting
+
+    refuse(
+        ((job_file is not None) == demo, "give a job file or --demo"),
+        (resume and out is None, "--resume goes on in a folder: give --out"),
     )
+    kind = _kind(context)
+    name = "federated_demo" if kind == "federation" else "gossip_demo"
+    request = built_in(name) if demo else from_file(job_file or Path())
+    console = console_for(quiet or as_json)
+    held = holders_of(request, kind, data_dir)
+    report.show_agreed(console, held.agreed)
+    options: dict[str, Any] = {"resume": resume, "workers": workers, "engine": engine}
+    try:
+        with counting(console, "updates", held.topology.most) as progress:
+            run, synchronous = simulate_job(held, out, progress=progress, **options)
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        words = f"interrupted; go on with: --out {out} --resume"
+        raise typer.Exit(fail(words, 130)) from None
+    summary = {**run.summary(), "synchronous_seconds": synchronous}
     if out is not None:
         report.draw_simulation(summary, out)
     report.show_simulated(console, summary)
     if as_json:
-        _print_simulated(summary)
+        print_json({name: value for name, value in summary.items() if name != "timeline"})
 
 
-@federate.command(
-    "keys",
-    epilog="Example: forethought federate keys job.toml --out keys. For real, every member makes "
-    "its own (--member hospital-a --out keys/hospital-a) and hands over identity.json; then "
-    "forethought federate keys job.toml --join server.json --join hospital-a.json --out shared.",
-)
-def federate_keys(
-    job_file: KeysJob = None,
-    out: Made = Path("keys"),
+def keys(
+    context: typer.Context,
+    job_file: Annotated[
+        Path | None, typer.Argument(help="Job file (TOML); not with --member.", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder that is made.")] = Path("keys"),
     member: Annotated[
-        str | None, typer.Option(help="Make this member's own keys only ('server' or a client).")
+        str | None,
+        typer.Option(help="Make this member's own keys only: a client, a worker or 'server'."),
     ] = None,
     join: Annotated[
         list[Path] | None, typer.Option(help="A member's identity.json; once for each member.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Make keys, certificates and the roster of a federation."""
-    from forethought.jobs import federate_network as jobs
+    """Make keys, certificates, the roster, and what all agree on.
 
-    def everybody(roster: Any) -> list[str]:
-        return ["server", *(identity.name for identity in roster.clients)]
+    One member's own keys, a roster of those that were handed over, or all in one place.
+    """
+    from forethought.exchange.keys import IDENTITY, Keys
+    from forethought.jobs import members
+    from forethought.jobs.request import from_file
 
-    _make_keys(
-        jobs, everybody, "roster.json and federation.json", job_file, out, member, join, data_dir
+    if member is not None:
+        refuse(
+            (
+                job_file is not None or join,
+                "--member makes one member's keys: drop the job file and --join",
+            )
+        )
+        Keys.make(out, member)
+        typer.echo(f"keys of {member} in {out} (keep them); hand over {out / IDENTITY}")
+        return
+    if job_file is None:
+        raise UsageError("give a job file, or --member NAME")
+    request, kind = from_file(job_file), _kind(context)
+    if join:
+        roster = members.join(request, kind, join, out, data_dir)
+        shared = " and federation.json" if kind == "federation" else ", gossip.json and first.npy"
+        typer.echo(f"{out}/roster.json{shared}: every member puts them beside its own keys")
+    else:
+        roster = members.make_everybody(request, kind, out, data_dir)
+        typer.echo(f"keys of {', '.join(roster.names)} in {out}")
+        typer.echo(
+            "made in one place, for a trial: for real, every member makes its own (--member)"
+        )
+    typer.echo(f"fingerprint of the roster, to compare with the others: {roster.fingerprint}")
+
+
+def faults(context: typer.Context) -> None:
+    """Moved: `python tools/faults.py`, in a checkout of the repository."""
+    raise UsageError(
+        "trials of faults are no longer installed: in a checkout of the repository "
+        f"`python tools/faults.py {_kind(context)}` runs them"
     )
+
+
+_WAY = "forethought {0} keys job.toml --out keys. For real, every member makes its own (--member "
+_WAY += "hospital-a --out keys/hospital-a) and hands over identity.json; then forethought {0} keys "
+_WAY += "job.toml --join {1}.json --join hospital-a.json --out shared."
+_AS_WRITTEN = {"ignore_unknown_options": True, "allow_extra_args": True}
+for _family, _first in ((federate, "server"), (gossip, "hospital-b")):
+    _name = _family.info.name
+    _example = f"Example: forethought {_name} simulate job.toml --out runs/hospitals --workers 4"
+    _family.command("simulate", epilog=_example)(simulate)
+    _family.command("keys", epilog="Example: " + _WAY.format(_name, _first))(keys)
+    _family.command("faults", hidden=True, context_settings=_AS_WRITTEN)(faults)
+
+
+def _member(
+    kind: Kind, job_file: Path, key_folder: Path, out: Path | None, console: Console
+) -> tuple[Request, str, Path, Membership]:
+    """A member's request, name, folder and what its keys' folder holds; the first lines shown."""
+    from forethought.jobs.members import Membership
+    from forethought.jobs.request import from_file
+
+    request, member = from_file(job_file), Membership.load(key_folder, kind)
+    name = member.keys.identity.name
+    folder = out or Path("runs") / f"{request.name}-{name}"
+    console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
+    console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
+    return request, name, folder, member
+
+
+def _paused() -> typer.Exit:
+    return typer.Exit(fail("paused; the same command goes on where it was", 130))
+
+
+# With a server.
 
 
 @federate.command(
@@ -351,7 +325,7 @@ def server(
     """Serve a federation until it is finished; started again, it goes on where it was."""
     from rich.live import Live
 
-    from forethought.jobs import federate_network as jobs
+    from forethought.jobs import members as jobs
     from forethought.jobs.request import from_file
     from forethought.report.holders import status_table
 
@@ -448,11 +422,11 @@ def client(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
-    from forethought.jobs import federate_network as jobs
+    from forethought.jobs import members as jobs
 
     console = console_for(quiet or as_json)
-    request, name, folder, member = _member(job_file, key_folder, out, jobs, console)
-    plan = member.federation.plan(member.roster.place(name))
+    request, name, folder, member = _member("federation", job_file, key_folder, out, console)
+    plan = member.agreed.plan(member.place)
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:
         took = jobs.take_part_in_job(
@@ -491,7 +465,7 @@ def client(
             }
         )
     if took.reason is None:
-        raise typer.Exit(fail("paused; the same command goes on where it was", 130))
+        raise _paused()
     if not took.over:
         raise typer.Exit(fail(took.reason, 1))
     judge(console, found)
@@ -544,116 +518,6 @@ def _client_progress(console: Any) -> Callable[[Any, bool], None]:
 # Without one.
 
 
-@gossip.command("plan", epilog="Example: forethought gossip plan job.toml --rehearse")
-def gossip_plan(
-    job_file: Annotated[Path, typer.Argument(help="A job with a [gossip].")],
-    rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Try every graph, and SYNC, on a public proxy."),
-    ] = False,
-    public_proxy: PublicProxy = None,
-    repeats: Annotated[int, typer.Option(help="Runs of each graph.", min=1)] = 1,
-    observer: Annotated[
-        list[str] | None,
-        typer.Option(help="A distant worker; ε against what it sees. May be given again."),
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the gossip here.")] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Show what every worker would spend, what headroom costs, and which graph is quickest."""
-    from forethought.jobs import gossip as jobs
-    from forethought.jobs.request import from_file
-    from forethought.report import holders as report
-
-    _require_rehearsal(public_proxy, rehearse)
-    console = console_for(quiet or as_json)
-    gossiping = jobs.gossip_of(from_file(job_file), data_dir)
-    found = jobs.plan_job(gossiping, observer or ())
-    if save is not None:
-        found.gossip.save(save)
-    rehearsal = None
-    if rehearse:
-        runs = repeats * (1 + len(found.routes))
-        rehearsal = _rehearse(jobs, gossiping, public_proxy, repeats, runs, data_dir, console)
-    if as_json:
-        _print_plan(found, rehearsal)
-        return
-    report.show_gossip_plan(console, found)
-    if rehearsal is not None:
-        report.show_rehearsal(console, rehearsal)
-
-
-@gossip.command(
-    "simulate",
-    epilog="Example: forethought gossip simulate job.toml --out runs/hospitals --workers 4",
-)
-def gossip_simulate(
-    job_file: JobFile = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="The digits over eight workers, one of them slow.")
-    ] = False,
-    out: SimulationFolder = None,
-    resume: Resume = False,
-    workers: Processes = 0,
-    engine: Engine = "processes",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train a job's gossip in virtual time on this computer."""
-    from forethought.jobs.gossip import gossip_of, simulate_gossip
-    from forethought.jobs.request import gossip_demo
-    from forethought.report import holders as report
-
-    request = _request(job_file, demo, gossip_demo, out, resume)
-    console = console_for(quiet or as_json)
-    gossiping = gossip_of(request, data_dir)
-    report.show_gossip(console, gossiping.gossip)
-    updates = gossiping.gossip.total
-    summary = _simulated(
-        simulate_gossip,
-        gossiping,
-        updates,
-        console,
-        out,
-        resume=resume,
-        workers=workers,
-        engine=engine,
-    )
-    if out is not None:
-        report.draw_simulation(summary, out)
-    report.show_simulated(console, summary)
-    if as_json:
-        _print_simulated(summary)
-
-
-@gossip.command(
-    "keys",
-    epilog="Example: forethought gossip keys job.toml --out keys. For real, every worker makes its "
-    "own (--member hospital-a --out keys/hospital-a) and hands over identity.json; then "
-    "forethought gossip keys job.toml --join hospital-a.json --join hospital-b.json --out shared.",
-)
-def gossip_keys(
-    job_file: KeysJob = None,
-    out: Made = Path("keys"),
-    member: Annotated[str | None, typer.Option(help="Make this worker's own keys only.")] = None,
-    join: Annotated[
-        list[Path] | None, typer.Option(help="A worker's identity.json; once for each worker.")
-    ] = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Make keys, certificates, the roster and the first weights of a gossip between sites."""
-    from forethought.jobs import gossip_peer as jobs
-
-    def everybody(roster: Any) -> list[str]:
-        return [identity.name for identity in roster.workers]
-
-    shared = f"{jobs.ROSTER}, {jobs.GOSSIP} and {jobs.FIRST}"
-    _make_keys(jobs, everybody, shared, job_file, out, member, join, data_dir)
-
-
 @gossip.command("train", epilog="Example: forethought gossip train job.toml --out runs/cluster")
 def gossip_train(
     job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with a [gossip].")],
@@ -670,7 +534,7 @@ def gossip_train(
     quiet: Quiet = False,
 ) -> None:
     """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
-    from forethought.jobs.gossip_peer import cluster_workers
+    from forethought.jobs.members import cluster_workers
     from forethought.jobs.request import from_file
 
     console = console_for(quiet or as_json)
@@ -692,7 +556,7 @@ def gossip_train(
     if as_json:
         print_json({"workers": found})
     if any(one["reason"] is None for one in found):
-        raise typer.Exit(fail("paused; the same command goes on where it was", 130))
+        raise _paused()
     if any(one["reason"] == "ledger set back" for one in found):
         raise typer.Exit(fail("a ledger was set back: restore the newest one", 1))
 
@@ -734,11 +598,11 @@ def peer(
     quiet: Quiet = False,
 ) -> None:
     """Be one worker of a gossip between sites; Ctrl-C pauses, the same command goes on."""
-    from forethought.jobs import gossip_peer as jobs
+    from forethought.jobs import members as jobs
 
     console = console_for(quiet or as_json)
-    request, _, folder, member = _member(job_file, key_folder, out, jobs, console)
-    plan = member.gossip.plan(member.roster.place(member.keys))
+    request, _, folder, member = _member("gossip", job_file, key_folder, out, console)
+    plan = member.agreed.plan(member.place)
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:
         done = jobs.site_worker(
@@ -772,7 +636,7 @@ def peer(
         words = "nobody is there; if all have finished, the statement is the last word of this one"
         raise typer.Exit(fail(words, 1))
     if took.drove.reason is None:
-        raise typer.Exit(fail("paused; the same command goes on where it was", 130))
+        raise _paused()
     if took.drove.reason == "ledger set back":
         raise typer.Exit(fail("the ledger was set back: restore the newest one", 1))
     judge(console, found)

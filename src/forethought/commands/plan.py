@@ -114,7 +114,7 @@ def plan(
     **flags: Any,
 ) -> None:
     """Choose everything before touching private data."""
-    from forethought.jobs.holders import rehearse_job
+    from forethought.jobs.rehearsal import rehearse_job
     from forethought.jobs.request import from_file, from_numbers, overridden
     from forethought.jobs.train import propose
     from forethought.report import terminal
@@ -232,8 +232,8 @@ def utility(
     quiet: Quiet = False,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
-    from forethought.jobs.holders import UTILITY_GRID, utility_of
     from forethought.jobs.load import load_job
+    from forethought.jobs.rehearsal import UTILITY_GRID, utility_of
     from forethought.jobs.request import from_file
     from forethought.report import terminal
     from forethought.report.figures import draw_utility

@@ -59,8 +59,7 @@ def train(
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
-    from forethought.jobs.request import demo as demo_request
-    from forethought.jobs.request import from_file, overridden, resumed
+    from forethought.jobs.request import built_in, from_file, overridden, resumed
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
@@ -97,7 +96,7 @@ def train(
     if resume is not None:
         request, folder = resumed(resume), resume
     else:
-        request = overridden(demo_request() if demo else from_file(job_file or Path()), flags)
+        request = overridden(built_in("demo") if demo else from_file(job_file or Path()), flags)
         folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json or not leads())
     prepared = jobs.prepare(

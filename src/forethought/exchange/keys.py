@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -88,8 +88,27 @@ class Identity(Stored):
             raise RosterError(f"the public key of {self.name}: {error}") from None
 
 
+class Everybody(Stored):
+    """The common part of :class:`Roster` and of a gossip's roster."""
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """Everybody's, a server's first."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> list[str]:
+        """Everybody's names, in that order."""
+        return [identity.name for identity in self.identities]
+
+    @property
+    def fingerprint(self) -> str:
+        """32 digits of its hash, to compare by telephone."""
+        return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:32]
+
+
 @dataclass(frozen=True)
-class Roster(Stored):
+class Roster(Everybody):
     """Everybody in a federation.
 
     Args:
@@ -109,19 +128,23 @@ class Roster(Stored):
     nonce: str
 
     def __post_init__(self) -> None:
-        everybody = (self.server, *self.clients)
         if not self.clients:
             raise RosterError("a roster needs at least one client")
         if len(self.nonce) != 32 or not set(self.nonce) <= set("0123456789abcdef"):
             raise RosterError("a roster's nonce has 32 hexadecimal digits")
         for what in ("name", "public_key", "certificate"):
-            held = [getattr(identity, what) for identity in everybody]
+            held = [getattr(identity, what) for identity in self.identities]
             twice = sorted({value for value in held if held.count(value) > 1})
             if twice:
                 raise RosterError(
                     f"two members have the same {what.replace('_', ' ')}: every member makes its "
                     "own with forethought federate keys"
                 )
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """Everybody's, the server's first."""
+        return (self.server, *self.clients)
 
     @classmethod
     def of(cls, server: Identity, clients: Iterable[Identity]) -> Roster:
@@ -134,7 +157,7 @@ class Roster(Stored):
         Raises:
             RosterError: nobody of that name.
         """
-        names = [identity.name for identity in self.clients]
+        names = self.names[1:]
         if name not in names:
             raise RosterError(f"no client is called {name!r}: the roster has {', '.join(names)}")
         return names.index(name)
@@ -155,30 +178,16 @@ class Roster(Stored):
     @property
     def public_keys(self) -> dict[int, bytes]:
         """Place → public key of every client."""
-        return {
-            place: bytes.fromhex(identity.public_key) for place, identity in enumerate(self.clients)
-        }
-
-    @property
-    def fingerprint(self) -> str:
-        """32 digits of its hash, to compare by telephone."""
-        return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:32]
+        return {place: bytes.fromhex(one.public_key) for place, one in enumerate(self.clients)}
 
     def _values(self) -> dict[str, Any]:
-        return {
-            "server": self.server.to_dict(),
-            "clients": [identity.to_dict() for identity in self.clients],
-            "nonce": self.nonce,
-        }
+        clients = [identity.to_dict() for identity in self.clients]
+        return {"server": self.server.to_dict(), "clients": clients, "nonce": self.nonce}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Roster:
-        rows: list[Mapping[str, Any]] = list(values["clients"])
-        return cls(
-            Identity.from_dict(values["server"]),
-            tuple(Identity.from_dict(row) for row in rows),
-            values["nonce"],
-        )
+        clients = tuple(map(Identity.from_dict, values["clients"]))
+        return cls(Identity.from_dict(values["server"]), clients, values["nonce"])
 
 
 # A member's own keys: one for signing frames, one for its connections, and its certificate.

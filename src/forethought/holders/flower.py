@@ -291,7 +291,7 @@ out = ""
 """
 
 
-_APPS = """from forethought.jobs.federate_network import client_app, server_app
+_APPS = """from forethought.jobs.members import client_app, server_app
 
 server = server_app()
 client = client_app()

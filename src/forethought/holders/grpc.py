@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import secrets
 import sys
@@ -27,7 +26,7 @@ from typing import Any, ClassVar
 
 from forethought.exchange.codec import DecodeError
 from forethought.exchange.frame import Endpoint, FrameError
-from forethought.exchange.keys import Identity, Keys, Roster, RosterError
+from forethought.exchange.keys import Everybody, Identity, Keys, Roster, RosterError
 from forethought.exchange.messages import Finished, register
 from forethought.federated.server import ServerMachine
 from forethought.gossip.gossip import Gossip, GossipError
@@ -43,7 +42,6 @@ from forethought.holders.driving import (
     written,
 )
 from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, Refused
-from forethought.values.serialisation import Stored, canonical
 
 _NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
 #: Whether grpc was loaded with that list.
@@ -342,7 +340,7 @@ class FederationServer:
 
 
 @dataclass(frozen=True)
-class PeerRoster(Stored):
+class PeerRoster(Everybody):
     """Everybody in a gossip between sites.
 
     Args:
@@ -379,9 +377,9 @@ class PeerRoster(Stored):
         return cls(tuple(workers), tuple(addresses), secrets.token_hex(16))
 
     @property
-    def fingerprint(self) -> str:
-        """32 digits of its hash, to compare by telephone."""
-        return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:32]
+    def identities(self) -> tuple[Identity, ...]:
+        """Everybody's, in the order of their places."""
+        return self.workers
 
     def place(self, keys: Keys) -> int:
         """The place that these keys are for.
@@ -389,7 +387,7 @@ class PeerRoster(Stored):
         Raises:
             RosterError: nobody's.
         """
-        names = [identity.name for identity in self.workers]
+        names = self.names
         name = keys.identity.name
         if name not in names or self.workers[names.index(name)] != keys.identity:
             raise RosterError(
@@ -405,10 +403,10 @@ class PeerRoster(Stored):
             GossipError: other names, or another order.
         """
         names = [member.name for member in gossip.members]
-        if names != [identity.name for identity in self.workers]:
+        if names != self.names:
             raise GossipError(
                 f"the job's workers are {', '.join(names)}; the roster's "
-                f"{', '.join(identity.name for identity in self.workers)}: join the same, in order"
+                f"{', '.join(self.names)}: join the same, in order"
             )
         members = tuple(
             replace(member, public_key=identity.public_key)
@@ -426,7 +424,7 @@ class PeerRoster(Stored):
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> PeerRoster:
-        workers = tuple(Identity.from_dict(row) for row in values["workers"])
+        workers = tuple(map(Identity.from_dict, values["workers"]))
         return cls(workers, tuple(values["addresses"]), values["nonce"])
 
 

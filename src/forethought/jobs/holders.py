@@ -1,17 +1,44 @@
-"""Many holders in a job: plans, speeds, and trying it out on a public proxy."""
+"""From a job with a [federation] or a [gossip] to its shares, its simulation and its costs.
+
+Where a job leaves rounds, batch or step size open, they are chosen as for n·√K records: the noised
+sums of K holders together have the signal of K·n records and √K times one holder's noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 
-from forethought.exchange.keys import Identity
-from forethought.holders.times import lognormal_speeds, slow_ones
-from forethought.jobs.job import HoldersSection, Job, JobError
+from forethought.federated.federation import Federation, Robust, ServerOptimizer
+from forethought.federated.federation import Member as Client
+from forethought.federated.secure_aggregation.masking import (
+    SecureAggregation,
+    SecureAggregationError,
+)
+from forethought.federated.secure_aggregation.shared_noise import secured
+from forethought.gossip.clipping import Trust
+from forethought.gossip.compression import Compression
+from forethought.gossip.gossip import Gossip, digest_of
+from forethought.gossip.gossip import Member as Worker
+from forethought.gossip.graphs import make, read
+from forethought.gossip.mixing import Mixing, given
+from forethought.holders.simulator import GraphTimes
+from forethought.holders.times import (
+    Factors,
+    Hiccups,
+    Outage,
+    Times,
+    Way,
+    lognormal_speeds,
+    read_trace,
+    slow_ones,
+)
+from forethought.holders.topology import Topology, topology_of
+from forethought.jobs.job import FederationSection, GossipSection, HoldersSection, Job, JobError
 from forethought.jobs.load import (
     Loaded,
     arranged_for,
@@ -24,42 +51,83 @@ from forethought.jobs.load import (
 )
 from forethought.jobs.request import Request
 from forethought.planning import defaults
-from forethought.values.mechanism import Budget
+from forethought.planning.holders import FederatedPlan, GossipPlan, predict, predict_gossip
+from forethought.planning.plan_request import growing
+from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
+    from forethought.holders.simulate import SimulatedRun
     from forethought.holders.trainer import SharedModel
-    from forethought.rounds.losses import Loss
-    from forethought.rounds.records import Records
-    from forethought.utility.graph import UtilityGraph
-    from forethought.utility.rehearsal import Rehearsal
 
-
-# What a job's federation and its gossip have in common: many holders' shares, plans and speeds.
+Kind = Literal["federation", "gossip"]
+Agreed: TypeAlias = Federation | Gossip
+Section: TypeAlias = FederationSection | GossipSection
+Parts: TypeAlias = tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
+# The paper's cases: how much slower a worker is, and what batch and step size are multiplied by.
+HICCUP, LARGE = 2.0, 2.0
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """A job of several holders with its data dealt out.
+class Network:
+    """All that what is agreed on takes from the model.
+
+    Args:
+        parameters, architecture: of the model. start: digest of its first weights.
+        noise_borne: norm of noise that its weights bear, where it could be tried.
+    """
+
+    parameters: int
+    architecture: str
+    noise_borne: float | None = None
+    start: str = ""
+
+    @classmethod
+    def of(cls, loaded: Loaded, shared: SharedModel) -> Network:
+        """A job's, loaded."""
+        start = digest_of(shared.read())
+        return cls(shared.layout.size, shared.architecture, loaded.noise_borne, start)
+
+
+@dataclass(frozen=True)
+class Holders:
+    """A job of several holders, its data dealt out, ready to be simulated or run.
 
     Args:
         loaded: the job, its data set and model.
         shared: the model, its weights as one vector.
         parts: each holder's record numbers.
         speeds: records a second, against 1.
+        agreed: what everybody agrees on. budgets: what each holder asked for.
+        times: of a simulation.
     """
 
     loaded: Loaded
     shared: SharedModel
-    parts: tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
+    parts: Parts
     speeds: tuple[float, ...]
+    agreed: Agreed
+    budgets: tuple[Budget, ...]
+    times: Any  # of a gossip GraphTimes
 
     @property
-    def sizes(self) -> list[int]:
-        """The number of records, or persons, of each holder."""
-        return [count_of(self.loaded.dataset, part) for part in self.parts]
+    def topology(self) -> Topology:
+        """The star or the graph of what was agreed."""
+        return topology_of(self.agreed)
+
+    @property
+    def gossip(self) -> Gossip:
+        """What workers agreed on."""
+        return cast(Gossip, self.agreed)
+
+    @property
+    def fused(self) -> bool:
+        """True if a simulation makes one private sum of a cohort."""
+        federation = self.loaded.request.job.federation
+        star = isinstance(self.agreed, Federation)
+        return star and federation is not None and federation.fused
 
     def share(self, place: int) -> Dataset:
         """One holder's own records."""
@@ -67,29 +135,35 @@ class Dealt:
 
         return share_of(self.loaded.dataset, self.parts[place])
 
-    def simulation(self, plans: Sequence[Plan]) -> tuple[list[Any], dict[str, Any]]:
-        """The data that a simulation trains on, a share for each plan, and its options."""
-        from forethought.rounds.randomness import Seeds
 
-        run, test = self.loaded.request.job.run, self.loaded.dataset.test
-        own = [arranged_for(self.loaded, self.share(k), plan) for k, plan in enumerate(plans)]
-        return [one.data for one in own], {
-            "loss": own[0].loss,
-            "test": None if test is None else (test.inputs, test.targets),
-            "seeds": Seeds(run.seed, run.noise_seed),
-            "micro_batch": run.micro_batch,
-        }
+@overload
+def section_of(job: Job, kind: Literal["federation"]) -> FederationSection: ...
 
 
-def deal(request: Request, section: HoldersSection, data_dir: Path | None = None) -> Dealt:
-    """Load a job's data and deal it out.
+@overload
+def section_of(job: Job, kind: Literal["gossip"]) -> GossipSection: ...
+
+
+@overload
+def section_of(job: Job, kind: str) -> Section: ...
+
+
+def section_of(job: Job, kind: str) -> Section:
+    """A job's ``[federation]`` or ``[gossip]``. Raises JobError where there is none."""
+    found = job.federation if kind == "federation" else job.gossip
+    if found is None:
+        least = "clients = 10" if kind == "federation" else "workers = 8"
+        raise JobError(f"the job has no [{kind}]: say at least {least}")
+    return found
+
+
+def deal(request: Request, section: Section, data_dir: Path | None = None) -> tuple[Loaded, Parts]:
+    """Load a job's data, and deal it out: each holder's record numbers.
 
     Raises:
         JobError: nobody says how many take part, or data that several holders cannot train on.
         ValueError: what data or model refuse.
     """
-    from forethought.holders.trainer import SharedModel
-
     require_possible(request.job)
     loaded = load_job(request, data_dir)
     kind, member, count = section.kind, section.member, section.count
@@ -99,8 +173,93 @@ def deal(request: Request, section: HoldersSection, data_dir: Path | None = None
     if count is None and how != "column":
         raise JobError(f"[{kind}] needs {member}s = a number, or [[{kind}.{member}]] tables")
     generator = np.random.Generator(np.random.PCG64(section.seed))
-    parts = tuple(dealt(loaded.dataset, count, section.shares, generator))
-    return Dealt(loaded, SharedModel(module_of(loaded)), parts, speeds_of(section, len(parts)))
+    return loaded, tuple(dealt(loaded.dataset, count, section.shares, generator))
+
+
+def holders_of(request: Request, kind: Kind, data_dir: Path | None = None) -> Holders:
+    """Load a job's data, deal it out, and plan every holder's part.
+
+    Raises:
+        JobError: no such section, and see :func:`deal`.
+        ValueError: what data, model, planner, graph, federation or gossip refuse.
+    """
+    from forethought.holders.trainer import SharedModel
+
+    section = section_of(request.job, kind)
+    loaded, parts = deal(request, section, data_dir)
+    shared, speeds = SharedModel(module_of(loaded)), speeds_of(section, len(parts))
+    sizes = [count_of(loaded.dataset, part) for part in parts]
+    found, budgets = agreed(request, section, sizes, speeds, Network.of(loaded, shared))
+    found = replace(found, plans=tuple(loaded.with_caveats(plan) for plan in found.plans))
+    times = times_of(section, found, speeds, request.folder)
+    return Holders(loaded, shared, parts, speeds, found, budgets, times)
+
+
+def simulate_job(
+    held: Holders,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    workers: int = 0,
+    engine: str = "processes",
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[SimulatedRun, float]:
+    """Simulate a job's federation or gossip with real training.
+
+    Returns:
+        The run, and the virtual seconds that synchronous rounds of the same number take; of an
+        asynchronous federation where every client computes on the same share of its records.
+    """
+    from forethought.holders.simulate import simulate, synchronous_seconds
+    from forethought.rounds.randomness import Seeds
+
+    loaded, times = held.loaded, held.times
+    settings = loaded.request.job.run
+    plans = enumerate(held.topology.plans)
+    own = [arranged_for(loaded, held.share(place), plan) for place, plan in plans]
+    run = simulate(
+        held.shared.model,
+        [one.data for one in own],
+        held.agreed,
+        times,
+        loss=own[0].loss,
+        test=loaded.held_out,
+        seeds=Seeds(settings.seed, settings.noise_seed),
+        out=out,
+        resume=resume,
+        workers=workers,
+        engine=engine,
+        micro_batch=settings.micro_batch,
+        fused=held.fused,
+        progress=progress,
+    )
+    if isinstance(held.agreed, Federation) and held.agreed.rule == "asynchronous":
+        # Sample sizes matched to speed hide how slow a client is: undo that.
+        typical, middle = float(np.median(times.compute)), float(np.median(held.speeds))
+        times = replace(times, compute=[typical * middle / speed for speed in held.speeds])
+    return run, synchronous_seconds(held.agreed, times)
+
+
+def plan_job(held: Holders, observers: Sequence[str] = ()) -> FederatedPlan | GossipPlan:
+    """The costs of a job's federation or gossip.
+
+    Args:
+        observers: names of distant workers who tell each other what they see.
+
+    Raises:
+        JobError: an observer that is no worker. NetworkViewError: see
+            :func:`~forethought.planning.holders.predict_gossip`.
+    """
+    if isinstance(held.agreed, Federation):
+        return predict(held.agreed, held.budgets, held.speeds, held.times)
+    names = held.topology.names
+    for name in observers:
+        if name not in names:
+            raise JobError(
+                f"--observer {name!r} is no worker of this gossip; there are {names[:20]}"
+            )
+    places = [names.index(name) for name in observers]
+    return predict_gossip(held.agreed, held.budgets, held.times, places)
 
 
 def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
@@ -129,8 +288,40 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
             return tuple(float(speed) for speed in listed)
 
 
-def budget_of(job: Job, section: HoldersSection, place: int, size: int) -> Budget:
-    """The budget of a holder of so many records. Raises JobError: no budget."""
+# What everybody agrees on.
+
+
+def agreed(
+    request: Request,
+    section: Section,
+    sizes: Sequence[int],
+    speeds: Sequence[float],
+    network: Network,
+) -> tuple[Agreed, tuple[Budget, ...]]:
+    """The federation or the gossip of a job, and each holder's budget; nothing private is read.
+
+    Args:
+        sizes: records of each holder, or persons where the job names them.
+        speeds: see :func:`speeds_of`.
+
+    Raises:
+        JobError: no budget, too little data for a worker, or what several holders cannot do.
+    """
+    job = request.job
+    require_possible(job)
+    if isinstance(section, GossipSection) and job.training.size_schedule != "constant":
+        raise JobError(
+            "[training] size_schedule: a gossip's workers make different numbers of rounds in the "
+            "same time, and mixing weighs them alike, so that sizes would drift apart; leave it "
+            "out, or train as a federation"
+        )
+    budgets = tuple(_budget(job, section, place, size) for place, size in enumerate(sizes))
+    if isinstance(section, FederationSection):
+        return _federation(job, section, sizes, speeds, budgets, network), budgets
+    return _gossip(request, section, sizes, budgets, network), budgets
+
+
+def _budget(job: Job, section: HoldersSection, place: int, size: int) -> Budget:
     own = section.tables[place].epsilon if section.tables else None
     epsilon = own or job.budget.epsilon
     if epsilon is None:
@@ -140,39 +331,170 @@ def budget_of(job: Job, section: HoldersSection, place: int, size: int) -> Budge
     return Budget(epsilon, job.budget.delta or defaults.default_delta(size))
 
 
-def reference_plan(
-    job: Job,
-    budget: Budget,
-    size: int,
-    clients: int,
-    parameters: int,
-    gradients: bool,
-    noise_borne: float | None = None,
-) -> Plan:
-    """The plan of one machine whose signal and noise are those of all clients together.
+def _name(section: HoldersSection, place: int) -> str:
+    return section.tables[place].name if section.tables else f"{section.member}-{place}"
 
-    Args:
-        noise_borne: norm of noise that the model's weights bear, from which step size and batch
-            follow; see :mod:`forethought.planning.plan_request`.
-    """
+
+def _federation(
+    job: Job,
+    section: FederationSection,
+    sizes: Sequence[int],
+    speeds: Sequence[float],
+    budgets: Sequence[Budget],
+    network: Network,
+) -> Federation:
+    weights = section.rule == "synchronous" and section.secure is None
+    exchanged = section.exchanged or ("weights" if weights else "gradients")
+    lead = _reference(job, budgets[0], sizes, network, exchanged == "gradients")
+    local = section.local_rounds or 1
+    if section.local_epochs is not None:
+        local = max(1, round(section.local_epochs * lead.examples / lead.mean_batch))
+    fewest = updates_of(local, lead.rounds)
+    nearest = min(fewest, fewest + 1, key=lambda n: abs(first_round(local, n) - lead.rounds))
+    rounds = section.rounds or max(1, nearest)
+    rate, typical = lead.mean_batch / lead.examples, float(np.median(speeds))
+
+    def batch(client: int, size: int) -> int:
+        if section.rule == "synchronous":
+            return max(1, round(rate * size))
+        # Every client's round takes as long as that of the typical one.
+        return min(size, max(1, round(rate * size * speeds[client] / typical)))
+
+    def planned(size: int, batch: int, budget: Budget) -> Plan:
+        found = _plan(job, lead, size, batch, budget, first_round(local, rounds), network)
+        return growing(found, section.growth, local if isinstance(local, int) else 1)
+
+    batches = [batch(client, size) for client, size in enumerate(sizes)]
+    places, plans = _each_once(planned, sizes, batches, budgets)
+    if section.rule == "synchronous":
+        counted = [float(size if section.weights == "size" else 1) for size in sizes]
+    else:
+        counted = list(map(float, batches))
+    federation = Federation(
+        tuple(Client(_name(section, k), places[k], counted[k]) for k in range(len(sizes))),
+        plans,
+        network.parameters,
+        network.architecture,
+        rounds,
+        local,
+        section.rule,
+        exchanged,
+        section.delay.value,
+        section.cohort,
+        section.deadline,
+        section.absence,
+        section.resend,
+        ServerOptimizer(**section.server.model_dump()),
+        Robust(**section.robust.model_dump()),
+        lead.averaging,
+        None,
+        section.seed,
+        cadence=section.cadence,
+        refreshes=section.refreshes,
+    )
+    if section.secure is None:
+        return federation
+    return secured(federation, _secure_aggregation(section, len(sizes)))
+
+
+def _secure_aggregation(section: FederationSection, clients: int) -> SecureAggregation:
+    try:
+        asked = {"clients": section.cohort or clients, **(section.secure or {})}
+        return SecureAggregation(**asked)
+    except TypeError:
+        raise JobError(
+            f"secure = {section.secure!r}: say at least one of dropouts, colluders, bits, patience"
+        ) from None
+    except SecureAggregationError as error:
+        raise JobError(f"secure = {section.secure!r}: {error}") from None
+
+
+def _gossip(
+    request: Request,
+    section: GossipSection,
+    sizes: Sequence[int],
+    budgets: Sequence[Budget],
+    network: Network,
+) -> Gossip:
+    job = request.job
+    lead = _reference(job, budgets[0], sizes, network, True)
+    rounds = own_rounds = section.rounds or lead.rounds
+    rate = lead.mean_batch / lead.examples
+    if section.rule == "asynchronous":
+        lead = _half_of_the_longest(lead, network.parameters)
+        own_rounds = max(rounds, round(section.headroom * rounds))
+    if section.case == "III":
+        rate = min(1.0, LARGE * rate)
+        lead = _with_step_size(lead, LARGE * lead.optimizer.learning_rate)
+
+    def planned(size: int, batch: int, budget: Budget) -> Plan:
+        return _plan(job, lead, size, batch, budget, own_rounds, network)
+
+    for worker, size in enumerate(sizes):
+        if rate * size < 1:
+            raise JobError(
+                f"worker {_name(section, worker)!r} has too little data for its rate: {size} "
+                f"records at {rate:.3g} give a batch of less than one; raise [training] batch, or "
+                "leave the worker out"
+            )
+    batches = [min(size, round(rate * size)) for size in sizes]
+    places, plans = _each_once(planned, sizes, batches, budgets)
+    return Gossip(
+        tuple(Worker(_name(section, k), places[k]) for k in range(len(sizes))),
+        plans,
+        mixing_of(section, len(sizes), request.folder),
+        network.parameters,
+        network.architecture,
+        rounds,
+        trust=Trust(section.difference, section.largest),
+        compression=compression_of(section),
+        start=network.start,
+        **{name: getattr(section, name) for name in AS_IN_JOB},
+    )
+
+
+# Keys of a ``[gossip]`` that a gossip has under the same name.
+AS_IN_JOB = (
+    *("rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point"),
+    *("pause", "stagger", "clock", "seed"),
+)
+
+
+def _each_once(
+    planned: Callable[[int, int, Budget], Plan],
+    sizes: Sequence[int],
+    batches: Sequence[int],
+    budgets: Sequence[Budget],
+) -> tuple[list[int], tuple[Plan, ...]]:
+    """The place of each holder's plan, and the plans: one for all who ask for the same."""
+    asked = list(zip(sizes, batches, budgets, strict=True))
+    known = {key: place for place, key in enumerate(dict.fromkeys(asked))}
+    return [known[key] for key in asked], tuple(planned(*key) for key in known)
+
+
+def _reference(
+    job: Job, budget: Budget, sizes: Sequence[int], network: Network, gradients: bool
+) -> Plan:
+    """The plan of one machine whose signal and noise are those of all holders together."""
     from forethought.planning.solve import plan
 
-    asked = asked_of(job, round(size * clients**0.5), parameters)
-    changes: dict[str, Any] = {"budget": budget, "delta": None, "noise_borne": noise_borne}
+    more = len(sizes) ** 0.5
+    asked = asked_of(job, round(int(np.median(sizes)) * more), network.parameters)
+    changes: dict[str, Any] = {"budget": budget, "delta": None, "noise_borne": network.noise_borne}
     if asked.batch is not None:
-        changes["batch"] = max(1, round(asked.batch * clients**0.5))
+        changes["batch"] = max(1, round(asked.batch * more))
     if gradients and asked.options is None and kind_of(asked.optimizer).descends:
         changes["options"] = {"momentum": 0.0}  # the server steps along each gradient by itself
     return plan(asked.with_(**changes))
 
 
-def holder_plan(
-    job: Job, lead: Plan, size: int, batch: int, budget: Budget, rounds: int, parameters: int
+def _plan(
+    job: Job, lead: Plan, size: int, batch: int, budget: Budget, rounds: int, network: Network
 ) -> Plan:
-    """One client's plan: its own noise for its own budget, everything else as agreed."""
+    """One holder's plan: its own noise for its own budget, everything else as agreed."""
     from forethought.planning.solve import plan
 
-    asked = asked_of(job, size, parameters)
+    asked = asked_of(job, size, network.parameters)
     return plan(
         asked.with_(
             budget=budget,
@@ -188,215 +510,91 @@ def holder_plan(
     )
 
 
-# What members that are processes do alike: keys, their own records, the model they leave.
+def _with_step_size(lead: Plan, rate: float) -> Plan:
+    return lead.with_(use=replace(lead.use, optimizer=replace(lead.optimizer, learning_rate=rate)))
 
 
-MODEL = "model.safetensors"
+def _half_of_the_longest(lead: Plan, parameters: int) -> Plan:
+    """The plan with steps of at most half of what SYNC bears, where the planner chose them.
+
+    A gradient that is a round old bears η times the curvature below 1; a fresh one below 2.
+    """
+    chosen = lead.assumed
+    if chosen is None or "step size" not in chosen.chosen:
+        return lead
+    most = defaults.longest_rate(lead, parameters, chosen.feature_norm) / 2
+    return lead if lead.optimizer.learning_rate <= most else _with_step_size(lead, most)
 
 
-def identities_of(files: Sequence[Path], wanted: Sequence[str]) -> list[Identity]:
-    """The identities that members handed over, in the order wanted.
+def mixing_of(section: GossipSection, workers: int, folder: Path | None = None) -> Mixing:
+    """The graph and the mixing that a job names.
+
+    Args:
+        folder: where its files are.
 
     Raises:
-        OSError: no such file. JobError: of other members than the job's.
+        GraphError, MixingError: a graph or a matrix that cannot be. OSError: no such file.
     """
-    found = {one.name: one for one in map(Identity.load, files)}
-    if sorted(found) != sorted(wanted) or len(files) != len(wanted):
-        raise JobError(
-            f"identities of {', '.join(sorted(found))} were given; the job needs exactly those of "
-            f"{', '.join(wanted)}"
-        )
-    return [found[name] for name in wanted]
-
-
-def own_records(
-    request: Request,
-    section: HoldersSection,
-    place: int,
-    name: str,
-    data_dir: Path | None,
-) -> tuple[Loaded, Dataset]:
-    """A member's own records: those it brings, or its share of what all deal out alike."""
-    if not section.brings_own:
-        held = deal(request, section, data_dir)
-        return held.loaded, held.share(place)
-    folder = next((table.folder for table in section.tables if table.name == name), None)
-    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
-    loaded = load_job(request, own)
-    return loaded, loaded.dataset
-
-
-def prepared_records(
-    loaded: Loaded, own: Dataset, shared: SharedModel, plan: Plan
-) -> tuple[Records, Loss]:
-    """A member's records as its plan counts them, and the loss that its model is trained with."""
-    from forethought.rounds.losses import default_loss
-    from forethought.rounds.records import as_records, blank
-    from forethought.training.records import require_fit
-
-    first = next(iter(shared.parameters.values()))
-    found = arranged_for(loaded, own, plan)
-    records = as_records(found.data, first.dtype, first.device)
-    loss = found.loss or default_loss(blank(records)[1])
-    require_fit(shared.model, loss, records)
-    return records, loss
-
-
-def accuracy_of(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> float | None:
-    """The model's accuracy on the job's held-out data, if it has any."""
-    from forethought.rounds.losses import default_loss
-    from forethought.rounds.records import as_records, blank
-    from forethought.training.metrics import evaluate
-
-    test = loaded.dataset.test
-    if test is None:
-        return None
-    first = next(iter(shared.parameters.values()))
-    records = as_records((test.inputs, test.targets), first.dtype, first.device, "test")
-    loss = loss or default_loss(blank(records)[1])
-    return evaluate(shared.model, dict(shared.parameters), loss, records)[1]
-
-
-def save_model(shared: SharedModel, out: Path) -> None:
-    """Leave the model's weights in a folder, whole or not at all."""
-    from safetensors.torch import save_file
-
-    part = out / f".{MODEL}.part"
-    save_file(shared.model.state_dict(), str(part))
-    part.replace(out / MODEL)
-
-
-# Trying a job out on a public proxy of its data: a named public data set, or synthetic data.
-#
-# Rehearsals and utility graphs train without paying for it, so they run on a proxy of the private
-# data's shape. What they read of the private data itself is its shape, classes and size.
-
-
-SYNTHETIC = "synthetic"
-# Clip norms and noise that a utility graph tries when none are given.
-UTILITY_GRID = {
-    "clip_norms": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "noise_multipliers": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
-}
-
-
-def rehearse_job(
-    loaded: Loaded,
-    plan: Plan,
-    proxy: str | None,
-    repeats: int,
-    data_dir: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    relation: str | None = None,
-) -> Rehearsal:
-    """Run a job's plan on a public proxy of its data.
-
-    Args:
-        proxy: a named public data set; None or ``"synthetic"`` draws data of the job's shape.
-        relation: how a named proxy stands to the private data, as declared.
-    """
-    from forethought.utility.rehearsal import rehearse, synthetic
-
-    loaded.require_rows("a public proxy")
-    private = loaded.dataset
-    shape = private.train.inputs.shape[1:]
-    return rehearse(
-        plan,
-        lambda: loaded.request.job.build_model(private),
-        synthetic(shape, private.classes or 2, plan.examples)
-        if proxy in (None, SYNTHETIC)
-        else _named(loaded, str(proxy), data_dir),
-        repeats=repeats,
-        relation=relation,  # type: ignore[arg-type]  # rehearse refuses another
-        progress=progress,
-    )
-
-
-def utility_of(
-    loaded: Loaded,
-    proxy: str | None,
-    settings: Mapping[str, Any],
-    data_dir: Path | None = None,
-    leaks: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> UtilityGraph:
-    """The utility graph of a job's model on a public proxy of its data.
-
-    Args:
-        proxy: a named public data set; ``"synthetic"`` draws one of the job's shape; None takes
-            the private data itself, which needs ``leaks``.
-        settings: clip_norms, noise_multipliers, draws, batch, epochs, optimizer, seed.
-    """
-    from forethought.data.synthetic import like
-    from forethought.utility.perturbing import utility_graph
-
-    loaded.require_rows("a public proxy")
-    private = loaded.dataset
-    if proxy is None:
-        data, source = private, "private"
-    elif proxy == SYNTHETIC:
-        shape = private.train.inputs.shape[1:]
-        data, source = like(shape, private.classes or 2, len(private.train)), "synthetic"
+    here = folder or Path()
+    if section.edges is not None:
+        graph = read(here / section.edges)
     else:
-        data, source = _named(loaded, proxy, data_dir), "public"
-    test = data.test
-    return utility_graph(
-        lambda: loaded.request.job.build_model(private),
-        (data.train.inputs, data.train.targets),
-        source=source,  # type: ignore[arg-type]
-        leaks="accept" if leaks else None,
-        test=None if test is None else (test.inputs, test.targets),
-        progress=progress,
-        **settings,
-    )
+        graph = make(section.graph, workers, degree=section.degree, seed=section.seed)
+    if section.matrix is not None:
+        return given(graph, here / section.matrix)
+    return Mixing(section.mixing, graph, section.seed)
 
 
-def public_shares(
-    loaded: Loaded,
-    proxy: str | None,
-    sizes: Sequence[int],
-    repeat: int,
-    data_dir: Path | None = None,
-) -> tuple[list[tuple[Any, Any]], tuple[Any, Any] | None]:
-    """Public data in the place of a job's, dealt to several holders at random, and held-out ones.
+def compression_of(section: GossipSection) -> Compression:
+    """The compression of a job. Raises JobError: words that say nothing."""
+    words = section.compression
+    kind, colon, share = words.partition(":")
+    try:
+        return Compression(kind, float(share) if colon else None)
+    except ValueError as problem:
+        raise JobError(
+            f"compression = {words!r}: say 'none', 'bf16', or 'top-k:0.1' ({problem})"
+        ) from None
 
-    Args:
-        proxy: a named public data set; None or ``"synthetic"`` draws one for every ``repeat``.
-        sizes: how many records each holder needs.
+
+# How long everything takes in a simulation.
+
+
+def times_of(
+    section: Section,
+    agreed: Agreed,
+    speeds: Sequence[float],
+    folder: Path | None = None,
+) -> Times:
+    """The duration of everything in a simulation: records over speed, messages by size.
 
     Raises:
-        ValueError: a proxy of another shape, or with too few records.
+        JobError: an outage of somebody who is not there.
     """
-    data = _public_records(loaded, proxy, sum(sizes), repeat, data_dir)
-    order = np.random.default_rng(repeat).permutation(len(data.train))[: sum(sizes)]
-    parts = np.split(order, np.cumsum(sizes)[:-1])
-    shares = [(data.train.inputs[part], data.train.targets[part]) for part in parts]
-    return shares, None if data.test is None else (data.test.inputs, data.test.targets)
+    seconds = [
+        section.record_seconds * plan.epochs * plan.examples
+        / (agreed.updates_of(plan) if isinstance(agreed, Federation) else plan.rounds)
+        for plan in agreed.plans
+    ]  # fmt: skip
+    places = [member.plan for member in agreed.members]
+    compute = [seconds[plan] / speed for plan, speed in zip(places, speeds, strict=True)]
+    known = compute, Way(section.latency, section.bandwidth), section.straggling
+    if isinstance(section, FederationSection):
+        return Times(*known, seed=section.seed)
+    names = [member.name for member in agreed.members]
+    outages = []
+    for row in section.outage:
+        if row.worker not in names:
+            raise JobError(f"[[gossip.outage]]: no worker {row.worker!r}; there are {names[:20]}")
+        end = {} if row.end is None else {"end": row.end}
+        outages.append(Outage(names.index(row.worker), row.begin, **end))
+    factors = _factors(section, len(names), folder)
+    last = section.exchange, section.deadline
+    return GraphTimes(*known, tuple(outages), section.seed, factors, *last)
 
 
-def _public_records(
-    loaded: Loaded, proxy: str | None, records: int, repeat: int, data_dir: Path | None
-) -> Dataset:
-    private = loaded.dataset
-    shape = private.train.inputs.shape[1:]
-    if proxy in (None, SYNTHETIC):
-        from forethought.data.synthetic import like
-
-        return like(shape, private.classes or 2, records, seed=repeat)
-    from forethought.data import load
-
-    data = load(str(proxy), folder=data_dir, features=loaded.request.job.data.features)
-    found = data.train.inputs.shape[1:]
-    if found != shape or data.classes != private.classes or len(data.train) < records:
-        raise ValueError(
-            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {tuple(found)} "
-            f"in {data.classes} classes; {records:,} of {tuple(shape)} in {private.classes} are "
-            "needed: choose another, or 'synthetic'"
-        )
-    return data
-
-
-def _named(loaded: Loaded, name: str, data_dir: Path | None) -> Dataset:
-    job = loaded.request.job
-    data = job.data.model_copy(update={"source": name, "test": None})
-    return job.model_copy(update={"data": data}).load_data(data_dir)
+def _factors(section: GossipSection, workers: int, folder: Path | None) -> Factors | None:
+    if section.trace is not None:
+        return read_trace((folder or Path()) / section.trace)
+    factor = HICCUP if section.case == "I" else section.hiccup
+    return None if factor == 1 else Hiccups(workers, factor, section.seed)

@@ -116,22 +116,13 @@ def from_file(path: Path) -> Request:
     return Request(path.stem, path.read_text(encoding="utf-8"), job, folder=path.parent)
 
 
-def demo() -> Request:
-    """The built-in job: scikit-learn's handwritten digits at ε = 3."""
-    return _built_in("demo")
+def built_in(name: str) -> Request:
+    """A built-in job, of scikit-learn's handwritten digits.
 
-
-def federated_demo() -> Request:
-    """The built-in federation: the digits over ten clients, one of them slow, asynchronously."""
-    return _built_in("federated_demo")
-
-
-def gossip_demo() -> Request:
-    """The built-in gossip: the digits over eight workers, one of them slow."""
-    return _built_in("gossip_demo")
-
-
-def _built_in(name: str) -> Request:
+    Args:
+        name: ``demo`` (ε = 3), ``federated_demo`` (over ten clients, one of them slow,
+            asynchronously) or ``gossip_demo`` (over eight workers, one of them slow).
+    """
     text = resources.files("forethought").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Request(name, text, Job.parse(text, f"{name}.toml"))
 

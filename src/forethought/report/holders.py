@@ -11,16 +11,15 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from forethought.accounting.interval import at_most
-from forethought.federated.federation import local_words
+from forethought.federated.federation import Federation, local_words
+from forethought.planning.holders import FederatedPlan, GossipPlan
 from forethought.report.figures import BLUE, GREY, ORANGE, new_axes
 from forethought.report.terminal import figures
 
 if TYPE_CHECKING:
-    from forethought.federated.federation import Federation
     from forethought.gossip.gossip import Gossip
     from forethought.holders.server import Status
-    from forethought.jobs.gossip import GossipRehearsal
-    from forethought.planning.holders import FederatedPlan, GossipPlan
+    from forethought.jobs.rehearsal import GossipRehearsal
     from forethought.values.plan import Plan
 
 # More rows than this nobody reads.
@@ -30,38 +29,29 @@ SHOWN = 20
 # Who takes part, with which plan.
 
 
-def show_federation(console: Console, federation: Federation) -> None:
-    """Show the clients, and the plan of each."""
-    title = f"{len(federation.members)} clients, {federation.rule}, {federation.rounds} rounds"
-    if federation.local_rounds != 1:
-        title += f" of {local_words(federation.local_rounds)} local rounds"
-    _show_members(console, federation, "client", title, {"batch": lambda row: _batch(row[1])})
-
-
-def show_gossip(console: Console, gossip: Gossip) -> None:
-    """Show the workers, the plan of each, and the graph."""
-    mixing = gossip.mixing
-    title = (
-        f"{gossip.workers} workers, {gossip.rule}, {mixing.graph.kind} graph, {mixing.kind}; "
-        f"all stop at {gossip.total:,} updates"
-    )
-    own = {"batch": "{0[1].batch:.4g}", "rounds at most": "{0[1].rounds}"}
-    _show_members(console, gossip, "worker", title, own)
-
-
-def _show_members(
-    console: Console, everybody: Federation | Gossip, what: str, title: str, own: Mapping[str, Any]
-) -> None:
-    """A row a member, of name and plan. ``own``: columns that only one of the two kinds has."""
+def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
+    """Show the holders, the plan of each, and of a gossip the graph."""
+    title = f"{len(agreed.members)} clients, {agreed.rule}, {agreed.rounds} rounds"
+    own: dict[str, Any] = {"batch": lambda row: _batch(row[1])}
+    if isinstance(agreed, Federation):
+        if agreed.local_rounds != 1:
+            title += f" of {local_words(agreed.local_rounds)} local rounds"
+    else:
+        mixing = agreed.mixing
+        title = (
+            f"{agreed.workers} workers, {agreed.rule}, {mixing.graph.kind} graph, {mixing.kind}; "
+            f"all stop at {agreed.total:,} updates"
+        )
+        own = {"batch": "{0[1].batch:.4g}", "rounds at most": "{0[1].rounds}"}
     columns = {
-        what: "{0[0]}",
+        "client" if isinstance(agreed, Federation) else "worker": "{0[0]}",
         "records": "{0[1].examples:,}",
         **own,
         "noise σ": "{0[1].mechanism.rounds[0].noise_multiplier:.4g}",
         "ε planned": lambda row: "" if row[1].budget is None else f"{row[1].budget.epsilon:g}",
     }
-    members = everybody.members
-    rows = [(member.name, everybody.plans[member.plan]) for member in members[:SHOWN]]
+    members = agreed.members
+    rows = [(member.name, agreed.plans[member.plan]) for member in members[:SHOWN]]
     table = figures(rows, columns, title=title)
     if len(members) > SHOWN:
         table.add_row(f"… {len(members) - SHOWN} more")
@@ -80,7 +70,17 @@ def _batch(plan: Plan) -> str:
 # What everybody would spend.
 
 
-def show_federation_plan(console: Console, plan: FederatedPlan) -> None:
+def show_plan(console: Console, plan: FederatedPlan | GossipPlan) -> None:
+    """Each holder's plan and costs, and other ways to the same ε."""
+    if isinstance(plan, FederatedPlan):
+        _show_federation_plan(console, plan)
+    else:
+        _show_gossip_plan(console, plan)
+    for note in plan.notes:
+        console.print(f"- {note}")
+
+
+def _show_federation_plan(console: Console, plan: FederatedPlan) -> None:
     """Each client's plan and costs, then the ways to cut it into global rounds."""
     federation = plan.federation
     clients = {
@@ -118,10 +118,9 @@ def show_federation_plan(console: Console, plan: FederatedPlan) -> None:
     }
     title = "the same ε, other splits of the private rounds"
     console.print(figures(plan.splits, splits, title=title))
-    _noted(console, plan.notes)
 
 
-def show_gossip_plan(console: Console, plan: GossipPlan) -> None:
+def _show_gossip_plan(console: Console, plan: GossipPlan) -> None:
     """Each worker's plan and what it costs, then the graphs that it could run on."""
     gossip = plan.gossip
     workers = {
@@ -161,7 +160,6 @@ def show_gossip_plan(console: Console, plan: GossipPlan) -> None:
     console.print(
         f"{plan.seconds:,.1f} virtual seconds; SYNC would take {plan.synchronous_seconds:,.1f}"
     )
-    _noted(console, plan.notes)
 
 
 def _or_dash(name: str) -> Any:
@@ -175,11 +173,6 @@ def _or_dash(name: str) -> Any:
 def _more(console: Console, rows: int) -> None:
     if rows > SHOWN:
         console.print(f"… and {rows - SHOWN:,} more")
-
-
-def _noted(console: Console, notes: tuple[str, ...]) -> None:
-    for note in notes:
-        console.print(f"- {note}")
 
 
 def show_rehearsal(console: Console, rehearsal: GossipRehearsal) -> None:

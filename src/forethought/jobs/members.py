@@ -1,0 +1,844 @@
+"""From a job to the processes of its members: keys and roster, the server, clients and workers.
+
+Clients reach their server by gRPC or by Flower; workers reach each other on a Ray cluster, under
+torchrun, or between sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forethought.exchange.events import Compute, Computed
+from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
+from forethought.exchange.ledger import LEDGER, counted
+from forethought.exchange.messages import SERVER, Join
+from forethought.exchange.storage import FolderStorage
+from forethought.federated.federation import (
+    FEDERATION,
+    Federation,
+    FederationError,
+    require_contract,
+    with_roster,
+)
+from forethought.federated.statements import Policy
+from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
+from forethought.holders.driving import Begin, ClientDriver, Send
+from forethought.holders.flower import client_turn, content_of, frames_of, node_stream, over_grid
+from forethought.holders.grpc import PeerRoster
+from forethought.holders.links import Drove, Pace
+from forethought.holders.server import CarryServer, Served, over_grpc, serve
+from forethought.holders.topology import topology_of
+from forethought.jobs.holders import (
+    AS_IN_JOB,
+    Agreed,
+    Kind,
+    Network,
+    Section,
+    agreed,
+    compression_of,
+    deal,
+    holders_of,
+    mixing_of,
+    section_of,
+    speeds_of,
+)
+from forethought.jobs.job import JobError
+from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
+from forethought.jobs.request import Request, from_file
+from forethought.planning import defaults
+from forethought.values.plan import other_terms, promised
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+    from forethought.data import Dataset
+    from forethought.exchange.messages import Vector
+    from forethought.holders.cluster import Here
+    from forethought.holders.taking_part import CarryClient, Share, TookPart
+    from forethought.holders.trainer import SharedModel
+    from forethought.rounds.losses import Loss
+
+MODEL, FIRST, FIRST_PORT = "model.safetensors", "first.npy", 8760
+SERVER_NAME = "server"
+DEFAULT_ADDRESS, SUPERLINK = "127.0.0.1:8750", "127.0.0.1:8000"
+# What carries frames between a federation's server and its clients.
+ENGINES = ("grpc", "flower")
+Look = Callable[[Drove], None]
+
+
+# Keys and roster.
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The content of a member's folder of keys.
+
+    Args:
+        keys: its own. roster, agreed: everybody's.
+        first: the first weights of a gossip; a federation's server has them.
+    """
+
+    keys: Keys
+    roster: Any  # Roster, or PeerRoster of a gossip
+    agreed: Any
+    first: Vector | None = None
+
+    @classmethod
+    def load(cls, folder: Path, kind: Kind) -> Membership:
+        """Read a folder that ``forethought federate keys`` or ``forethought gossip keys`` made.
+
+        Raises:
+            OSError: something is missing. ValueError: something is damaged.
+        """
+        keys = Keys.load(folder)
+        if kind == "federation":
+            return cls(keys, Roster.load(folder / ROSTER), Federation.load(folder / FEDERATION))
+        first = np.load(folder / FIRST, allow_pickle=False)
+        own = keys, PeerRoster.load(folder / ROSTER), Gossip.load(folder / GOSSIP)
+        return cls(*own, np.ascontiguousarray(first, dtype=np.float32))
+
+    @property
+    def place(self) -> int:
+        """Its own place in the roster."""
+        name = self.keys.identity.name if isinstance(self.roster, Roster) else self.keys
+        found: int = self.roster.place(name)
+        return found
+
+
+def make_everybody(
+    request: Request, kind: Kind, out: Path, data_dir: Path | None = None
+) -> Roster | PeerRoster:
+    """Keys for all members in one place, for a trial: whoever has the folder can act for anyone.
+
+    Returns:
+        The roster; it and everything that was agreed on are in every member's folder, ``out/NAME``.
+
+    Raises:
+        FileExistsError: there are keys. JobError and what data and planner refuse.
+    """
+    found, first = planned(request, kind, data_dir)
+    names = _names(found)
+    identities = [Keys.make(out / name, name).identity for name in names]
+    folders = (out, *(out / name for name in names))
+    return _hand_out(request, found, first, identities, folders)
+
+
+def join(
+    request: Request,
+    kind: Kind,
+    identities: Sequence[Path],
+    out: Path,
+    data_dir: Path | None = None,
+) -> Roster | PeerRoster:
+    """A roster and what is agreed on, from the identities that members made and handed over.
+
+    Args:
+        identities: files, a server's among them; in any order.
+
+    Raises:
+        OSError: no such file. JobError: other members than the job's. RosterError: keys twice.
+    """
+    agreed_on, first = planned(request, kind, data_dir)
+    wanted = _names(agreed_on)
+    found = {one.name: one for one in map(Identity.load, identities)}
+    if sorted(found) != sorted(wanted) or len(identities) != len(wanted):
+        raise JobError(
+            f"identities of {', '.join(sorted(found))} were given; the job needs exactly those of "
+            f"{', '.join(wanted)}"
+        )
+    return _hand_out(request, agreed_on, first, [found[name] for name in wanted], (out,))
+
+
+def planned(request: Request, kind: Kind, data_dir: Path | None = None) -> tuple[Agreed, Vector]:
+    """A job's federation or gossip, not signed by anybody yet, and the first weights.
+
+    Where every member's number of examples is in the job, nothing but the model's shape is taken
+    from the data at hand, which may be a public sample; else the data is dealt out.
+    """
+    from forethought.holders.trainer import SharedModel
+
+    section = section_of(request.job, kind)
+    if section.rule == "allreduce":
+        raise JobError(
+            "rule = 'allreduce' needs links that can reduce: run it under torchrun, or take "
+            "'synchronous' or 'asynchronous' between sites"
+        )
+    if not section.brings_own:
+        held = holders_of(request, kind, data_dir)
+        return held.agreed, held.shared.read()
+    loaded = load_job(request, data_dir)
+    shared = SharedModel(module_of(loaded))
+    sizes = [table.examples or 0 for table in section.tables]
+    speeds = speeds_of(section, len(sizes))
+    return agreed(request, section, sizes, speeds, Network.of(loaded, shared))[0], shared.read()
+
+
+def _names(agreed: Agreed) -> list[str]:
+    server = [SERVER_NAME] if isinstance(agreed, Federation) else []
+    return [*server, *(member.name for member in agreed.members)]
+
+
+def _hand_out(
+    request: Request,
+    agreed: Agreed,
+    first: Vector,
+    identities: Sequence[Identity],
+    folders: Sequence[Path],
+) -> Roster | PeerRoster:
+    """Put the roster, and what was agreed on under its keys, into folders."""
+    roster: Roster | PeerRoster
+    if isinstance(agreed, Federation):
+        roster = Roster.of(identities[0], identities[1:])
+        agreed = with_roster(agreed, roster)
+    else:
+        tables = section_of(request.job, "gossip").tables
+        given = [getattr(table, "address", None) for table in tables] or [None] * len(identities)
+        ports = range(FIRST_PORT, FIRST_PORT + len(identities))
+        addresses = [
+            own or f"127.0.0.1:{port}" for own, port in zip(given, ports, strict=True)
+        ]  # fmt: skip
+        roster = PeerRoster.of(identities, addresses)
+        agreed = roster.with_keys(agreed)
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        roster.save(folder / ROSTER)
+        agreed.save(folder / topology_of(agreed).file)
+        if isinstance(agreed, Gossip):
+            np.save(folder / FIRST, first)
+    return roster
+
+
+# A member: its own records, and the model that it leaves.
+
+
+def own_records(
+    request: Request, section: Section, place: int, name: str, data_dir: Path | None
+) -> tuple[Loaded, Dataset]:
+    """A member's own records: those it brings, or its share of what all deal out alike."""
+    if not section.brings_own:
+        from forethought.data.synthetic import share_of
+
+        loaded, parts = deal(request, section, data_dir)
+        return loaded, share_of(loaded.dataset, parts[place])
+    folder = next((table.folder for table in section.tables if table.name == name), None)
+    own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
+    loaded = load_job(request, own)
+    return loaded, loaded.dataset
+
+
+def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> float | None:
+    """The model's accuracy on the job's held-out data, if it has any."""
+    from forethought.rounds.losses import default_loss
+    from forethought.rounds.records import as_records, blank
+    from forethought.training.metrics import evaluate
+
+    if loaded.held_out is None:
+        return None
+    first = next(iter(shared.parameters.values()))
+    records = as_records(loaded.held_out, first.dtype, first.device, "test")
+    loss = loss or default_loss(blank(records)[1])
+    return evaluate(shared.model, dict(shared.parameters), loss, records)[1]
+
+
+def _save_model(shared: SharedModel, out: Path) -> None:
+    """Leave the model's weights in a folder, whole or not at all."""
+    from safetensors.torch import save_file
+
+    part = out / f".{MODEL}.part"
+    save_file(shared.model.state_dict(), str(part))
+    part.replace(out / MODEL)
+
+
+def _as_member(
+    loaded: Loaded,
+    own: Dataset,
+    shared: SharedModel,
+    agreed: Agreed,
+    me: int,
+    out: Path,
+    part: Callable[[Share, Any], TookPart],
+    *,
+    allowed: tuple[float | None, float | None] = (None, None),
+    witness: Path | None = None,
+) -> TookPart:
+    """Take part with a member's own records; leave the model in ``out`` where nothing can follow.
+
+    Args:
+        part: takes part, given the member's share, and what its statement is made from.
+        allowed: (epsilon, delta) that a worker's plan may spend.
+        witness: folder for the count that a restored ledger is told by.
+    """
+    from forethought.holders.taking_part import Share
+    from forethought.holders.trainer import end
+    from forethought.rounds.losses import default_loss
+    from forethought.rounds.randomness import Seeds
+    from forethought.rounds.records import as_records, blank
+    from forethought.training.records import require_fit
+
+    first, run = next(iter(shared.parameters.values())), loaded.request.job.run
+    found = arranged_for(loaded, own, agreed.plan(me))
+    records = as_records(found.data, first.dtype, first.device)
+    loss = found.loss or default_loss(blank(records)[1])
+    require_fit(shared.model, loss, records)
+    seeds = Seeds(run.seed, run.noise_seed).part(me)
+    plans = tuple(loaded.with_caveats(plan) for plan in agreed.plans)
+    share = Share(records, loss, *allowed, seeds, run.micro_batch, witness)
+    took = part(share, replace(agreed, plans=plans))
+    if took.weights is not None:
+        shared.write(took.weights)
+    if took.over:
+        if took.weights is not None:
+            _save_model(shared, out)
+        end(out)
+    return took
+
+
+# A federation's server and its clients.
+
+
+def serve_job(
+    request: Request,
+    folder: Path,
+    out: Path,
+    *,
+    address: str | None = None,
+    data_dir: Path | None = None,
+    carry: CarryServer | None = None,
+    **options: Any,
+) -> tuple[Served, float | None]:
+    """Serve a job's federation; leave the model in ``out`` when it is finished.
+
+    Args:
+        folder: the server's keys, with roster and federation. out: journal and results.
+        address: host:port to listen on; the job's by default.
+        carry: another way than gRPC to take frames to the clients and back.
+        options: of :func:`forethought.holders.server.over_grpc`.
+
+    Returns:
+        What came of it, and the model's accuracy on the job's held-out data if it has any.
+    """
+    from forethought.holders.secure_training import ReportedAverage
+    from forethought.holders.taking_part import require_architecture
+    from forethought.holders.trainer import SharedModel
+
+    member = Membership.load(folder, "federation")
+    loaded = load_job(request, data_dir)
+    shared = SharedModel(module_of(loaded))
+    federation = member.agreed
+    require_architecture(shared, federation)
+    where = _address(request, address)
+    averaged = federation.averaging.kind != "none"
+    served = serve(
+        federation,
+        member.roster,
+        member.keys,
+        shared.read(),
+        out,
+        carry or over_grpc(member.roster, member.keys, where, **options),
+        average=partial(ReportedAverage, federation, shared.layout) if averaged else None,
+    )
+    if not served.finished:
+        return served, None
+    shared.write(served.weights)
+    _save_model(shared, out)
+    return served, _accuracy(loaded, shared)
+
+
+def take_part_in_job(
+    request: Request,
+    folder: Path,
+    out: Path,
+    *,
+    policy: Policy | None = None,
+    address: str | None = None,
+    engine: str = "grpc",
+    certificates: Path | None = None,
+    node_key: Path | None = None,
+    data_dir: Path | None = None,
+    carry: CarryClient | None = None,
+    witness: Path | None = None,
+    **options: Any,
+) -> TookPart:
+    """Take part in a job's federation; leave statement and model in ``out``.
+
+    Args:
+        folder: the client's keys, with roster and federation. out: ledger, secrets and results.
+        policy: the most that this client allows; the job's budget by default.
+        data_dir: where the job's data is: this client's own, or what all deal out alike.
+        address: host:port of the server; the job's by default. Of Flower's SuperLink for "flower".
+        engine: what carries frames to the server and back, "grpc" or "flower".
+        certificates, node_key: of :func:`forethought.holders.flower.node_stream`.
+        carry: another way than an engine's.
+        witness: folder for the count that a restored ledger is told by; the keys' by default.
+        options: of :func:`forethought.holders.driving.over`.
+    """
+    from forethought.holders.driving import over
+    from forethought.holders.grpc import grpc_stream
+    from forethought.holders.taking_part import take_part_as_client
+    from forethought.holders.trainer import SharedModel
+
+    require_engine(engine)
+    member = Membership.load(folder, "federation")
+    federation, name, me = member.agreed, member.keys.identity.name, member.place
+    section = section_of(request.job, "federation")
+    loaded, own = own_records(request, section, me, name, data_dir)
+    shared = SharedModel(module_of(loaded))
+    count = len(federation.members)
+    if section.tables and len(section.tables) != count:
+        raise FederationError(
+            f"the federation has {count} members, this client's job {len(section.tables)}"
+        )
+    require_contract(federation, _own_terms(request, federation, loaded, shared), me)
+    if carry is None:
+        where = _address(request, address, engine)
+        connect = (
+            grpc_stream(member.roster, member.keys, where)
+            if engine == "grpc"
+            else node_stream(where, certificates, node_key)
+        )
+        carry = over(connect, **options)
+    known = federation, member.roster, member.keys, shared
+    allowed, way = policy or _policy(request, federation, me), carry
+
+    def part(share: Share, stated: Federation) -> TookPart:
+        return take_part_as_client(*known, share, allowed, out, way, stated=stated)
+
+    return _as_member(loaded, own, shared, federation, me, out, part, witness=witness or folder)
+
+
+def _own_terms(request: Request, agreed_on: Agreed, loaded: Loaded, shared: SharedModel) -> Any:
+    """What a member's own job comes to, for as many records of each as was agreed on."""
+    topology = topology_of(agreed_on)
+    section = section_of(request.job, topology.kind)
+    sizes = [plan.examples for plan in topology.plans]
+    speeds = speeds_of(section, len(sizes))
+    return agreed(request, section, sizes, speeds, Network.of(loaded, shared))[0]
+
+
+def _policy(request: Request, federation: Federation, me: int) -> Policy:
+    section, name = section_of(request.job, "federation"), federation.members[me].name
+    own = next((table.epsilon for table in section.tables if table.name == name), None)
+    epsilon = own or request.job.budget.epsilon
+    if epsilon is None:
+        raise JobError("a client needs a policy: epsilon in [budget], or --epsilon")
+    delta = request.job.budget.delta or defaults.default_delta(federation.plan(me).examples)
+    return Policy(epsilon, delta, secure=federation.secure is not None)
+
+
+def _address(request: Request, address: str | None, engine: str = "grpc") -> str:
+    """The address of the server, or of the SuperLink; the job's is the server's."""
+    section = request.job.federation
+    own = DEFAULT_ADDRESS if section is None or section.address is None else section.address
+    return address or (own if engine == "grpc" else SUPERLINK)
+
+
+def require_engine(name: str) -> None:
+    """Refuse an engine that does not exist.
+
+    Raises:
+        JobError: it names those that do.
+    """
+    if name not in ENGINES:
+        raise JobError(f"no engine {name!r}: {' or '.join(ENGINES)}")
+
+
+# Flower as an engine: the same machines in a ServerApp, and in a ClientApp for Flower's SuperNode.
+#
+# Who sent frames, their signatures, ledger, journal and statements are those of a federation over
+# gRPC. A ServerApp that is started again goes on from its journal.
+#
+# Configuration of the run: ``job`` (the job file), ``keys`` (the server's folder of keys), ``out``
+# (its journal and results). Of each SuperNode (``--node-config``): the same, for its client.
+
+
+ENDED = "ended"
+
+
+def server_app() -> ServerApp:
+    """The ServerApp of a federation; its run config says which."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Grid, context: Context) -> None:
+        job, keys, out = _places(context.run_config)
+        served, accuracy = serve_job(from_file(job), keys, out, carry=over_grid(grid))
+        words = "" if accuracy is None else f", accuracy on held-out data {accuracy:.2%}"
+        print(f"federation finished after {served.status.version} models{words}", flush=True)
+
+    return app
+
+
+def client_app() -> ClientApp:
+    """The ClientApp of a federation; its node config says whose."""
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query()  # type: ignore[untyped-decorator]
+    def query(message: Message, context: Context) -> Message:
+        replies = answered(context.node_config, frames_of(message.content) or [])
+        return Message(content=content_of(replies), reply_to=message)
+
+    return app
+
+
+def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
+    """A client's answer to one request, and its statement up to date in its folder.
+
+    Args:
+        config: of the node. frames: of the request.
+
+    Raises:
+        JobError: the configuration names no job, keys or folder.
+    """
+    job, keys, out = _places(config)
+    terms = Federation.load(keys / FEDERATION)
+    if terms.cadence is not None or terms.secure is not None:
+        raise FederationError(
+            "a cadence and secure aggregation need a client that stays, and Flower's SuperNode "
+            "starts one for every message: use federate client --engine flower in its place"
+        )
+    if (out / ENDED).exists():
+        # Its secrets are gone; it says that it is here, so that the server can let it go.
+        return [] if frames else [(out / ENDED).read_bytes()]
+    replies: list[bytes] = []
+    last_words = b""
+
+    def carry(
+        make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
+    ) -> ClientDriver:
+        nonlocal last_words
+        driver, found = client_turn(frames, make, compute)
+        replies.extend(found)
+        state = driver.ledger.read()
+        last_words = driver.endpoint.seal(SERVER, Join(state.updates, state.base))
+        return driver
+
+    took = take_part_in_job(from_file(job), keys, out, carry=carry)
+    if took.over:
+        (out / ENDED).write_bytes(last_words)
+    return replies
+
+
+def _places(config: Mapping[str, Any]) -> tuple[Path, Path, Path]:
+    missing = [name for name in ("job", "keys", "out") if not config.get(name)]
+    if missing:
+        raise JobError(
+            f"the configuration lacks {', '.join(missing)}: give job, keys and out, each a path"
+        )
+    job, keys, out = (Path(str(config[name])) for name in ("job", "keys", "out"))
+    return job, keys, out
+
+
+# A gossip's workers.
+
+
+@dataclass(frozen=True)
+class PeerResult:
+    """The outcome of a worker of a job.
+
+    Args:
+        name: its. took: what became of it.
+        accuracy: of its own model on the job's held-out data; None: there are none.
+    """
+
+    name: str
+    took: TookPart
+    accuracy: float | None
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome, JSON-ready."""
+        took = self.took
+        return {
+            "name": self.name,
+            "reason": took.drove.reason,
+            "updates": took.updates,
+            "exchanges": took.drove.averaged,
+            "seconds": took.drove.seconds,
+            "epsilon": None if took.statement is None else took.statement.guarantee,
+            "outsider": None if took.outsider is None else took.outsider.guarantee,
+            "accuracy": self.accuracy,
+            "alarms": dict(took.drove.counts),
+        }
+
+
+def cluster_workers(
+    request: Request,
+    out: Path,
+    *,
+    address: str | None = None,
+    data_dir: Path | None = None,
+    pace: Pace | None = None,
+    look: Callable[[list[int]], None] | None = None,
+) -> list[PeerResult]:
+    """Train a job's gossip on a Ray cluster, to the end of all workers.
+
+    SIGINT and SIGTERM pause all; the same call goes on where they were.
+
+    Args:
+        out: what all agree on, and a folder of each worker, ``out/NAME``, on the node where it
+            runs.
+        address: of a cluster ("auto": the one that runs here); None: of processes of this machine.
+        data_dir: where the job's data is, on every node.
+        look: called about once a second with every worker's updates.
+
+    Returns:
+        What became of every worker, in the order of the job.
+
+    Raises:
+        GossipError: ``out`` is of another gossip.
+        HolderError: no Ray, no cluster, or too small a one. JobError: the rule is "allreduce".
+        Exception: what the first of the workers raised that failed, once all have ended.
+    """
+    from forethought.holders.cluster import cluster, run_workers
+    from forethought.training.execution import InterruptGuard
+
+    if section_of(request.job, "gossip").rule == "allreduce":
+        raise JobError("rule = 'allreduce' is run under torchrun: see examples/gossip.py")
+    held = holders_of(request, "gossip", data_dir)
+    gossip, first = begun_in(request, held.gossip, held.shared.read(), out)
+    folder = None if data_dir is None else data_dir.resolve()
+    options = {"data_dir": folder, "pace": pace}
+    works = [
+        partial(cluster_worker, request, gossip, first, me, out.resolve(), options)
+        for me in range(gossip.workers)
+    ]
+    with cluster(address, gossip.workers), InterruptGuard() as guard:
+        run = f"{request.name}-{gossip.run_id.hex()[:16]}"
+        outcomes = run_workers(run, works, stop=lambda: guard.requested, look=look)
+    failed = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if failed:
+        raise failed[0]
+    return [outcome.result for outcome in outcomes if outcome.result is not None]
+
+
+def begun_in(request: Request, gossip: Gossip, first: Vector, out: Path) -> tuple[Gossip, Vector]:
+    """The gossip and the first weights with which these workers began, kept in ``out``.
+
+    Step sizes follow from weights that may be drawn, so another planning finds other ones: those
+    of the beginning hold.
+
+    Raises:
+        JobError, GossipError: the job says otherwise now.
+    """
+    if not (out / GOSSIP).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        np.save(out / FIRST, first)
+        gossip.save(out / GOSSIP)
+        return gossip, first
+    kept = Gossip.load(out / GOSSIP)
+    _require_same(request, kept)
+    if [member.name for member in kept.members] != [member.name for member in gossip.members]:
+        raise GossipError(f"{out} holds a gossip of other workers: choose another folder")
+    for me in range(gossip.workers):
+        now, then = gossip.plan(me), kept.plan(me)
+        problem = other_terms(promised(now), promised(then), GOSSIP)
+        if problem is None and (now.budget, now.examples) != (then.budget, then.examples):
+            problem = f"the job's budget or data are not those of {GOSSIP}: choose another folder"
+        if problem is not None:
+            raise GossipError(f"{out}: {problem}")
+    return kept, np.load(out / FIRST, allow_pickle=False)
+
+
+def cluster_worker(
+    request: Request,
+    gossip: Gossip,
+    first: Vector,
+    me: int,
+    out: Path,
+    options: Mapping[str, Any],
+    here: Here,
+) -> PeerResult:
+    """Be one worker in an actor; see :func:`cluster_workers`.
+
+    Args:
+        gossip, first: what was planned, and the first weights. out: folder of all workers.
+        options: data_dir and pace. here: of the actor.
+    """
+    from forethought.holders.trainer import SharedModel
+
+    # The same job planned this gossip: nobody else's word is taken, and nothing planned again.
+    section, name = section_of(request.job, "gossip"), gossip.members[me].name
+    loaded, own = own_records(request, section, me, name, options["data_dir"])
+    shared = SharedModel(module_of(loaded))
+    shared.write(first)
+    return _take_part(
+        *(loaded, own, shared, gossip, me, out / name),
+        lambda keys: here.links(gossip, me),
+        pace=options["pace"],
+        look=lambda drove: here.tell(drove.rounds),
+        halted=here.stop,
+    )
+
+
+def launched_worker(
+    request: Request,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    pace: Pace | None = None,
+    look: Look | None = None,
+) -> PeerResult:
+    """Be the worker of SYNC that torchrun says, of a job whose data all processes can read.
+
+    Args:
+        out: each worker has a folder of its own in it, ``out/NAME``.
+
+    Raises:
+        PeersError: torchrun did not start this process, or a worker was lost.
+        GossipError: a process has another gossip than the first one, or a worker is back.
+        JobError: another rule than "allreduce"; and what data, planner and gossip refuse.
+    """
+    from forethought.holders.links import Launched, TeamLinks
+    from forethought.training.execution import launched
+
+    here = Launched.here()
+    if section_of(request.job, "gossip").rule != "allreduce":
+        raise JobError(
+            "torchrun carries rule = 'allreduce' alone, since it ends all workers with the first "
+            "that dies: run the other rules with forethought gossip train"
+        )
+    held = holders_of(request, "gossip", data_dir)
+    shared, name = held.shared, held.topology.names[here.rank]
+    # One that is back finds nobody to join: it is told why before it tries.
+    if (out / name / LEDGER).exists() and counted(FolderStorage(out / name)):
+        raise GossipError(
+            f"{out / name} holds releases, and under the rule 'allreduce' a worker that was lost "
+            "cannot come back: begin again with another folder and new plans"
+        )
+    with launched():
+        first = here.agree(held.gossip, shared.read())
+        shared.write(first)
+        gossip = replace(held.gossip, start=digest_of(first))
+        known = held.loaded, held.share(here.rank), shared, gossip, here.rank, out / name
+        return _take_part(*known, lambda keys: TeamLinks(), pace=pace, look=look)
+
+
+def site_worker(
+    request: Request,
+    folder: Path,
+    out: Path,
+    *,
+    listen: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    data_dir: Path | None = None,
+    pace: Pace | None = None,
+    look: Look | None = None,
+    witness: Path | None = None,
+) -> PeerResult:
+    """Be one site's worker; leave statement and model in ``out``.
+
+    SIGINT and SIGTERM pause it; the same call goes on where it was.
+
+    Args:
+        folder: its keys, with roster, gossip and first weights. out: ledger, secrets and results.
+        listen: host:port to listen on; its address in the roster by default.
+        epsilon, delta: the most that its plan may spend; the job's budget by default.
+        data_dir: where the job's data is: this worker's own, or what all deal out alike.
+        witness: folder for the count that a restored ledger is told by; the keys' by default.
+    """
+    from forethought.holders.grpc import SiteLinks
+    from forethought.holders.trainer import SharedModel
+
+    member = Membership.load(folder, "gossip")
+    gossip, me, first = member.agreed, member.place, member.first
+    if member.roster.with_keys(gossip) != gossip:
+        raise GossipError(
+            "this roster's keys are not those of the gossip: take roster.json and gossip.json from "
+            "one place, made together"
+        )
+    _require_same(request, gossip)
+    require_possible(request.job)
+    section, name = section_of(request.job, "gossip"), gossip.members[me].name
+    loaded, own = own_records(request, section, me, name, data_dir)
+    shared = SharedModel(module_of(loaded))
+    if first is None or len(first) != shared.layout.size:
+        raise GossipError("the job's model is not the gossip's: another number of parameters")
+    # Noise, rates and rounds are not compared: their ε is held against the budget.
+    own_terms = promised(_own_terms(request, gossip, loaded, shared).plan(me))
+    if (problem := other_terms(own_terms, promised(gossip.plan(me)), GOSSIP)) is not None:
+        raise GossipError(problem)
+    shared.write(first)
+    budget = request.job.budget
+    return _take_part(
+        *(loaded, own, shared, gossip, me, out),
+        lambda keys: SiteLinks(gossip, member.roster, keys, listen),
+        keys=member.keys,
+        allowed=(epsilon or budget.epsilon, delta or budget.delta),
+        pace=pace,
+        look=look,
+        witness=witness or folder,
+    )
+
+
+def _require_same(request: Request, gossip: Gossip) -> None:
+    """Refuse a job that says otherwise than the gossip that was agreed on: it would not be heeded.
+
+    Raises:
+        JobError: names what differs.
+    """
+    section = section_of(request.job, "gossip")
+    compared: dict[str, tuple[object, object]] = {
+        name: (getattr(section, name), getattr(gossip, name)) for name in AS_IN_JOB
+    }
+    compared["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)
+    compared["workers"] = (section.workers or gossip.workers, gossip.workers)
+    compared["difference"] = (section.difference, gossip.trust.difference)
+    compared["largest"] = (section.largest, gossip.trust.largest)
+    compared["compression"] = (compression_of(section), gossip.compression)
+    mixing = mixing_of(section, gossip.workers, request.folder)
+    compared["graph and mixing"] = (mixing, gossip.mixing)
+    other = [name for name, (here, agreed) in compared.items() if here != agreed]
+    if other:
+        name = other[0]
+        here, agreed = compared[name]
+        words = "" if name == "graph and mixing" else f" ({here!r} here, {agreed!r} agreed)"
+        raise JobError(
+            f"[gossip] {name} differs from what was agreed on{words}: take the job that all agreed "
+            "on; or begin anew, with other keys or in another folder"
+        )
+
+
+def _take_part(
+    loaded: Loaded,
+    own: Dataset,
+    shared: SharedModel,
+    gossip: Gossip,
+    me: int,
+    out: Path,
+    links: Any,
+    *,
+    allowed: tuple[float | None, float | None] = (None, None),
+    witness: Path | None = None,
+    halted: Callable[[], bool] = lambda: False,
+    pace: Pace | None = None,
+    **options: Any,
+) -> PeerResult:
+    from forethought.holders.taking_part import take_part
+    from forethought.training.execution import InterruptGuard
+
+    section = section_of(loaded.request.job, "gossip")
+    if pace is None:
+        exchange = {} if section.exchange is None else {"exchange": section.exchange}
+        pace = Pace(deadline=section.deadline, **exchange)
+    given = {"allowed": allowed, "witness": witness}
+    with InterruptGuard() as guard:
+        options |= {"pace": pace, "stop": lambda: guard.requested or halted()}
+
+        def part(share: Share, stated: Gossip) -> TookPart:
+            return take_part(gossip, me, shared, share, out, links, stated=stated, **options)
+
+        took = _as_member(loaded, own, shared, gossip, me, out, part, **given)  # type: ignore[arg-type]
+    return PeerResult(gossip.members[me].name, took, _accuracy(loaded, shared, loaded.loss))

@@ -1,0 +1,372 @@
+"""Trying a job out on a public proxy of its data: a named public data set, or synthetic data.
+
+Rehearsals and utility graphs train without paying for it, so they run on a proxy of the private
+data's shape. What they read of the private data itself is its shape, classes and size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forethought.federated.federation import Federation
+from forethought.gossip.gossip import Gossip
+from forethought.jobs.holders import Agreed, Holders
+from forethought.jobs.load import Loaded
+from forethought.planning.holders import mixings, undisturbed
+from forethought.values.plan import Plan
+
+if TYPE_CHECKING:
+    from forethought.data import Dataset
+    from forethought.holders.simulate import SimulatedRun
+    from forethought.utility.graph import UtilityGraph
+    from forethought.utility.rehearsal import Rehearsal
+
+SYNTHETIC = "synthetic"
+# Clip norms and noise that a utility graph tries when none are given.
+UTILITY_GRID = {
+    "clip_norms": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "noise_multipliers": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+}
+
+
+def rehearse_job(
+    loaded: Loaded,
+    plan: Plan,
+    proxy: str | None,
+    repeats: int,
+    data_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    relation: str | None = None,
+) -> Rehearsal:
+    """Run a job's plan on a public proxy of its data.
+
+    Args:
+        proxy: a named public data set; None or ``"synthetic"`` draws data of the job's shape.
+        relation: how a named proxy stands to the private data, as declared.
+    """
+    from forethought.utility.rehearsal import rehearse, synthetic
+
+    loaded.require_rows("a public proxy")
+    private = loaded.dataset
+    shape = private.train.inputs.shape[1:]
+    return rehearse(
+        plan,
+        lambda: loaded.request.job.build_model(private),
+        synthetic(shape, private.classes or 2, plan.examples)
+        if proxy in (None, SYNTHETIC)
+        else _named(loaded, str(proxy), data_dir),
+        repeats=repeats,
+        relation=relation,  # type: ignore[arg-type]  # rehearse refuses another
+        progress=progress,
+    )
+
+
+def utility_of(
+    loaded: Loaded,
+    proxy: str | None,
+    settings: Mapping[str, Any],
+    data_dir: Path | None = None,
+    leaks: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> UtilityGraph:
+    """The utility graph of a job's model on a public proxy of its data.
+
+    Args:
+        proxy: a named public data set; ``"synthetic"`` draws one of the job's shape; None takes
+            the private data itself, which needs ``leaks``.
+        settings: clip_norms, noise_multipliers, draws, batch, epochs, optimizer, seed.
+    """
+    from forethought.data.synthetic import like
+    from forethought.utility.perturbing import utility_graph
+
+    loaded.require_rows("a public proxy")
+    private = loaded.dataset
+    if proxy is None:
+        data, source = private, "private"
+    elif proxy == SYNTHETIC:
+        shape = private.train.inputs.shape[1:]
+        data, source = like(shape, private.classes or 2, len(private.train)), "synthetic"
+    else:
+        data, source = _named(loaded, proxy, data_dir), "public"
+    test = data.test
+    return utility_graph(
+        lambda: loaded.request.job.build_model(private),
+        (data.train.inputs, data.train.targets),
+        source=source,  # type: ignore[arg-type]
+        leaks="accept" if leaks else None,
+        test=None if test is None else (test.inputs, test.targets),
+        progress=progress,
+        **settings,
+    )
+
+
+# Many holders, whole, on public data.
+
+
+def public_shares(
+    loaded: Loaded,
+    proxy: str | None,
+    sizes: Sequence[int],
+    repeat: int,
+    data_dir: Path | None = None,
+) -> tuple[list[tuple[Any, Any]], tuple[Any, Any] | None]:
+    """Public data in the place of a job's, dealt to several holders at random, and held-out ones.
+
+    Args:
+        proxy: a named public data set; None or ``"synthetic"`` draws one for every ``repeat``.
+        sizes: how many records each holder needs.
+
+    Raises:
+        ValueError: a proxy of another shape, or with too few records.
+    """
+    data = _public_records(loaded, proxy, sum(sizes), repeat, data_dir)
+    order = np.random.default_rng(repeat).permutation(len(data.train))[: sum(sizes)]
+    parts = np.split(order, np.cumsum(sizes)[:-1])
+    shares = [(data.train.inputs[part], data.train.targets[part]) for part in parts]
+    return shares, None if data.test is None else (data.test.inputs, data.test.targets)
+
+
+def _public_records(
+    loaded: Loaded, proxy: str | None, records: int, repeat: int, data_dir: Path | None
+) -> Dataset:
+    private = loaded.dataset
+    shape = private.train.inputs.shape[1:]
+    if proxy in (None, SYNTHETIC):
+        from forethought.data.synthetic import like
+
+        return like(shape, private.classes or 2, records, seed=repeat)
+    from forethought.data import load
+
+    data = load(str(proxy), folder=data_dir, features=loaded.request.job.data.features)
+    found = data.train.inputs.shape[1:]
+    if found != shape or data.classes != private.classes or len(data.train) < records:
+        raise ValueError(
+            f"the public proxy {proxy!r} has {len(data.train):,} records of shape {tuple(found)} "
+            f"in {data.classes} classes; {records:,} of {tuple(shape)} in {private.classes} are "
+            "needed: choose another, or 'synthetic'"
+        )
+    return data
+
+
+def _named(loaded: Loaded, name: str, data_dir: Path | None) -> Dataset:
+    job = loaded.request.job
+    data = job.data.model_copy(update={"source": name, "test": None})
+    return job.model_copy(update={"data": data}).load_data(data_dir)
+
+
+@dataclass(frozen=True)
+class FederatedRehearsal:
+    """Accuracies of the federation on data that nobody has to protect.
+
+    Args:
+        source: of the data. accuracies: of each repeat, in [0, 1]. seconds: virtual, of each.
+    """
+
+    source: str
+    accuracies: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def predicted(self) -> float:
+        """Mean accuracy."""
+        return float(np.mean(self.accuracies))
+
+    def text(self) -> str:
+        """The accuracy to expect, in words."""
+        least, most = min(self.accuracies), max(self.accuracies)
+        return (
+            f"rehearsed on {self.source}: accuracy {self.predicted:.1%} ({least:.1%} to "
+            f"{most:.1%}), as good a prediction as that data resembles the real"
+        )
+
+
+# A graph is good enough where the average model comes so close to SYNC's accuracy.
+WITHIN = 0.01
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One graph and mixing on public data, means over the repeats.
+
+    Args:
+        graph, mixing: their kinds; "all" and "allreduce" for SYNC.
+        accuracy: of the average model at the end. worst: of the worst worker's.
+        seconds: virtual, until the average model's accuracy (its mean over the repeats) first came
+            within ``WITHIN`` of SYNC's last; None: never. whole: until the end.
+        error: standard error of its accuracy less SYNC's: from how the repeats differ, or from the
+            number of held-out records, as if both erred independently, where that is more.
+    """
+
+    graph: str
+    mixing: str
+    accuracy: float
+    worst: float
+    seconds: float | None
+    whole: float
+    error: float
+
+
+@dataclass(frozen=True)
+class GossipRehearsal:
+    """SYNC and every graph on data that nobody has to protect; the quickest good one first.
+
+    Args:
+        source: of the data. synchronous: SYNC itself. tried: graphs, as they rank.
+        repeats, records: what the accuracies rest on: runs of each, held-out records of a run.
+    """
+
+    source: str
+    synchronous: Tried
+    tried: tuple[Tried, ...]
+    repeats: int
+    records: int
+
+    @property
+    def chosen(self) -> Tried | None:
+        """The graph that came within reach of SYNC in the least time; None: none did."""
+        best = self.tried[0]
+        return None if best.seconds is None else best
+
+    @property
+    def certain(self) -> bool:
+        """True if the chosen graph comes within ``WITHIN`` of SYNC at the end even where its
+        accuracy is two standard errors less than was seen."""
+        best, least = self.chosen, self.synchronous.accuracy - WITHIN
+        return best is not None and best.accuracy - 2 * best.error >= least
+
+    @property
+    def alike(self) -> tuple[Tried, ...]:
+        """Graphs that would be the quickest as well as the chosen one if their accuracies were two
+        standard errors better: those that never came so far, but may."""
+        least = self.synchronous.accuracy - WITHIN
+        return tuple(
+            one
+            for one in self.tried
+            if one.seconds is None and one.accuracy + 2 * one.error >= least
+        )
+
+
+def rehearse(
+    held: Holders,
+    proxy: str | None = None,
+    repeats: int = 1,
+    data_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FederatedRehearsal | GossipRehearsal:
+    """Simulate a job's federation, whole, on a public proxy of its data; of a gossip, SYNC and the
+    gossip on every graph.
+
+    Every holder gets as many records as its own plan is for, dealt at random: label skew and other
+    differences between holders are not rehearsed.
+
+    Args:
+        proxy: a named public data set of the same shape; None or ``"synthetic"`` draws one.
+        repeats: each with its own records, first weights, batches and noise.
+
+    Raises:
+        ValueError: a proxy of another shape, or with too few records.
+    """
+    own = held.agreed
+    tried: list[Agreed] = [own]
+    if isinstance(own, Gossip):
+        sync = replace(own.with_allreduce(), start="")
+        tried = [sync, *(replace(own, mixing=mixing, start="") for mixing in mixings(own))]
+    runs: list[list[SimulatedRun]] = [[] for _ in tried]
+    records = 0
+    for repeat in range(repeats):
+        train, records = _trainer(held, proxy, repeat, data_dir)
+        for place, one in enumerate(tried):
+            runs[place].append(train(one))
+            if progress is not None:
+                progress(repeat * len(runs) + place + 1, repeats * len(runs))
+    source = proxy or SYNTHETIC
+    if isinstance(own, Federation):
+        accuracies = (math.nan if run.accuracy is None else run.accuracy for run in runs[0])
+        seconds = tuple(run.simulated.seconds for run in runs[0])
+        return FederatedRehearsal(source, tuple(accuracies), seconds)
+    target = float(np.mean([run.accuracy or 0.0 for run in runs[0]])) - WITHIN
+    others = [_tried(found, target, runs[0], records) for found in runs[1:]]
+    return GossipRehearsal(
+        source,
+        replace(
+            _tried(runs[0], target, runs[0], records), graph="all", mixing="allreduce", error=0.0
+        ),
+        tuple(sorted(others, key=lambda one: (_or_never(one.seconds), -one.accuracy))),
+        repeats,
+        records,
+    )
+
+
+def _trainer(
+    held: Holders, proxy: str | None, repeat: int, data_dir: Path | None
+) -> tuple[Callable[[Agreed], SimulatedRun], int]:
+    """Train on the repeat's records, the same whatever is tried; how many are held out."""
+    import torch
+
+    from forethought.holders.simulate import simulate
+    from forethought.rounds.randomness import Seeds
+
+    job = held.loaded.request.job
+    sizes = [plan.examples for plan in held.topology.plans]
+    shares, test = public_shares(held.loaded, proxy, sizes, repeat, data_dir)
+
+    def train(agreed: Agreed) -> SimulatedRun:
+        torch.manual_seed(repeat)
+        return simulate(
+            job.build_model(held.loaded.dataset),
+            shares,
+            agreed,
+            undisturbed(held.times) if agreed.rule == "allreduce" else held.times,
+            test=test,
+            seeds=Seeds(repeat, repeat),
+            micro_batch=job.run.micro_batch,
+            fused=held.fused,
+        )
+
+    return train, 0 if test is None else len(test[0])
+
+
+def _tried(
+    runs: Sequence[SimulatedRun], target: float, sync: Sequence[SimulatedRun], records: int
+) -> Tried:
+    accuracy = float(np.mean([run.accuracy or 0.0 for run in runs]))
+    whole = float(np.mean([run.simulated.seconds for run in runs]))
+    reached = _first(runs, target)
+    if reached is None and accuracy >= target:
+        reached = whole  # by the exchanges after the last update
+    worst = float(np.mean([min(run.each, default=math.nan) for run in runs]))
+    error = standard_error(
+        [run.accuracy or 0.0 for run in runs], [run.accuracy or 0.0 for run in sync], records
+    )
+    mixing = runs[0].gossip.mixing
+    return Tried(mixing.graph.kind, mixing.kind, accuracy, worst, reached, whole, error)
+
+
+def standard_error(ours: Sequence[float], theirs: Sequence[float], records: int) -> float:
+    """Of the difference of two mean accuracies of paired runs; see :class:`Tried`."""
+    count = len(ours)
+    spread = 0.0
+    if count > 1:
+        differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+        spread = float(np.std(differences, ddof=1)) / math.sqrt(count)
+    drawn = sum(float(np.mean(found)) * (1 - float(np.mean(found))) for found in (ours, theirs))
+    return max(spread, math.sqrt(drawn / max(1, records * count)))
+
+
+def _first(runs: Sequence[SimulatedRun], target: float) -> float | None:
+    """The time at which the mean of the runs' accuracies, taken at the same counts, is the
+    target."""
+    for points in zip(*(run.accuracies for run in runs), strict=False):
+        if np.mean([accuracy for _, _, accuracy in points]) >= target:
+            return float(np.mean([seconds for seconds, _, _ in points]))
+    return None
+
+
+def _or_never(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds
