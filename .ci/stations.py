@@ -195,7 +195,7 @@ def job_to_prediction(folder: Path) -> tuple[Entered, Entered, Entered]:
     """A job file to its plan, the plan to a run folder, and a new table to predictions."""
     import forethought as ft
     from forethought.jobs import train
-    from forethought.jobs.request import from_file
+    from forethought.jobs.job import from_file
 
     table(folder / "table.csv", 400)
     (folder / "job.toml").write_text(JOB, "utf-8")
@@ -217,10 +217,8 @@ def clients_update() -> Entered:
 
     import forethought as ft
     from forethought.exchange import events as on
-    from forethought.exchange.frame import Endpoint
-    from forethought.exchange.ledger import ClientLedger
-    from forethought.exchange.messages import SERVER, Model
-    from forethought.exchange.storage import FolderStorage
+    from forethought.exchange.messages import SERVER, Endpoint, Model
+    from forethought.exchange.storage import ClientLedger, FolderStorage
     from forethought.federated.client import ClientMachine
     from forethought.holders.driving import ClientDriver
     from forethought.holders.trainer import ClientTrainer, Holder, SharedModel

@@ -26,7 +26,7 @@ from torch import nn
 import forethought as ft
 from forethought.federated.federation import Federation, Member
 from forethought.holders.simulate import simulate
-from forethought.holders.times import Times, Way
+from forethought.holders.simulator import Times, Way
 from forethought.holders.trainer import SharedModel
 from forethought.rounds.randomness import Seeds
 

@@ -25,11 +25,9 @@ from typing import Any
 import numpy as np
 
 from forethought.exchange import events as on
-from forethought.exchange.frame import Endpoint
 from forethought.exchange.keys import Keys, Roster
-from forethought.exchange.ledger import ClientLedger, ServerJournal
-from forethought.exchange.messages import SERVER
-from forethought.exchange.storage import FolderStorage
+from forethought.exchange.messages import SERVER, Endpoint
+from forethought.exchange.storage import ClientLedger, FolderStorage, ServerJournal
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine

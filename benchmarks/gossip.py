@@ -22,12 +22,18 @@ from forethought.gossip.gossip import Gossip, Member, Rule
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.holders.simulate import synchronous_seconds
-from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph
-from forethought.holders.times import Hiccups, lognormal_speeds, slow_ones
-from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.simulator import (
+    GraphSimulator,
+    GraphTimes,
+    Hiccups,
+    NoTraining,
+    SimulatedGraph,
+    lognormal_speeds,
+    no_gradients,
+    slow_ones,
+)
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import Job
-from forethought.jobs.request import Request, built_in
+from forethought.jobs.job import Job, Request, built_in
 
 PARAMETERS = 1000
 

@@ -22,9 +22,14 @@ import numpy as np
 import forethought as ft
 from forethought.exchange.messages import Vector
 from forethought.federated.federation import Federation, Member
-from forethought.holders.simulator import StarSimulator
-from forethought.holders.times import Times
-from forethought.holders.work import NoTraining, Rehearsed, Work, no_gradients
+from forethought.holders.simulator import (
+    NoTraining,
+    Rehearsed,
+    StarSimulator,
+    Times,
+    Work,
+    no_gradients,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 

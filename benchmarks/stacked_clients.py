@@ -24,10 +24,8 @@ from torch import nn
 import forethought as ft
 from forethought.federated.federation import Federation, Member
 from forethought.holders.simulate import simulate
-from forethought.holders.simulator import StarSimulator
-from forethought.holders.times import Times
+from forethought.holders.simulator import Result, StarSimulator, Times, Work
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.holders.work import Result, Work
 from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.losses import default_loss

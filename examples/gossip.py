@@ -16,10 +16,9 @@ import os
 from pathlib import Path
 
 from forethought.data import DataError
-from forethought.jobs.job import Job
+from forethought.jobs.job import Job, Request, from_file
 from forethought.jobs.load import load_job
 from forethought.jobs.members import launched_worker
-from forethought.jobs.request import Request, from_file
 
 
 def main() -> None:

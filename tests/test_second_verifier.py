@@ -92,8 +92,7 @@ def test_a_gaussian_has_its_closed_form() -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Fresh runs on the bundled digits: Poisson behind a preparation; full batches."""
     pytest.importorskip("torch")
-    from forethought.jobs.job import Job
-    from forethought.jobs.request import Request
+    from forethought.jobs.job import Job, Request
     from forethought.jobs.train import prepare
     from forethought.jobs.train import run as train
 

@@ -28,9 +28,8 @@ from pathlib import Path
 
 import forethought as ft
 from forethought.data import Dataset, Split
-from forethought.jobs.job import Job
+from forethought.jobs.job import Job, Request
 from forethought.jobs.load import Loaded
-from forethought.jobs.request import Request
 from forethought.rounds.preparation import Constants
 
 ROOT = Path(__file__).resolve().parents[2]

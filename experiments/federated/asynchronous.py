@@ -24,8 +24,7 @@ import torch
 
 import forethought as ft
 from forethought.federated.federation import Federation, Member
-from forethought.holders.simulator import StarSimulator
-from forethought.holders.times import Times
+from forethought.holders.simulator import StarSimulator, Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build

@@ -20,8 +20,7 @@ from forethought.data import Dataset, load
 from forethought.data.synthetic import shares
 from forethought.federated.federation import Federation, Member
 from forethought.federated.statements import client_statement
-from forethought.holders.simulator import StarSimulator
-from forethought.holders.times import Times
+from forethought.holders.simulator import StarSimulator, Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build

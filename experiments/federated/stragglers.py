@@ -21,9 +21,14 @@ import numpy as np
 
 import forethought as ft
 from forethought.federated.federation import Delay, Federation, Member
-from forethought.holders.simulator import StarSimulator
-from forethought.holders.times import Times, lognormal_speeds, slow_ones
-from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.simulator import (
+    NoTraining,
+    StarSimulator,
+    Times,
+    lognormal_speeds,
+    no_gradients,
+    slow_ones,
+)
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.samplings import Poisson
 

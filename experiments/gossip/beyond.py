@@ -32,9 +32,8 @@ import torch
 import forethought as ft
 from forethought.data import load
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import JobError
+from forethought.jobs.job import JobError, from_file
 from forethought.jobs.load import load_job
-from forethought.jobs.request import from_file
 from forethought.values.plan import Plan
 
 RECORDS, TEST, EPSILON, DELTA = 12_000, 4_000, 3.0, 1e-5

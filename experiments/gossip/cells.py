@@ -30,8 +30,7 @@ from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.gossip.worker import Machine
 from forethought.holders.simulate import synchronous_seconds
-from forethought.holders.simulator import GraphSimulator, GraphTimes, average
-from forethought.holders.times import Hiccups, slow_ones
+from forethought.holders.simulator import GraphSimulator, GraphTimes, Hiccups, average, slow_ones
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build

@@ -26,8 +26,7 @@ from forethought.data import load
 from forethought.gossip.gossip import Gossip, Member, Rule
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.holders.simulator import GraphSimulator, GraphTimes
-from forethought.holders.work import NoTraining, Work
+from forethought.holders.simulator import GraphSimulator, GraphTimes, NoTraining, Work
 
 HERE = Path(__file__).parent
 ROWS = HERE / "choosing.jsonl"

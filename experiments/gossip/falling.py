@@ -30,8 +30,7 @@ import torch
 
 from forethought.data import load
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import Job
-from forethought.jobs.request import Request
+from forethought.jobs.job import Job, Request
 from forethought.values.plan import SHAPES
 
 HERE = Path(__file__).parent

@@ -32,12 +32,11 @@ import torch
 
 from forethought.gossip.worker import Effects, Releases
 from forethought.holders.cluster import Here, cluster, run_workers
-from forethought.holders.times import Hiccups
+from forethought.holders.simulator import Hiccups
 from forethought.holders.trainer import ClientTrainer
 from forethought.jobs.holders import holders_of
-from forethought.jobs.job import Job
+from forethought.jobs.job import Job, Request, from_file
 from forethought.jobs.members import cluster_worker, launched_worker
-from forethought.jobs.request import Request, from_file
 
 HERE = Path(__file__).parent
 REAL = HERE / "real.jsonl"

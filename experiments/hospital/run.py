@@ -23,8 +23,7 @@ from sklearn.linear_model import LogisticRegression
 
 import forethought as ft
 from forethought.jobs.init import job_for
-from forethought.jobs.job import Job
-from forethought.jobs.request import Request
+from forethought.jobs.job import Job, Request
 from forethought.jobs.train import prepare, run
 
 HERE = Path(__file__).parent

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from forethought.estimators.estimator import (
         SelectionNotCoveredWarning as SelectionNotCoveredWarning,
     )
-    from forethought.exchange.codec import DecodeError as DecodeError
-    from forethought.exchange.frame import ForgeryError as ForgeryError
-    from forethought.exchange.frame import FrameError as FrameError
     from forethought.exchange.keys import RosterError as RosterError
-    from forethought.exchange.ledger import JournalError as JournalError
-    from forethought.exchange.ledger import LedgerError as LedgerError
+    from forethought.exchange.messages import DecodeError as DecodeError
+    from forethought.exchange.messages import ForgeryError as ForgeryError
+    from forethought.exchange.messages import FrameError as FrameError
+    from forethought.exchange.storage import JournalError as JournalError
+    from forethought.exchange.storage import LedgerError as LedgerError
     from forethought.exchange.storage import LogError as LogError
     from forethought.federated.federation import FederationError as FederationError
     from forethought.federated.secure_aggregation.masking import (
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWarning
     from forethought.holders.grpc import ConnectionPolicyError as ConnectionPolicyError
     from forethought.holders.links import PeersError as PeersError
-    from forethought.holders.times import SimulationError as SimulationError
-    from forethought.holders.work import HolderError as HolderError
+    from forethought.holders.simulator import HolderError as HolderError
+    from forethought.holders.simulator import SimulationError as SimulationError
     from forethought.jobs.job import JobError as JobError
     from forethought.papers.calculators import CalculatorError as CalculatorError
     from forethought.planning.plan_request import PlanError as PlanError
@@ -73,18 +73,18 @@ _HOME = {
     "CoincidingRecordsError": "training.records",
     "ConnectionPolicyError": "holders.grpc",
     "DataError": "data.files",
-    "DecodeError": "exchange.codec",
+    "DecodeError": "exchange.messages",
     "FederationError": "federated.federation",
     "DeferredError": "training.deferred",
-    "ForgeryError": "exchange.frame",
-    "FrameError": "exchange.frame",
+    "ForgeryError": "exchange.messages",
+    "FrameError": "exchange.messages",
     "GossipError": "gossip.gossip",
     "GraphError": "gossip.graphs",
-    "HolderError": "holders.work",
+    "HolderError": "holders.simulator",
     "Interrupted": "training.execution",
     "JobError": "jobs.job",
-    "JournalError": "exchange.ledger",
-    "LedgerError": "exchange.ledger",
+    "JournalError": "exchange.storage",
+    "LedgerError": "exchange.storage",
     "LogError": "exchange.storage",
     "MixingError": "gossip.mixing",
     "MutedWeightsWarning": "training.records",
@@ -105,7 +105,7 @@ _HOME = {
     "SelectionNotCoveredWarning": "estimators.estimator",
     "SettingError": "web.planner",
     "SignatureError": "values.signing",
-    "SimulationError": "holders.times",
+    "SimulationError": "holders.simulator",
     "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
     "SuspiciousDataWarning": "data.tables",

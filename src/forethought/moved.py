@@ -45,13 +45,16 @@ for _now, _former in {
     "secure_training": "federated.reporting federated.secure_training",
     "server": "network.server",
     "simulate": "federated.simulate gossip.simulate holders.recorded holders.simulated",
-    "simulator": "federated.simulator gossip.machines gossip.simulator",
+    "simulator": "federated.simulator gossip.machines gossip.simulator holders.times holders.work "
+    "simulation simulation.clock simulation.speeds simulation.times",
     "taking_part": "peers.taking_part",
-    "times": "simulation simulation.clock simulation.speeds simulation.times",
 }.items():
     MOVED.update(dict.fromkeys(_former.split(), f"holders.{_now}"))
 MOVED.update(dict.fromkeys(("planning.federated", "planning.gossip"), "planning.holders"))
 for _now, _former in {
+    "exchange.messages": "exchange.codec exchange.frame",
+    "exchange.storage": "exchange.ledger",
+    "jobs.job": "jobs.request",
     "jobs.holders": "jobs.federate jobs.gossip",
     "jobs.members": "jobs.federate_network jobs.gossip_peer",
     "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise",

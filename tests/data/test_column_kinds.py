@@ -31,7 +31,7 @@ from forethought.data.columns import (
     proposal,
     register,
 )
-from forethought.jobs.onnx_export import Graph, encoded
+from forethought.jobs.onnx_export import OnnxGraph, encoded
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_column.md"
 Oracle = Callable[[Any, str], list[float]]
@@ -93,7 +93,7 @@ def cases(name: str) -> tuple[list[Column], Oracle]:
 
 def in_onnx(kind: Column, given: np.ndarray[Any, Any]) -> tuple[Any, Any]:
     """Features and refused rows that the written graph gives."""
-    graph = Graph()
+    graph = OnnxGraph()
     table, refused = encoded(graph, Encoder((("x", kind),)))
     outputs = [helper.make_tensor_value_info(table, onnx.TensorProto.FLOAT, ("N", None))]
     if refused:

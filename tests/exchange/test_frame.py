@@ -12,30 +12,30 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.exchange.codec import DecodeError, decode, encode
-from forethought.exchange.frame import (
+from forethought.exchange.messages import (
     HEADER_BYTES,
+    KINDS,
     OVERHEAD,
     PROOF_BYTES,
+    SERVER,
+    Acknowledgement,
+    DecodeError,
     Endpoint,
+    Finished,
     ForgeryError,
     Frame,
     FrameError,
-    length_of,
-    open_frame,
-    proven,
-    seal,
-)
-from forethought.exchange.messages import (
-    KINDS,
-    SERVER,
-    Acknowledgement,
-    Finished,
     Join,
     Leave,
     Model,
     Refusal,
     Update,
+    decode,
+    encode,
+    length_of,
+    open_frame,
+    proven,
+    seal,
 )
 from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Weights
 
@@ -235,7 +235,7 @@ def test_a_signature_is_verified_before_anything_is_parsed(monkeypatch: pytest.M
     def never(*_: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("forethought.exchange.frame.decode", never)
+    monkeypatch.setattr("forethought.exchange.messages.decode", never)
     forged = SENT[:-1] + bytes([SENT[-1] ^ 1])
     with pytest.raises(ForgeryError):
         SERVICE.open(forged)

@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forethought.exchange.events import Release
-from forethought.exchange.frame import Endpoint
-from forethought.exchange.ledger import ClientLedger, JournalError, LedgerError, ServerJournal
-from forethought.exchange.messages import SERVER, Update
+from forethought.exchange.messages import SERVER, Endpoint, Update
 from forethought.exchange.storage import (
     Absent,
     Accepted,
+    ClientLedger,
     Closed,
+    JournalError,
+    LedgerError,
     Left,
     Returned,
+    ServerJournal,
     ServerSnapshot,
 )
 from trials.storage import CrashError, MemoryStorage

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from forethought.exchange.codec import (
+from forethought.exchange.messages import (
     DENSE,
     HALVES,
     MOST_ZEROS,

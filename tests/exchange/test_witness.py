@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forethought.exchange.ledger import LedgerError, Witness
+from forethought.exchange.storage import LedgerError, Witness
 
 RUN = bytes(range(32))
 

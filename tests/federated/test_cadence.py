@@ -13,9 +13,13 @@ from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import FederationError
 from forethought.federated.statements import client_statement
-from forethought.holders.simulator import SimulatedStar, StarSimulator
-from forethought.holders.times import Times
-from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.simulator import (
+    NoTraining,
+    SimulatedStar,
+    StarSimulator,
+    Times,
+    no_gradients,
+)
 
 from .machines import D, federation, from_server, model, of, sent, vector
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import forethought as ft
 from forethought.cli import app
 from forethought.federated.federation import Federation, Member
-from forethought.holders.times import Times, Way
+from forethought.holders.simulator import Times, Way
 from forethought.planning.holders import megabytes, predict, predicted_seconds
 
 JOB = """

@@ -17,10 +17,8 @@ from forethought.exchange.messages import Update
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, require_contract
 from forethought.federated.statements import client_statement
-from forethought.holders.simulator import SimulatedStar, StarSimulator
-from forethought.holders.times import Times, Way
+from forethought.holders.simulator import NoTraining, SimulatedStar, StarSimulator, Times, Way, Work
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-from forethought.holders.work import NoTraining, Work
 from forethought.holders.workers import InProcess
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds

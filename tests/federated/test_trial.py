@@ -10,8 +10,8 @@ import pytest
 
 import faults
 from forethought.exchange import events as on
-from forethought.exchange.ledger import LedgerError
 from forethought.exchange.messages import Leave, Refusal, Update
+from forethought.exchange.storage import LedgerError
 from forethought.federated.client import ClientMachine
 from forethought.federated.server import MARK, NO_MARK, ServerMachine
 from trials import ViolationError

@@ -22,12 +22,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import forethought as ft
-from forethought.exchange.codec import layout
 from forethought.exchange.events import Release
-from forethought.exchange.frame import Endpoint
-from forethought.exchange.ledger import ClientLedger, ServerJournal
-from forethought.exchange.messages import KINDS, SERVER, Update
-from forethought.exchange.storage import ENTRIES, FolderStorage, ServerSnapshot
+from forethought.exchange.messages import KINDS, SERVER, Endpoint, Update, layout
+from forethought.exchange.storage import (
+    ENTRIES,
+    ClientLedger,
+    FolderStorage,
+    ServerJournal,
+    ServerSnapshot,
+)
 from forethought.federated.federation import Delay, Federation, Member
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.gossip import Member as Worker

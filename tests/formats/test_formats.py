@@ -31,9 +31,8 @@ from golden import (
 )
 
 import forethought as ft
-from forethought.exchange.frame import HEADER_BYTES, length_of
-from forethought.exchange.ledger import ClientLedger, ServerJournal
-from forethought.exchange.messages import KINDS, SERVER
+from forethought.exchange.messages import HEADER_BYTES, KINDS, SERVER, length_of
+from forethought.exchange.storage import ClientLedger, ServerJournal
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
 from forethought.jobs.account import verified

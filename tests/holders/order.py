@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from forethought.exchange.codec import encode
+from forethought.exchange.messages import encode
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.gossip import Gossip

@@ -22,8 +22,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 
 import forethought as ft
-from forethought.exchange.codec import encode
-from forethought.exchange.messages import KINDS
+from forethought.exchange.messages import KINDS, encode
 from forethought.gossip.clipping import Trust
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
@@ -40,7 +39,7 @@ from forethought.holders.cluster import (
     run_workers,
 )
 from forethought.holders.links import Arrived, PeersError
-from forethought.holders.work import HolderError
+from forethought.holders.simulator import HolderError
 
 PATIENCE = 120.0
 

@@ -14,17 +14,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forethought.exchange import events as on
-from forethought.exchange.frame import Endpoint, Frame, seal
-from forethought.exchange.ledger import ClientLedger, ServerJournal
 from forethought.exchange.messages import (
     SERVER,
     Acknowledgement,
+    Endpoint,
     Finished,
+    Frame,
     Join,
     Model,
     Refusal,
     Update,
+    seal,
 )
+from forethought.exchange.storage import ClientLedger, ServerJournal
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine

@@ -22,10 +22,8 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.holders.simulator import GraphSimulator as Graph
-from forethought.holders.simulator import GraphTimes
+from forethought.holders.simulator import GraphTimes, Hiccups, NoTraining, Outage, Times, Way, Work
 from forethought.holders.simulator import StarSimulator as Star
-from forethought.holders.times import Hiccups, Outage, Times, Way
-from forethought.holders.work import NoTraining, Work
 
 D, COUNT = 4, 5
 START = np.zeros(D, dtype=np.float32)

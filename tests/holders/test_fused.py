@@ -25,9 +25,8 @@ from forethought.federated.federation import (
 )
 from forethought.holders.fused import Cohort, cohorts, course, require_fusible
 from forethought.holders.simulate import rehearsed, simulate
-from forethought.holders.times import Outage, Times, Way
+from forethought.holders.simulator import Outage, Times, Way, Work
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.holders.work import Work
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -14,9 +14,16 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import LAST, Weights
 from forethought.gossip.mixing import Mixing
-from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph
-from forethought.holders.times import Hiccups, Outage, slow_ones
-from forethought.holders.work import NoTraining, Work
+from forethought.holders.simulator import (
+    GraphSimulator,
+    GraphTimes,
+    Hiccups,
+    NoTraining,
+    Outage,
+    SimulatedGraph,
+    Work,
+    slow_ones,
+)
 
 D, ROUNDS = 7, 12
 

@@ -13,8 +13,7 @@ import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
 from forethought.holders.secure_training import ReportedAverage
-from forethought.holders.simulator import StarSimulator
-from forethought.holders.times import Times
+from forethought.holders.simulator import StarSimulator, Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.losses import default_loss

@@ -27,7 +27,7 @@ from forethought.federated.server_optimizers import moved
 from forethought.federated.statements import client_statement
 from forethought.holders.secure_training import train_securely
 from forethought.holders.simulate import SimulatedRun, simulate
-from forethought.holders.times import Times
+from forethought.holders.simulator import Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds

@@ -18,9 +18,15 @@ import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.federated.federation import Federation, Member
 from forethought.holders.simulate import rehearsed, simulate, synchronous_seconds
-from forethought.holders.times import Outage, SimulationError, Times, Way, slow_ones
+from forethought.holders.simulator import (
+    HolderError,
+    Outage,
+    SimulationError,
+    Times,
+    Way,
+    slow_ones,
+)
 from forethought.holders.trainer import SharedModel
-from forethought.holders.work import HolderError
 from forethought.rounds.randomness import Seeds
 from forethought.training.folder import CheckpointError, RunFolderExistsError
 

@@ -21,7 +21,7 @@ from forethought.holders.simulate import (
     simulate,
     synchronous_seconds,
 )
-from forethought.holders.times import Times, Way, slow_ones
+from forethought.holders.simulator import Times, Way, slow_ones
 from forethought.holders.trainer import SharedModel
 from forethought.training.folder import CheckpointError, RunFolderExistsError
 

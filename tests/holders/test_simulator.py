@@ -12,9 +12,21 @@ import forethought as ft
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph, average
-from forethought.holders.times import Hiccups, Outage, SimulationError, Times, Trace, Way, slow_ones
-from forethought.holders.work import NoTraining, Work
+from forethought.holders.simulator import (
+    GraphSimulator,
+    GraphTimes,
+    Hiccups,
+    NoTraining,
+    Outage,
+    SimulatedGraph,
+    SimulationError,
+    Times,
+    Trace,
+    Way,
+    Work,
+    average,
+    slow_ones,
+)
 
 K, ROUNDS = 8, 60
 TARGET = np.array([3.0, -1.0, 2.0], dtype=np.float32)

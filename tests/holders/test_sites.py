@@ -18,7 +18,7 @@ from forethought.exchange.keys import Keys, RosterError
 from forethought.gossip.gossip import GossipError
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.holders.grpc import PeerRoster, SiteLinks
-from forethought.holders.links import Arrived, Pace, PeersError, Refused, WorkerDriver
+from forethought.holders.links import Arrived, Pace, PeersError, RefusedMessage, WorkerDriver
 from forethought.holders.simulator import worker
 from trials.recorded import Recorded
 
@@ -82,7 +82,13 @@ def test_messages_go_both_ways_and_bad_weights_do_not(two):
         two.links[0].send(1, weights(1, bad, 3))
     two.links[0].send(1, weights(7, 8, 9))
     two.until(lambda: len(two.came[1]) == 5 and two.came[0])
-    assert [type(one) for one in two.came[1]] == [Arrived, Refused, Refused, Refused, Arrived]
+    assert [type(one) for one in two.came[1]] == [
+        Arrived,
+        RefusedMessage,
+        RefusedMessage,
+        RefusedMessage,
+        Arrived,
+    ]
     np.testing.assert_array_equal(two.came[1][4].message.vector, vector(7, 8, 9))
     assert two.came[0][0].sender == 1
     assert all("frame from worker 'w0' was refused" in one.text for one in two.came[1][1:4])
@@ -117,7 +123,7 @@ def test_who_says_that_it_knows_of_more_releases_shows_the_signature_on_them(two
     for known, shown in ((5, proof), (4, b""), (4, proof)):
         two.links[0].send(1, Known(0, 0, known, 1, shown))
     two.until(lambda: len(two.came[1]) == 3)
-    assert [type(one) for one in two.came[1]] == [Refused, Refused, Arrived]
+    assert [type(one) for one in two.came[1]] == [RefusedMessage, RefusedMessage, Arrived]
     assert "no signature of this member on so many" in two.came[1][0].text
     assert two.came[1][2].message.known == 4
 

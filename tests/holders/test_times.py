@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.holders.times import Agenda, LogNormal, Outage, Way, lognormal_speeds, slow_ones
+from forethought.holders.simulator import (
+    Agenda,
+    LogNormal,
+    Outage,
+    Way,
+    lognormal_speeds,
+    slow_ones,
+)
 
 
 @given(st.lists(st.floats(0, 100), max_size=30))

@@ -12,8 +12,8 @@ from order import AGAIN, simulated
 from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
-from forethought.exchange.frame import PROOF_BYTES
-from forethought.exchange.ledger import ClientLedger, Witness
+from forethought.exchange.messages import PROOF_BYTES
+from forethought.exchange.storage import ClientLedger, Witness
 from forethought.gossip.compression import Compression
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.holders.links import Arrived, Drove, Pace, PeersError, WorkerDriver

@@ -11,8 +11,7 @@ import numpy as np
 
 from forethought.gossip.gossip import Gossip
 from forethought.holders.links import Arrived, Deliver, Drove, Pace, WorkerDriver
-from forethought.holders.simulator import worker
-from forethought.holders.work import Result
+from forethought.holders.simulator import Result, worker
 from trials.recorded import Recorded
 
 

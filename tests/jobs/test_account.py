@@ -38,13 +38,13 @@ from forethought.gossip.mixing import Mixing
 from forethought.gossip.statements import worker_statement
 from forethought.holders import simulate as federated
 from forethought.holders import simulate as gossiping
-from forethought.holders.times import Times, Way, slow_ones
+from forethought.holders.simulator import Times, Way, slow_ones
 from forethought.holders.trainer import SharedModel
 from forethought.jobs import members
 from forethought.jobs import train as jobs_train
 from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
-from forethought.jobs.request import from_file
+from forethought.jobs.job import from_file
 from forethought.planning.search import next_by_shortfall, plan_phases
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons

@@ -15,7 +15,7 @@ import pytest
 from forethought.federated.federation import FederationError
 from forethought.gossip.gossip import GossipError
 from forethought.jobs import members
-from forethought.jobs.request import from_file
+from forethought.jobs.job import from_file
 
 JOB = """
 [data]

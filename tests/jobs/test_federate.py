@@ -14,8 +14,7 @@ from forethought.cli import app
 from forethought.federated.federation import Federation
 from forethought.jobs import holders
 from forethought.jobs.holders import Network, section_of, speeds_of, times_of
-from forethought.jobs.job import FederationSection, Job, JobError
-from forethought.jobs.request import Request
+from forethought.jobs.job import FederationSection, Job, JobError, Request
 from forethought.planning.holders import predict
 from forethought.values.mechanism import Budget
 

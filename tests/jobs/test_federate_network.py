@@ -24,15 +24,13 @@ from forethought.accounting.verification import verify
 from forethought.cli import app
 from forethought.data import load
 from forethought.data.synthetic import share_of, shares, write_share
-from forethought.exchange.frame import Endpoint
 from forethought.exchange.keys import Keys
-from forethought.exchange.messages import Model
+from forethought.exchange.messages import Endpoint, Model
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.statements import Policy
 from forethought.holders.flower import client_turn
 from forethought.jobs import members as jobs
-from forethought.jobs.job import JobError
-from forethought.jobs.request import from_file
+from forethought.jobs.job import JobError, from_file
 from forethought.training.folder import KEYS
 from trials.parties import free_port
 

@@ -30,9 +30,8 @@ from forethought.holders.driving import Out, ServerDriver
 from forethought.holders.flower import ServerTurns, submit
 from forethought.holders.server import Status, status_of
 from forethought.jobs import members as jobs
-from forethought.jobs.job import JobError
+from forethought.jobs.job import JobError, from_file
 from forethought.jobs.members import answered
-from forethought.jobs.request import from_file
 from trials.carriers import EngineMissingError, flower_python
 from trials.parties import free_port
 

@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 from forethought.cli import app
 from forethought.gossip.mixing import MixingError
-from forethought.holders.times import Hiccups
+from forethought.holders.simulator import Hiccups
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import Job, JobError
-from forethought.jobs.request import Request, built_in
+from forethought.jobs.job import Job, JobError, Request, built_in
 
 SMALL = """
 [data]

@@ -24,11 +24,10 @@ import forethought as ft
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
-from forethought.exchange.ledger import LEDGER, LedgerError, Witness
+from forethought.exchange.storage import LEDGER, LedgerError, Witness
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
 from forethought.jobs import members as jobs
-from forethought.jobs.job import JobError
-from forethought.jobs.request import from_file
+from forethought.jobs.job import JobError, from_file
 from forethought.training.folder import KEYS
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from forethought.cli import app
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
-from forethought.holders.times import Times, Way, slow_ones
-from forethought.jobs.rehearsal import GossipRehearsal, Tried, standard_error
+from forethought.holders.simulator import Times, Way, slow_ones
+from forethought.jobs.public_proxy import GossipRehearsal, Tried, standard_error
 from forethought.planning.holders import headroom, mixings, predict_gossip
 
 JOB = """

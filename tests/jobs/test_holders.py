@@ -10,9 +10,8 @@ import torch
 import forethought as ft
 from forethought.jobs import members
 from forethought.jobs.holders import holders_of
-from forethought.jobs.job import Job
+from forethought.jobs.job import Job, Request
 from forethought.jobs.load import load_job
-from forethought.jobs.request import Request
 
 JOB = """
 [data]

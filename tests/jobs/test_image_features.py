@@ -14,9 +14,8 @@ import forethought as ft
 from forethought.cli import app
 from forethought.data import DataError, load
 from forethought.data.features import best_features
-from forethought.jobs.job import Job
+from forethought.jobs.job import Job, from_file, on_pixels, resumed
 from forethought.jobs.load import ModelCard, load_job
-from forethought.jobs.request import from_file, on_pixels, resumed
 
 PATCHES = (1024, 4, 4)
 JOB = """

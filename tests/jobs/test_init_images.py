@@ -17,9 +17,8 @@ from forethought.cli import app
 from forethought.data import DataError, features_of, load
 from forethought.jobs import onnx_export
 from forethought.jobs.init import holds_arrays, job_for_arrays
-from forethought.jobs.job import Job
+from forethought.jobs.job import Job, from_file
 from forethought.jobs.load import ModelCard, load_job
-from forethought.jobs.request import from_file
 
 BYTES = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), dtype=np.uint8)
 LABELS = np.arange(40) % 2

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import forethought as ft
 from forethought.cli import app
 from forethought.data import load
+from forethought.jobs.job import from_file
 from forethought.jobs.load import load_job
-from forethought.jobs.request import from_file
 from forethought.models import build
 from forethought.planning.plan_request import noise_borne
 

@@ -14,9 +14,8 @@ from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.jobs import members
 from forethought.jobs.holders import Holders, Network, agreed, holders_of, section_of, simulate_job
-from forethought.jobs.job import Job, JobError
+from forethought.jobs.job import Job, JobError, Request, from_file
 from forethought.jobs.load import count_of
-from forethought.jobs.request import Request, from_file
 from forethought.values.contributions import Persons
 
 JOB = """

@@ -211,7 +211,7 @@ def test_an_interrupted_run_is_reported(forethought: Callable[..., Outcome]) -> 
     def stop(event: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    from forethought.jobs.request import from_file
+    from forethought.jobs.job import from_file
     from forethought.jobs.train import prepare, run
 
     with pytest.raises(ft.errors.Interrupted):

@@ -20,8 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from forethought.jobs.job import Job, JobError
-from forethought.jobs.request import from_numbers
+from forethought.jobs.job import Job, JobError, from_numbers
 from forethought.options import keys, table
 from forethought.planning.plan_request import PlanRequest
 

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import forethought as ft
 from forethought.cli import app
-from forethought.jobs.job import Job, JobError
-from forethought.jobs.request import Request, from_file, overridden, to_toml
+from forethought.jobs.job import Job, JobError, Request, from_file, overridden, to_toml
 
 JOB = """\
 # The lab's job.

@@ -13,8 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from forethought.cli import app
-from forethought.jobs.job import Job, JobError
-from forethought.jobs.request import from_file, resumed
+from forethought.jobs.job import Job, JobError, from_file, resumed
 from forethought.jobs.train import prepare
 from forethought.jobs.train import run as run_job
 from forethought.training.execution import Interrupted

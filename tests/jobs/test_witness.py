@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from forethought.exchange import events as on
-from forethought.exchange.ledger import LedgerError
 from forethought.exchange.messages import SERVER, Model
+from forethought.exchange.storage import LedgerError
 from forethought.jobs import members as jobs
-from forethought.jobs.request import from_file
+from forethought.jobs.job import from_file
 
 JOB = """
 [data]

@@ -22,8 +22,7 @@ NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A finished run with results of ten classes: the widest table that is shown."""
-    from forethought.jobs.job import Job
-    from forethought.jobs.request import Request
+    from forethought.jobs.job import Job, Request
     from forethought.jobs.train import prepare
     from forethought.jobs.train import run as train
 

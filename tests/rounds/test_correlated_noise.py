@@ -12,8 +12,8 @@ from scipy.linalg import toeplitz
 
 import forethought as ft
 from drawn import randn, reseed
+from forethought.holders.simulator import HolderError
 from forethought.holders.trainer import Holder
-from forethought.holders.work import HolderError
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise, CorrelatedNoise, Secrets, Seeds

@@ -18,8 +18,7 @@ from torch import nn
 import forethought as ft
 from drawn import rand, randint, stream
 from forethought.accounting.verification import verify
-from forethought.jobs.job import JobError
-from forethought.jobs.request import from_file
+from forethought.jobs.job import JobError, from_file
 from forethought.jobs.train import prepare as prepare_job
 from forethought.jobs.train import run as run_job
 from forethought.planning.defaults import PREPARATION, budget_mu

@@ -18,8 +18,8 @@ import forethought as ft
 from drawn import rand, reseed
 from forethought.accounting.verification import verify
 from forethought.data.dataset import Dataset, Split
+from forethought.holders.simulator import HolderError
 from forethought.holders.trainer import Holder
-from forethought.holders.work import HolderError
 from forethought.models import build
 from forethought.rounds import preparation
 from forethought.rounds.losses import cross_entropy

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 import forethought as ft
 from forethought.data.dataset import Dataset, Split
 from forethought.gradients import clipped_sum
-from forethought.jobs.job import Job, JobError
-from forethought.jobs.request import Request
+from forethought.jobs.job import Job, JobError, Request
 from forethought.jobs.train import prepare, run
 from forethought.training.metrics import Results
 from forethought.training.records import (

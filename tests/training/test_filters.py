@@ -16,8 +16,8 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.statement import account
+from forethought.holders.simulator import HolderError
 from forethought.holders.trainer import Holder
-from forethought.holders.work import HolderError
 from forethought.jobs.job import Job
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 import forethought as ft
 from drawn import randn, reseed, stream
-from forethought.jobs.job import Job
-from forethought.jobs.request import from_file
+from forethought.jobs.job import Job, from_file
 from forethought.jobs.train import prepare
 from forethought.jobs.train import run as train_job
 from forethought.planning.defaults import INNER_STEP, noise_to_signal

@@ -14,8 +14,7 @@ import forethought as ft
 from forethought.data import load
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.jobs import train as jobs
-from forethought.jobs.job import Job
-from forethought.jobs.request import Request
+from forethought.jobs.job import Job, Request
 from forethought.planning.search import plan_phases
 from forethought.rounds.losses import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds

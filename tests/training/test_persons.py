@@ -17,9 +17,8 @@ from forethought.data import DataError, TableSchema, load
 from forethought.data.dataset import EMPTY, Split, by_person
 from forethought.gradients import clipped_sum
 from forethought.jobs.audit import audit
-from forethought.jobs.job import Job, JobError
+from forethought.jobs.job import Job, JobError, Request
 from forethought.jobs.load import load_job
-from forethought.jobs.request import Request
 from forethought.jobs.train import prepare, run
 from forethought.planning.search import plan_tuning
 from forethought.rounds.losses import cross_entropy

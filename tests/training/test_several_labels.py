@@ -14,8 +14,7 @@ import forethought as ft
 from drawn import rand, randn
 from forethought.data import DataError, TableSchema, load
 from forethought.jobs.init import job_for
-from forethought.jobs.job import Job
-from forethought.jobs.request import Request
+from forethought.jobs.job import Job, Request
 from forethought.jobs.train import prepare, run
 from forethought.report.page import report_page
 from forethought.rounds.losses import label_cross_entropy

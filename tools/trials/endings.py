@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forethought.exchange.ledger import counted
-from forethought.exchange.storage import FolderStorage
+from forethought.exchange.storage import FolderStorage, counted
 from forethought.gossip import events as on
 from trials.kills import KillTrial
 from trials.processes import OUTCOME, REFUSED, prepared

@@ -26,15 +26,21 @@ import numpy as np
 from blake3 import blake3
 
 from forethought.exchange import events as on
-from forethought.exchange.codec import DecodeError, encode
-from forethought.exchange.frame import MOST_NORM, judged
-from forethought.exchange.ledger import ClientLedger, ServerJournal
-from forethought.exchange.messages import KINDS, SERVER, Acknowledgement, Update
-from forethought.exchange.storage import Accepted, Entry
+from forethought.exchange.messages import (
+    KINDS,
+    MOST_NORM,
+    SERVER,
+    Acknowledgement,
+    DecodeError,
+    Update,
+    encode,
+    judged,
+)
+from forethought.exchange.storage import Accepted, ClientLedger, Entry, ServerJournal
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Delay, Federation, Member
 from forethought.federated.server import ServerMachine
-from forethought.holders.times import Agenda
+from forethought.holders.simulator import Agenda
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson

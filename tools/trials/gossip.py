@@ -23,11 +23,8 @@ import numpy as np
 from blake3 import blake3
 
 from forethought.exchange import events as common
-from forethought.exchange.codec import DecodeError, encode
-from forethought.exchange.frame import judged
-from forethought.exchange.ledger import ClientLedger
-from forethought.exchange.messages import KINDS, Update
-from forethought.exchange.storage import LedgerState
+from forethought.exchange.messages import KINDS, DecodeError, Update, encode, judged
+from forethought.exchange.storage import ClientLedger, LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.clipping import Trust
@@ -35,7 +32,7 @@ from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import Kind, make
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.mixing import Mixing
-from forethought.holders.times import Agenda
+from forethought.holders.simulator import Agenda
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson

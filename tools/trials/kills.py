@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from forethought.exchange.codec import encode
-from forethought.exchange.ledger import counted
-from forethought.exchange.storage import FolderStorage
+from forethought.exchange.messages import encode
+from forethought.exchange.storage import FolderStorage, counted
 from forethought.gossip import events as on
 from forethought.holders.simulator import worker
 from trials import ViolationError

@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch import distributed
 
-from forethought.exchange.codec import decode, encode
 from forethought.exchange.keys import Keys
-from forethought.exchange.messages import Update, Vector
+from forethought.exchange.messages import Update, Vector, decode, encode
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
@@ -37,10 +36,9 @@ from forethought.holders import taking_part
 from forethought.holders.cluster import Here, cluster
 from forethought.holders.grpc import PeerRoster, SiteLinks
 from forethought.holders.links import Links, Pace, PeersError, TeamLinks
-from forethought.holders.simulator import worker
+from forethought.holders.simulator import Result, worker
 from forethought.holders.taking_part import Share, take_part
 from forethought.holders.trainer import ClientTrainer, SharedModel
-from forethought.holders.work import Result
 from forethought.rounds.losses import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords

@@ -10,8 +10,7 @@ from dataclasses import fields
 
 from blake3 import blake3
 
-from forethought.exchange.codec import decode, encode
-from forethought.exchange.messages import KINDS, Vector
+from forethought.exchange.messages import KINDS, Vector, decode, encode
 from forethought.gossip import events as on
 from forethought.gossip.worker import Effects, Machine
 

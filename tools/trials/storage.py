@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from forethought.exchange.codec import decode, encode
-from forethought.exchange.messages import Update
+from forethought.exchange.messages import Update, decode, encode
 
 
 class CrashError(RuntimeError):
@@ -68,7 +67,7 @@ class MemoryStorage:
 
 
 class UnsignedEndpoint:
-    """In place of :class:`~forethought.exchange.frame.Endpoint` in a trial."""
+    """In place of :class:`~forethought.exchange.messages.Endpoint` in a trial."""
 
     def __init__(self, run_id: bytes, me: int) -> None:
         self.run_id, self.me = run_id, me

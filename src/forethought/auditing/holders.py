@@ -35,8 +35,7 @@ from forethought.gossip.clipping import HUGE, Trust
 from forethought.gossip.graphs import make
 from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
-from forethought.holders.simulator import GraphSimulator, StarSimulator
-from forethought.holders.times import Times
+from forethought.holders.simulator import GraphSimulator, StarSimulator, Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.rounds.randomness import Secrets, Seeds

@@ -72,7 +72,7 @@ def account(
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
     from forethought.jobs import account as jobs
-    from forethought.jobs.request import from_numbers
+    from forethought.jobs.job import from_numbers
     from forethought.report import terminal
     from forethought.report.figures import draw_statement
     from forethought.report.page import write_statement
@@ -85,18 +85,16 @@ def account(
     checks = verify or public_key is not None
     incomplete = {"examples", "noise_multiplier", "batch"} - set(numbers)
     refuse(
-        (
-            path is not None and numbers,
-            f"{path} says what was done: drop {called} (--group and --delta may be asked of it)",
-        ),
-        (
-            path is None and (checks or sign is not None),
-            "--verify, --sign and --public-key need the path of a statement",
-        ),
-        (
-            path is None and incomplete,
-            "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds",
-        ),
+        path is not None and numbers,
+        f"{path} says what was done: drop {called} (--group and --delta may be asked of it)",
+    )
+    refuse(
+        path is None and (checks or sign is not None),
+        "--verify, --sign and --public-key need the path of a statement",
+    )
+    refuse(
+        path is None and incomplete,
+        "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds",
     )
     if path is None:
         statement = jobs.account_for(from_numbers(delta=delta, **flags), examples, group)
@@ -183,23 +181,20 @@ def audit(
     console = console_for(quiet or as_json)
     other = quick or thorough or replay
     refuse(
-        (
-            self_test and (other or one_run or (path, out, false_alarm) != (None, None, None)),
-            "--self-test goes by itself (with --seed, --json, --quiet)",
-        ),
-        (
-            path is None and not self_test,
-            "give a job file, a plan or a run folder, or --self-test",
-        ),
-        (quick and thorough, "give --quick or --thorough, not both"),
-        (
-            one_run and other,
-            "--one-run is one run of the whole plan: it goes with --canaries and --seed",
-        ),
-        (
-            replay and (quick or thorough or (false_alarm, seed) != (None, None)),
-            "--replay leaves nothing to chance: it goes with --rounds alone",
-        ),
+        self_test and (other or one_run or (path, out, false_alarm) != (None, None, None)),
+        "--self-test goes by itself (with --seed, --json, --quiet)",
+    )
+    refuse(
+        path is None and not self_test, "give a job file, a plan or a run folder, or --self-test"
+    )
+    refuse(quick and thorough, "give --quick or --thorough, not both")
+    refuse(
+        one_run and other,
+        "--one-run is one run of the whole plan: it goes with --canaries and --seed",
+    )
+    refuse(
+        replay and (quick or thorough or (false_alarm, seed) != (None, None)),
+        "--replay leaves nothing to chance: it goes with --rounds alone",
     )
     if path is None:
         _self_test(console, seed, as_json)
@@ -309,7 +304,7 @@ def report(
     console = console_for(quiet or as_json)
     printed = []
     if not there("statement.json"):
-        refuse((pdf, f"the run in {folder} has not ended: there is no report to print"))
+        refuse(pdf, f"the run in {folder} has not ended: there is no report to print")
         unfinished = UnfinishedRun.load(folder)
         values = unfinished.to_dict()
         terminal.show_unfinished(console, unfinished)

@@ -86,30 +86,21 @@ class UsageError(ValueError):
     """A combination of arguments that makes no sense; the message says what to give."""
 
 
-def refuse(*rules: tuple[object, str]) -> None:
-    """Refuse a combination of arguments.
-
-    Args:
-        rules: what must not be so, and the words to it; the first that is so is told.
-    """
-    for wrong, words in rules:
-        if wrong:
-            raise UsageError(words)
+def refuse(wrong: object, words: str) -> None:
+    """Refuse a combination of arguments, in so many words, where it is ``wrong``."""
+    if wrong:
+        raise UsageError(words)
 
 
 def together(*pairs: tuple[str, object, str, object]) -> None:
     """Refuse flags without those that they go with: each by name, and whether it is given."""
-    refuse(
-        *(
-            (given and not other, f"{flag} goes with {needs}: add that, or drop it")
-            for flag, given, needs, other in pairs
-        )
-    )
+    for flag, given, needs, other in pairs:
+        refuse(given and not other, f"{flag} goes with {needs}: add that, or drop it")
 
 
 def new_file(path: Path, overwrite: bool, flag: str = "--out") -> None:
     """Refuse to write over a file that is there, unless that is asked for."""
-    refuse((path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite"))
+    refuse(path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite")
 
 
 def console_for(quiet: bool) -> Console:

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forethought.federated.statements import Policy
+    from forethought.holders.taking_part import TookPart
     from forethought.jobs.holders import Kind
+    from forethought.jobs.job import Request
     from forethought.jobs.members import Membership
-    from forethought.jobs.request import Request
 
 federate = typer.Typer(
     name="federate",
@@ -87,9 +88,9 @@ def _plan(
     observers: list[str] | None = None,
 ) -> None:
     from forethought.jobs.holders import holders_of, plan_job
-    from forethought.jobs.rehearsal import GossipRehearsal
-    from forethought.jobs.rehearsal import rehearse as rehearsed
-    from forethought.jobs.request import from_file
+    from forethought.jobs.job import from_file
+    from forethought.jobs.public_proxy import GossipRehearsal
+    from forethought.jobs.public_proxy import rehearse as rehearsed
     from forethought.report import holders as report
     from forethought.report.terminal import counting
 
@@ -181,14 +182,12 @@ def simulate(
 ) -> None:
     """Train all holders of a job in virtual time on this computer."""
     from forethought.jobs.holders import holders_of, simulate_job
-    from forethought.jobs.request import built_in, from_file
+    from forethought.jobs.job import built_in, from_file
     from forethought.report import holders as report
     from forethought.report.terminal import counting
 
-    refuse(
-        ((job_file is not None) == demo, "give a job file or --demo"),
-        (resume and out is None, "--resume goes on in a folder: give --out"),
-    )
+    refuse((job_file is not None) == demo, "give a job file or --demo")
+    refuse(resume and out is None, "--resume goes on in a folder: give --out")
     kind = _kind(context)
     name = "federated_demo" if kind == "federation" else "gossip_demo"
     request = built_in(name) if demo else from_file(job_file or Path())
@@ -233,14 +232,12 @@ def keys(
     """
     from forethought.exchange.keys import IDENTITY, Keys
     from forethought.jobs import members
-    from forethought.jobs.request import from_file
+    from forethought.jobs.job import from_file
 
     if member is not None:
         refuse(
-            (
-                job_file is not None or join,
-                "--member makes one member's keys: drop the job file and --join",
-            )
+            job_file is not None or join,
+            "--member makes one member's keys: drop the job file and --join",
         )
         Keys.make(out, member)
         typer.echo(f"keys of {member} in {out} (keep them); hand over {out / IDENTITY}")
@@ -285,8 +282,8 @@ def _member(
     kind: Kind, job_file: Path, key_folder: Path, out: Path | None, console: Console
 ) -> tuple[Request, str, Path, Membership]:
     """A member's request, name, folder and what its keys' folder holds; the first lines shown."""
+    from forethought.jobs.job import from_file
     from forethought.jobs.members import Membership
-    from forethought.jobs.request import from_file
 
     request, member = from_file(job_file), Membership.load(key_folder, kind)
     name = member.keys.identity.name
@@ -294,6 +291,62 @@ def _member(
     console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
     console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
     return request, name, folder, member
+
+
+def _progress(console: Console, told: Callable[..., tuple[object, str]]) -> Callable[..., None]:
+    """Print a line whenever the first part of what is ``told`` of a state is another one."""
+    shown: object = None
+
+    def look(*state: Any) -> None:
+        nonlocal shown
+        now, text = told(*state)
+        if now != shown:
+            shown = now
+            console.print(text)
+
+    return look
+
+
+def _of_server(status: Any) -> tuple[object, str]:
+    there, alarms = sum(one.connected for one in status.clients), sum(status.alarms.values())
+    return (10 * status.version // status.rounds, status.finished), (
+        f"model {status.version} of {status.rounds}, {there} of {len(status.clients)} clients "
+        f"connected, {alarms} alarms"
+    )
+
+
+def _of_client(driver: Any, connected: bool) -> tuple[object, str]:
+    updates = driver.machine.updates
+    most = driver.machine.federation.updates(driver.machine.me)
+    state = "connected" if connected else "connecting"
+    return (state, 10 * updates // most), f"{state}, {updates} of {most} updates released"
+
+
+def _of_worker(drove: Any) -> tuple[object, str]:
+    alarms = sum(drove.counts.values())
+    text = f"{drove.rounds} updates released, {drove.averaged} exchanges, {alarms} alarms"
+    return (drove.rounds // 10, alarms), text
+
+
+def _of_cluster(updates: list[int]) -> tuple[object, str]:
+    return list(updates), f"{sum(updates)} updates released: {', '.join(map(str, updates))}"
+
+
+def _show_part(console: Console, took: TookPart, folder: Path) -> None:
+    """The alarms of somebody who took part, and what was spent."""
+    for *_, code, text in took.alarms:
+        console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
+    spent, outsider = took.statement, took.outsider
+    if spent is None:
+        return
+    text = f"released {took.updates} updates: ε {at_most(spent.guarantee)} at δ "
+    text += at_most(spent.delta, ".6g")
+    if outsider is not None:
+        text += (
+            f" against the neighbours, {at_most(outsider.guarantee)} against somebody who sees one "
+            "final model"
+        )
+    console.print(f"{text}; statement{'' if outsider is None else 's'} in {folder}")
 
 
 def _paused() -> typer.Exit:
@@ -326,7 +379,7 @@ def server(
     from rich.live import Live
 
     from forethought.jobs import members as jobs
-    from forethought.jobs.request import from_file
+    from forethought.jobs.job import from_file
     from forethought.report.holders import status_table
 
     request = from_file(job_file)
@@ -344,7 +397,7 @@ def server(
 
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     look: Callable[[Any], None] = (
-        _lines(console)
+        _progress(console, _of_server)
         if live is None
         else lambda status: live.update(status_table(status), refresh=True)
     )
@@ -441,19 +494,12 @@ def client(
             data_dir=data_dir,
             leave=leave,
             witness=witness,
-            look=_client_progress(console),
+            look=_progress(console, _of_client),
         )
     found = None
     if took.over:
         found = saved(seen, plan, folder, time.perf_counter() - start)
-    for raised in took.alarms:
-        console.print(f"[yellow]alarm[/yellow] {raised.code}: {raised.text}", highlight=False)
-    if took.statement is not None:
-        spent = took.statement
-        console.print(
-            f"released {took.updates} updates: ε {at_most(spent.guarantee)} at δ "
-            f"{at_most(spent.delta, '.6g')}; statement in {folder}"
-        )
+    _show_part(console, took, folder)
     if as_json:
         print_json(
             {
@@ -481,40 +527,6 @@ def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
     return Policy(epsilon, delta)
 
 
-def _lines(console: Any) -> Callable[[Any], None]:
-    """A line for every tenth of the way, where nobody watches a terminal."""
-    shown = -1
-
-    def look(status: Any) -> None:
-        nonlocal shown
-        tenth = 10 * status.version // status.rounds
-        if tenth > shown or status.finished:
-            shown = 10 if status.finished else tenth
-            there = sum(one.connected for one in status.clients)
-            console.print(
-                f"model {status.version} of {status.rounds}, {there} of {len(status.clients)} "
-                f"clients connected, {sum(status.alarms.values())} alarms"
-            )
-
-    return look
-
-
-def _client_progress(console: Any) -> Callable[[Any, bool], None]:
-    shown: tuple[bool, int] | None = None
-
-    def look(driver: Any, connected: bool) -> None:
-        nonlocal shown
-        updates = driver.machine.updates
-        most = driver.machine.federation.updates(driver.machine.me)
-        now = (connected, 10 * updates // most)
-        if now != shown:
-            shown = now
-            state = "connected" if connected else "connecting"
-            console.print(f"{state}, {updates} of {most} updates released")
-
-    return look
-
-
 # Without one.
 
 
@@ -534,16 +546,15 @@ def gossip_train(
     quiet: Quiet = False,
 ) -> None:
     """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
+    from forethought.jobs.job import from_file
     from forethought.jobs.members import cluster_workers
-    from forethought.jobs.request import from_file
 
     console = console_for(quiet or as_json)
     request = from_file(job_file)
     folder = out or Path("runs") / request.name
     console.print(f"ledgers and secrets in {folder} (keep it)")
-    done = cluster_workers(
-        request, folder, address=address, data_dir=data_dir, look=_cluster_progress(console)
-    )
+    look = _progress(console, _of_cluster)
+    done = cluster_workers(request, folder, address=address, data_dir=data_dir, look=look)
     found = [one.summary() for one in done]
     for one in found:
         spent = "nothing" if one["epsilon"] is None else f"ε {at_most(one['epsilon'])}"
@@ -559,19 +570,6 @@ def gossip_train(
         raise _paused()
     if any(one["reason"] == "ledger set back" for one in found):
         raise typer.Exit(fail("a ledger was set back: restore the newest one", 1))
-
-
-def _cluster_progress(console: Any) -> Callable[[list[int]], None]:
-    """A line whenever somebody has released."""
-    shown: list[int] = []
-
-    def look(updates: list[int]) -> None:
-        nonlocal shown
-        if updates != shown:
-            shown = list(updates)
-            console.print(f"{sum(shown)} updates released: {', '.join(map(str, shown))}")
-
-    return look
 
 
 @gossip.command(epilog="Example: forethought gossip peer job.toml --keys keys/hospital-a")
@@ -613,21 +611,13 @@ def peer(
             epsilon=epsilon,
             delta=delta,
             data_dir=data_dir,
-            look=_worker_progress(console),
+            look=_progress(console, _of_worker),
             witness=witness,
         )
     took, found = done.took, None
     if took.over:
         found = saved(seen, plan, folder, time.perf_counter() - start)
-    for code, text in took.drove.alarms:
-        console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
-    if took.statement is not None and took.outsider is not None:
-        console.print(
-            f"released {took.updates} updates: ε {at_most(took.statement.guarantee)} at "
-            f"δ {at_most(took.statement.delta, '.6g')} against the neighbours, "
-            f"{at_most(took.outsider.guarantee)} against somebody who sees one final model; "
-            f"statements in {folder}"
-        )
+    _show_part(console, took, folder)
     if done.accuracy is not None:
         console.print(f"accuracy {done.accuracy:.1%} of this worker's model")
     if as_json:
@@ -640,19 +630,3 @@ def peer(
     if took.drove.reason == "ledger set back":
         raise typer.Exit(fail("the ledger was set back: restore the newest one", 1))
     judge(console, found)
-
-
-def _worker_progress(console: Any) -> Callable[[Any], None]:
-    """A line whenever a tenth more of this worker's exchanges was begun, or an alarm came."""
-    shown = (-1, -1)
-
-    def look(drove: Any) -> None:
-        nonlocal shown
-        now = (drove.rounds // 10, sum(drove.counts.values()))
-        if now != shown:
-            shown = now
-            console.print(
-                f"{drove.rounds} updates released, {drove.averaged} exchanges, {now[1]} alarms"
-            )
-
-    return look

@@ -47,12 +47,7 @@ def init(
 
     new_file(out, overwrite)
     arrays = holds_arrays(table)
-    refuse(
-        (
-            arrays and label,
-            "--label is a column of a table: an archive's labels are y or y_train",
-        )
-    )
+    refuse(arrays and label, "--label is a column of a table: an archive's labels are y or y_train")
     text = job_for_arrays(table) if arrays else job_for(table, label)
     out.write_text(text, encoding="utf-8")
     console = console_for(quiet)
@@ -114,8 +109,8 @@ def plan(
     **flags: Any,
 ) -> None:
     """Choose everything before touching private data."""
-    from forethought.jobs.rehearsal import rehearse_job
-    from forethought.jobs.request import from_file, from_numbers, overridden
+    from forethought.jobs.job import from_file, from_numbers, overridden
+    from forethought.jobs.public_proxy import rehearse_job
     from forethought.jobs.train import propose
     from forethought.report import terminal
     from forethought.report.figures import draw_plan
@@ -131,24 +126,21 @@ def plan(
         ("--relation", relation is not None, "--public-proxy", public_proxy is not None),
     )
     refuse(
+        (job_file is None) == (numbers["examples"] is None),
+        "give a job file, or --examples and what is known (see --help)",
+    )
+    refuse(
+        job_file is not None and of_data,
         (
-            (job_file is None) == (numbers["examples"] is None),
-            "give a job file, or --examples and what is known (see --help)",
-        ),
-        (
-            job_file is not None and of_data,
             "--records-per-person and --persons go with --examples: a job's data "
-            "say whose each record is, with person under [data]",
-        ),
-        (
-            job_file is not None and numbers["parameters"] is not None,
-            "--parameters goes with --examples: a job's model has its own number",
-        ),
-        (
-            job_file is None and rehearse,
-            "--rehearse needs a job file: it trains the job's model",
+            "say whose each record is, with person under [data]"
         ),
     )
+    refuse(
+        job_file is not None and numbers["parameters"] is not None,
+        "--parameters goes with --examples: a job's model has its own number",
+    )
+    refuse(job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model")
     console = console_for(quiet or as_json)
     if job_file is None:
         request = from_numbers(records_per_person=each, **flags)
@@ -191,10 +183,7 @@ def _weights(given: list[str] | None) -> dict[str, float] | None:
         with contextlib.suppress(ValueError):
             weights[name] = float(value)
         refuse(
-            (
-                name not in weights,
-                f"--weight takes NAME=VALUE, for example epsilon=2, not {text!r}",
-            )
+            name not in weights, f"--weight takes NAME=VALUE, for example epsilon=2, not {text!r}"
         )
     return weights or None
 
@@ -232,9 +221,9 @@ def utility(
     quiet: Quiet = False,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
+    from forethought.jobs.job import from_file
     from forethought.jobs.load import load_job
-    from forethought.jobs.rehearsal import UTILITY_GRID, utility_of
-    from forethought.jobs.request import from_file
+    from forethought.jobs.public_proxy import UTILITY_GRID, utility_of
     from forethought.report import terminal
     from forethought.report.figures import draw_utility
 
@@ -253,7 +242,7 @@ def utility(
         "clip_norms": clip_norm or list(UTILITY_GRID["clip_norms"]),
         "noise_multipliers": noise_multiplier or list(UTILITY_GRID["noise_multipliers"]),
     }
-    refuse((leaks not in (None, "accept"), f"--leaks knows only 'accept', not {leaks!r}"))
+    refuse(leaks not in (None, "accept"), f"--leaks knows only 'accept', not {leaks!r}")
     with terminal.counting(console, "Measuring", 0) as progress:
         graph = utility_of(
             loaded, public_proxy, settings, data_dir, leaks=leaks is not None, progress=progress
@@ -324,7 +313,7 @@ def ui(
     """Plan in a browser, on this machine alone: sliders, and what follows from them."""
     from forethought.web.server import PlannerServer, beginning
 
-    refuse((not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder"))
+    refuse(not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder")
     place, start = beginning(job_file, folder, data_dir)
     server = PlannerServer(place, start, port)
     console = console_for(quiet)

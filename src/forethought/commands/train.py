@@ -59,7 +59,7 @@ def train(
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
-    from forethought.jobs.request import built_in, from_file, overridden, resumed
+    from forethought.jobs.job import built_in, from_file, overridden, resumed
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
@@ -68,30 +68,28 @@ def train(
 
     goes_on, numbers, saved_plan = resume is not None, without_none(flags), plan_file is not None
     refuse(
-        (
-            (job_file is not None) + demo + goes_on != 1,
-            "give exactly one of: a job file, --demo, --resume RUN_FOLDER",
-        ),
-        (
-            goes_on and (out is not None or overwrite),
-            "--resume names the run folder itself: drop --out and --overwrite",
-        ),
-        (
-            goes_on and until_accuracy is not None,
-            "--resume goes on to the accuracy that the run began with",
-        ),
-        (
-            goes_on and (numbers or saved_plan),
-            "a resumed run keeps the plan it began with: drop the other options",
-        ),
-        (
-            saved_plan and numbers,
-            "a saved plan is run as it is: drop --plan, or the numbers given with it",
-        ),
-        (
-            max_epsilon is not None and until_accuracy is None,
-            "--max-epsilon goes with --until-accuracy; a job has its own budget",
-        ),
+        (job_file is not None) + demo + goes_on != 1,
+        "give exactly one of: a job file, --demo, --resume RUN_FOLDER",
+    )
+    refuse(
+        goes_on and (out is not None or overwrite),
+        "--resume names the run folder itself: drop --out and --overwrite",
+    )
+    refuse(
+        goes_on and until_accuracy is not None,
+        "--resume goes on to the accuracy that the run began with",
+    )
+    refuse(
+        goes_on and (numbers or saved_plan),
+        "a resumed run keeps the plan it began with: drop the other options",
+    )
+    refuse(
+        saved_plan and numbers,
+        "a saved plan is run as it is: drop --plan, or the numbers given with it",
+    )
+    refuse(
+        max_epsilon is not None and until_accuracy is None,
+        "--max-epsilon goes with --until-accuracy; a job has its own budget",
     )
     if resume is not None:
         request, folder = resumed(resume), resume
@@ -158,12 +156,12 @@ def tune(
     **flags: Any,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
-    from forethought.jobs.request import from_file, overridden
+    from forethought.jobs.job import from_file, overridden
     from forethought.jobs.train import trials_of, tune_job
     from forethought.report import terminal
 
     rates = learning_rate or []
-    refuse((not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1"))
+    refuse(not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
     request = overridden(from_file(job_file or Path()), flags)
     folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json)

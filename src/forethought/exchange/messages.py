@@ -1,4 +1,4 @@
-"""The messages between clients and a server: frozen values, no behaviour.
+"""The messages between members: frozen values, their bytes, and signed frames around these.
 
 Every message has a ``round`` and a ``base``, which its frame carries in the signed header. Vectors
 are one-dimensional NumPy arrays, contiguous, never written to after the message was made. A class
@@ -7,10 +7,17 @@ is sent under a number of :data:`KINDS`; what is not registered cannot be sent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache, partial
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import numpy as np
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from numpy.typing import NDArray
 
 # The server, where a client is its place in the roster.
@@ -150,3 +157,676 @@ def register(number: int, kind: type) -> None:
             f"message kind {number} is taken or below 32: choose another for {kind.__name__}"
         )
     KINDS[number] = kind
+
+
+# Messages and journal entries as bytes and back, and vectors in fewer bytes than they have.
+
+
+# Vectors that need fewer bytes than they have: half of every number is zero, or most numbers are.
+#
+# Lossless: which form a vector takes follows from its bits, and reading gives the same bits. Nobody
+# has to agree on anything. A vector whose numbers are all bfloat16 takes two bytes each; one that
+# is mostly zero takes eight for each number that is not, its place with it.
+
+
+DENSE, HALVES, SPARSE = b"f", b"h", b"z"
+_HALF, _WORD, _FLOAT = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<f4")
+# A sparse vector is at most so many times longer than what is said of it: bounds what a short
+# message can make its reader allocate.
+MOST_ZEROS = 128
+_LOOK = 64
+
+
+def pack(vector: Vector) -> tuple[bytes, bytes | memoryview]:
+    """(form, bytes) of a float32 vector; those of DENSE are the vector's own, without a copy."""
+    held = np.ascontiguousarray(vector, dtype=_FLOAT)
+    bits = held.view(_WORD)
+    first = bits[:_LOOK]
+    if not (first & 0xFFFF).any() and len(bits) > 1 and not (bits & 0xFFFF).any():
+        halves = (bits >> 16).astype(_HALF)
+        if 4 * np.count_nonzero(halves) >= len(halves):
+            return HALVES, halves.tobytes()
+    # Zeros among the first numbers tell whether it is worth looking at all.
+    if 2 * np.count_nonzero(first) <= len(first) and len(bits) > 1:
+        places = np.flatnonzero(bits)
+        if 3 * len(places) < len(bits) <= MOST_ZEROS * len(places):
+            return SPARSE, places.astype(_WORD).tobytes() + held[places].tobytes()
+    return DENSE, memoryview(held).cast("B")  # type: ignore[arg-type]
+
+
+def unpack(form: bytes, length: int, content: bytes | memoryview) -> Vector:
+    """The vector again, read-only.
+
+    Raises:
+        ValueError: another number of bytes, or a sparse vector that is far too long, or whose
+            places are out of order or range.
+    """
+    expected = {DENSE: 4 * length, HALVES: 2 * length}.get(form, len(content))
+    if form not in (DENSE, HALVES, SPARSE) or len(content) != expected:
+        raise ValueError(f"{len(content)} bytes are no vector of {length} numbers")
+    if form == DENSE:
+        found: Vector = np.frombuffer(content, _FLOAT).copy()
+    elif form == HALVES:
+        found = widened(np.frombuffer(content, _HALF))
+    else:
+        count = len(content) // 8
+        if len(content) != 8 * count:
+            raise ValueError("a sparse vector is cut off")
+        places = np.frombuffer(content[: 4 * count], _WORD)
+        if length > MOST_ZEROS * count or (count and places[-1] >= length):
+            raise ValueError("a sparse vector is longer than it may be, or holds places beyond it")
+        if (places[1:] <= places[:-1]).any():
+            raise ValueError("places of a sparse vector are out of order")
+        found = np.zeros(length, dtype=np.float32)
+        found[places] = np.frombuffer(content[4 * count :], _FLOAT)
+    found.flags.writeable = False
+    return found
+
+
+def rounded(vector: Vector) -> NDArray[np.uint16]:
+    """The upper 16 bits, to nearest, ties to even; a finite number stays finite."""
+    bits = vector.astype(np.float32).view(np.uint32).astype(np.uint64)
+    up = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
+    # The largest numbers would round to infinity.
+    overflow = ((up & 0x7FFF) == 0x7F80) & np.isfinite(vector)
+    return np.where(overflow, up - np.uint64(1), up).astype(_HALF)
+
+
+def widened(halves: NDArray[Any]) -> Vector:
+    """Numbers of 16 bits as float32."""
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+# Messages and journal entries as bytes and back: fields in order, each with its type and length.
+#
+# Types are taken from the class: int (64 bits), str, bytes, and vectors of float32 or int64; one
+# that is annotated "packed" is shorter where that loses nothing (see above). Nothing in the bytes
+# chooses a class or a type; what does not fit exactly is refused. No pickle.
+
+
+_NUMBER, _LENGTH = struct.Struct("<q"), struct.Struct("<Q")
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": _FLOAT,
+    "packed": _FLOAT,
+    "int64": np.dtype("<i8"),
+}
+# First byte of a field: its type, so that a vector of another precision is recognised as that.
+_TAGS = {"int": b"i", "str": b"s", "bytes": b"b", "float32": b"f", "packed": b"p", "int64": b"l"}
+_NAMES = {tag[0]: name for name, tag in _TAGS.items()}
+# Most bytes of a text or a byte string in a message that somebody else sent.
+MOST_TEXT, MOST_BYTES = 1024, 1 << 20
+
+
+class DecodeError(ValueError):
+    """Bytes that are not the message which they are said to be.
+
+    Attributes:
+        frame: whose signature held, where they came in one; else None.
+    """
+
+    frame: Any = None
+
+
+@lru_cache(maxsize=256)
+def layout(kind: type) -> tuple[tuple[str, str], ...]:
+    """(field, type) of a class's fields in order.
+
+    Raises:
+        TypeError: a field of another type.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for one in fields(kind):
+        hint = hints[one.name]
+        words = get_args(hint)
+        name = words[-1] if words and isinstance(words[-1], str) else getattr(hint, "__name__", "")
+        if name not in _TAGS:
+            raise TypeError(
+                f"{kind.__name__}.{one.name}: {hint} cannot be sent; int, str, bytes, Vector and "
+                "Integers can"
+            )
+        found.append((one.name, name))
+    return tuple(found)
+
+
+def largest(kind: type, parameters: int, skip: tuple[str, ...] = ()) -> int:
+    """Most bytes that a message of this class can take.
+
+    Args:
+        parameters: longest vector. skip: fields that are sent elsewhere.
+    """
+    sizes = {
+        "int": 1 + _NUMBER.size,
+        "str": 1 + _LENGTH.size + MOST_TEXT,
+        "bytes": 1 + _LENGTH.size + MOST_BYTES,
+        "float32": 1 + _LENGTH.size + 4 * parameters,
+        "packed": 2 + 2 * _LENGTH.size + 4 * parameters,
+        "int64": 1 + _LENGTH.size + 8 * parameters,
+    }
+    return sum(sizes[type_] for name, type_ in layout(kind) if name not in skip)
+
+
+def _layout_of(value: object) -> tuple[tuple[str, str], ...]:
+    kind: type = type(value)
+    return layout(kind)
+
+
+def encode(value: Any, skip: tuple[str, ...] = ()) -> bytes:
+    """The fields of a registered dataclass.
+
+    Raises:
+        TypeError, ValueError: a field that is not what the class says.
+    """
+    return b"".join(parts_of(value, skip))
+
+
+def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]:
+    """The parts that :func:`encode` joins, without a copy of the vectors."""
+    parts: list[bytes | memoryview] = []
+    later = getattr(value, "LATER", "")  # came after 0.2.0: left out while it is empty
+    for name, type_ in _layout_of(value):
+        held = getattr(value, name)
+        if name in skip or (name == later and not held):
+            continue
+        parts.append(_TAGS[type_])
+        if type_ == "int":
+            parts.append(_NUMBER.pack(held))
+        elif type_ in _DTYPES:
+            if held.ndim != 1 or held.dtype != _DTYPES[type_]:
+                raise ValueError(
+                    f"{type(value).__name__}.{name} must be a vector of {type_}, not "
+                    f"{held.ndim}-dimensional {held.dtype}"
+                )
+            parts.append(_LENGTH.pack(len(held)))
+            if type_ == "packed":
+                form, content = pack(held)
+                parts += [form, _LENGTH.pack(len(content)), content]
+                continue
+            parts.append(memoryview(np.ascontiguousarray(held)).cast("B"))  # type: ignore[arg-type]
+        else:
+            content = held.encode() if type_ == "str" else bytes(held)
+            parts += [_LENGTH.pack(len(content)), content]
+    return parts
+
+
+def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | None = None) -> Any:
+    """The inverse of :func:`encode`.
+
+    Args:
+        given: fields that were sent elsewhere.
+
+    Raises:
+        DecodeError: anything but exactly such a message.
+    """
+    known: dict[str, Any] = dict(given or {})
+    content, later = _Content(payload), getattr(kind, "LATER", "")
+    for name, type_ in layout(kind):
+        if name in known or (name == later and not content.left):
+            continue
+        known[name] = content.field(type_, f"{kind.__name__}.{name}")
+        if name == later and not known[name]:
+            raise DecodeError(f"{kind.__name__}.{name} is empty, and is left out then")
+    if content.left:
+        raise DecodeError(f"{content.left} bytes follow the {kind.__name__}")
+    return kind(**known)
+
+
+class _Content:
+    """Bytes that are read from their beginning to their end."""
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        self._view, self._at = memoryview(payload), 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that were not read yet."""
+        return len(self._view) - self._at
+
+    def field(self, type_: str, what: str) -> Any:
+        """The value of a field; ``what`` it is, for a message."""
+        tag = bytes(self._view[self._at : self._at + 1])
+        if tag != _TAGS[type_]:
+            found = _NAMES.get(tag[0], "something else") if tag else "nothing"
+            raise DecodeError(f"{what} is {type_}, here is {found}")
+        self._at += 1
+        if type_ == "int":
+            return self._number(_NUMBER, what)
+        length = self._number(_LENGTH, what)
+        if type_ == "packed":
+            form = bytes(self._take(1, f"{what} is cut off"))
+            size = self._number(_LENGTH, what)
+        else:
+            size = length * (_DTYPES[type_].itemsize if type_ in _DTYPES else 1)
+        content = self._take(size, f"{what} says {length} entries, which are not there")
+        match type_:
+            case "packed":
+                try:
+                    return unpack(form, length, content)
+                except ValueError as problem:
+                    raise DecodeError(f"{what}: {problem}") from None
+            case "bytes":
+                return bytes(content)
+            case "str":
+                try:
+                    return str(content, "utf-8")
+                except UnicodeDecodeError:
+                    raise DecodeError(f"{what} is no text") from None
+        vector = np.frombuffer(content, _DTYPES[type_]).copy()
+        vector.flags.writeable = False
+        return vector
+
+    def _number(self, form: struct.Struct, what: str) -> int:
+        (number,) = form.unpack(self._take(form.size, f"{what} is cut off"))
+        return int(number)
+
+    def _take(self, size: int, otherwise: str) -> memoryview:
+        if size > self.left:
+            raise DecodeError(otherwise)
+        self._at += size
+        return self._view[self._at - size : self._at]
+
+
+# A signed frame: header, payload, signature; verified first, then decoded, then judged.
+
+
+# A message on the wire: one fixed header, the payload, one signature.
+#
+# Layout (little-endian), :data:`OVERHEAD` bytes around the payload::
+#
+#     magic      4   b"FTHX"
+#     version    1   1
+#     kind       1   what the payload is; its sizes are limited by kind
+#     reserved   2   0
+#     length     8   bytes of payload
+#     run        32  hash of plans, architecture and roster
+#     sender     8   place in the roster; -1: the server
+#     recipient  8   the same, of whom it is for: nobody else can be given it
+#     round      8
+#     base       8   version of the global model that it rests on
+#     payload    length
+#     signature  64  Ed25519 (RFC 8032) over context, header and the BLAKE3 hash of the payload
+#
+# Nothing of the payload is looked at before the signature has been verified, and nothing is
+# allocated for it before its length has been found allowed. The hash stands in for the payload
+# because Ed25519 itself reads what it signs twice, with a slower hash; a second payload of the same
+# hash is a collision of BLAKE3.
+
+
+MAGIC, VERSION = b"FTHX", 1
+_HEADER = struct.Struct("<4sBBHQ32sqqqq")
+HEADER_BYTES, SIGNATURE_BYTES, RUN_BYTES = _HEADER.size, 64, 32
+OVERHEAD = HEADER_BYTES + SIGNATURE_BYTES
+# Signed before everything else, so that a signature made for another purpose never fits here.
+_CONTEXT = b"forethought federation frame 1\n"
+
+
+# A proof that a member signed a frame: its header, the hash of its payload, its signature. Whoever
+# got the frame can show it to anybody, its sender first of all.
+PROOF_BYTES = HEADER_BYTES + 32 + SIGNATURE_BYTES
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame of this run. Nothing of the payload was read."""
+
+
+class ForgeryError(FrameError):
+    """A frame whose sender is unknown, or whose signature is not the sender's."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The content of a frame. Made by :func:`open_frame`: its signature has been verified.
+
+    Args:
+        kind: below 256. run: 32 bytes. sender, recipient: places in the roster.
+        round, base: see the module.
+        payload: not looked at yet.
+        digest: 16 bytes of the hash of what is signed, by which the same frame is recognised;
+            b"" where it is about to be sealed.
+        proof: see :func:`proven`.
+    """
+
+    kind: int
+    run: bytes
+    sender: int
+    recipient: int
+    round: int
+    base: int
+    payload: bytes | memoryview
+    digest: bytes = b""
+    proof: bytes = b""
+
+
+def hashed(payload: bytes | memoryview) -> bytes:
+    """The hash that stands in for a payload in its signature."""
+    return blake3(payload).digest()
+
+
+def seal(frame: Frame, key: Ed25519PrivateKey, payload_hash: bytes | None = None) -> bytes:
+    """The frame's bytes, signed. The same frame and key give the same bytes.
+
+    Args:
+        payload_hash: :func:`hashed` of the payload, where the same goes to several recipients.
+
+    Raises:
+        ValueError: a field of the wrong size.
+    """
+    if len(frame.run) != RUN_BYTES:
+        raise ValueError(f"a run has {RUN_BYTES} bytes, not {len(frame.run)}")
+    try:
+        header = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            frame.kind,
+            0,
+            len(frame.payload),
+            frame.run,
+            frame.sender,
+            frame.recipient,
+            frame.round,
+            frame.base,
+        )
+    except struct.error as error:
+        raise ValueError(f"a number does not fit into a frame's header: {error}") from None
+    signature = key.sign(_signed(header, payload_hash or hashed(frame.payload)))
+    return b"".join((header, frame.payload, signature))
+
+
+def length_of(header: bytes | memoryview, limits: Mapping[int, int]) -> int:
+    """Length of a whole frame, from its first :data:`HEADER_BYTES`; allocates nothing for it.
+
+    Args:
+        header: at least :data:`HEADER_BYTES` bytes.
+        limits: kind → most bytes of payload; other kinds are refused.
+
+    Raises:
+        FrameError: no header, another version, a kind that is not expected, or too long.
+    """
+    if len(header) < HEADER_BYTES:
+        raise FrameError(f"truncated: {len(header)} bytes, a header has {HEADER_BYTES}")
+    magic, version, kind, reserved, length = _HEADER.unpack_from(header)[:5]
+    if magic != MAGIC:
+        raise FrameError("no frame: it does not begin as one")
+    if version != VERSION:
+        raise FrameError(f"version {version} of the frame; this library speaks {VERSION}")
+    if reserved:
+        raise FrameError("reserved bytes of the header are not zero")
+    if kind not in limits:
+        raise FrameError(f"kind {kind} is not expected from there: {sorted(limits)} are")
+    if length > limits[kind]:
+        raise FrameError(
+            f"the header says {length} bytes of payload; kind {kind} has at most {limits[kind]}"
+        )
+    return OVERHEAD + int(length)
+
+
+def open_frame(
+    data: bytes, run: bytes, me: int, senders: Mapping[int, bytes], limits: Mapping[int, int]
+) -> Frame:
+    """Verify a frame and hand it over; nothing is changed.
+
+    Args:
+        data: exactly one frame.
+        run: the run's 32 bytes.
+        me: for whom it must be.
+        senders: place in the roster → Ed25519 public key (32 bytes) of those who may send to us.
+        limits: kind → most bytes of payload.
+
+    Raises:
+        FrameError: truncated, oversized, a lying length, another version, kind, run or recipient.
+        ForgeryError: an unknown sender, or a signature that does not fit.
+    """
+    length = length_of(data, limits)
+    if len(data) != length:
+        raise FrameError(f"{len(data)} bytes, where the header says {length}")
+    _, _, kind, _, size, its_run, sender, recipient, round_, base = _HEADER.unpack_from(data)
+    if sender not in senders:
+        raise ForgeryError(f"unknown sender {sender}: nobody in the roster who may send to us")
+    view = memoryview(data)
+    payload = view[HEADER_BYTES : HEADER_BYTES + size]
+    signed, signature = _signed(view[:HEADER_BYTES], hashed(payload)), view[-SIGNATURE_BYTES:]
+    try:
+        _public(senders[sender]).verify(bytes(signature), signed)
+    except InvalidSignature:
+        raise ForgeryError(
+            f"the signature is not that of {sender}: forged, or changed on its way"
+        ) from None
+    if its_run != run:
+        raise FrameError(f"it belongs to run {its_run.hex()[:16]}, this is {run.hex()[:16]}")
+    if recipient != me:
+        raise FrameError(f"it is for {recipient}, not for {me}")
+    digest = blake3(signed).digest(length=16)
+    proof = signed[len(_CONTEXT) :] + bytes(signature)
+    return Frame(kind, its_run, sender, recipient, round_, base, payload, digest, proof)
+
+
+def proven(proof: bytes, run: bytes, member: int, public_key: bytes) -> int:
+    """The number of updates that a member signed for in a frame of this run; 0: it did not.
+
+    Args:
+        proof: header, hash of the payload and signature of a frame whose kind ``COUNTS``: its round
+            is the number of updates in its sender's ledger.
+        member: its place. public_key: its Ed25519 key, 32 bytes.
+    """
+    if len(proof) != PROOF_BYTES:
+        return 0
+    magic, version, kind, _, _, its_run, sender, _, round_, _ = _HEADER.unpack_from(proof)
+    counts = getattr(KINDS.get(kind), "COUNTS", False)
+    if (magic, version, its_run, sender, counts) != (MAGIC, VERSION, run, member, True):
+        return 0
+    try:
+        signature = proof[-SIGNATURE_BYTES:]
+        _public(public_key).verify(signature, _CONTEXT + proof[:-SIGNATURE_BYTES])
+    except InvalidSignature:
+        return 0
+    return int(round_)
+
+
+def _signed(header: bytes | memoryview, payload_hash: bytes) -> bytes:
+    return b"".join((_CONTEXT, header, payload_hash))
+
+
+@lru_cache(maxsize=4096)
+def _public(key: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(key)
+
+
+# Messages in signed frames, and back: verified first, then decoded, then judged.
+#
+# What a message must look like follows from the run: its kind from who sends it, its vectors'
+# length and precision from the model, its norm from what honest noise can reach. A frame that fails
+# at any step raises, and has changed nothing.
+
+
+_IN_HEADER = ("round", "base")
+_FROM_CLIENTS = (Join, Update, Leave)
+_FROM_SERVER = (Model, Acknowledgement, Refusal, Finished)
+# Longest vectors of registered kinds: padded to a power of two for a rotation, and counts beside.
+_PADDING = 2
+
+
+def _padding(number: int) -> int:
+    return 1 if number < 32 else _PADDING
+
+
+# No model goes on after a step of this length; its square still fits into single precision, so that
+# whoever computes with a vector that was opened here meets no overflow.
+MOST_NORM = 1e18
+
+
+def _anything(sender: int, message: Any) -> float:
+    return MOST_NORM
+
+
+class Opened(NamedTuple):
+    """A frame that was verified, decoded and judged.
+
+    ``digest``: 16 bytes by which the same frame is recognised. ``proof``: see :func:`proven`.
+    """
+
+    sender: int
+    message: Any
+    digest: bytes
+    proof: bytes
+
+
+def judged(
+    number: int,
+    payload: bytes | memoryview,
+    parameters: int,
+    largest: Callable[[Any], float],
+    given: Mapping[str, int] | None = None,
+) -> Any:
+    """The message of a payload, held against what an honest one can be.
+
+    Args:
+        number: of its kind. parameters: length of a model's vector.
+        largest: the largest norm that an honest message's vector can have, of the message.
+        given: fields that are not in the payload.
+
+    Raises:
+        DecodeError: no such message: another kind, shape or precision, not finite, or too large.
+    """
+    kind = KINDS.get(number)
+    if kind is None:
+        raise DecodeError(f"message kind {number} is unknown here")
+    message = decode(kind, payload, given)
+    for name, type_ in layout(kind):
+        if type_ in ("float32", "packed"):
+            vector, what = getattr(message, name), f"{kind.__name__}.{name}"
+            if len(vector) != parameters:
+                raise DecodeError(
+                    f"{what} has {len(vector)} entries, the model has {parameters} parameters"
+                )
+            # NaN and ∞ go through a sum of squares; in double precision nothing finite gives them.
+            with np.errstate(over="ignore", invalid="ignore"):
+                square = float(np.dot(vector, vector))
+            if not math.isfinite(square):
+                square = float(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
+            if not math.isfinite(square):
+                raise DecodeError(f"{what} holds NaN or ∞")
+            most = largest(message)
+            if math.sqrt(square) > most * (1 + 1e-3):  # the sum of squares was in single precision
+                raise DecodeError(
+                    f"{what} has norm {math.sqrt(square):.3g}; an honest one stays below {most:.3g}"
+                )
+    return message
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One member of one run, who seals what it sends and opens what it is sent.
+
+    Args:
+        run_id: 32 bytes: the hash of plans, architecture and roster.
+        me: own place in the roster.
+        key: own signing key.
+        public_keys: place → Ed25519 public key (32 bytes), of everybody who may send here.
+        parameters: length of a model's vector.
+        largest: (sender, message) → the largest norm that an honest message's vector can have;
+            by default :data:`MOST_NORM`, and the server's machine knows better.
+    """
+
+    run_id: bytes
+    me: int
+    key: Ed25519PrivateKey
+    public_keys: Mapping[int, bytes]
+    parameters: int
+    largest: Callable[[int, Any], float] = _anything
+    _last: dict[str, tuple[Any, bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
+    _limits: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    # The most updates that this member signed for since it was started, or was shown a proof of.
+    _counted: list[int] = field(default_factory=lambda: [0], init=False, repr=False)
+
+    @property
+    def limits(self) -> dict[int, int]:
+        """Kind that may come → most bytes of its payload."""
+        wrong = _FROM_SERVER if self.me == SERVER else _FROM_CLIENTS
+        if len(self._limits) != len(KINDS) - len(wrong):  # first, or another kind was registered
+            self._limits.update(
+                (number, largest(kind, self.parameters * _padding(number), _IN_HEADER))
+                for number, kind in KINDS.items()
+                if kind not in wrong
+            )
+        return self._limits
+
+    @property
+    def most_bytes(self) -> int:
+        """Length of the longest frame that may come."""
+        return OVERHEAD + max(self.limits.values())
+
+    def seal(self, to: int, message: Any) -> bytes:
+        """A message's frame; the same message gives the same bytes.
+
+        Raises:
+            ValueError: a class that is not registered, or fields that do not fit.
+        """
+        number = next((number for number, kind in KINDS.items() if type(message) is kind), None)
+        if number is None:
+            raise ValueError(f"{type(message).__name__} is no registered message: see register()")
+        if getattr(message, "COUNTS", False):
+            self._counted[0] = max(self._counted[0], message.round)
+        payload, payload_hash = self._payload(message)
+        frame = Frame(number, self.run_id, self.me, to, message.round, message.base, payload)
+        return seal(frame, self.key, payload_hash)
+
+    def _payload(self, message: Any) -> tuple[bytes, bytes]:
+        """Payload and hash; of a model they are kept, for it goes to one client after the other."""
+        if not isinstance(message, Model | Finished):
+            payload = encode(message, _IN_HEADER)
+            return payload, hashed(payload)
+        kept = self._last.get("model")
+        if kept is None or kept[0] is not message.vector:
+            payload = encode(message, _IN_HEADER)
+            kept = self._last["model"] = (message.vector, payload, hashed(payload))
+        return kept[1], kept[2]
+
+    def open(self, data: bytes) -> Opened:
+        """A frame that came.
+
+        Raises:
+            FrameError: see :func:`~forethought.exchange.messages.open_frame`. DecodeError: a signed
+                payload that is no such message of this run: other shape or precision, not finite,
+                beyond what honest noise can reach, or a claim on this member without proof.
+        """
+        frame = open_frame(data, self.run_id, self.me, self.public_keys, self.limits)
+        kind: Any = KINDS[frame.kind]
+        given = {"round": frame.round, "base": frame.base}
+        try:
+            if frame.round < 0 or frame.base < getattr(kind, "LEAST_BASE", -1):
+                raise DecodeError(
+                    f"round {frame.round} on version {frame.base}: neither is negative"
+                )
+            most = partial(self.largest, frame.sender)
+            message = judged(frame.kind, frame.payload, self.parameters, most, given)
+            self._require_proof(message)
+        except DecodeError as error:
+            error.frame = frame
+            raise
+        return Opened(frame.sender, message, frame.digest, frame.proof)
+
+    def _require_proof(self, message: Any) -> None:
+        """Refuse a message that says it knows of updates which this member never signed for."""
+        claimed = getattr(message, "known", 0)
+        if claimed <= self._counted[0]:
+            return
+        own = self.key.public_key().public_bytes_raw()
+        shown = proven(message.proof, self.run_id, self.me, own)
+        if shown < claimed:
+            raise DecodeError(
+                f"it says that it knows of {claimed} updates of this member, and shows no "
+                "signature of this member on so many: a lie, or a frame that it did not keep"
+            )
+        self._counted[0] = shown
+
+    def reopen(self, data: bytes, to: int) -> Any:
+        """The message of a frame that this member sealed itself.
+
+        Raises:
+            FrameError, DecodeError: it is not one.
+        """
+        own = {self.me: self.key.public_key().public_bytes_raw()}
+        kinds = {number: len(data) for number in KINDS}
+        frame = open_frame(data, self.run_id, to, own, kinds)
+        given = {"round": frame.round, "base": frame.base}
+        return decode(KINDS[frame.kind], frame.payload, given)

@@ -23,8 +23,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.exchange.codec import rounded, widened
-from forethought.exchange.messages import Vector
+from forethought.exchange.messages import Vector, rounded, widened
 from forethought.values.checks import one_of, real
 
 Kind = Literal["none", "bf16", "top-k"]

@@ -3,7 +3,7 @@
 ``round`` is how many updates the sender's ledger holds, ``base`` the exchange step. ``known`` is
 how many updates of the *recipient* the sender has heard of: a ledger that was set back is
 recognised by it. ``proof`` is the recipient's own signature on so many updates
-(:func:`~forethought.exchange.frame.proven`); without it the claim is refused where frames are
+(:func:`~forethought.exchange.messages.proven`); without it the claim is refused where frames are
 signed. ``count`` is the sender's share of the global count, in units of
 :data:`~forethought.gossip.worker.UNIT`.
 """

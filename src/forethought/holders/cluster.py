@@ -26,9 +26,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from forethought.exchange.codec import DecodeError, encode
-from forethought.exchange.frame import judged
-from forethought.exchange.messages import KINDS
+from forethought.exchange.messages import KINDS, DecodeError, encode, judged
 from forethought.gossip.gossip import Gossip
 from forethought.holders.links import (
     BEAT_EVERY,
@@ -36,10 +34,10 @@ from forethought.holders.links import (
     Deliver,
     PeersError,
     Reduce,
-    Refused,
+    RefusedMessage,
     Stop,
 )
-from forethought.holders.work import HolderError
+from forethought.holders.simulator import HolderError
 
 T = TypeVar("T")
 
@@ -323,7 +321,7 @@ class ActorLinks:
                 message = judged(kind, memoryview(payload), self._most, lambda _: self._largest)
             except DecodeError as error:
                 text = f"a message of worker {sender} was refused: {error}"
-                deliver(Refused(sender, text))
+                deliver(RefusedMessage(sender, text))
                 return True
             deliver(Arrived(sender, message))
         return True
@@ -367,7 +365,7 @@ class ActorLinks:
 
 
 @dataclass
-class Outcome(Generic[T]):
+class WorkerEnd(Generic[T]):
     """One worker's end: what it returned, or what it raised."""
 
     result: T | None = None
@@ -380,7 +378,7 @@ def run_workers(
     *,
     stop: Stop = lambda: False,
     look: Callable[[list[int]], None] | None = None,
-) -> list[Outcome[T]]:
+) -> list[WorkerEnd[T]]:
     """Let each worker's call be done by an actor of its own, to the end of all.
 
     Args:
@@ -414,7 +412,7 @@ def run_workers(
     except ValueError as error:
         raise PeersError(f"{error}: such a run is under way on this cluster") from None
     waiting = {one.work.remote(run, works[k]): k for k, one in enumerate(actors)}
-    outcomes: list[Outcome[T]] = [Outcome() for _ in works]
+    outcomes: list[WorkerEnd[T]] = [WorkerEnd() for _ in works]
     told = [0] * len(works)
     try:
         while waiting:

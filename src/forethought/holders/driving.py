@@ -15,15 +15,24 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from forethought.exchange import events as on
-from forethought.exchange.codec import DecodeError
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.frame import Endpoint, Frame, FrameError, Opened
-from forethought.exchange.ledger import ClientLedger, ServerJournal, Witness
-from forethought.exchange.messages import KINDS, SERVER, Finished, Model, Refusal, Update
+from forethought.exchange.messages import (
+    KINDS,
+    SERVER,
+    DecodeError,
+    Endpoint,
+    Finished,
+    Frame,
+    FrameError,
+    Model,
+    Opened,
+    Refusal,
+    Update,
+)
+from forethought.exchange.storage import ClientLedger, ServerJournal, Witness
 from forethought.training.execution import SIGNALS
 
 # Ctrl-C and SIGTERM in an asyncio loop: the first asks to stop, the second acts at once.
@@ -129,7 +138,7 @@ Out = Callable[[int, Any, bytes], None]
 _KEPT_ALARMS = 50
 
 
-class Machine(Protocol):
+class EventMachine(Protocol):
     """The common part of both machines."""
 
     def handle(self, event: on.Event) -> list[on.Effect]:
@@ -137,8 +146,7 @@ class Machine(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Raised:
+class Raised(NamedTuple):
     """An alarm, and when (seconds of the driver's clock)."""
 
     at: float
@@ -155,7 +163,7 @@ class Driver:
         alarms: the last ones. counts: how many of each code there have been.
     """
 
-    def __init__(self, machine: Machine, endpoint: Endpoint, out: Out, clock: Clock) -> None:
+    def __init__(self, machine: EventMachine, endpoint: Endpoint, out: Out, clock: Clock) -> None:
         self.machine, self.endpoint, self.clock = machine, endpoint, clock
         self.wake_at: float | None = None
         self.done: str | None = None
@@ -247,7 +255,7 @@ class ServerDriver(Driver):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: EventMachine,
         journal: ServerJournal,
         endpoint: Endpoint,
         out: Out,
@@ -284,7 +292,7 @@ class ClientDriver(Driver):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: EventMachine,
         ledger: ClientLedger,
         endpoint: Endpoint,
         out: Out,
@@ -385,7 +393,7 @@ Send = Callable[[int, Any, bytes], None]
 Begin = Callable[[Compute], None]
 
 
-class Stream(Protocol):
+class FrameStream(Protocol):
     """A way to the server and back while it is open; frames may be lost with it."""
 
     async def read(self) -> bytes | None:
@@ -402,10 +410,10 @@ class Stream(Protocol):
 
 
 # Longest frame that may come → an open stream; an OSError or a TimeoutError: not now.
-Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[Stream]]
+Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[FrameStream]]
 
 
-async def written(outbox: Outbox, stream: Stream) -> None:
+async def written(outbox: Outbox, stream: FrameStream) -> None:
     """Write what is put into an outbox, until that is closed."""
     while (frame := await outbox.get()) is not None:
         await stream.write(frame)
@@ -519,7 +527,7 @@ class FederationClient:
                 writer.cancel()
                 self._guard.do(self.driver.disconnected)
 
-    async def _read(self, stream: Stream) -> None:
+    async def _read(self, stream: FrameStream) -> None:
         while (data := await stream.read()) is not None:
             self._guard.do(lambda data=data: self.driver.received(data, SERVER))  # type: ignore[misc]
 
@@ -610,7 +618,7 @@ async def _until_done(
 LOOK = 0.25
 
 
-class Heard:
+class LastHeard:
     """The time at which every client was last heard of, and whether it is connected."""
 
     def __init__(self, clients: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -33,11 +33,11 @@ from forethought.holders.driving import (
     Begin,
     ClientDriver,
     Connect,
-    Heard,
+    FrameStream,
+    LastHeard,
     Out,
     Send,
     ServerDriver,
-    Stream,
     queued,
 )
 from forethought.holders.grpc import LINGER
@@ -73,7 +73,7 @@ HELD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Request:
+class NodeRequest:
     """Frames on their way to a node; none: who is there?
 
     Args:
@@ -103,7 +103,7 @@ class ServerTurns:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.driver = make(self._send)
-        self.heard = Heard(clients, clock)
+        self.heard = LastHeard(clients, clock)
         self.told: set[int] = set()
         self._clock = clock
         self._outboxes: dict[int, list[tuple[Any, bytes]]] = {}
@@ -112,7 +112,7 @@ class ServerTurns:
         self._open: dict[int, int] = {}
         self._staying: set[int] = set()
 
-    def request(self, node: int) -> Request | None:
+    def request(self, node: int) -> NodeRequest | None:
         """The next request of a node; None: nothing to ask now.
 
         A node that stays always has a request to answer, and gets more at any time. Another one
@@ -129,9 +129,9 @@ class ServerTurns:
         self._asked[node] = self._clock()
         self._open[node] = unanswered + 1
         last = any(isinstance(message, Finished) for message, _ in waiting)
-        return Request(node, tuple(frame for _, frame in waiting), last)
+        return NodeRequest(node, tuple(frame for _, frame in waiting), last)
 
-    def replied(self, request: Request, frames: Iterable[bytes], stays: bool = False) -> None:
+    def replied(self, request: NodeRequest, frames: Iterable[bytes], stays: bool = False) -> None:
         """A node's answer, and whether it stays."""
         node = request.node
         self._answered(node)
@@ -147,7 +147,7 @@ class ServerTurns:
                 self.heard.note(sender)
                 self.heard.connected.add(sender)
 
-    def failed(self, request: Request) -> None:
+    def failed(self, request: NodeRequest) -> None:
         """A request was not answered: the node is asked again who is there, a while later."""
         node = request.node
         self._answered(node)
@@ -176,7 +176,7 @@ def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriv
     turns = ServerTurns(make, clients)
     begin = time.monotonic()
     turns.driver.connected()
-    asked: dict[str, tuple[Request, float]] = {}  # message → request, when
+    asked: dict[str, tuple[NodeRequest, float]] = {}  # message → request, when
     nodes: set[int] = set()
     looked, finished = -GREET, None
     pause = Pause()
@@ -210,7 +210,7 @@ def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriv
     return status_of(machine, turns.driver, turns.heard, time.monotonic() - begin)
 
 
-def _take(turns: ServerTurns, request: Request, reply: Message) -> None:
+def _take(turns: ServerTurns, request: NodeRequest, reply: Message) -> None:
     if reply.has_error():
         from flwr.common.constant import ErrorCode as Code
 
@@ -410,7 +410,7 @@ def node_stream(
     _require_tls(superlink, certificates)
 
     @contextlib.asynccontextmanager
-    async def connect(_: int) -> AsyncIterator[Stream]:
+    async def connect(_: int) -> AsyncIterator[FrameStream]:
         node = _Node(superlink, certificates, node_key)
         await node.open()
         try:

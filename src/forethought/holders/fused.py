@@ -27,10 +27,8 @@ from forethought.gradients import rule as clipping_rule
 from forethought.gradients.batches import UNIT, Blocks
 from forethought.gradients.clipped import clipped_sum
 from forethought.gradients.state import Generators
-from forethought.holders.simulator import SimulatedStar
-from forethought.holders.times import OVERHEAD, LogNormal, Times
+from forethought.holders.simulator import OVERHEAD, LogNormal, Result, SimulatedStar, Times, Work
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.holders.work import Result, Work
 from forethought.holders.workers import PROCESSES, Pool, processes
 from forethought.rounds.contributions import accumulate
 from forethought.rounds.losses import Loss
@@ -222,7 +220,7 @@ def _sizes(
     return np.array([found[key] for key in keys])
 
 
-class Joined:
+class AllRecords:
     """All holders' records, one holder's after the other's; tensors are copied into one.
 
     Args:
@@ -274,7 +272,7 @@ class Pass:
 
     model: torch.nn.Module
     loss: Loss
-    records: Joined
+    records: AllRecords
     clip: Clip
     most: int
 
@@ -323,7 +321,7 @@ class Pass:
 
 
 class Cohort:
-    """All members' trainers as one; see :class:`forethought.holders.work.Trainers`.
+    """All members' trainers as one; see :class:`forethought.holders.simulator.Trainers`.
 
     A work's round is the global round; its outcome is the change of the global model before the
     server's optimizer, float32. A context: it ends its processes.
@@ -356,7 +354,7 @@ class Cohort:
         numbers = {kind: number for number, kind in enumerate(self._kinds)}
         self._kind_of = np.array([numbers[kind] for kind in kinds])
         self._sizes = np.array([len(holder.records) for holder in holders])
-        self._joined = Joined([holder.records for holder in holders], shared.layout.device)
+        self._joined = AllRecords([holder.records for holder in holders], shared.layout.device)
         self._size = shared.layout.size
         most = lead.micro_batch or PASS
         if most > UNIT:
@@ -406,7 +404,7 @@ class Cohort:
         change = -vector.numpy() - pull * work.weights.astype(np.float64)
         return Result(change.astype(np.float32), work.round + 1, hashed, b"")
 
-    def parts(self, version: int) -> list[Part]:
+    def parts(self, version: int) -> list[CohortPart]:
         """The parts of all members that a round asks."""
         federation, (clients, rounds) = self._federation, self._asked[version]
         whole = math.fsum(federation.members[client].weight for client in clients)
@@ -424,10 +422,10 @@ class Cohort:
                 step = federation.step_sizes[place](index)
                 pull = share * step * float(dict(plan.optimizer.options).get("weight_decay", 0.0))
             chosen = plan.round(index)
-            found.append(Part(clients[some], chosen, share * step / chosen.divisor, pull))
+            found.append(CohortPart(clients[some], chosen, share * step / chosen.divisor, pull))
         return found
 
-    def drawn(self, version: int, parts: Sequence[Part]) -> list[tuple[float, Indices]]:
+    def drawn(self, version: int, parts: Sequence[CohortPart]) -> list[tuple[float, Indices]]:
         """The records of a round's batches, by the factor with which they count.
 
         Poisson samples of several members' records at one rate are one Poisson sample of all of
@@ -463,7 +461,7 @@ class Cohort:
             own = self._own[client] = Batches(stream)
         return own(chosen)
 
-    def summed(self, version: int, weights: Vector, parts: Sequence[Part]) -> torch.Tensor:
+    def summed(self, version: int, weights: Vector, parts: Sequence[CohortPart]) -> torch.Tensor:
         """The weighted sum of all members' clipped gradients, without noise, float64."""
         drawn = self.drawn(version, parts)
         norm, count = parts[0].chosen.clip_norm, sum(len(batch) for _, batch in drawn)
@@ -487,7 +485,7 @@ class Cohort:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class CohortPart:
     """Some members' part in a round's change of the model: those of one plan and one weight.
 
     Args:

@@ -24,24 +24,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from forethought.exchange.codec import DecodeError
-from forethought.exchange.frame import Endpoint, FrameError
 from forethought.exchange.keys import Everybody, Identity, Keys, Roster, RosterError
-from forethought.exchange.messages import Finished, register
+from forethought.exchange.messages import DecodeError, Endpoint, Finished, FrameError, register
 from forethought.federated.server import ServerMachine
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.holders.driving import (
     BACK_OFF,
     Connect,
+    FrameStream,
     Guarded,
-    Heard,
+    LastHeard,
     Outbox,
     ServerDriver,
-    Stream,
     again_and_again,
     written,
 )
-from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, Refused
+from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, RefusedMessage
 
 _NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
 #: Whether grpc was loaded with that list.
@@ -161,7 +159,7 @@ def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> Connect
     """
 
     @contextlib.asynccontextmanager
-    async def connect(most_bytes: int) -> AsyncIterator[Stream]:
+    async def connect(most_bytes: int) -> AsyncIterator[FrameStream]:
         options = channel_options(most_bytes)
         # The certificate is for the server's name in the roster, whatever host it runs on.
         options.append(("grpc.ssl_target_name_override", roster.server.name))
@@ -250,7 +248,7 @@ class FederationServer:
         self.roster, self._keys, self._linger = roster, keys, linger
         self._machine = machine
         self.driver = driver(self._send)
-        self.heard = Heard(len(roster.clients))
+        self.heard = LastHeard(len(roster.clients))
         self._outboxes: dict[int, Outbox] = {}
         self._last_word: set[int] = set()
         self._told: set[int] = set()
@@ -647,7 +645,7 @@ class SiteLinks:
                 raise FrameError(f"it is signed by worker {opened.sender}")
         except (FrameError, DecodeError) as error:
             name = self._roster.workers[peer].name
-            deliver(Refused(peer, f"a frame from worker {name!r} was refused: {error}"))
+            deliver(RefusedMessage(peer, f"a frame from worker {name!r} was refused: {error}"))
             return
         self._heard[peer] = time.monotonic()
         if isinstance(opened.message, Sign):
@@ -674,7 +672,7 @@ class SiteLinks:
             outbox.put(None, frame)
 
 
-async def _frames(stream: Stream) -> AsyncIterator[bytes]:
+async def _frames(stream: FrameStream) -> AsyncIterator[bytes]:
     while (data := await stream.read()) is not None:
         yield data
 

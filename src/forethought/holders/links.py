@@ -27,13 +27,13 @@ import numpy as np
 import torch
 from torch import distributed
 
-from forethought.exchange.ledger import ClientLedger, Witness
 from forethought.exchange.messages import Vector
+from forethought.exchange.storage import ClientLedger, Witness
 from forethought.gossip import events as on
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.worker import Machine
-from forethought.holders.work import Result
+from forethought.holders.simulator import Result
 
 # Seconds between two signs of life, and after how many of silence a neighbour is taken for lost.
 BEAT_EVERY, PATIENCE = 0.5, 10.0
@@ -53,14 +53,14 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedMessage:
     """Something that was no message; it changed nothing."""
 
     sender: int | None
     text: str
 
 
-Deliver = Callable[[Arrived | Refused], None]
+Deliver = Callable[[Arrived | RefusedMessage], None]
 
 
 Reduce = Callable[[int, Vector], Vector]
@@ -268,7 +268,7 @@ class WorkerDriver:
         self._witness, self._heard = witness, heard or {}
         self._peers = gossip.mixing.graph.neighbours(me)
         self._alive = Liveness(self._peers, time.monotonic(), self._pace.patience)
-        self._queue: queue.SimpleQueue[Arrived | Refused | on.Event | BaseException] = (
+        self._queue: queue.SimpleQueue[Arrived | RefusedMessage | on.Event | BaseException] = (
             queue.SimpleQueue()
         )
         self._step, self._open = -1, False
@@ -392,7 +392,7 @@ class WorkerDriver:
             return
         if isinstance(came, BaseException):
             raise came
-        if isinstance(came, Refused):
+        if isinstance(came, RefusedMessage):
             self.drove.alarm("refused", came.text)
         elif isinstance(came, Arrived):
             self._arrived(came)

@@ -14,15 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from forethought.exchange.frame import Endpoint
 from forethought.exchange.keys import Keys, Roster
-from forethought.exchange.ledger import ServerJournal
-from forethought.exchange.messages import SERVER, Vector
-from forethought.exchange.storage import FolderStorage
+from forethought.exchange.messages import SERVER, Endpoint, Vector
+from forethought.exchange.storage import FolderStorage, ServerJournal
 from forethought.federated.federation import Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.server import Average, ServerMachine
-from forethought.holders.driving import LOOK, Heard, Out, ServerDriver, stop_on_signals
+from forethought.holders.driving import LOOK, LastHeard, Out, ServerDriver, stop_on_signals
 from forethought.holders.grpc import LINGER, FederationServer
 from forethought.training.folder import locked
 
@@ -295,7 +293,9 @@ async def _watched(
         look(status())
 
 
-def status_of(machine: ServerMachine, driver: ServerDriver, heard: Heard, seconds: float) -> Status:
+def status_of(
+    machine: ServerMachine, driver: ServerDriver, heard: LastHeard, seconds: float
+) -> Status:
     """The status that a server shows."""
     federation = machine.federation
     clients = tuple(

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 
 from forethought.accounting.statement import Randomness, Statement
-from forethought.exchange.codec import decode, encode
 from forethought.exchange.events import Release
-from forethought.exchange.messages import Model, Vector
+from forethought.exchange.messages import Model, Vector, decode, encode
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_checkpoint import RELEASED, STATE
@@ -33,15 +32,19 @@ from forethought.holders.fused import LAW, Cohort, cohorts, course, require_fusi
 from forethought.holders.secure_training import ReportedAverage, train_securely
 from forethought.holders.simulator import (
     GraphSimulator,
+    NoTraining,
+    Result,
     SimulatedGraph,
     SimulatedStar,
     StarSimulator,
+    Times,
+    Trainers,
+    Work,
     average,
+    no_gradients,
 )
-from forethought.holders.times import Times
 from forethought.holders.topology import Topology, topology_of
 from forethought.holders.trainer import Holder, SharedModel, released
-from forethought.holders.work import NoTraining, Result, Trainers, Work, no_gradients
 from forethought.holders.workers import PROCESSES, InProcess, Workers
 from forethought.rounds.contributions import check_loss
 from forethought.rounds.losses import Loss, default_loss
@@ -286,7 +289,7 @@ class PlainFile:
 
 
 class Recorded:
-    """See :class:`forethought.holders.work.Trainers`.
+    """See :class:`forethought.holders.simulator.Trainers`.
 
     Args:
         folder: of the simulation's record.

@@ -13,16 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.frame import Endpoint
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
-from forethought.exchange.ledger import LEDGER, ClientLedger, Witness
-from forethought.exchange.messages import SERVER, Vector
-from forethought.exchange.storage import FolderStorage, LedgerState
+from forethought.exchange.messages import SERVER, Endpoint, Vector
+from forethought.exchange.storage import LEDGER, ClientLedger, FolderStorage, LedgerState, Witness
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.client import SecureClient
@@ -30,10 +28,10 @@ from forethought.federated.secure_aggregation.masking import Ring, SecureAggrega
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.statements import worker_statement
-from forethought.holders.driving import Begin, ClientDriver, Send
+from forethought.holders.driving import CarryClient, ClientDriver
 from forethought.holders.links import Drove, Links, Pace, Stop, WorkerDriver
 from forethought.holders.server import require_member
-from forethought.holders.simulator import worker
+from forethought.holders.simulator import Result, worker
 from forethought.holders.topology import Graph, Star, Topology
 from forethought.holders.trainer import (
     ClientTrainer,
@@ -43,7 +41,6 @@ from forethought.holders.trainer import (
     randomness_of,
     released,
 )
-from forethought.holders.work import Result
 from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
@@ -54,9 +51,6 @@ from forethought.values.serialisation import canonical, plain
 
 # Folder of the statement against somebody who sees one final model.
 OUTSIDER = "outsider"
-CarryClient: TypeAlias = Callable[
-    [Callable[[Send, Begin], ClientDriver], Callable[[Compute], Computed | None]], ClientDriver
-]
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from blake3 import blake3
 from safetensors.torch import load, save
 
 from forethought.accounting.statement import Randomness
-from forethought.exchange.ledger import LEDGER
 from forethought.exchange.messages import Vector
-from forethought.holders.work import HolderError, Result
+from forethought.exchange.storage import LEDGER
+from forethought.holders.simulator import HolderError, Result
 from forethought.rounds.contributions import require_images
 from forethought.rounds.losses import Loss
 from forethought.rounds.private_sum import (

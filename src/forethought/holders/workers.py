@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from forethought.holders.cluster import Actors, cluster
+from forethought.holders.simulator import HolderError, Result, Work
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
-from forethought.holders.work import HolderError, Result, Work
 from forethought.values.mechanism import LocalRounds
 
 # All clients' trainers in this process; those whose weights are the same compute together.
@@ -58,7 +58,7 @@ def _same(one: Work, other: Work) -> bool:
 
 
 class InProcess:
-    """See :class:`forethought.holders.work.Trainers`.
+    """See :class:`forethought.holders.simulator.Trainers`.
 
     Args:
         shared: the model of all clients.
@@ -141,7 +141,7 @@ _own: InProcess | None = None
 
 
 class Workers:
-    """See :class:`forethought.holders.work.Trainers`. A context: it ends its processes.
+    """See :class:`forethought.holders.simulator.Trainers`. A context: it ends its processes.
 
     Args:
         count: of processes.
@@ -179,7 +179,8 @@ class Workers:
                 if block_of(client, len(holders)) % count == rank
             }
             known = {client: state for client, state in (states or {}).items() if client in own}
-            brought = shared.model, own, local_rounds, gradients, known, len(holders)
+            options = {"gradients": gradients, "states": known, "clients": len(holders)}
+            brought = shared.model, own, local_rounds, options
             self._pools.append(processes(1, _begin, brought, engine))
 
     def __enter__(self) -> Workers:
@@ -273,15 +274,8 @@ def processes(
 def _begin(packed: bytes) -> None:
     global _own
     torch.set_num_threads(1)
-    model, holders, local_rounds, gradients, states, clients = pickle.loads(packed)
-    _own = InProcess(
-        SharedModel(model),
-        holders,
-        local_rounds,
-        gradients=gradients,
-        states=states,
-        clients=clients,
-    )
+    model, holders, local_rounds, options = pickle.loads(packed)
+    _own = InProcess(SharedModel(model), holders, local_rounds, **options)
 
 
 def _compute(group: list[Work]) -> dict[int, Result]:

@@ -33,7 +33,7 @@ from forethought.federated.statements import VIEWS, accountant_of, notes
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.gossip.statements import NOTES, network_gains, outsider_gain
-from forethought.jobs.request import Request
+from forethought.jobs.job import Request
 from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, TranscriptError
 from forethought.values import signing
 from forethought.values.caveats import one_line

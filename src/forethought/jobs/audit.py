@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought.jobs.job import JOB_NAME, from_file, resumed
 from forethought.jobs.load import Loaded, load_job
-from forethought.jobs.request import JOB_NAME, from_file, resumed
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from forethought.gossip.gossip import Gossip, digest_of
 from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make, read
 from forethought.gossip.mixing import Mixing, given
-from forethought.holders.simulator import GraphTimes
-from forethought.holders.times import (
+from forethought.holders.simulator import (
     Factors,
+    GraphTimes,
     Hiccups,
     Outage,
     Times,
@@ -38,7 +38,14 @@ from forethought.holders.times import (
     slow_ones,
 )
 from forethought.holders.topology import Topology, topology_of
-from forethought.jobs.job import FederationSection, GossipSection, HoldersSection, Job, JobError
+from forethought.jobs.job import (
+    FederationSection,
+    GossipSection,
+    HoldersSection,
+    Job,
+    JobError,
+    Request,
+)
 from forethought.jobs.load import (
     Loaded,
     arranged_for,
@@ -49,7 +56,6 @@ from forethought.jobs.load import (
     module_of,
     require_possible,
 )
-from forethought.jobs.request import Request
 from forethought.planning import defaults
 from forethought.planning.holders import FederatedPlan, GossipPlan, predict, predict_gossip
 from forethought.planning.plan_request import growing
@@ -66,6 +72,21 @@ Kind = Literal["federation", "gossip"]
 Agreed: TypeAlias = Federation | Gossip
 Section: TypeAlias = FederationSection | GossipSection
 Parts: TypeAlias = tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
+# Keys of a section that what is agreed on has under the same name.
+FEDERATION_KEYS = (
+    "rule",
+    "cohort",
+    "deadline",
+    "absence",
+    "resend",
+    "seed",
+    "cadence",
+    "refreshes",
+)
+GOSSIP_KEYS = (
+    *("rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point"),
+    *("pause", "stagger", "clock", "seed"),
+)
 # The paper's cases: how much slower a worker is, and what batch and step size are multiplied by.
 HICCUP, LARGE = 2.0, 2.0
 
@@ -377,20 +398,12 @@ def _federation(
         network.architecture,
         rounds,
         local,
-        section.rule,
-        exchanged,
-        section.delay.value,
-        section.cohort,
-        section.deadline,
-        section.absence,
-        section.resend,
-        ServerOptimizer(**section.server.model_dump()),
-        Robust(**section.robust.model_dump()),
-        lead.averaging,
-        None,
-        section.seed,
-        cadence=section.cadence,
-        refreshes=section.refreshes,
+        exchanged=exchanged,
+        delay=section.delay.value,
+        server=ServerOptimizer(**section.server.model_dump()),
+        robust=Robust(**section.robust.model_dump()),
+        averaging=lead.averaging,
+        **{name: getattr(section, name) for name in FEDERATION_KEYS},
     )
     if section.secure is None:
         return federation
@@ -449,15 +462,8 @@ def _gossip(
         trust=Trust(section.difference, section.largest),
         compression=compression_of(section),
         start=network.start,
-        **{name: getattr(section, name) for name in AS_IN_JOB},
+        **{name: getattr(section, name) for name in GOSSIP_KEYS},
     )
-
-
-# Keys of a ``[gossip]`` that a gossip has under the same name.
-AS_IN_JOB = (
-    *("rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point"),
-    *("pause", "stagger", "clock", "seed"),
-)
 
 
 def _each_once(

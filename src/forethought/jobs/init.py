@@ -18,7 +18,7 @@ from forethought.data.files import DAMAGE, read
 from forethought.data.reading import Kind, Table, kind_of
 from forethought.data.sources import shape_read, wanted_arrays
 from forethought.data.tables import require_text
-from forethought.jobs.request import toml_key, toml_value
+from forethought.jobs.job import toml_key, toml_value
 
 # A first job file from a look at a table, on its owner's machine, for the owner to correct.
 #

@@ -12,8 +12,7 @@ import numpy as np
 
 from forethought.data.dataset import Dataset, PersonRows
 from forethought.data.synthetic import Indices, shares
-from forethought.jobs.job import Job, JobError
-from forethought.jobs.request import Request, with_features
+from forethought.jobs.job import Job, JobError, Request, with_features
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import of_persons
 from forethought.training.records import with_caveats

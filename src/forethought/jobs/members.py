@@ -16,9 +16,8 @@ import numpy as np
 
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
-from forethought.exchange.ledger import LEDGER, counted
 from forethought.exchange.messages import SERVER, Join
-from forethought.exchange.storage import FolderStorage
+from forethought.exchange.storage import LEDGER, FolderStorage, counted
 from forethought.federated.federation import (
     FEDERATION,
     Federation,
@@ -28,14 +27,14 @@ from forethought.federated.federation import (
 )
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
-from forethought.holders.driving import Begin, ClientDriver, Send
+from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send
 from forethought.holders.flower import client_turn, content_of, frames_of, node_stream, over_grid
 from forethought.holders.grpc import PeerRoster
 from forethought.holders.links import Drove, Pace
 from forethought.holders.server import CarryServer, Served, over_grpc, serve
 from forethought.holders.topology import topology_of
 from forethought.jobs.holders import (
-    AS_IN_JOB,
+    GOSSIP_KEYS,
     Agreed,
     Kind,
     Network,
@@ -48,9 +47,8 @@ from forethought.jobs.holders import (
     section_of,
     speeds_of,
 )
-from forethought.jobs.job import JobError
+from forethought.jobs.job import JobError, Request, from_file
 from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
-from forethought.jobs.request import Request, from_file
 from forethought.planning import defaults
 from forethought.values.plan import other_terms, promised
 
@@ -62,7 +60,7 @@ if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.exchange.messages import Vector
     from forethought.holders.cluster import Here
-    from forethought.holders.taking_part import CarryClient, Share, TookPart
+    from forethought.holders.taking_part import Share, TookPart
     from forethought.holders.trainer import SharedModel
     from forethought.rounds.losses import Loss
 
@@ -791,7 +789,7 @@ def _require_same(request: Request, gossip: Gossip) -> None:
     """
     section = section_of(request.job, "gossip")
     compared: dict[str, tuple[object, object]] = {
-        name: (getattr(section, name), getattr(gossip, name)) for name in AS_IN_JOB
+        name: (getattr(section, name), getattr(gossip, name)) for name in GOSSIP_KEYS
     }
     compared["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)
     compared["workers"] = (section.workers or gossip.workers, gossip.workers)

@@ -32,7 +32,7 @@ ML = "ai.onnx.ml"
 
 
 @dataclass
-class Graph:
+class OnnxGraph:
     """Nodes in order, each with one output."""
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Graph:
         return self.add("Cast", value, to=_type(kind))
 
 
-def encoded(graph: Graph, encoder: Encoder) -> tuple[str, str | None]:
+def encoded(graph: OnnxGraph, encoder: Encoder) -> tuple[str, str | None]:
     """Names of the features, float32 (N, features), and of whether a row is refused, bool (N,).
 
     The latter is None where nothing can be refused. Inputs are one a column that becomes features,
@@ -176,7 +176,7 @@ def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
     """Encoding before the network, answers behind it."""
     from onnx import helper
 
-    graph, card = Graph(), predictor.card
+    graph, card = OnnxGraph(), predictor.card
     if card.encoder is None:
         shape = ("N", *card.inputs)
         features = graph.add("Identity", graph.input("inputs", np.float32, shape=shape))
@@ -227,7 +227,7 @@ def before(predictor: Predictor) -> dict[str, str]:
     }
 
 
-def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:
+def _prepared(graph: OnnxGraph, features: str, predictor: Predictor) -> str:
     """Inputs as :meth:`forethought.rounds.preparation.Constants.apply` has them."""
 
     constants = predictor.constants
@@ -245,7 +245,7 @@ def _prepared(graph: Graph, features: str, predictor: Predictor) -> str:
     return graph.cast(found, np.float32)
 
 
-def _answers(graph: Graph, predictor: Predictor, refused: str | None) -> list[Any]:
+def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> list[Any]:
     """The meaning of the network's outputs, as named outputs of the graph."""
     from onnx import TensorProto, helper
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.data.dataset import PersonRows, Split, one_row_each
-from forethought.jobs.job import JobError
+from forethought.jobs.job import JOB_NAME, JobError, Request, on_pixels, overridden
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
-from forethought.jobs.request import JOB_NAME, Request, on_pixels, overridden
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.contributions import Persons
 from forethought.values.plan import Plan

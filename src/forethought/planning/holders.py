@@ -33,9 +33,16 @@ from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Mixing, MixingError
 from forethought.gossip.mixing import Named as MixingKind
 from forethought.gossip.statements import as_in_the_paper, worker_statement
-from forethought.holders.simulator import GraphSimulator, GraphTimes, SimulatedGraph, StarSimulator
-from forethought.holders.times import OVERHEAD, Times
-from forethought.holders.work import NoTraining, no_gradients
+from forethought.holders.simulator import (
+    OVERHEAD,
+    GraphSimulator,
+    GraphTimes,
+    NoTraining,
+    SimulatedGraph,
+    StarSimulator,
+    Times,
+    no_gradients,
+)
 from forethought.values.checks import whole
 from forethought.values.mechanism import Budget, LocalRounds, first_round, updates_of
 from forethought.values.use import Averaging

@@ -19,7 +19,7 @@ from forethought.report.terminal import figures
 if TYPE_CHECKING:
     from forethought.gossip.gossip import Gossip
     from forethought.holders.server import Status
-    from forethought.jobs.rehearsal import GossipRehearsal
+    from forethought.jobs.public_proxy import GossipRehearsal
     from forethought.values.plan import Plan
 
 # More rows than this nobody reads.

@@ -29,7 +29,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from forethought.jobs.request import to_toml
+from forethought.jobs.job import to_toml
 from forethought.web.planner import SettingError, Settings, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
@@ -102,8 +102,8 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
     """
     if job_file is None:
         return Place(folder), Settings()
+    from forethought.jobs.job import from_file
     from forethought.jobs.load import load_job
-    from forethought.jobs.request import from_file
 
     loaded = load_job(from_file(job_file), data_dir)
     job, usual = loaded.request.job, Settings()  # as settled when the data were read
