@@ -23,9 +23,9 @@ import numpy as np
 
 import forethought as ft
 from forethought.gossip.compression import mixed
+from forethought.gossip.events import Weights
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
-from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
 from forethought.holders.cluster import Here, cluster, run_workers
 from forethought.holders.links import Arrived

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from forethought.federated.secure_aggregation.masking import (
         SecureAggregationError as SecureAggregationError,
     )
-    from forethought.gossip.clipping import NeighbourError as NeighbourError
     from forethought.gossip.compression import PayloadError as PayloadError
     from forethought.gossip.decentralised import NetworkViewError as NetworkViewError
     from forethought.gossip.gossip import GossipError as GossipError
+    from forethought.gossip.gossip import NeighbourError as NeighbourError
     from forethought.gossip.graphs import GraphError as GraphError
     from forethought.gossip.mixing import MixingError as MixingError
     from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWarning
@@ -88,7 +88,7 @@ _HOME = {
     "LogError": "exchange.storage",
     "MixingError": "gossip.mixing",
     "MutedWeightsWarning": "training.records",
-    "NeighbourError": "gossip.clipping",
+    "NeighbourError": "gossip.gossip",
     "NetworkViewError": "gossip.decentralised",
     "NonFiniteRecordsWarning": "training.records",
     "NotCentredWarning": "training.records",

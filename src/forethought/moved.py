@@ -42,7 +42,7 @@ for _now, _former in {
     "fused": "federated.fused",
     "grpc": "network peers.roster peers.sites",
     "links": "peers peers.driving peers.launched peers.links",
-    "secure_training": "federated.reporting federated.secure_training",
+    "secure_training": "federated.reporting federated.secure_checkpoint federated.secure_training",
     "server": "network.server",
     "simulate": "federated.simulate gossip.simulate holders.recorded holders.simulated",
     "simulator": "federated.simulator gossip.machines gossip.simulator holders.times holders.work "
@@ -53,6 +53,10 @@ for _now, _former in {
 MOVED.update(dict.fromkeys(("planning.federated", "planning.gossip"), "planning.holders"))
 for _now, _former in {
     "exchange.messages": "exchange.codec exchange.frame",
+    "federated.steps": "federated.server_optimizers",
+    "gossip.compression": "gossip.replicas",
+    "gossip.events": "gossip.messages",
+    "gossip.gossip": "gossip.clipping",
     "exchange.storage": "exchange.ledger",
     "jobs.job": "jobs.request",
     "jobs.holders": "jobs.federate jobs.gossip",

@@ -37,7 +37,7 @@ from forethought.exchange.messages import (
     proven,
     seal,
 )
-from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Weights
+from forethought.gossip.events import ANSWER, LAST, Hello, Known, Weights
 
 RUN, OTHER_RUN = bytes(range(32)), bytes(32)
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 3)]

@@ -21,7 +21,7 @@ from forethought.exchange.messages import (
     unpack,
     widened,
 )
-from forethought.gossip.messages import Weights
+from forethought.gossip.events import Weights
 
 BITS = arrays(np.uint32, st.integers(0, 200), elements=st.integers(0, 2**32 - 1))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forethought.federated.aggregation import TOGETHER, Mean, aggregate, shortened
 from forethought.federated.federation import Robust, ServerOptimizer
-from forethought.federated.server_optimizers import moved
+from forethought.federated.steps import moved
 
 D = 5
 

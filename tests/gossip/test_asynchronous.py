@@ -11,8 +11,8 @@ from forethought.exchange.messages import Update
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
-from forethought.gossip.clipping import Trust
-from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Weights
+from forethought.gossip.events import ANSWER, LAST, Hello, Known, Weights
+from forethought.gossip.gossip import Trust
 from forethought.gossip.worker import LOST, UNIT
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from forethought.gossip.clipping import NeighbourError, Trust
 from forethought.gossip.compression import Compression, PayloadError, mixed
+from forethought.gossip.gossip import NeighbourError, Trust
 
 EVERY = [Compression(), Compression("bf16"), Compression("top-k", 0.1), Compression("top-k", 1.0)]
 VECTORS = arrays(

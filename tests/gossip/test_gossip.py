@@ -10,9 +10,8 @@ from workers import gossip, plan, vector
 import forethought as ft
 from forethought.exchange.messages import Update
 from forethought.exchange.storage import LedgerState
-from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
-from forethought.gossip.gossip import Gossip, GossipError, Member, digest_of
+from forethought.gossip.gossip import Gossip, GossipError, Member, Trust, digest_of
 from forethought.gossip.graphs import make, read
 from forethought.gossip.mixing import Mixing, given
 from forethought.gossip.worker import UNIT

@@ -7,8 +7,7 @@ import pytest
 from workers import gossip, plan
 
 from forethought.gossip import events as on
-from forethought.gossip.compression import Compression
-from forethought.gossip.replicas import START, Link
+from forethought.gossip.compression import START, Compression, Link
 from forethought.holders.simulator import worker
 
 FEW = Compression("top-k", 0.3)

@@ -14,10 +14,9 @@ import forethought as ft
 from forethought.accounting.statement import Statement, StatementError, disjoint
 from forethought.accounting.verification import verify
 from forethought.gossip import events as on
-from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
 from forethought.gossip.decentralised import NetworkViewError
-from forethought.gossip.gossip import GossipError, Member
+from forethought.gossip.gossip import GossipError, Member, Trust
 from forethought.gossip.statements import (
     as_in_the_paper,
     network_gains,

@@ -12,8 +12,8 @@ from forethought.exchange.events import Alarm
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Compression
+from forethought.gossip.events import Weights
 from forethought.gossip.gossip import Member
-from forethought.gossip.messages import Weights
 from forethought.holders.simulator import worker
 from trials.recorded import Recorded, event_bytes, event_of, replayed
 

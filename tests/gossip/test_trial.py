@@ -13,7 +13,7 @@ from forethought.exchange.events import Commit
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
-from forethought.gossip.messages import LAST, Weights
+from forethought.gossip.events import LAST, Weights
 from trials import ViolationError
 from trials.gossip import CALM, Faults, Trial, run_trials
 

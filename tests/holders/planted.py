@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forethought.gossip import events as on
-from forethought.gossip.messages import Weights
+from forethought.gossip.events import Weights
 
 
 class Around:

@@ -23,10 +23,9 @@ if importlib.util.find_spec("ray") is None:
 
 import forethought as ft
 from forethought.exchange.messages import KINDS, encode
-from forethought.gossip.clipping import Trust
-from forethought.gossip.gossip import Gossip, Member
+from forethought.gossip.events import Weights
+from forethought.gossip.gossip import Gossip, Member, Trust
 from forethought.gossip.graphs import make
-from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
 from forethought.holders import cluster as module
 from forethought.holders.cluster import (

@@ -16,9 +16,8 @@ import pytest
 import forethought as ft
 from forethought.federated.federation import Delay, Federation, Robust, ServerOptimizer
 from forethought.federated.federation import Member as Client
-from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
-from forethought.gossip.gossip import Gossip, Member
+from forethought.gossip.gossip import Gossip, Member, Trust
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.holders.simulator import GraphSimulator as Graph

@@ -10,9 +10,9 @@ import pytest
 import forethought as ft
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
+from forethought.gossip.events import LAST, Weights
 from forethought.gossip.gossip import Gossip, Member
 from forethought.gossip.graphs import make
-from forethought.gossip.messages import LAST, Weights
 from forethought.gossip.mixing import Mixing
 from forethought.holders.simulator import (
     GraphSimulator,

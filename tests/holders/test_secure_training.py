@@ -23,8 +23,8 @@ from forethought.federated.secure_aggregation.masking import (
 )
 from forethought.federated.secure_aggregation.protocol import MaskedSum, MaskKeys, secure_sum
 from forethought.federated.secure_aggregation.shared_noise import secured
-from forethought.federated.server_optimizers import moved
 from forethought.federated.statements import client_statement
+from forethought.federated.steps import moved
 from forethought.holders.secure_training import train_securely
 from forethought.holders.simulate import SimulatedRun, simulate
 from forethought.holders.simulator import Times

@@ -15,8 +15,8 @@ from threads import toward
 from workers import gossip, vector
 
 from forethought.exchange.keys import Keys, RosterError
+from forethought.gossip.events import Hello, Known, Weights
 from forethought.gossip.gossip import GossipError
-from forethought.gossip.messages import Hello, Known, Weights
 from forethought.holders.grpc import PeerRoster, SiteLinks
 from forethought.holders.links import Arrived, Pace, PeersError, RefusedMessage, WorkerDriver
 from forethought.holders.simulator import worker

@@ -15,7 +15,7 @@ from workers import gossip, vector
 from forethought.exchange.messages import PROOF_BYTES
 from forethought.exchange.storage import ClientLedger, Witness
 from forethought.gossip.compression import Compression
-from forethought.gossip.messages import Hello, Known, Weights
+from forethought.gossip.events import Hello, Known, Weights
 from forethought.holders.links import Arrived, Drove, Pace, PeersError, WorkerDriver
 from forethought.holders.simulator import worker
 from trials.recorded import Recorded, replayed

@@ -27,10 +27,9 @@ from forethought.exchange.messages import KINDS, DecodeError, Update, encode, ju
 from forethought.exchange.storage import ClientLedger, LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
-from forethought.gossip.clipping import Trust
-from forethought.gossip.gossip import Gossip, Member
+from forethought.gossip.events import Hello, Known, Weights
+from forethought.gossip.gossip import Gossip, Member, Trust
 from forethought.gossip.graphs import Kind, make
-from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.mixing import Mixing
 from forethought.holders.simulator import Agenda
 from forethought.values.mechanism import Mechanism, Rounds

@@ -22,7 +22,7 @@ from forethought.exchange.messages import (
     Refusal,
     Update,
 )
-from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Weights
+from forethought.gossip.events import ANSWER, LAST, Hello, Known, Weights
 
 REASONS = ("late", "twice", "future", "conflict", "norm", "shape", "beyond plan", "stale", "")
 

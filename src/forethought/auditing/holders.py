@@ -31,9 +31,9 @@ from forethought.exchange.messages import Update
 from forethought.federated.federation import Federation, Member
 from forethought.gossip import events as on
 from forethought.gossip import gossip
-from forethought.gossip.clipping import HUGE, Trust
+from forethought.gossip.events import Weights
+from forethought.gossip.gossip import HUGE, Trust
 from forethought.gossip.graphs import make
-from forethought.gossip.messages import Weights
 from forethought.gossip.mixing import Mixing
 from forethought.holders.simulator import GraphSimulator, StarSimulator, Times
 from forethought.holders.trainer import Holder, SharedModel

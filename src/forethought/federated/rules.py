@@ -13,8 +13,7 @@ from forethought.exchange.storage import Absent, Closed, Entry, Left, Returned
 from forethought.federated.aggregation import aggregate, shortened
 from forethought.federated.federation import Federation
 from forethought.federated.own_model import subtract_step
-from forethought.federated.server_optimizers import Moments, is_plain, moved
-from forethought.federated.steps import step_size
+from forethought.federated.steps import Moments, is_plain, moved, step_size
 from forethought.values.plan import step_sizes
 
 Arrays = dict[str, NDArray[np.generic]]

@@ -16,10 +16,9 @@ from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.events import Received
+from forethought.gossip.compression import Link
+from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, Received, Weights
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.messages import ANSWER, LAST, Hello, Known, Message, Weights
-from forethought.gossip.replicas import Link
 from forethought.gossip.worker import UNIT, Effects, Releases, moved
 
 # So often a worker that is back asks for somebody's weights.

@@ -23,9 +23,8 @@ from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.events import Received
+from forethought.gossip.events import Hello, Known, Received, Weights
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.worker import Effects, Releases
 
 # Releases that a ledger keeps whole: two neighbours are at most one round apart, and begin again

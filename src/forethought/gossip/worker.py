@@ -19,10 +19,9 @@ from forethought.exchange.events import Acknowledged, Alarm, Commit, Release
 from forethought.exchange.messages import Update, Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.clipping import NeighbourError
 from forethought.gossip.compression import mixed
-from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.messages import Weights
+from forethought.gossip.events import Weights
+from forethought.gossip.gossip import Gossip, GossipError, NeighbourError
 from forethought.gossip.steps import Steps
 
 # The global count of updates, known to every worker without a server.

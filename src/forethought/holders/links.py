@@ -30,8 +30,8 @@ from torch import distributed
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import ClientLedger, Witness
 from forethought.gossip import events as on
+from forethought.gossip.events import Hello, Known, Weights
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.messages import Hello, Known, Weights
 from forethought.gossip.worker import Machine
 from forethought.holders.simulator import Result
 

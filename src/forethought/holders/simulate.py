@@ -23,13 +23,12 @@ from forethought.exchange.events import Release
 from forethought.exchange.messages import Model, Vector, decode, encode
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import Federation, FederationError
-from forethought.federated.secure_checkpoint import RELEASED, STATE
-from forethought.federated.server_optimizers import Moments, moved
+from forethought.federated.steps import Moments, moved
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.worker import Machine
 from forethought.gradients import check_model
 from forethought.holders.fused import LAW, Cohort, cohorts, course, require_fusible
-from forethought.holders.secure_training import ReportedAverage, train_securely
+from forethought.holders.secure_training import RELEASED, STATE, ReportedAverage, train_securely
 from forethought.holders.simulator import (
     GraphSimulator,
     NoTraining,

@@ -31,9 +31,8 @@ from forethought.federated.federation import Federation
 from forethought.federated.server import Average, ServerMachine
 from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
-from forethought.gossip.events import GradientDone
+from forethought.gossip.events import GradientDone, Weights
 from forethought.gossip.gossip import Gossip, Rule
-from forethought.gossip.messages import Weights
 from forethought.gossip.synchronous import AllReduceWorker, SynchronousWorker
 from forethought.gossip.worker import Effects, Machine
 from forethought.values.checks import real, whole

@@ -20,9 +20,8 @@ from forethought.federated.secure_aggregation.masking import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
-from forethought.gossip.clipping import Trust
 from forethought.gossip.compression import Compression
-from forethought.gossip.gossip import Gossip, digest_of
+from forethought.gossip.gossip import Gossip, Trust, digest_of
 from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make, read
 from forethought.gossip.mixing import Mixing, given

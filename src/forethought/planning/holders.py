@@ -26,8 +26,7 @@ from forethought.accounting import exact
 from forethought.accounting.interval import warn_if_wide
 from forethought.federated.federation import Federation, Robust
 from forethought.federated.statements import client_statement
-from forethought.gossip.clipping import Trust
-from forethought.gossip.gossip import Gossip, GossipError
+from forethought.gossip.gossip import Gossip, GossipError, Trust
 from forethought.gossip.graphs import GraphError, make
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Mixing, MixingError
