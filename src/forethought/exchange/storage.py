@@ -273,14 +273,15 @@ class FolderStorage:
 
     Args:
         folder: made when missing. One process at a time: lock it.
+        durable: False: what the system has not written yet may be lost with it, whole records.
 
     Raises:
         OSError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, durable: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.folder = folder
+        self.folder, self._durable = folder, durable
 
     def read(self, name: str) -> bytes | None:
         """See :class:`~forethought.exchange.storage.Storage`.
@@ -303,13 +304,13 @@ class FolderStorage:
         part = path.with_name(f".{name}.part")
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            _write(descriptor, content)
+            self._write(descriptor, content)
             part.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
-        _sync_folder(self.folder)
+        self._sync()
 
     def append(self, name: str, content: bytes) -> None:
         """See :class:`~forethought.exchange.storage.Storage`.
@@ -319,32 +320,32 @@ class FolderStorage:
         """
         path = self._path(name)
         new = not path.exists()
-        _write(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), content)
+        self._write(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), content)
         if new:
-            _sync_folder(self.folder)
+            self._sync()
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name here: small letters, digits, dots and dashes")
         return self.folder / name
 
+    def _write(self, descriptor: int, content: bytes) -> None:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+            if self._durable:
+                os.fsync(file.fileno())
 
-def _write(descriptor: int, content: bytes) -> None:
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
-        view = memoryview(content)
-        while view:
-            view = view[file.write(view) :]
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _sync(self) -> None:
+        """Make the folder's own entries durable."""
+        if os.name != "posix" or not self._durable:
+            return
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # A client's ledger, its witness, and a server's journal.

@@ -255,38 +255,6 @@ class _KeptUpdate:
     vector: Vector
 
 
-class PlainFile:
-    """Storage of a simulation: whatever the system has not written yet may be lost, whole records.
-
-    Args:
-        folder: exists.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def read(self, name: str) -> bytes | None:
-        """The content, or None where there is none."""
-        path = self._folder / name
-        return path.read_bytes() if path.exists() else None
-
-    def replace(self, name: str, content: bytes) -> None:
-        """Write it anew."""
-        path = self._folder / name
-        part = path.with_name(f".{name}.part")
-        part.touch(mode=0o600)
-        part.write_bytes(content)
-        part.replace(path)
-
-    def append(self, name: str, content: bytes) -> None:
-        """Add at the end."""
-        path = self._folder / name
-        if not path.exists():
-            path.touch(mode=0o600)
-        with path.open("ab") as file:
-            file.write(content)
-
-
 class Recorded:
     """See :class:`forethought.holders.simulator.Trainers`.
 
@@ -311,7 +279,7 @@ class Recorded:
                     f"{folder} holds a simulation that was begun "
                     f"{'with' if other == FUSED else 'without'} fused = true: go on with it so"
                 )
-        self._log = RecordLog(PlainFile(folder), name)
+        self._log = RecordLog(FolderStorage(folder, durable=False), name)
         self._known: dict[tuple[int, int], _KeptUpdate] = {}
         states: dict[int, bytes] = {}
         for record in self._log.replay():
