@@ -61,6 +61,14 @@ Carrier = Annotated[str, typer.Option("--engine", help="Carries the messages: gr
 Certificates = Annotated[
     Path | None, typer.Option(help="PEM file that the SuperLink's certificate is checked against.")
 ]
+Allowed = Annotated[
+    float | None, typer.Option(help="Largest ε that the own plan may spend. Default: the job's.")
+]
+AtDelta = Annotated[float | None, typer.Option(help="At this δ.")]
+WitnessFolder = Annotated[
+    Path | None,
+    typer.Option(help="Folder that counts releases, to tell a restored ledger. Default: --keys."),
+]
 MemberFolder = Annotated[
     Path | None, typer.Option(help="Ledger, secrets and results. Default: runs/JOB-NAME.")
 ]
@@ -159,12 +167,7 @@ def simulate(
     context: typer.Context,
     job_file: JobFile = None,
     demo: Annotated[
-        bool,
-        typer.Option(
-            "--demo",
-            help="The built-in job: the digits over ten clients or eight "
-            "workers, one of them slow.",
-        ),
+        bool, typer.Option("--demo", help="The digits over ten clients, or eight workers.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for results, and to go on from. Default: none.")
@@ -455,20 +458,15 @@ def client(
         Path | None,
         typer.Option(help="Private key that Flower's SuperLink knows this node by (OpenSSH)."),
     ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Largest ε allowed, whatever was planned.")
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help="At this δ; goes with --epsilon.")] = None,
+    epsilon: Allowed = None,
+    delta: AtDelta = None,
     leave: Annotated[
         bool,
         typer.Option(
             "--leave", help="The server goes on without you; without masks you may begin again."
         ),
     ] = False,
-    witness: Annotated[
-        Path | None,
-        typer.Option(help="Folder that counts releases, to tell a restored ledger. Default: keys."),
-    ] = None,
+    witness: WitnessFolder = None,
     replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -582,14 +580,9 @@ def peer(
     listen: Annotated[
         str | None, typer.Option(help="host:port to listen on. Default: the roster's.")
     ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The most that the own plan may spend. Default: the job's.")
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help="At this δ.")] = None,
-    witness: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the count that tells a restored ledger. Default: --keys."),
-    ] = None,
+    epsilon: Allowed = None,
+    delta: AtDelta = None,
+    witness: WitnessFolder = None,
     replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
