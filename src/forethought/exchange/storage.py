@@ -1,4 +1,4 @@
-"""What a machine survives a crash with: a client's ledger and its witness, a server's journal."""
+"""Storage that survives a crash: a client's ledger and its witness, a server's journal."""
 
 from __future__ import annotations
 

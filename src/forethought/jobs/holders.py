@@ -139,7 +139,7 @@ class Holders:
 
     @property
     def gossip(self) -> Gossip:
-        """What workers agreed on."""
+        """The gossip that workers agreed on."""
         return cast(Gossip, self.agreed)
 
     @property

@@ -413,7 +413,7 @@ def take_part_in_job(
 
 
 def _own_terms(request: Request, agreed_on: Agreed, loaded: Loaded, shared: SharedModel) -> Any:
-    """What a member's own job comes to, for as many records of each as was agreed on."""
+    """The terms that a member's own job comes to, for as many records of each as was agreed on."""
     topology = topology_of(agreed_on)
     section = section_of(request.job, topology.kind)
     sizes = [plan.examples for plan in topology.plans]
