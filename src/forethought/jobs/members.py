@@ -106,8 +106,8 @@ class Membership:
     @property
     def place(self) -> int:
         """Its own place in the roster."""
-        name = self.keys.identity.name if isinstance(self.roster, Roster) else self.keys
-        found: int = self.roster.place(name)
+        own = self.keys.identity.name if isinstance(self.roster, Roster) else self.keys
+        found: int = self.roster.place(own)
         return found
 
 
@@ -197,12 +197,9 @@ def _hand_out(
         roster = Roster.of(identities[0], identities[1:])
         agreed = with_roster(agreed, roster)
     else:
-        tables = section_of(request.job, "gossip").tables
-        given = [getattr(table, "address", None) for table in tables] or [None] * len(identities)
-        ports = range(FIRST_PORT, FIRST_PORT + len(identities))
-        addresses = [
-            own or f"127.0.0.1:{port}" for own, port in zip(given, ports, strict=True)
-        ]  # fmt: skip
+        tables = section_of(request.job, "gossip").worker
+        given = [table.address for table in tables] or [None] * len(identities)
+        addresses = [own or f"127.0.0.1:{FIRST_PORT + k}" for k, own in enumerate(given)]
         roster = PeerRoster.of(identities, addresses)
         agreed = roster.with_keys(agreed)
     for folder in folders:
