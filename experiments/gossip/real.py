@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from forethought.gossip.worker import Effects, Releases
-from forethought.holders.cluster import Here, cluster, run_workers
+from forethought.holders.cluster import ActorContext, cluster, run_workers
 from forethought.holders.simulator import Hiccups
 from forethought.holders.trainer import ClientTrainer
 from forethought.jobs.holders import holders_of
@@ -101,7 +101,9 @@ def work(case: str, seed: int, data: Path, out: Path) -> None:
     left(made, done.took.weights, rank, out)
 
 
-def act(case: str, seed: int, data: Path, out: Path, planned: Any, me: int, here: Here) -> None:
+def act(
+    case: str, seed: int, data: Path, out: Path, planned: Any, me: int, here: ActorContext
+) -> None:
     """Be one actor of a cluster."""
     made = slowed(case, me)
     request = request_of(case, "asynchronous", seed)

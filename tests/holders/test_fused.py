@@ -23,7 +23,7 @@ from forethought.federated.federation import (
     Robust,
     ServerOptimizer,
 )
-from forethought.holders.fused import Cohort, cohorts, course, require_fusible
+from forethought.holders.fused import Cohort, cohorts, require_fusible, simulated_times
 from forethought.holders.simulate import rehearsed, simulate
 from forethought.holders.simulator import Outage, Times, Way, Work
 from forethought.holders.trainer import Holder, SharedModel
@@ -420,7 +420,7 @@ def test_its_seconds_and_messages_are_those_of_the_machines(
 ) -> None:
     agreed = federation(**changes)
     given = replace(TIMES, **times)
-    ours, theirs = course(agreed, given, cohorts(agreed)), rehearsed(agreed, given)
+    ours, theirs = simulated_times(agreed, given, cohorts(agreed)), rehearsed(agreed, given)
     assert ours.versions == pytest.approx(theirs.versions, rel=1e-12)
     assert ours.seconds == pytest.approx(theirs.seconds, rel=1e-12)
     assert (ours.messages, ours.sent_bytes) == (theirs.messages, theirs.sent_bytes)

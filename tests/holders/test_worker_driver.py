@@ -16,13 +16,13 @@ from forethought.exchange.messages import PROOF_BYTES
 from forethought.exchange.storage import ClientLedger, Witness
 from forethought.gossip.compression import Compression
 from forethought.gossip.events import Hello, Known, Weights
-from forethought.holders.links import Arrived, Drove, Pace, PeersError, WorkerDriver
+from forethought.holders.links import Arrived, Pace, PeersError, WorkerDriver, WorkerOutcome
 from forethought.holders.simulator import worker
 from trials.recorded import Recorded, replayed
 from trials.storage import MemoryStorage, UnsignedEndpoint
 
 
-def outcomes(crew: Crew) -> list[Drove]:
+def outcomes(crew: Crew) -> list[WorkerOutcome]:
     found = [crew.outcomes[k] for k in sorted(crew.outcomes)]
     for one in found:
         if isinstance(one, BaseException):
@@ -212,7 +212,9 @@ def test_a_worker_whose_trainer_fails_ends_with_its_error():
     crew.start()
     crew.join()
     assert isinstance(crew.outcomes[1], OSError)
-    assert isinstance(crew.outcomes[0], Drove)  # its own plan is used up, and nothing is heard
+    assert isinstance(
+        crew.outcomes[0], WorkerOutcome
+    )  # its own plan is used up, and nothing is heard
     assert crew.recorded[0].updates == agreed.updates(0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from forethought.gossip.gossip import Gossip
-from forethought.holders.links import Arrived, Deliver, Drove, Pace, WorkerDriver
+from forethought.holders.links import Arrived, Deliver, Pace, WorkerDriver, WorkerOutcome
 from forethought.holders.simulator import Result, worker
 from trials.recorded import Recorded
 
@@ -85,7 +85,7 @@ class Crew:
             )
             for k in range(gossip.workers)
         ]  # fmt: skip
-        self.outcomes: dict[int, Drove | BaseException] = {}
+        self.outcomes: dict[int, WorkerOutcome | BaseException] = {}
         self.threads = [
             threading.Thread(target=self._run, args=(k,)) for k in range(gossip.workers)
         ]

@@ -28,7 +28,7 @@ from forethought.exchange.keys import Keys
 from forethought.exchange.messages import Endpoint, Model
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.statements import Policy
-from forethought.holders.flower import client_turn
+from forethought.holders.flower import answer_requests
 from forethought.jobs import members as jobs
 from forethought.jobs.job import JobError, from_file
 from forethought.training.folder import KEYS
@@ -313,7 +313,7 @@ def test_a_ledger_that_was_set_back_stops_the_client_and_keeps_its_secrets(
     request = from_file(job)
 
     def carry(make: Any, compute: Any) -> Any:
-        driver, _ = client_turn([], make, compute)
+        driver, _ = answer_requests([], make, compute)
         server = jobs.Membership.load(keys / "server", "federation")
         federation = server.agreed
         sealing = Endpoint(federation.run_id, -1, server.keys.signing, {}, federation.parameters)

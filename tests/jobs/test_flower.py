@@ -27,7 +27,7 @@ from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import FederationError
 from forethought.federated.server import ServerMachine
 from forethought.holders.driving import Out, ServerDriver
-from forethought.holders.flower import ServerTurns, submit
+from forethought.holders.flower import RequestReplyDriver, submit
 from forethought.holders.server import Status, status_of
 from forethought.jobs import members as jobs
 from forethought.jobs.job import JobError, from_file
@@ -65,7 +65,7 @@ def in_turns(job: Path, out: Path, lose: Callable[[int], bool] = lambda number: 
 
     def carry(machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
         clock, count = [0.0], 0
-        turns = ServerTurns(make, len(CLIENTS), lambda: clock[0])
+        turns = RequestReplyDriver(make, len(CLIENTS), lambda: clock[0])
         nodes = {number: number % len(CLIENTS) for number in (10, 11, 12)}
         turns.driver.connected()
         while len(turns.told) < len(CLIENTS):

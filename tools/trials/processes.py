@@ -33,7 +33,7 @@ from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing, Named
 from forethought.gossip.worker import Effects, Machine
 from forethought.holders import taking_part
-from forethought.holders.cluster import Here, cluster
+from forethought.holders.cluster import ActorContext, cluster
 from forethought.holders.grpc import PeerRoster, SiteLinks
 from forethought.holders.links import Links, Pace, PeersError, TeamLinks
 from forethought.holders.simulator import Result, worker
@@ -234,7 +234,11 @@ def begun_of(event: bytes) -> LedgerState:
 
 
 def live(
-    setting: Setting, me: int, life: int, watch: Watch | None = None, here: Here | None = None
+    setting: Setting,
+    me: int,
+    life: int,
+    watch: Watch | None = None,
+    here: ActorContext | None = None,
 ) -> None:
     """One life of one worker: from its folder to its end, or until somebody kills it.
 
@@ -304,7 +308,7 @@ def _sites(gossip: Gossip, roster: PeerRoster) -> Callable[[Keys], Links]:
     return lambda keys: SiteLinks(gossip, roster, keys, back_off=(0.05, 0.5))
 
 
-def _actors(gossip: Gossip, me: int, here: Here) -> Callable[[Keys], Links]:
+def _actors(gossip: Gossip, me: int, here: ActorContext) -> Callable[[Keys], Links]:
     return lambda keys: here.links(gossip, me)
 
 

@@ -166,7 +166,7 @@ def name_of(run: str, worker: int) -> str:
     return f"{run}/{worker}"
 
 
-class Host:
+class WorkerActor:
     """The process of one worker: its call of :meth:`work`, and what neighbours bring meanwhile."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class Host:
             self._links = ActorLinks(run, me, gossip)
             return self._links
 
-        return call(Here(links, self._paused.is_set, self._tell))
+        return call(ActorContext(links, self._paused.is_set, self._tell))
 
     def _tell(self, updates: int) -> None:
         self._told = updates
@@ -205,7 +205,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Here:
+class ActorContext:
     """A worker's surroundings on a cluster.
 
     Args:
@@ -217,7 +217,7 @@ class Here:
     tell: Callable[[int], None]
 
 
-Call: TypeAlias = Callable[[Here], T]
+Call: TypeAlias = Callable[[ActorContext], T]
 
 
 def actor() -> Any:
@@ -227,12 +227,12 @@ def actor() -> Any:
     again = {"work": -1}  # Ray calls it again in the new process
     methods = {
         name: ray.method(concurrency_group=group, max_task_retries=again.get(name, 0))(
-            getattr(Host, name)
+            getattr(WorkerActor, name)
         )
         for name, group in groups.items()
     }
     return ray.remote(num_cpus=1, concurrency_groups={"mail": 1, "work": 1})(
-        type("Host", (Host,), methods)
+        type("WorkerActor", (WorkerActor,), methods)
     )
 
 

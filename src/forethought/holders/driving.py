@@ -60,7 +60,7 @@ async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
             loop.remove_signal_handler(number)
 
 
-class Guarded:
+class SerialDriver:
     """Runs a driver's steps one after the other, and keeps its timer.
 
     Args:
@@ -420,7 +420,7 @@ async def written(outbox: Outbox, stream: FrameStream) -> None:
     await stream.finish()
 
 
-async def again_and_again(
+async def reconnecting(
     connection: Callable[[], Awaitable[None]],
     back_off: tuple[float, float],
     over: Callable[[], bool] = lambda: False,
@@ -470,7 +470,7 @@ class FederationClient:
         self.connections, self.connected = 0, False
         self._ending = False
         self._worker: threading.Thread | None = None
-        self._guard = Guarded(self.driver)
+        self._guard = SerialDriver(self.driver)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, stop: asyncio.Event, leave: bool = False) -> None:
@@ -504,7 +504,7 @@ class FederationClient:
         self._guard.check()
 
     async def _talk(self, leave: bool) -> None:
-        await again_and_again(
+        await reconnecting(
             lambda: self._connection(leave),
             self._back_off,
             lambda: self._ending or self.driver.done is not None,
@@ -570,7 +570,7 @@ CarryClient: TypeAlias = Callable[
 ]
 
 
-def over(
+def over_streams(
     connect: Connect,
     *,
     leave: bool = False,

@@ -6,7 +6,7 @@ again.
 
 A :func:`node_stream` connects one long-lived client to the SuperLink, as a SuperNode does. Flower's
 own SuperNode starts a process for every message and sleeps three seconds between two;
-:func:`client_turn` is for such processes.
+:func:`answer_requests` is for such processes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class NodeRequest:
     last: bool
 
 
-class ServerTurns:
+class RequestReplyDriver:
     """A server's driver between requests and replies.
 
     Args:
@@ -173,7 +173,7 @@ def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriv
     from flwr.app import Message, MessageType
 
     clients = len(machine.federation.members)
-    turns = ServerTurns(make, clients)
+    turns = RequestReplyDriver(make, clients)
     begin = time.monotonic()
     turns.driver.connected()
     asked: dict[str, tuple[NodeRequest, float]] = {}  # message → request, when
@@ -210,7 +210,7 @@ def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriv
     return status_of(machine, turns.driver, turns.heard, time.monotonic() - begin)
 
 
-def _take(turns: ServerTurns, request: NodeRequest, reply: Message) -> None:
+def _take(turns: RequestReplyDriver, request: NodeRequest, reply: Message) -> None:
     if reply.has_error():
         from flwr.common.constant import ErrorCode as Code
 
@@ -363,7 +363,7 @@ def _require_tls(superlink: str, certificates: Path | None) -> None:
 # A client in a process for every message.
 
 
-def client_turn(
+def answer_requests(
     frames: Sequence[bytes],
     make: Callable[[Send, Begin], ClientDriver],
     compute: Callable[[Compute], Computed | None],

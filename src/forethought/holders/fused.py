@@ -151,7 +151,7 @@ def cohorts(federation: Federation) -> list[Asked]:
     return found
 
 
-def course(federation: Federation, times: Times, asked: Sequence[Asked]) -> SimulatedStar:
+def simulated_times(federation: Federation, times: Times, asked: Sequence[Asked]) -> SimulatedStar:
     """The durations and messages of synchronous rounds that wait for everybody; no training.
 
     They are those of the machines in virtual time; messages that jitter, and clients that

@@ -32,11 +32,11 @@ from forethought.holders.driving import (
     BACK_OFF,
     Connect,
     FrameStream,
-    Guarded,
     LastHeard,
     Outbox,
+    SerialDriver,
     ServerDriver,
-    again_and_again,
+    reconnecting,
     written,
 )
 from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, RefusedMessage
@@ -252,7 +252,7 @@ class FederationServer:
         self._outboxes: dict[int, Outbox] = {}
         self._last_word: set[int] = set()
         self._told: set[int] = set()
-        self._guard = Guarded(self.driver)
+        self._guard = SerialDriver(self.driver)
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> int:
@@ -611,7 +611,7 @@ class SiteLinks:
                     writer.cancel()
                     self._shut(peer, outbox)
 
-        await again_and_again(connection, self._back_off)
+        await reconnecting(connection, self._back_off)
 
     def _open(self, peer: int) -> Outbox:
         before = self._outboxes.get(peer)

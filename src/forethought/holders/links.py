@@ -207,7 +207,7 @@ class Pace:
 
 
 @dataclass
-class Drove:
+class WorkerOutcome:
     """The outcome of a worker.
 
     Args:
@@ -260,7 +260,7 @@ class WorkerDriver:
         witness: Witness | None = None,
         heard: Mapping[int, Witness] | None = None,
     ) -> None:
-        self.machine, self.drove = machine, Drove()
+        self.machine, self.drove = machine, WorkerOutcome()
         self._gossip, self._me = gossip, me
         self._ledger, self._links, self._returning = ledger, links, returning
         self._pace = pace or Pace()
@@ -291,7 +291,9 @@ class WorkerDriver:
         """Neighbours that are not living now."""
         return frozenset(self._alive.lost)
 
-    def run(self, stop: Stop | None = None, look: Callable[[Drove], None] | None = None) -> Drove:
+    def run(
+        self, stop: Stop | None = None, look: Callable[[WorkerOutcome], None] | None = None
+    ) -> WorkerOutcome:
         """To the end of the worker and of its neighbours, or until ``stop`` says so.
 
         Args:
@@ -357,7 +359,7 @@ class WorkerDriver:
         self.drove.alarm("alone", text)
         return False
 
-    def _loop(self, stop: Stop, begin: float, look: Callable[[Drove], None] | None) -> None:
+    def _loop(self, stop: Stop, begin: float, look: Callable[[WorkerOutcome], None] | None) -> None:
         pace, patience = self._pace, self._pace.patience
         next_look, lingering = begin, None
         end = None if pace.deadline is None else begin + pace.deadline

@@ -27,7 +27,7 @@ from forethought.federated.steps import Moments, moved
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.worker import Machine
 from forethought.gradients import check_model
-from forethought.holders.fused import LAW, Cohort, cohorts, course, require_fusible
+from forethought.holders.fused import LAW, Cohort, cohorts, require_fusible, simulated_times
 from forethought.holders.secure_training import RELEASED, STATE, ReportedAverage, train_securely
 from forethought.holders.simulator import (
     GraphSimulator,
@@ -197,7 +197,7 @@ class Simulation:
 _Agreed = TypeVar("_Agreed", bound=Stored)
 
 
-def begun(
+def keys_and_start(
     folder: Path | None, resume: bool, agreed: _Agreed, name: str, weights: Vector, seeds: Seeds
 ) -> tuple[Secrets, Vector]:
     """Secrets and first weights: new ones, or those of the simulation that goes on.
@@ -508,7 +508,7 @@ def simulate(
     with contextlib.ExitStack() as held:
         if folder is not None:
             held.enter_context(locked(folder))
-        secrets, start = begun(
+        secrets, start = keys_and_start(
             folder, resume, federation, topology.file, shared.read(), seeds or Seeds()
         )
         shared.write(start)
@@ -651,7 +651,7 @@ def _fused(
 ) -> SimulatedStar:
     """Rounds of one private sum each; their times are those of the machines without training."""
     asked = cohorts(federation)
-    timed = course(federation, times, asked)
+    timed = simulated_times(federation, times, asked)
 
     def make(states: dict[int, bytes]) -> Trainers:
         brought = running.shared, running.holders, federation, asked, running.secrets

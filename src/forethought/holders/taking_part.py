@@ -29,7 +29,7 @@ from forethought.federated.statements import Policy
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.statements import worker_statement
 from forethought.holders.driving import CarryClient, ClientDriver
-from forethought.holders.links import Drove, Links, Pace, Stop, WorkerDriver
+from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
 from forethought.holders.server import require_member
 from forethought.holders.simulator import Result, worker
 from forethought.holders.topology import Graph, Star, Topology
@@ -245,7 +245,8 @@ def take_part_as_client(
         shared: the model. share: records and options. policy: the most that the client allows.
         folder: of ledger and secrets; a folder with a ledger goes on where it was.
         carry: takes frames to the server and back, given how to make the driver and how to
-            compute an update; see :func:`~forethought.holders.driving.over`. Returns the driver.
+            compute an update; see :func:`~forethought.holders.driving.over_streams`. Returns the
+            driver.
         stated: the federation that the statement is made from, where loading found more to say.
 
     Raises:
@@ -347,7 +348,7 @@ def take_part(
     keys: Keys | None = None,
     pace: Pace | None = None,
     stop: Stop | None = None,
-    look: Callable[[Drove], None] | None = None,
+    look: Callable[[WorkerOutcome], None] | None = None,
     stated: Gossip | None = None,
 ) -> TookPart:
     """Take part in a gossip to the end, or until ``stop`` says so.

@@ -28,9 +28,15 @@ from forethought.federated.federation import (
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
 from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send
-from forethought.holders.flower import client_turn, content_of, frames_of, node_stream, over_grid
+from forethought.holders.flower import (
+    answer_requests,
+    content_of,
+    frames_of,
+    node_stream,
+    over_grid,
+)
 from forethought.holders.grpc import PeerRoster
-from forethought.holders.links import Drove, Pace
+from forethought.holders.links import Pace, WorkerOutcome
 from forethought.holders.server import CarryServer, Served, over_grpc, serve
 from forethought.holders.topology import topology_of
 from forethought.jobs.holders import (
@@ -59,7 +65,7 @@ if TYPE_CHECKING:
 
     from forethought.data import Dataset
     from forethought.exchange.messages import Vector
-    from forethought.holders.cluster import Here
+    from forethought.holders.cluster import ActorContext
     from forethought.holders.taking_part import Share, TookPart
     from forethought.holders.trainer import SharedModel
     from forethought.rounds.losses import Loss
@@ -69,7 +75,7 @@ SERVER_NAME = "server"
 DEFAULT_ADDRESS, SUPERLINK = "127.0.0.1:8750", "127.0.0.1:8000"
 # What carries frames between a federation's server and its clients.
 ENGINES = ("grpc", "flower")
-Look = Callable[[Drove], None]
+Look = Callable[[WorkerOutcome], None]
 
 
 # Keys and roster.
@@ -373,9 +379,9 @@ def take_part_in_job(
         certificates, node_key: of :func:`forethought.holders.flower.node_stream`.
         carry: another way than an engine's.
         witness: folder for the count that a restored ledger is told by; the keys' by default.
-        options: of :func:`forethought.holders.driving.over`.
+        options: of :func:`forethought.holders.driving.over_streams`.
     """
-    from forethought.holders.driving import over
+    from forethought.holders.driving import over_streams
     from forethought.holders.grpc import grpc_stream
     from forethought.holders.taking_part import take_part_as_client
     from forethought.holders.trainer import SharedModel
@@ -399,7 +405,7 @@ def take_part_in_job(
             if engine == "grpc"
             else node_stream(where, certificates, node_key)
         )
-        carry = over(connect, **options)
+        carry = over_streams(connect, **options)
     known = federation, member.roster, member.keys, shared
     allowed, way = policy or _policy(request, federation, me), carry
 
@@ -514,7 +520,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
         make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         nonlocal last_words
-        driver, found = client_turn(frames, make, compute)
+        driver, found = answer_requests(frames, make, compute)
         replies.extend(found)
         state = driver.ledger.read()
         last_words = driver.endpoint.seal(SERVER, Join(state.updates, state.base))
@@ -653,7 +659,7 @@ def cluster_worker(
     me: int,
     out: Path,
     options: Mapping[str, Any],
-    here: Here,
+    here: ActorContext,
 ) -> PeerResult:
     """Be one worker in an actor; see :func:`cluster_workers`.
 
