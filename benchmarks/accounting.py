@@ -22,7 +22,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import noise_multiplier
+from forethought.accounting.exact import noise_multiplier
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.samplings import (
     Adjacency,

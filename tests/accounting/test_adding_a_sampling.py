@@ -18,8 +18,8 @@ from forethought.accounting import exact
 from forethought.accounting.accountants import batches_known
 from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account
-from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.theorems import SUPPORTED
+from forethought.papers.strong_adversary import KnownHits
 from forethought.rounds.sampling import SAMPLERS
 from forethought.values.mechanism import (
     ADJACENCIES,

@@ -7,7 +7,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.renyi import (
     RenyiCurve,

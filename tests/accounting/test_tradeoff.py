@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from forethought.accounting.closed_bounds import gaussian_delta, gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_delta, gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.tradeoff import (
     compose_gaussians,

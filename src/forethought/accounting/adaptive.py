@@ -91,9 +91,9 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from forethought.accounting import exact
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.interval import Interval, at_most
-from forethought.accounting.privacy_profile import Curve
+from forethought.accounting.line_integral import Curve
 from forethought.accounting.renyi import (
     LIFT,
     ORDERS,
@@ -681,10 +681,7 @@ def selection_details(
             other.to_dict() for other in dict.fromkeys(candidates) if other != mechanism
         ],
         "score_noise": score_noise,
-        "training": {
-            "epsilon": epsilon if math.isfinite(epsilon) else "infinity",
-            "delta": delta,
-        },
+        "training": {"epsilon": epsilon if math.isfinite(epsilon) else "infinity", "delta": delta},
     }
 
 

@@ -61,11 +61,7 @@ Attack = tuple[tuple[float, float], ...]
 
 
 def bounded(
-    way: Accountant,
-    mechanism: Mechanism,
-    delta: float,
-    group: int,
-    details: Mapping[str, Any],
+    way: Accountant, mechanism: Mechanism, delta: float, group: int, details: Mapping[str, Any]
 ) -> tuple[Interval, Attack]:
     """ε, and pairs (false-positive rate, highest true-positive rate) of any attacker.
 

@@ -66,8 +66,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from forethought.accounting.closed_bounds import Bounds, total_variation
-from forethought.accounting.dominating_pair import EPS, Array, Pair
+from forethought.accounting.dominating_pair import EPS, Array, Bounds, Pair, total_variation
 from forethought.accounting.transform import FEW, Line, Nodes, UnresolvedError, composed
 
 _AT_ONCE = 2**22

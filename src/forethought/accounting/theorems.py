@@ -40,7 +40,7 @@ few rounding errors for every step and no difference of logarithms of factorials
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -409,82 +409,61 @@ _AT_DISTANCE_2 = (
     "Balle, Barthe, Gaboardi 2018, Theorem 2)"
 )
 _FEW_GROUPS = "; k records of a batch move at most min(k, groups) of its updates"
+_IN_EPOCHS = f"{_UNAMPLIFIED}, at g times the distance; or {_CHAIN}"
+_ANEW = f"or {_CHAIN}, blanked and written anew"
+_FIXED = (
+    "sampling without replacement, add or remove (Zhu, Dong, Wang 2022, Theorem 11), inner "
+    "distance 2, both directions"
+)
+_FIXED_GROUP = "hypergeometric mixture of Gaussians, both directions (half lines)"
+_COMBINED = "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2"
 _TURNS = "only the rounds of a record's own part can hold it (Choquette-Choo et al. 2023); each: "
 _ONE_PART = "most for a group within one part (half lines, a norm is at most the sum); each: "
 
+# A record that comes, goes or is blanked; one that is blanked or replaced.
+_UNREPLACED, _IN_PLACE, _REPLACED = ADJACENCIES[:2], ADJACENCIES[1:], ADJACENCIES[2:]
+
+
+def _cells(
+    sampling: str,
+    adjacencies: Sequence[Adjacency],
+    cell: Cell,
+) -> dict[tuple[str, str, str], Cell]:
+    """One entry for several adjacencies, whatever is clipped."""
+    return {(sampling, clipping, each): cell for clipping in CLIPPINGS for each in adjacencies}
+
+
 SUPPORTED: dict[tuple[str, str, str], Cell] = {
-    **{
-        ("full-batch", clipping, adjacency): Cell(
-            _GAUSS, _gaussian, f"{_GAUSS} at g times the distance"
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-    },
-    **{
-        ("shuffled", clipping, adjacency): Cell(
-            _SHUFFLE, _shuffled, f"{_SHUFFLE}, at g times the distance"
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "add-or-remove"
-    },
-    **{
-        ("random-allocation", clipping, adjacency): Cell(
-            _ALLOCATION, _allocated, f"{_UNAMPLIFIED}, at g times the distance; or {_CHAIN}"
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "replace-one"
-    },
-    **{
-        ("random-allocation", clipping, "replace-one"): Cell(
-            f"{_UNAMPLIFIED}, at distance 2; or {_CHAIN}, blanked and written anew",
-            _epochs,
-            f"{_UNAMPLIFIED}, at 2g; or {_CHAIN}, blanked and written anew",
-        )
-        for clipping in CLIPPINGS
-    },
-    **{
-        ("poisson", clipping, adjacency): Cell(_POISSON, one_sided, _MIXTURE)
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "replace-one"
-    },
+    **_cells(
+        "full-batch", ADJACENCIES, Cell(_GAUSS, _gaussian, f"{_GAUSS} at g times the distance")
+    ),
+    **_cells(
+        "shuffled", _IN_PLACE, Cell(_SHUFFLE, _shuffled, f"{_SHUFFLE}, at g times the distance")
+    ),
+    **_cells("random-allocation", _UNREPLACED, Cell(_ALLOCATION, _allocated, _IN_EPOCHS)),
+    **_cells(
+        "random-allocation",
+        _REPLACED,
+        Cell(f"{_UNAMPLIFIED}, at distance 2; {_ANEW}", _epochs, f"{_UNAMPLIFIED}, at 2g; {_ANEW}"),
+    ),
+    **_cells("poisson", _UNREPLACED, Cell(_POISSON, one_sided, _MIXTURE)),
     ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
     ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, replacing, _DISCLOSED_HITS),
-    **{
-        ("cyclic-poisson", clipping, adjacency): Cell(
-            _TURNS + _POISSON, one_sided, _ONE_PART + _MIXTURE
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "replace-one"
-    },
+    **_cells(
+        "cyclic-poisson", _UNREPLACED, Cell(_TURNS + _POISSON, one_sided, _ONE_PART + _MIXTURE)
+    ),
     ("cyclic-poisson", "example", "replace-one"): Cell(
         _TURNS + _HALF_LINES, _two_sided, _ONE_PART + _HALF_LINES
     ),
     ("cyclic-poisson", "group", "replace-one"): Cell(
         _TURNS + _AT_DISTANCE_2, replacing, _ONE_PART + _DISCLOSED_HITS
     ),
-    **{
-        ("without-replacement", clipping, "add-or-remove"): Cell(
-            "sampling without replacement, add or remove (Zhu, Dong, Wang 2022, Theorem 11), "
-            "inner distance 2, both directions",
-            one_sided,
-            "hypergeometric mixture of Gaussians, both directions (half lines)",
-        )
-        for clipping in CLIPPINGS
-    },
-    **{
-        ("without-replacement", clipping, adjacency): Cell(
-            "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2",
-            replacing,
-            f"hypergeometric: {_DISCLOSED_HITS}",
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "add-or-remove"
-    },
+    **_cells("without-replacement", ["add-or-remove"], Cell(_FIXED, one_sided, _FIXED_GROUP)),
+    **_cells(
+        "without-replacement",
+        _IN_PLACE,
+        Cell(_COMBINED, replacing, f"hypergeometric: {_DISCLOSED_HITS}"),
+    ),
     ("without-replacement", "example", "zero-out"): Cell(
         _BLANK, replacing, f"hypergeometric, told how many hit: {_BLANK}"
     ),

@@ -29,8 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
-from forethought.accounting.closed_bounds import gaussian_delta_above
-from forethought.accounting.dominating_pair import Pair
+from forethought.accounting.dominating_pair import Pair, gaussian_delta_above
 from forethought.accounting.exact import lawful, single_changes
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.accounting.adaptive import GaussianFilter
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.statement import Randomness, Statement, account
 from forethought.convex.planning import DescentPlan
 from forethought.convex.problems import (

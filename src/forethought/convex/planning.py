@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from scipy.optimize import minimize_scalar
 
 from forethought.accounting import exact
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
 from forethought.values.caveats import Caveat, caveats, choice

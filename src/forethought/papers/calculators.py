@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from forethought.accounting.calibration import calibrate
+from forethought.accounting.exact import calibrate
 from forethought.papers.closed_form import (
     ClosedForm,
     SampleSizes,

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from scipy.special import ndtr
 
-from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.interval import Interval
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.values.checks import real, whole

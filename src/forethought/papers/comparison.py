@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from forethought.accounting import exact
 from forethought.accounting.interval import at_least
 from forethought.accounting.renyi import rdp
-from forethought.accounting.strong_adversary import KnownHits
 from forethought.papers.closed_form import (
     SampleSizes,
     approximate_clt_epsilon,
@@ -18,6 +17,7 @@ from forethought.papers.closed_form import (
     theorem_3_1,
     theorem_b_4,
 )
+from forethought.papers.strong_adversary import KnownHits
 from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import Poisson
 

@@ -13,7 +13,7 @@ import scipy  # its signal room loads at first use: half a second that other pla
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 
-from forethought.accounting import closed_bounds
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.values.mechanism import Budget, Correlated, Rounds
 from forethought.values.plan import Plan, Statistic
@@ -377,7 +377,7 @@ def default_delta(examples: int) -> float:
 @lru_cache(maxsize=256)
 def budget_mu(budget: Budget) -> float:
     """The μ for which a Gaussian mechanism just meets the budget (Dong et al. 2022)."""
-    return closed_bounds.gaussian_mu(budget.epsilon, budget.delta)
+    return gaussian_mu(budget.epsilon, budget.delta)
 
 
 @lru_cache(maxsize=8)

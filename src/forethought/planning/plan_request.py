@@ -16,25 +16,15 @@ from scipy.optimize import brentq
 from scipy.special import lambertw
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import solved
-from forethought.options import (
-    Keywords,
-    NoiseScheduleName,
-    SizeScheduleName,
-    table,
-)
+from forethought.accounting.exact import solved
+from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, table
 from forethought.planning import defaults
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, suggestion, whole
 from forethought.values.contributions import Augmentation, Local
 from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.values.plan import LEAST_NOISE, Plan
-from forethought.values.samplings import (
-    SAMPLINGS,
-    CyclicPoisson,
-    Poisson,
-    Sampling,
-)
+from forethought.values.samplings import SAMPLINGS, CyclicPoisson, Poisson, Sampling
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     Assumed,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.accounting import closed_bounds, exact
+from forethought.accounting import exact
 from forethought.accounting.adaptive import (
     SEARCH_ALONE,
     NegativeBinomialTrials,
@@ -19,8 +19,8 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
-from forethought.accounting.calibration import solved
-from forethought.accounting.closed_bounds import gaussian_delta_bounds
+from forethought.accounting.dominating_pair import gaussian_delta, gaussian_delta_bounds
+from forethought.accounting.exact import solved
 from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.options import table
 from forethought.papers.calculators import Phase, phase_calculator
@@ -315,7 +315,7 @@ def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
     low, high = np.zeros(len(mu)), mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     for _ in range(40):  # Chernoff's bound is halved until its end is as good as exact
         middle = (low + high) / 2
-        above = closed_bounds.gaussian_delta(middle, mu) > delta
+        above = gaussian_delta(middle, mu) > delta
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     return np.asarray(np.where(found < 1e4, high, np.inf))
 
@@ -608,11 +608,7 @@ def next_phase(
 
     def total(size: float) -> Mechanism:
         part = Rounds(
-            sigma,
-            count,
-            like.sampling.resized(int(size), N),
-            like.clipping,
-            groups=like.groups,
+            sigma, count, like.sampling.resized(int(size), N), like.clipping, groups=like.groups
         )
         if earlier is None:
             return Mechanism(part, adjacency=adjacency)

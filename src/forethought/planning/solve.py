@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import least_multiplier, solved
+from forethought.accounting.exact import least_multiplier, solved
 from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.options import MOST_ROUNDS
 from forethought.planning import defaults
@@ -616,12 +616,7 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
 
 
 def _compared(
-    request: PlanRequest,
-    budget: Budget,
-    batch: int,
-    length: int,
-    sigma: float,
-    strategy: Strategy,
+    request: PlanRequest, budget: Budget, batch: int, length: int, sigma: float, strategy: Strategy
 ) -> str:
     """The worth of correlation: noise in the weights, beside independent noise at the same ε."""
     mine = sigma * gain(strategy, length, request.momentum)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import least_multiplier
+from forethought.accounting.exact import least_multiplier
 from forethought.accounting.interval import at_most
 from forethought.planning.search import Front
 from forethought.utility.graph import UtilityGraph

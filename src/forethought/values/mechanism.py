@@ -310,10 +310,7 @@ class Mechanism(Stored):
         return Mechanism(*parts, adjacency=self.adjacency)
 
     def _values(self) -> dict[str, Any]:
-        return {
-            "adjacency": self.adjacency,
-            "rounds": [part.to_dict() for part in self.rounds],
-        }
+        return {"adjacency": self.adjacency, "rounds": [part.to_dict() for part in self.rounds]}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Mechanism:

@@ -186,35 +186,27 @@ class Preparation:
 
     def length(self, statistic: Statistic) -> int:
         """Entries of one record's vector."""
-        match statistic:
-            case "moments":
-                return 2 * (self.features or 0)
-            case "quantiles":
-                return self.bins * (self.features or 0)
-            case "classes":
-                return self.classes or 0
-            case "means":
-                return self.features or 0
-            case "norms":
-                return 1
+        return self._sizes[statistic][0]
 
     def norm(self, statistic: Statistic) -> float:
-        """The most that one record's vector can measure.
+        """The most that one record's vector can measure."""
+        return self._sizes[statistic][1]
+
+    @property
+    def _sizes(self) -> dict[Statistic, tuple[int, float]]:
+        """Length of a record's vector, and the most that it can measure.
 
         Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
         moments' norm, and at most 1 to that of the histograms'; a record has one class.
         """
-        match statistic:
-            case "moments":
-                return math.sqrt(2 * (self.features or 0))
-            case "quantiles":
-                return math.sqrt(self.features or 0)
-            case "classes":
-                return 1.0
-            case "means":
-                return self.reach or 0.0
-            case "norms":
-                return math.log(WITHIN)
+        features = self.features or 0
+        return {
+            "moments": (2 * features, math.sqrt(2 * features)),
+            "quantiles": (self.bins * features, math.sqrt(features)),
+            "classes": (self.classes or 0, 1.0),
+            "means": (features, self.reach or 0.0),
+            "norms": (1, math.log(WITHIN)),
+        }
 
     @property
     def centres(self) -> bool:

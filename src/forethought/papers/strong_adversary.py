@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from forethought.accounting.closed_bounds import gaussian_delta_above, gaussian_delta_below
+from forethought.accounting.dominating_pair import gaussian_delta_above, gaussian_delta_below
 from forethought.accounting.interval import Interval
 from forethought.accounting.tradeoff import (
     TradeOff,
@@ -640,7 +640,7 @@ def paper_occupancy(rounds: int, group: int) -> SquaredHits:
     """Theorem F.1's printed q_j = C(R, j) C(g − 1, j − 1)/C(R − 1 + g, g), c² = j, as published.
 
     It counts occupancy vectors as equally likely; a permutation makes them otherwise. See
-    :func:`forethought.accounting.strong_adversary.shuffled_epoch` for the true distribution.
+    :func:`forethought.papers.strong_adversary.shuffled_epoch` for the true distribution.
     """
     R, g = whole("rounds", rounds), whole("group", group)
     total = math.comb(R - 1 + g, g)
