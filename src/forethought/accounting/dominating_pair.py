@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtrc, log_ndtr, ndtr, ndtri
 
+from forethought.accounting.interval import bisected
 from forethought.values.checks import real
 
 Array = NDArray[np.float64]
@@ -234,19 +235,6 @@ def _delta(epsilon: ArrayLike, mu: ArrayLike, side: float) -> Array:
     return np.asarray(np.where(size > 0, np.maximum(inside, still), still))
 
 
-def _smallest(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Upper end of the bisection bracket of the smallest value at which ``holds`` turns true."""
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
 def gaussian_epsilon(delta: float, mu: float) -> float:
     """The smallest ε ≥ 0 at which G_μ is (ε, δ)-DP, rounded up.
 
@@ -255,15 +243,15 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     """
     target, size = real("delta", delta, above=0, below=1), real("mu", mu, least=0)
 
-    def holds(epsilon: float) -> bool:
-        return bool(gaussian_delta_above(epsilon, size) <= target)
+    def exceeds(epsilon: float) -> bool:
+        return bool(gaussian_delta_above(epsilon, size) > target)
 
-    if holds(0.0):
+    if not exceeds(0.0):
         return 0.0
     high = size * (size / 2 + math.sqrt(-2 * math.log(target)) + 1)
-    while not holds(high):
+    while exceeds(high):
         high *= 2
-    return _smallest(holds, 0.0, high)
+    return bisected(exceeds, 0.0, high)[1]
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -275,14 +263,14 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     eps, target = real("epsilon", epsilon), real("delta", delta, above=0, below=1)
     if -math.expm1(min(eps, 0.0)) >= target:
         raise ValueError(f"no mu has delta {target} at epsilon {eps}: mu = 0 already has more")
+
+    def meets(mu: float) -> bool:
+        return bool(gaussian_delta_above(eps, mu) <= target)
+
     high = 1.0
-    while gaussian_delta_above(eps, high) <= target:
+    while meets(high):
         high *= 2
-
-    def exceeds(mu: float) -> bool:
-        return bool(gaussian_delta_above(eps, mu) > target)
-
-    return math.nextafter(_smallest(exceeds, 0.0, high), 0.0)
+    return math.nextafter(bisected(meets, 0.0, high)[1], 0.0)
 
 
 # Beyond this the Gaussian's closed form loses all its digits; its tail bounds lose none.
@@ -363,15 +351,7 @@ def inverted(profile: Callable[[float, int], float], delta: float) -> Bounds:
             low, high = high, 2 * high
             if math.isinf(high):
                 return (low, high)
-        for _ in range(80):
-            if high - low <= 1e-13 * high:
-                break
-            middle = (low + high) / 2
-            if profile(middle, end) > delta:
-                low = middle
-            else:
-                high = middle
-        return low, high
+        return bisected(lambda level: profile(level, end) > delta, low, high, 1e-13, 80)
 
     return Bounds(smallest(0)[0], smallest(1)[1])
 

@@ -475,7 +475,7 @@ def epsilon(
     Interval(lower=2.2097..., upper=2.2111...)
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    return _epsilon(mechanism, real("delta", delta, above=0, below=1), group, accuracy)
+    return _answer(mechanism, group, accuracy, Asked(real("delta", delta, above=0, below=1)))
 
 
 def delta(
@@ -497,7 +497,8 @@ def delta(
         TypeError, ValueError: an argument is of the wrong kind or out of range.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    return _delta(mechanism, real("epsilon", epsilon, least=0), group, accuracy)
+    asked = Asked(epsilon=real("epsilon", epsilon, least=0))
+    return _answer(mechanism, group, accuracy, asked)
 
 
 def epsilon_curve(
@@ -517,9 +518,9 @@ def epsilon_curve(
         group, accuracy: as in :func:`epsilon`.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    delta = real("delta", delta, above=0, below=1)
+    asked = Asked(real("delta", delta, above=0, below=1))
     return [
-        _epsilon(mechanism.first(n), delta, group, accuracy) if n else Interval(0.0, 0.0)
+        _answer(mechanism.first(n), group, accuracy, asked) if n else Interval(0.0, 0.0)
         for n in (whole("rounds", n, least=0) for n in rounds)
     ]
 
@@ -629,14 +630,9 @@ def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, 
     return whole("group", group), real("accuracy", accuracy, least=1e-6, most=0.1)
 
 
-@lru_cache(maxsize=4096)
-def _epsilon(mechanism: Mechanism, delta: float, group: int, accuracy: float) -> Interval:
-    return enclose(mechanism, group, accuracy, Asked(delta))
-
-
-@lru_cache(maxsize=4096)
-def _delta(mechanism: Mechanism, epsilon: float, group: int, accuracy: float) -> Interval:
-    return enclose(mechanism, group, accuracy, Asked(epsilon=epsilon))
+@lru_cache(maxsize=8192)
+def _answer(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
+    return enclose(mechanism, group, accuracy, asked)
 
 
 def enclose(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
@@ -827,6 +823,7 @@ def calibrate(
     tolerance: float = 1e-3,
     integer: bool = False,
     group: int = 1,
+    warn: bool = True,
 ) -> float:
     """The value in ``bracket`` at which the mechanism just meets the budget.
 
@@ -841,6 +838,7 @@ def calibrate(
             continuous.
         integer: the unknown is a whole number: the last one that still meets the budget.
         group: number of records in which neighbouring data sets differ.
+        warn: False for a caller that warns of the whole itself.
 
     Returns:
         The value; an integral float when ``integer``.
@@ -859,23 +857,6 @@ def calibrate(
     >>> round(sigma, 2)
     3.73
     """
-    found = solved(
-        make_mechanism, budget, bracket, tolerance=tolerance, integer=integer, group=group
-    )
-    warn_if_wide(epsilon(make_mechanism(found), budget.delta, group))
-    return found
-
-
-def solved(
-    make_mechanism: Callable[[float], Mechanism],
-    budget: Budget,
-    bracket: tuple[float, float],
-    *,
-    tolerance: float = 1e-3,
-    integer: bool = False,
-    group: int = 1,
-) -> float:
-    """The same as :func:`calibrate` without its warning, for what warns of the whole itself."""
     if not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget, not {type(budget).__name__}")
     tolerance = real("tolerance", tolerance, above=0, most=0.1)
@@ -889,10 +870,26 @@ def solved(
         # budget that the Statement then finds above it. A rough one is hardly faster.
         return epsilon(make_mechanism(value), budget.delta, group).upper
 
+    found = None
     if not integer:
         found = _near_estimate(make_mechanism, spent, budget, (low, high), tolerance, group)
-        if found is not None:
-            return found
+    if found is None:
+        found = _searched(spent, budget, (low, high), tolerance, integer=integer)
+    if warn:
+        warn_if_wide(epsilon(make_mechanism(found), budget.delta, group))
+    return found
+
+
+def _searched(
+    spent: Callable[[float], float],
+    budget: Budget,
+    bracket: tuple[float, float],
+    tolerance: float,
+    *,
+    integer: bool,
+) -> float:
+    """The value that meets the budget, between two of which one does."""
+    low, high = bracket
     ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
     if meets[0] == meets[1]:
@@ -999,12 +996,15 @@ def noise_multiplier(
     adjacency: Adjacency = "add-or-remove",
     strategy: Strategy | None = None,
     group: int = 1,
+    *,
+    warn: bool = True,
 ) -> float:
     """The smallest noise multiplier, within 0.1 % of ε, with which the rounds meet the budget.
 
     Args:
         strategy: how the noise is correlated over the rounds; None: it is independent.
         group: number of records in which neighbouring data sets differ.
+        warn: False for a caller that warns of the whole itself.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for the combination.
@@ -1013,35 +1013,31 @@ def noise_multiplier(
     Warns:
         UserWarning: ε of what is found has ends that are further apart than usual, and why.
     """
-    found = least_multiplier(budget, sampling, rounds, clipping, adjacency, strategy, group)
-    made = _equal_rounds(found, sampling, rounds, clipping, adjacency, strategy)
-    warn_if_wide(epsilon(made, budget.delta, group))
-    return found
-
-
-def least_multiplier(
-    budget: Budget,
-    sampling: Sampling,
-    rounds: int,
-    clipping: Clipping = "example",
-    adjacency: Adjacency = "add-or-remove",
-    strategy: Strategy | None = None,
-    group: int = 1,
-) -> float:
-    """The same as :func:`noise_multiplier` without its warning."""
 
     def make(sigma: float) -> Mechanism:
-        return _equal_rounds(sigma, sampling, rounds, clipping, adjacency, strategy)
+        release = Rounds(sigma, rounds, sampling, clipping)
+        if strategy is not None:
+            release = Correlated(sigma, rounds, sampling, clipping, strategy)
+        return Mechanism(release, adjacency=adjacency)
 
     def spent(sigma: float) -> float:
         return epsilon(make(sigma), budget.delta, group).upper
 
+    found = _near_estimate(make, spent, budget, (1e-3, 1e9), 1e-3, group, start=1.0)
+    if found is None:
+        bracket = _bracket(spent, budget, rounds)
+        found = calibrate(make, budget, bracket, group=group, warn=False)
+    if warn:
+        warn_if_wide(epsilon(make(found), budget.delta, group))
+    return found
+
+
+def _bracket(spent: Callable[[float], float], budget: Budget, rounds: int) -> tuple[float, float]:
+    """A noise multiplier that does not meet the budget, and three times that, which does."""
+
     def meets(sigma: float) -> bool:
         return spent(sigma) <= budget.epsilon
 
-    found = _near_estimate(make, spent, budget, (1e-3, 1e9), 1e-3, group, start=1.0)
-    if found is not None:
-        return found
     high = 1.0
     while not meets(high):
         high *= 3
@@ -1055,18 +1051,4 @@ def least_multiplier(
                 f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already: "
                 "the budget asks for no noise worth the name"
             )
-    return solved(make, budget, (low, high), group=group)
-
-
-def _equal_rounds(
-    sigma: float,
-    sampling: Sampling,
-    rounds: int,
-    clipping: Clipping,
-    adjacency: Adjacency,
-    strategy: Strategy | None,
-) -> Mechanism:
-    release = Rounds(sigma, rounds, sampling, clipping)
-    if strategy is not None:
-        release = Correlated(sigma, rounds, sampling, clipping, strategy)
-    return Mechanism(release, adjacency=adjacency)
+    return low, high

@@ -51,6 +51,7 @@ from forethought.accounting.dominating_pair import (
     gaussian_epsilon_bounds,
     inverted,
 )
+from forethought.accounting.interval import bisected
 from forethought.accounting.transform import (
     Complex,
     Line,
@@ -331,11 +332,10 @@ class Composition:
                 sums += float(rows.few_counts @ (np.exp(log_mass) * gain).sum(axis=1))
             return sums
 
-        low, high = -60.0, math.log(max(1e-26, *(float(r.sample()[0].max()) for r in self.rows)))
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (middle, high) if total(math.exp(middle)) > delta else (low, middle)
-        return math.exp(high)
+        high = math.log(max(1e-26, *(float(r.sample()[0].max()) for r in self.rows)))
+        return math.exp(
+            bisected(lambda log: total(math.exp(log)) > delta, -60.0, high, steps=40)[1]
+        )
 
     def locate(
         self,

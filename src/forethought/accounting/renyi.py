@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.values.checks import real
 from forethought.values.mechanism import (
@@ -110,16 +111,11 @@ class RenyiCurve:
         high = float(canonne_epsilon(np.array([order]), np.array([rdp]), delta)[0])
         if binary_moment(order, 0.0, delta) > (order - 1) * rdp:
             return 0.0
-        low = 0.0
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if high - low <= 1e-12 * high:
-                break
-            if binary_moment(order, middle, delta) > (order - 1) * rdp:
-                high = middle
-            else:
-                low = middle
-        return high * LIFT
+
+        def below(epsilon: float) -> bool:
+            return binary_moment(order, epsilon, delta) <= (order - 1) * rdp
+
+        return bisected(below, 0.0, high, 1e-12, 60)[1] * LIFT
 
     def delta(self, epsilon: float) -> float:
         """A δ at which the mechanism is (ε, δ)-DP (Canonne, Kamath and Steinke 2020, Prop. 12)."""

@@ -31,6 +31,7 @@ from scipy.special import ndtr, ndtri
 from forethought.accounting import exact
 from forethought.accounting.dominating_pair import Pair, gaussian_delta_above
 from forethought.accounting.exact import lawful, single_changes
+from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism
@@ -265,15 +266,7 @@ class TradeOff:
             if high == REACH:
                 return math.inf
             low, high = high, min(REACH, 2 * high)
-        for _ in range(100):
-            middle = 0.5 * (low + high)
-            if not low < middle < high:
-                break
-            if self.delta(middle) > target:
-                low = middle
-            else:
-                high = middle
-        return high
+        return bisected(lambda epsilon: self.delta(epsilon) > target, low, high, steps=100)[1]
 
     def gaussian_mu(self, slack: float = 0.0) -> float:
         """The smallest μ found with G_μ(α + slack) − slack ≤ f(α) everywhere; certified.
@@ -580,15 +573,12 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
 
     if not symmetric:
         return TradeOff(ahead, behind, floor)
+
     # The halves meet at β with G(β) − l = β.
-    low, high = 0.0, 1.0
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if float(gaussian_curve(np.array([middle]), size)[0]) - tail > middle:
-            low = middle
-        else:
-            high = middle
-    corner = low
+    def above(alpha: float) -> bool:
+        return float(gaussian_curve(np.array([alpha]), size)[0]) - tail > alpha
+
+    corner = bisected(above, 0.0, 1.0)[0]
 
     def profile(epsilon: Array) -> Array:
         with np.errstate(over="ignore"):

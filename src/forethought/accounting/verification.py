@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from forethought import __version__
 from forethought.accounting import exact
+from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.adaptive import TOLERANCE
 from forethought.accounting.attack_bounds import Attack, Attained, attack_of, attained_of, bounded
 from forethought.accounting.interval import Interval, at_least, at_most
@@ -26,6 +27,7 @@ from forethought.accounting.statement import (
     StatementError,
     caveats_of,
     code_digest,
+    following,
     listed,
     plan_digest,
     registered,
@@ -311,41 +313,22 @@ def _caveats(case: _Case) -> str | None:
     s = case.claimed
     wanted = caveats(required(s.mechanism, s.accountant, s.randomness))
     missing = [one for one in wanted if one not in s.caveats]
+    # They are there if and only if they follow.
+    of_ways = (one.code for way in ACCOUNTANTS.values() for one in way.caveats)
+    found = following(s.mechanism, s.accountant, s.randomness)
+    computed = {*found, *of_ways, "presence-not-protected"}
     if missing:
         raise StatementError(
             f"the statement leaves out what it must say ({missing[0].code}): {missing[0].sentence}"
         )
     for one in s.caveats:
-        if one.code in _COMPUTED and one not in wanted:
+        if one.code in computed and one not in wanted:
             raise StatementError(
                 f"the statement says what is not so of its mechanism ({one.code}): {one.sentence}"
             )
     if not of_role(s.caveats, "choice"):
         raise StatementError("the statement does not say how hyperparameters were chosen")
     return "that nothing else was left out, and how hyperparameters were chosen, is as declared"
-
-
-# These follow from mechanism, accountant and randomness: they are there if and only if they do.
-_COMPUTED = (
-    "no-noise",
-    "seeded-noise",
-    "seeded-search",
-    "seeded-sampling",
-    "presence-not-protected",
-    "public-size",
-    "secret-batches",
-    "stated-batches",
-    "secret-noise",
-    "pseudo-random",
-    "floating-point-noise",
-    "separate-records",
-    "other-runs",
-    "hidden-trials",
-    "secure-aggregation",
-    "others-noise",
-    "single-updates-hidden",
-    "distant-observer",
-)
 
 
 def _accountant(case: _Case) -> str | None:

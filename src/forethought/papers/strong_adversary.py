@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from forethought.accounting.dominating_pair import gaussian_delta_above, gaussian_delta_below
-from forethought.accounting.interval import Interval
+from forethought.accounting.interval import Interval, bisected
 from forethought.accounting.tradeoff import (
     TradeOff,
     gaussian,
@@ -369,15 +369,7 @@ class KnownHits:
         low, high = 0.0, 1.0
         while exceeds(high):
             low, high = high, 2 * high
-        for _ in range(100):
-            middle = 0.5 * (low + high)
-            if not low < middle < high or high - low <= 1e-13 * high:
-                break
-            if exceeds(middle):
-                low = middle
-            else:
-                high = middle
-        return high if upper else low
+        return bisected(exceeds, low, high, 1e-13, 100)[upper]
 
     @staticmethod
     def of_rounds(rounds: Rounds, adjacency: Adjacency) -> KnownHits:

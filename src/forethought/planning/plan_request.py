@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.special import lambertw
 
 from forethought.accounting import exact
-from forethought.accounting.exact import solved
+from forethought.accounting.exact import calibrate
 from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, table
 from forethought.planning import defaults
 from forethought.values.caveats import Caveat
@@ -805,7 +805,7 @@ def least_noise(
         high, low = low, low / 2
         if high < 1e-6 * near:  # hardly any noise is needed, so large is the budget
             return high
-    return solved(make, budget, (low, high), group=group)
+    return calibrate(make, budget, (low, high), group=group, warn=False)
 
 
 # Sample sizes of a federation's client that grow from update to update.

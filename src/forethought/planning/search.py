@@ -20,8 +20,8 @@ from forethought.accounting.adaptive import (
     search_epsilon,
 )
 from forethought.accounting.dominating_pair import gaussian_delta, gaussian_delta_bounds
-from forethought.accounting.exact import solved
-from forethought.accounting.interval import at_most, warn_if_wide
+from forethought.accounting.exact import calibrate
+from forethought.accounting.interval import at_most, bisected, warn_if_wide
 from forethought.options import table
 from forethought.papers.calculators import Phase, phase_calculator
 from forethought.papers.closed_form import approximate_clt_mu
@@ -606,13 +606,12 @@ def next_phase(
     N, count = whole("examples", examples), whole("rounds", rounds)
     sigma = real("noise_multiplier", noise_multiplier, above=0)
 
+    def part(size: float) -> Rounds:
+        sampling = like.sampling.resized(int(size), N)
+        return replace(like, noise_multiplier=sigma, count=count, sampling=sampling)
+
     def total(size: float) -> Mechanism:
-        part = Rounds(
-            sigma, count, like.sampling.resized(int(size), N), like.clipping, groups=like.groups
-        )
-        if earlier is None:
-            return Mechanism(part, adjacency=adjacency)
-        return earlier + Mechanism(part, adjacency=earlier.adjacency)
+        return _behind(earlier, part(size), adjacency)
 
     def fits(size: int) -> bool:
         return exact.epsilon(total(size), budget.delta).upper <= budget.epsilon
@@ -625,12 +624,30 @@ def next_phase(
             f"{budget.epsilon:g} after ε = {at_most(spent)} has been spent, even with sample size "
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
-    size = N if fits(N) else int(solved(total, budget, (smallest, N), integer=True))
+    size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True, warn=False))
     while not fits(size):  # the interval that a Statement shows is wider than the solver's
         size -= 1
-    part = Rounds(sigma, count, like.sampling.resized(size, N), like.clipping, groups=like.groups)
-    found, remark = _closed_form(earlier, part, N, size, budget)
-    interval = exact.epsilon(total(size), budget.delta)
+    return _stated(earlier, part(size), total(size), N, size, budget)
+
+
+def _behind(earlier: Mechanism | None, part: Rounds, adjacency: Adjacency) -> Mechanism:
+    """The phases so far, whose adjacency is kept, and one more."""
+    if earlier is None:
+        return Mechanism(part, adjacency=adjacency)
+    return earlier + Mechanism(part, adjacency=earlier.adjacency)
+
+
+def _stated(
+    earlier: Mechanism | None,
+    part: Rounds,
+    total: Mechanism,
+    examples: int,
+    size: int,
+    budget: Budget,
+) -> NextPhase:
+    """The phase with its certified ε and what the closed form says of it."""
+    found, remark = _closed_form(earlier, part, examples, size, budget)
+    interval = exact.epsilon(total, budget.delta)
     warn_if_wide(interval)
     return NextPhase(part, interval.upper, found, remark)
 
@@ -638,24 +655,13 @@ def next_phase(
 def _closed_form(
     earlier: Mechanism | None, part: Rounds, examples: int, size: int, budget: Budget
 ) -> tuple[Phase | None, str]:
-    parts = [*(earlier or ()), part]
-    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in parts):
+    *before, last = *(earlier or ()), part
+    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in (*before, last)):
         return None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
-    before = [
-        (p.sampling.expected_batch(examples), p.count) for p in (() if earlier is None else earlier)
-    ]
+    sizes = [(p.sampling.expected_batch(examples), p.count) for p in before]
+    gradients, sigma = size * part.count, part.noise_multiplier
     try:
-        return (
-            phase_calculator(
-                examples,
-                size * part.count,
-                budget.epsilon,
-                before,
-                sigma=part.noise_multiplier,
-                delta=budget.delta,
-            ),
-            "",
-        )
+        return phase_calculator(examples, gradients, budget.epsilon, sizes, sigma, budget.delta), ""
     except ValueError as error:
         return None, f"Theorem B.4 allows no such phase: {error}"
 
@@ -745,11 +751,11 @@ def _solved(
     # The sample size is given, or cannot grow: what is left is taken from the noise.
     sampling = like.sampling.resized(size or N, N)
 
+    def part(sigma: float) -> Rounds:
+        return replace(like, noise_multiplier=sigma, count=length, sampling=sampling)
+
     def total(sigma: float) -> Mechanism:
-        part = Mechanism(
-            Rounds(sigma, length, sampling, like.clipping, groups=like.groups), adjacency=adjacency
-        )
-        return part if done is None else done + part
+        return _behind(done, part(sigma), adjacency)
 
     def fits(sigma: float) -> bool:
         return exact.epsilon(total(sigma), within.delta).upper <= within.epsilon
@@ -760,14 +766,10 @@ def _solved(
     least = most / 1.5
     while fits(least):
         least /= 1.5
-    sigma = solved(total, within, (0.9 * least, most))
-    while exact.epsilon(total(sigma), within.delta).upper > within.epsilon:
+    sigma = calibrate(total, within, (0.9 * least, most), warn=False)
+    while not fits(sigma):
         sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
-    part = Rounds(sigma, length, sampling, like.clipping, groups=like.groups)
-    form, remark = _closed_form(done, part, N, size or N, within)
-    interval = exact.epsilon(total(sigma), within.delta)
-    warn_if_wide(interval)
-    return NextPhase(part, interval.upper, form, remark)
+    return _stated(done, part(sigma), total(sigma), N, size or N, within)
 
 
 def next_by_shortfall(progress: Progress) -> Rounds | None:
@@ -791,7 +793,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
 
     def part(size: int, times: int) -> Rounds:
         sampling = last.sampling.resized(size, progress.examples)
-        return Rounds(sigma, times * last.count, sampling, last.clipping, groups=last.groups)
+        return replace(last, noise_multiplier=sigma, count=times * last.count, sampling=sampling)
 
     low = 0
     high = progress.examples + 1
@@ -804,11 +806,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
 
 
 def _epsilon_of(mu: float, budget: Budget) -> float:
-    low, high = 0.0, budget.epsilon
-    while high - low > 1e-9 * high:
-        middle = 0.5 * (low + high)
-        if gaussian_delta_bounds(mu, middle).upper > budget.delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    def exceeds(epsilon: float) -> bool:
+        return gaussian_delta_bounds(mu, epsilon).upper > budget.delta
+
+    return bisected(exceeds, 0.0, budget.epsilon, 1e-9)[1]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forethought.accounting import exact
-from forethought.accounting.exact import least_multiplier, solved
+from forethought.accounting.exact import calibrate, noise_multiplier
 from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.options import MOST_ROUNDS
 from forethought.planning import defaults
@@ -192,28 +192,32 @@ def better(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
     if request.clipping != "example":
         return make(of_rows(request))
     persons = make(of_persons(request))
+    alone = "one contribution a person: "
     if request.budget is None:
-        why = "one contribution a person: at this noise its ε is the smaller one"
-        return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+        return _because(persons, f"{alone}at this noise its ε is the smaller one")
     try:
         rows = make(of_rows(request))
     except UnsupportedMechanismError:
-        why = "one contribution a person: no theorem is known for groups of these rows"
-        return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+        return _because(persons, f"{alone}no theorem is known for groups of these rows")
     ratio = noise_to_signal(rows) / noise_to_signal(persons)
     most, mean = request.records_per_person, request.examples / (request.persons or 1)
     have = f"people have {mean:.3g} rows on average and at most {most}"
     if ratio < 1:
-        why = (
+        return _because(
+            rows,
             f"groups of {most} rows: {have}, so rows protected together have {ratio:.2f} times "
-            "the noise for the signal that one contribution a person has"
+            "the noise for the signal that one contribution a person has",
         )
-        return rows.with_(reasons=(*rows.reasons, (PERSONS, why)))
-    why = (
-        f"one contribution a person: {have}, so groups of {most} rows would have {ratio:.2f} "
-        "times the noise for the signal"
+    return _because(
+        persons,
+        f"{alone}{have}, so groups of {most} rows would have {ratio:.2f} times the noise for the "
+        "signal",
     )
-    return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+
+
+def _because(plan: Plan, why: str) -> Plan:
+    """The plan with the reason why persons are accounted in this way."""
+    return plan.with_(reasons=(*plan.reasons, (PERSONS, why)))
 
 
 # What is released of the data before the rounds: how much noise it gets, and what that costs.
@@ -482,9 +486,8 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     sampling = request.sampling_of(batch)
     strategy = request.strategy(batch, rounds)
     group = request.protected
-    alone = least_multiplier(
-        budget, sampling, rounds, request.clipping, request.neighbouring, strategy, group
-    )
+    given = sampling, rounds, request.clipping, request.neighbouring, strategy, group
+    alone = noise_multiplier(budget, *given, warn=False)
     if request.preparation is None and not request.course.varies:
         return alone
     return least_noise(lambda sigma: request.mechanism(sigma, batch, rounds), budget, alone, group)
@@ -621,8 +624,10 @@ def _compared(
     """The worth of correlation: noise in the weights, beside independent noise at the same ε."""
     mine = sigma * gain(strategy, length, request.momentum)
     arguments = length, request.clipping, request.neighbouring, None, request.protected
-    in_turns = least_multiplier(budget, request.sampling_of(batch), *arguments)
-    sampled = least_multiplier(budget, Poisson(min(1.0, batch / request.examples)), *arguments)
+    in_turns, sampled = (
+        noise_multiplier(budget, sampling, *arguments, warn=False)
+        for sampling in (request.sampling_of(batch), Poisson(min(1.0, batch / request.examples)))
+    )
     return (
         f"{strategy.kind}, the least noise in the weights of the strategies tried: "
         f"{mine / in_turns:.3g} of what independent noise in the same turns leaves there at the "
@@ -724,7 +729,7 @@ def _largest(
         return None
     if fits(most):
         return most
-    return int(solved(make, budget, (1, most), integer=True, group=group))
+    return int(calibrate(make, budget, (1, most), integer=True, group=group, warn=False))
 
 
 # Two alternatives to a plan, one cheaper, one more accurate, with what each costs and gains.
@@ -840,7 +845,8 @@ def _with_noise(
     near = 1.0
     if len(parts) == 1:
         rounds = parts[0].count
-        sigma = least_multiplier(budget, samplings[0], rounds, clipping, adjacency, group=group)
+        given = samplings[0], rounds, clipping, adjacency, None, group
+        sigma = noise_multiplier(budget, *given, warn=False)
         near = sigma / parts[0].noise_multiplier
     factor = near
     if len(parts) > 1 or ahead is not None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from forethought.values.checks import one_of, real, whole
 from forethought.values.samplings import SAMPLINGS, Sampling
 from forethought.values.samplings import Adjacency as Adjacency
-from forethought.values.serialisation import Stored, exact_keys
-from forethought.values.strategies import STRATEGIES, Strategy, strategy_from, strategy_values
+from forethought.values.serialisation import Stored, exact_keys, of_kind, tagged
+from forethought.values.strategies import STRATEGIES, Strategy
 
 Clipping = Literal["example", "group"]
 
@@ -82,11 +82,10 @@ class Rounds:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        sampling = {"kind": self.sampling.kind, **asdict(self.sampling)}
         return {
             "noise_multiplier": self.noise_multiplier,
             "count": self.count,
-            "sampling": sampling,
+            "sampling": tagged(self.sampling),
             "clipping": self.clipping,
             "groups": self.groups,
         }
@@ -97,16 +96,10 @@ class Rounds:
         values = dict(values)
         strategy = values.pop("strategy", None)
         exact_keys("rounds", values, {one.name for one in fields(Rounds)})
-        sampling = dict(values["sampling"])
-        kind = sampling.pop("kind", None)
-        one_of("sampling kind", kind, tuple(SAMPLINGS))
-        chosen = SAMPLINGS[kind]
-        exact_keys(f"sampling {kind!r}", sampling, {one.name for one in fields(chosen)})
-        told = values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
-        groups = values["groups"]
+        values["sampling"] = of_kind(SAMPLINGS, values["sampling"], "sampling")
         if strategy is None:
-            return Rounds(*told, groups=groups)
-        return Correlated(*told, strategy_from(strategy), groups=groups)
+            return Rounds(**values)
+        return Correlated(**values, strategy=of_kind(STRATEGIES, strategy, "strategy"))
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ class Correlated(Rounds):
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`Rounds.from_dict` reads it back."""
-        return {**super().to_dict(), "strategy": strategy_values(self.strategy)}
+        return {**super().to_dict(), "strategy": tagged(self.strategy)}
 
 
 def releases(rounds: Rounds) -> int:

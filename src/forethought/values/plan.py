@@ -36,7 +36,7 @@ from forethought.values.mechanism import (
     UnsupportedMechanismError,
 )
 from forethought.values.samplings import FullBatch, Sampling
-from forethought.values.serialisation import Stored, build, exact_keys, plain
+from forethought.values.serialisation import Stored, build, exact_keys, of_kind, plain, tagged
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     Assumed,
@@ -597,7 +597,7 @@ class Privacy:
         values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         shares = self.clip.shares
         values["clip"]["shares"] = None if shares is None else dict(shares)
-        values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
+        values["contribution"] = tagged(self.contribution)
         return values
 
     @classmethod
@@ -611,10 +611,7 @@ class Privacy:
             known["augmentation"] = build(Augmentation, known["augmentation"])
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
         known["clip"] = build(Clip, known["clip"])
-        contribution = dict(known["contribution"])
-        kind = contribution.pop("kind", None)
-        one_of("contribution", kind, tuple(CONTRIBUTIONS))
-        known["contribution"] = build(CONTRIBUTIONS[kind], contribution)
+        known["contribution"] = of_kind(CONTRIBUTIONS, known["contribution"], "contribution")
         if known["budget"] is not None:
             known["budget"] = build(Budget, known["budget"])
         return cls(**known)

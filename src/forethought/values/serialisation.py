@@ -18,6 +18,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from forethought.values.checks import one_of
+
 _Value = TypeVar("_Value")
 
 
@@ -137,6 +139,27 @@ def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     exact_keys(what or kind.__name__.lower(), values, names)
     return kind(**values)
+
+
+def tagged(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass beside its ``kind``; :func:`of_kind` reads them back."""
+    entries = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return {"kind": value.kind, **entries}
+
+
+def of_kind(kinds: Mapping[str, type[_Value]], values: Mapping[str, Any], what: str) -> _Value:
+    """The inverse of :func:`tagged`.
+
+    Args:
+        kinds: name → dataclass. what: it is, for errors.
+
+    Raises:
+        ValueError: an unknown kind, or what :func:`build` refuses.
+    """
+    known = dict(values)
+    kind = known.pop("kind", None)
+    one_of(f"{what} kind", kind, tuple(kinds))
+    return build(kinds[kind], known, f"{what} {kind!r}")
 
 
 def canonical(values: Any) -> str:
