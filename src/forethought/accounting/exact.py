@@ -252,7 +252,7 @@ def of_ratios(
     lower, upper = 0.0, asked.most
     if delta is not None:
         lower = max((_hits_epsilon(epoch, n, delta) for epoch, n in epochs), default=0.0)
-    if not lawful(counts):
+    if not all_integrable(counts):
         return Bounds(lower, upper)
     width = math.inf
     for fineness in _FINENESS:
@@ -281,12 +281,12 @@ def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
 
     Of an epoch the smaller law in convex order is taken.
     """
-    if not lawful(counts):
+    if not all_integrable(counts):
         return 0.0
     return _composed(with_ratios(counts, 1.0, 0), 1e-3, Asked(delta)).lower
 
 
-def lawful(counts: Mapping[Part, int]) -> bool:
+def all_integrable(counts: Mapping[Part, int]) -> bool:
     """True if laws can be built of all that need one, and the others be integrated."""
     return all(map(attrgetter("integrable"), counts))
 
@@ -352,7 +352,7 @@ def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
 
 def about(counts: Counts, delta: float) -> float:
     """About ε at ``delta``, for choosing where to ask; ∞ where nothing is known."""
-    if not lawful(counts):
+    if not all_integrable(counts):
         return math.inf
     found = Composition(with_ratios(counts, 1.0, 1)).estimate(delta)
     return found if math.isfinite(found) else math.inf
@@ -576,7 +576,7 @@ def privacy_loss(
             "a round without noise (noise_multiplier=0) has no privacy loss distribution: ε is ∞"
         )
     counts = parts(mechanism, group)
-    if only_pairs(counts) is None and not lawful(counts):
+    if only_pairs(counts) is None and not all_integrable(counts):
         raise UnsupportedMechanismError(
             "with so little noise random allocation has no curve of its privacy loss here: ask for "
             "ε or δ instead"
@@ -663,7 +663,7 @@ def why_wide(
         counts = parts(mechanism, group)
     except (UnsupportedMechanismError, ArithmeticError):
         counts = {}
-    if not lawful(counts):
+    if not all_integrable(counts):
         return "the noise is so little beside the clipping norm that no integral is taken"
     return "the work of one search did not suffice to bring both ends together"
 

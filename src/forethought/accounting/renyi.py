@@ -138,11 +138,6 @@ def canonne_epsilon(orders: Array, values: Array, delta: float) -> Array:
     return np.asarray(np.maximum(epsilon, 0.0))
 
 
-def mironov_epsilon(orders: Array, values: Array, delta: float) -> Array:
-    """ε at each order by the first conversion, D + ln(1/δ)/(α − 1) (Mironov 2017, Prop. 3)."""
-    return np.asarray(values - math.log(delta) / (orders - 1))
-
-
 def binary_moment(order: float, epsilon: float, delta: float) -> float:
     """Least (α − 1) D_α(Bern(p) ‖ Bern(q)) over p − e^ε q = δ.
 
@@ -404,17 +399,3 @@ def zcdp(mechanism: Mechanism) -> float:
         shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier
         rho += releases(part) * shift**2 / 2
     return rho
-
-
-def zcdp_epsilon(rho: float, delta: float) -> float:
-    """ε of ρ-zCDP by the conversion of each order, least over a fine grid of orders.
-
-    Source: Canonne, Kamath and Steinke 2020, Corollary 13 and Proposition 12.
-    """
-    size, target = real("rho", rho, least=0), real("delta", delta, above=0, below=1)
-    if size == 0:
-        return 0.0
-    # The optimum lies near 1 + sqrt(ln(1/δ)/ρ); any grid of orders around it is sound.
-    centre = math.sqrt(-math.log(target) / size)
-    orders = 1 + centre * np.geomspace(1e-3, 4.0, 4001)
-    return float(np.min(canonne_epsilon(orders, size * orders, target)))

@@ -44,7 +44,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
 import numpy as np
 
@@ -244,6 +244,7 @@ def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array
 
 # What one Rounds contributes: the pair of one release and how many releases are charged.
 Part = tuple[Pair | Epoch | DisclosedCount, int]
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
@@ -496,19 +497,25 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Disclosed
     Raises:
         UnsupportedMechanismError: no theorem is known for a part.
     """
-    counts: dict[Pair | Epoch | DisclosedCount, int] = {}
-    squares: list[float] = []
     plain = all_uncorrelated(mechanism, group)
-    for rounds in chain.from_iterable(map(_whole_epochs, plain)):
-        pair, count = _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
+    return merged(
+        _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
+        for rounds in chain.from_iterable(map(_whole_epochs, plain))
+    )
+
+
+def merged(found: Iterable[tuple[_Kind, int]]) -> dict[_Kind | Pair, int]:
+    """Each pair once, with how often it is composed; all Gaussians as one."""
+    counts: dict[_Kind | Pair, int] = {}
+    squares: list[float] = []
+    for pair, count in found:
         if isinstance(pair, Pair) and pair.gaussian:
             squares.append(count * pair.up[0][0] ** 2)
-        else:
+        elif count:
             counts[pair] = counts.get(pair, 0) + count
     if squares:
-        # Sorted, so that the order of the rounds leaves no trace in the sum.
-        distance = math.sqrt(math.fsum(squares))
-        counts[Pair(((distance, 1.0),))] = 1
+        # Summed exactly, so that the order of the rounds leaves no trace.
+        counts[Pair(((math.sqrt(math.fsum(squares)), 1.0),))] = 1
     return counts
 
 

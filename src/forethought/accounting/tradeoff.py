@@ -30,7 +30,7 @@ from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
 from forethought.accounting.dominating_pair import Pair, gaussian_delta_above
-from forethought.accounting.exact import lawful, single_changes
+from forethought.accounting.exact import all_integrable, single_changes
 from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
@@ -332,11 +332,6 @@ def gaussian(mu: float) -> TradeOff:
     return TradeOff(profile, profile, size)
 
 
-def compose_gaussians(mus: Sequence[float]) -> TradeOff:
-    """G_{μ_1} ⊗ … ⊗ G_{μ_n} = G_{√Σμ²} (Dong, Roth and Su 2022, Corollary 3.3)."""
-    return gaussian(math.hypot(*(real("mu", mu, least=0) for mu in mus)))
-
-
 def from_epsilon_delta(epsilon: float, delta: float) -> TradeOff:
     """f_{ε,δ} = max{0, 1 − δ − e^ε α, e^−ε(1 − δ − α)}: a *maximum* (Wasserman and Zhou 2010)."""
     eps, size = real("epsilon", epsilon, least=0), real("delta", delta, least=0, most=1)
@@ -511,7 +506,7 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     alone = single_changes(mechanism, size) is None
     if alone and len(counts) == 1 and isinstance(first, Pair) and first.gaussian:
         return gaussian(first.up[0][0] * (1 + 1e-14))
-    if exact.only_pairs(counts) is None and not lawful(counts):
+    if exact.only_pairs(counts) is None and not all_integrable(counts):
         return unamplified
     uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
     last = max(above.epsilon(TAIL) for above in uppers)

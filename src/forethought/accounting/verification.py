@@ -357,10 +357,10 @@ def _randomness(case: _Case) -> str | None:
 def _mechanism(case: _Case) -> str | None:
     s = case.claimed
     for part in s.mechanism:
-        told = part.sampling.known_examples()
-        if None not in (told, s.examples) and told != s.examples:
+        drawn_from = part.sampling.known_examples()
+        if None not in (drawn_from, s.examples) and drawn_from != s.examples:
             raise StatementError(
-                f"the sampling speaks of {told} records, the statement of {s.examples}"
+                f"the sampling speaks of {drawn_from} records, the statement of {s.examples}"
             )
     ended = [one for one in s.caveats if one.code in STOPPED]
     named = () if s.evidence is None else s.evidence.files
@@ -637,8 +637,7 @@ CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "attained": _attained,
     "delta": _delta,
     "group": _group,
-    "adjacency": _follows,
-    "rounds": _follows,
+    **dict.fromkeys(("adjacency", "rounds"), _follows),
     "examples": _examples,
     "clip_norm": _clip_norm,
     "plan": _plan,
@@ -647,14 +646,9 @@ CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "randomness": _randomness,
     "releases": _releases,
     "attack": _attack,
-    "adversary": _follows,
-    "hyperparameters": _follows,
+    **dict.fromkeys(("adversary", "hyperparameters"), _follows),
     "caveats": _caveats,
-    "breaks": _follows,
-    "facts": _follows,
-    "assumptions": _follows,
-    "not_covered": _follows,
-    "theorems": _follows,
+    **dict.fromkeys(("breaks", "facts", "assumptions", "not_covered", "theorems"), _follows),
     "about": _about,
     "evidence": _evidence,
     "checksum": _follows,

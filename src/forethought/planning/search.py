@@ -36,7 +36,7 @@ from forethought.planning.solve import plan, unchecked
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.samplings import FullBatch, Poisson, Sampling
 
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords
@@ -607,8 +607,7 @@ def next_phase(
     sigma = real("noise_multiplier", noise_multiplier, above=0)
 
     def part(size: float) -> Rounds:
-        sampling = like.sampling.resized(int(size), N)
-        return replace(like, noise_multiplier=sigma, count=count, sampling=sampling)
+        return _like(like, sigma, count, like.sampling.resized(int(size), N))
 
     def total(size: float) -> Mechanism:
         return _behind(earlier, part(size), adjacency)
@@ -628,6 +627,11 @@ def next_phase(
     while not fits(size):  # the interval that a Statement shows is wider than the solver's
         size -= 1
     return _stated(earlier, part(size), total(size), N, size, budget)
+
+
+def _like(like: Rounds, sigma: float, count: int, sampling: Sampling) -> Rounds:
+    """Independent rounds that clip what others do."""
+    return Rounds(sigma, count, sampling, like.clipping, groups=like.groups)
 
 
 def _behind(earlier: Mechanism | None, part: Rounds, adjacency: Adjacency) -> Mechanism:
@@ -655,8 +659,8 @@ def _stated(
 def _closed_form(
     earlier: Mechanism | None, part: Rounds, examples: int, size: int, budget: Budget
 ) -> tuple[Phase | None, str]:
-    *before, last = *(earlier or ()), part
-    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in (*before, last)):
+    before = () if earlier is None else earlier.rounds
+    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in (*before, part)):
         return None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
     sizes = [(p.sampling.expected_batch(examples), p.count) for p in before]
     gradients, sigma = size * part.count, part.noise_multiplier
@@ -752,7 +756,7 @@ def _solved(
     sampling = like.sampling.resized(size or N, N)
 
     def part(sigma: float) -> Rounds:
-        return replace(like, noise_multiplier=sigma, count=length, sampling=sampling)
+        return _like(like, sigma, length, sampling)
 
     def total(sigma: float) -> Mechanism:
         return _behind(done, part(sigma), adjacency)
@@ -793,7 +797,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
 
     def part(size: int, times: int) -> Rounds:
         sampling = last.sampling.resized(size, progress.examples)
-        return replace(last, noise_multiplier=sigma, count=times * last.count, sampling=sampling)
+        return _like(last, sigma, times * last.count, sampling)
 
     low = 0
     high = progress.examples + 1

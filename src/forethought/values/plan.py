@@ -25,11 +25,11 @@ from forethought.values.contributions import (
     LinearExamples,
     Local,
     LocalUpdates,
+    OfRecords,
     Persons,
 )
 from forethought.values.mechanism import (
     Budget,
-    Clipping,
     Correlated,
     Mechanism,
     Rounds,
@@ -70,7 +70,7 @@ NORMS_NOISE = 2.0
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(OfRecords):
     """Every record's vector of one statistic is a contribution.
 
     Args:
@@ -79,9 +79,7 @@ class Statistics:
 
     name: str
     kind: ClassVar[str] = "statistics"
-    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = False
-    groups: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         one_of("statistics", self.name, tuple(NAMES.values()))
@@ -90,10 +88,6 @@ class Statistics:
     def released(self) -> str:
         """The release's name in the transcript."""
         return self.name
-
-    def expected(self, batch: float) -> float:
-        """One for each record."""
-        return batch
 
 
 @dataclass(frozen=True)
@@ -484,10 +478,10 @@ class Privacy:
                     f"the mechanism speaks of {part.groups} groups, the contribution of {count}: "
                     "several records are charged by the number of groups that they can be in"
                 )
-            told = part.sampling.known_examples()
-            if told not in (None, self.examples):
+            drawn_from = part.sampling.known_examples()
+            if drawn_from not in (None, self.examples):
                 raise ValueError(
-                    f"the sampling speaks of {told} examples, the plan of {self.examples}"
+                    f"the sampling speaks of {drawn_from} examples, the plan of {self.examples}"
                 )
             self.clip.gradient_noise(part.noise_multiplier)
             if isinstance(part, Correlated) and (
@@ -605,15 +599,12 @@ class Privacy:
         """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
         known = dict(values)
         exact_keys("privacy", known, {field.name for field in fields(cls)})
-        if known["preparation"] is not None:
-            known["preparation"] = build(Preparation, known["preparation"])
-        if known["augmentation"] is not None:
-            known["augmentation"] = build(Augmentation, known["augmentation"])
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
         known["clip"] = build(Clip, known["clip"])
+        for kind in (Budget, Preparation, Augmentation):
+            if known[name := kind.__name__.lower()] is not None:
+                known[name] = build(kind, known[name])
         known["contribution"] = of_kind(CONTRIBUTIONS, known["contribution"], "contribution")
-        if known["budget"] is not None:
-            known["budget"] = build(Budget, known["budget"])
         return cls(**known)
 
 
@@ -625,13 +616,10 @@ DECLARED = Caveat("declared")
 
 
 class Parts(TypedDict, total=False):
-    """Short forms: ``groups=`` of ``contribution=Groups(...)``, with ``local=`` of
-    ``contribution=LocalUpdates(...)``; ``preparation=``, ``records_per_person=`` and
-    ``augmentation=`` of the Privacy; the rest of ``use=Use(...)``.
-    """
+    """Parts of the Privacy, up to ``augmentation=``; the rest is short for ``use=Use(...)``."""
 
-    groups: int | None
-    local: Local | None
+    noise: NoiseKind
+    budget: Budget | None
     preparation: Preparation | None
     records_per_person: int
     augmentation: Augmentation | None
@@ -655,8 +643,9 @@ class Plan(Stored):
             :class:`~forethought.values.caveats.Caveat` of that role, or words.
         not_covered: ways in which private data was used outside the mechanism, and assumptions,
             for the Statement: caveats, or words.
+        groups, local: short for ``contribution=Groups(...)``, or ``LocalUpdates(...)``.
         reasons: pairs (what, why it is what it is), written by the planner for :meth:`explain`.
-        parts: short forms, see :class:`Parts`.
+        parts: see :class:`Parts`.
 
     Attributes:
         privacy: what privacy needs. use: how the releases are used.
@@ -679,18 +668,14 @@ class Plan(Stored):
         clip: Clip = Clip(),
         *,
         contribution: Contribution | None = None,
-        noise: NoiseKind = "gaussian",
-        budget: Budget | None = None,
+        groups: int | None = None,
+        local: Local | None = None,
         use: Use = Use(),  # noqa: B008 (frozen)
         hyperparameters: Caveat | str = DECLARED,
         not_covered: Iterable[Caveat | str] = (),
         reasons: tuple[tuple[str, str], ...] = (),
         **parts: Unpack[Parts],
     ) -> None:
-        groups, local = parts.pop("groups", None), parts.pop("local", None)
-        preparation = parts.pop("preparation", None)
-        records_per_person = parts.pop("records_per_person", 1)
-        augmentation = parts.pop("augmentation", None)
         if contribution is None:
             contribution = Examples() if groups is None else Groups(groups)
             if local is not None:
@@ -700,20 +685,11 @@ class Plan(Stored):
                 "groups= and local= are short for contribution=Groups(...) or LocalUpdates(...): "
                 "give one of them"
             )
-        privacy = Privacy(
-            mechanism,
-            examples,
-            delta,
-            clip,
-            contribution,
-            noise,
-            budget,
-            preparation,
-            records_per_person,
-            augmentation,
-        )
-        changed: dict[str, Any] = dict(parts)
-        self._set(privacy, replace(use, **changed), hyperparameters, not_covered, reasons)
+        given: dict[str, Any] = dict(parts)
+        own = [field.name for field in fields(Privacy) if field.name in given]
+        of_privacy = {name: given.pop(name) for name in own}
+        privacy = Privacy(mechanism, examples, delta, clip, contribution, **of_privacy)
+        self._set(privacy, replace(use, **given), hyperparameters, not_covered, reasons)
 
     def _set(
         self,
