@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from forethought.values.caveats import Caveat, caveats, choice
 from forethought.values.checks import one_of, real, whole
@@ -244,6 +245,7 @@ class Preparation:
 # it.
 
 
+_Value = TypeVar("_Value")
 ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
 NoiseKind = Literal["gaussian", "grid"]
 # Below this a round's noise hides nothing: ε of one round alone is in the thousands. 0 says so.
@@ -615,6 +617,17 @@ PLAN_SCHEMA = "forethought/plan/2"
 DECLARED = Caveat("declared")
 
 
+class Of(Generic[_Value]):
+    """An attribute that is one of a part's: ``examples = Of[int]("privacy.examples")``."""
+
+    def __init__(self, path: str) -> None:
+        self._read = attrgetter(path)
+
+    def __get__(self, whole: object, _owner: type | None = None) -> _Value:
+        found: _Value = self._read(whole)
+        return found
+
+
 class Parts(TypedDict, total=False):
     """Parts of the Privacy, up to ``augmentation=``; the rest is short for ``use=Use(...)``."""
 
@@ -649,6 +662,11 @@ class Plan(Stored):
 
     Attributes:
         privacy: what privacy needs. use: how the releases are used.
+        mechanism: everything that is released, the preparation of the data first.
+        groups: the number of groups that a batch is dealt into; None where examples are clipped.
+        rounds: the number of noised sums that are released.
+        clip_norm: the bound C on the L2 norm of one contribution.
+        examples, delta, …, gradient_filter: those of ``privacy`` and ``use``.
     """
 
     SCHEMA: ClassVar[str] = PLAN_SCHEMA
@@ -659,6 +677,43 @@ class Plan(Stored):
     hyperparameters: Caveat
     not_covered: tuple[Caveat, ...]
     reasons: tuple[tuple[str, str], ...]
+
+    #: Everything that is released, the preparation of the data first.
+    mechanism = Of[Mechanism]("privacy.accounted")
+    #: The release of the data before training, to prepare inputs with.
+    preparation = Of[Preparation | None]("privacy.preparation")
+    #: Size N of the training set.
+    examples = Of[int]("privacy.examples")
+    #: The δ at which the Statement gives ε.
+    delta = Of[float]("privacy.delta")
+    #: The bound on one contribution.
+    clip = Of[Clip]("privacy.clip")
+    #: The unit that is clipped.
+    contribution = Of[Contribution]("privacy.contribution")
+    #: The number of examples that may be one person's, protected together.
+    records_per_person = Of[int]("privacy.records_per_person")
+    #: The altered copies of a record that its contribution is the mean over; None: none.
+    augmentation = Of[Augmentation | None]("privacy.augmentation")
+    #: The number of groups that a batch is dealt into; None where examples are clipped.
+    groups = Of[int | None]("contribution.groups")
+    #: The kind of noise.
+    noise = Of[NoiseKind]("privacy.noise")
+    #: The target that was asked for.
+    budget = Of[Budget | None]("privacy.budget")
+    #: The optimizer that steps along a noised mean.
+    optimizer = Of[Optimizer]("use.optimizer")
+    #: Its step sizes.
+    schedule = Of[Schedule]("use.schedule")
+    #: The average of the iterates that is reported.
+    averaging = Of[Averaging]("use.averaging")
+    #: The model that the planner chose for; see :mod:`forethought.values.use`.
+    assumed = Of[Assumed | None]("use.assumed")
+    #: The filter of noised means before the optimizer; None: none.
+    gradient_filter = Of[GradientFilter | None]("use.gradient_filter")
+    #: The number of noised sums that are released.
+    rounds = Of[int]("privacy.rounds")
+    #: The bound C on the L2 norm of one contribution.
+    clip_norm = Of[float]("clip.norm")
 
     def __init__(
         self,
@@ -707,94 +762,9 @@ class Plan(Stored):
         object.__setattr__(self, "reasons", pairs)
 
     @property
-    def mechanism(self) -> Mechanism:
-        """Everything that is released, the preparation of the data first."""
-        return self.privacy.accounted
-
-    @property
-    def preparation(self) -> Preparation | None:
-        """The release of the data before training, to prepare inputs with."""
-        return self.privacy.preparation
-
-    @property
-    def examples(self) -> int:
-        """Size N of the training set."""
-        return self.privacy.examples
-
-    @property
-    def delta(self) -> float:
-        """The δ at which the Statement gives ε."""
-        return self.privacy.delta
-
-    @property
-    def clip(self) -> Clip:
-        """The bound on one contribution."""
-        return self.privacy.clip
-
-    @property
-    def contribution(self) -> Contribution:
-        """The unit that is clipped."""
-        return self.privacy.contribution
-
-    @property
-    def records_per_person(self) -> int:
-        """The number of examples that may be one person's, protected together."""
-        return self.privacy.records_per_person
-
-    @property
-    def augmentation(self) -> Augmentation | None:
-        """The altered copies of a record that its contribution is the mean over; None: none."""
-        return self.privacy.augmentation
-
-    @property
-    def groups(self) -> int | None:
-        """The number of groups that a batch is dealt into; None where examples are clipped."""
-        return self.contribution.groups
-
-    @property
     def local(self) -> Local | None:
         """The algorithm inside a group; None where gradients are clipped."""
         return self.contribution.local if isinstance(self.contribution, LocalUpdates) else None
-
-    @property
-    def noise(self) -> NoiseKind:
-        """The kind of noise."""
-        return self.privacy.noise
-
-    @property
-    def budget(self) -> Budget | None:
-        """The target that was asked for."""
-        return self.privacy.budget
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer that steps along a noised mean."""
-        return self.use.optimizer
-
-    @property
-    def schedule(self) -> Schedule:
-        """Its step sizes."""
-        return self.use.schedule
-
-    @property
-    def averaging(self) -> Averaging:
-        """The average of the iterates that is reported."""
-        return self.use.averaging
-
-    @property
-    def assumed(self) -> Assumed | None:
-        """The model that the planner chose for; see :mod:`forethought.values.use`."""
-        return self.use.assumed
-
-    @property
-    def gradient_filter(self) -> GradientFilter | None:
-        """The filter of noised means before the optimizer; None: none."""
-        return self.use.gradient_filter
-
-    @property
-    def rounds(self) -> int:
-        """The number of noised sums that are released."""
-        return self.privacy.rounds
 
     def round(self, index: int, clip_norm: float | None = None) -> Round:
         """Round ``index``, from 0; see :meth:`forethought.values.plan.Privacy.round`."""
@@ -818,11 +788,6 @@ class Plan(Stored):
         """The sampling of batches, when all rounds share one way (ValueError otherwise)."""
         sampling: Sampling = self._only("sampling")
         return sampling
-
-    @property
-    def clip_norm(self) -> float:
-        """The bound C on the L2 norm of one contribution."""
-        return self.clip.norm
 
     @property
     def batch(self) -> float:
