@@ -90,19 +90,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from forethought.accounting import exact
+from forethought.accounting import exact, renyi
 from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.interval import Interval, at_most, bisected
 from forethought.accounting.line_integral import Curve
-from forethought.accounting.renyi import (
-    LIFT,
-    ORDERS,
-    RenyiCurve,
-    binary_moment,
-    canonne_epsilon,
-    rdp,
-    zcdp,
-)
+from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import (
@@ -134,7 +126,7 @@ def best_order(mechanism: Mechanism, delta: float) -> float:
     what was foreseen is still safe, only dearer.
     """
     target = real("delta", delta, above=0, below=1)
-    curve = rdp(mechanism, ORDERS)
+    curve = rdp(mechanism, renyi.ORDERS)
     epsilon = canonne_epsilon(np.array(curve.orders), np.array(curve.values), target)
     return curve.orders[int(np.argmin(epsilon))]
 
@@ -328,7 +320,7 @@ def limit_of(order: float, epsilon: float, delta: float) -> float:
     of Asoodeh et al. 2021, Theorem 2).
     """
     overhead = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-    optimal = binary_moment(order, epsilon, delta) / (order - 1) / LIFT
+    optimal = renyi.binary_moment(order, epsilon, delta) / (order - 1) / renyi.LIFT
     return max(epsilon - overhead, optimal)
 
 
@@ -365,7 +357,7 @@ class GaussianFilter(Filter):
         return self._sums[0]
 
     def costs(self, mechanism: Mechanism) -> tuple[float, ...]:
-        return (2 * zcdp(mechanism) * _ROUNDING,)
+        return (2 * renyi.zcdp(mechanism) * _ROUNDING,)
 
     def _own(self) -> dict[str, Any]:
         return {"spent": self.spent}
@@ -485,7 +477,7 @@ _TRIALS: dict[str, type[Trials]] = {
 def _monotone(orders: Array, values: Array) -> RenyiCurve:
     # D_α never falls with α, so a bound at a higher order holds at every lower one.
     least = np.minimum.accumulate(values[::-1])[::-1]
-    return RenyiCurve(tuple(orders), tuple(np.maximum(least, 0.0) * LIFT))
+    return RenyiCurve(tuple(orders), tuple(np.maximum(least, 0.0) * renyi.LIFT))
 
 
 def best_of(

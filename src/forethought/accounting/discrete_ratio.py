@@ -319,6 +319,13 @@ class DisclosedCount:
         """The largest distance between two of the three sums."""
         return max(r for r, _ in self.hits) * (2 if self.blanked else 1)
 
+    @property
+    def resolved(self) -> bool:
+        """True if its bounds are worth building: few hits, none too far, none next to nothing."""
+        least = (1 - self.missed) * self.hits[0][0]
+        near = self.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
+        return near and len(self.hits) <= MOST_HITS
+
 
 # Losses, P-masses and Q-masses.
 _Masses = tuple[Array, Array, Array]

@@ -48,13 +48,7 @@ from typing import NamedTuple, TypeVar, assert_never
 
 import numpy as np
 
-from forethought.accounting.discrete_ratio import (
-    LARGEST_DISTANCE,
-    LEAST_MOVE,
-    MOST_HITS,
-    DisclosedCount,
-    Epoch,
-)
+from forethought.accounting.discrete_ratio import DisclosedCount, Epoch
 from forethought.accounting.dominating_pair import EPS, Array, Pair
 from forethought.values.mechanism import (
     ADJACENCIES,
@@ -341,13 +335,7 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     if missed == 0 and len(up) == 1:
         return Pair(((distances[0][0], 1.0),)), count
     disclosed = DisclosedCount(distances, blanked, missed, plain, hits.doubt, hits.lost)
-    return (disclosed if _resolved(disclosed) else plain), count
-
-
-def _resolved(disclosed: DisclosedCount) -> bool:
-    least = (1 - disclosed.missed) * disclosed.hits[0][0]
-    near = disclosed.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
-    return near and len(disclosed.hits) <= MOST_HITS
+    return (disclosed if disclosed.resolved else plain), count
 
 
 def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
@@ -365,7 +353,7 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     if not blanked:
         return plain, 1
     disclosed = DisclosedCount(((distance, seen),), True, missed, plain, 2 * EPS)
-    return (disclosed if _resolved(disclosed) else plain), 1
+    return (disclosed if disclosed.resolved else plain), 1
 
 
 def shifts_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from forethought.papers.closed_form import (
 from forethought.papers.strong_adversary import KnownHits
 from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import Poisson
+from forethought.values.serialisation import entries
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        finite = self.epsilon is not None and math.isfinite(self.epsilon)
-        return {
-            "name": self.name,
-            "epsilon": self.epsilon if finite or self.epsilon is None else "infinity",
-            "guarantee": self.guarantee,
-            "note": self.note,
-        }
+        return entries(self)
 
 
 class _Answer(NamedTuple):

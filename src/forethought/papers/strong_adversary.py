@@ -447,10 +447,8 @@ class StrongAdversary:
     adjacency: Adjacency = "replace-one"
 
     def __post_init__(self) -> None:
-        whole("examples", self.examples)
-        whole("epochs", self.epochs)
-        whole("groups", self.groups)
-        whole("group_size", self.group_size)
+        for name in ("examples", "epochs", "groups", "group_size"):
+            whole(name, getattr(self, name))
         whole("group", self.group, most=self.examples)
         real("noise_multiplier", self.noise_multiplier, above=0)
         one_of("sampling", self.sampling, get_args(Draw))

@@ -17,7 +17,7 @@ best is a matter of accuracy as well: that is rehearsed on public data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from forethought.holders.times import OVERHEAD, Times
 from forethought.holders.work import NoTraining, no_gradients
 from forethought.values.checks import whole
 from forethought.values.mechanism import Budget, LocalRounds, first_round, updates_of
-from forethought.values.serialisation import plain
+from forethought.values.serialisation import entries
 from forethought.values.use import Averaging
 
 # Updates that a prediction of time simulates at most; longer runs are scaled up from their
@@ -110,7 +110,7 @@ class FederatedPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; the federation itself under its own schema."""
-        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        return entries(self)
 
 
 def predict(
@@ -348,7 +348,7 @@ class GossipPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; the gossip itself under its own schema."""
-        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        return entries(self)
 
 
 def predict_gossip(

@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return entries(value)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
@@ -63,6 +63,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def entries(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, each in terms of JSON."""
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def parse(text: str) -> Any:
@@ -143,8 +148,7 @@ def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None
 
 def tagged(value: Any) -> dict[str, Any]:
     """The fields of a dataclass beside its ``kind``; :func:`of_kind` reads them back."""
-    entries = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return {"kind": value.kind, **entries}
+    return {"kind": value.kind, **entries(value)}
 
 
 def of_kind(kinds: Mapping[str, type[_Value]], values: Mapping[str, Any], what: str) -> _Value:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from forethought.values.checks import one_of, real, whole
-from forethought.values.serialisation import build, exact_keys, plain
+from forethought.values.serialisation import build, entries, exact_keys, plain
 
 Options = Mapping[str, Any]
 # Rounds at which a floor that falls is looked at.
@@ -496,7 +496,7 @@ class Use:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        values: dict[str, Any] = plain({name: getattr(self, name) for name in _PARTS})
+        values = entries(self)
         values["optimizer"]["options"] = plain(dict(self.optimizer.options))
         return values
 
