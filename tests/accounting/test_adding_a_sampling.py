@@ -28,7 +28,6 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    sensitivity,
 )
 from forethought.values.samplings import (
     SAMPLINGS,
@@ -99,7 +98,7 @@ def test_its_statement_claims_no_attack_that_nobody_knows(added: type[Sampling])
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 def test_known_batches_count_every_draw(added: type[Sampling], adjacency: str) -> None:
     mechanism = Mechanism(Rounds(0.5, 1, added(3, 4)), adjacency=adjacency)
-    assert sensitivity(mechanism.rounds[0], adjacency) == 2 * 3  # type: ignore[arg-type]
+    assert mechanism.rounds[0].sensitivity(adjacency) == 2 * 3  # type: ignore[arg-type]
     known = batches_known(mechanism).rounds[0]
     assert math.isclose(known.noise_multiplier, 0.5 / 3, rel_tol=1e-12)
     assert exact.delta(mechanism, 0.7).upper <= exact.delta(batches_known(mechanism), 0.7).upper

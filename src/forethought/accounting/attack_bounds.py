@@ -43,7 +43,7 @@ from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
 from forethought.accounting.theorems import binomial, hypergeometric, merged, parts, uncorrelated
 from forethought.accounting.tradeoff import tradeoff
-from forethought.values.mechanism import Correlated, Mechanism, Rounds, releases
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
 from forethought.values.samplings import (
     Adjacency,
     CyclicPoisson,
@@ -277,7 +277,7 @@ def _on_a_line(
     first, hits = found
     one, other = _sums(part, adjacency, first, hits, others)
     scaled = ([(shift / sigma, weight) for shift, weight in side] for side in (one, other))
-    yield _pair(*scaled), releases(part)
+    yield _pair(*scaled), part.releases
 
 
 def _summed(

@@ -24,8 +24,6 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    releases,
-    sensitivity,
 )
 from forethought.values.samplings import (
     Binomial,
@@ -303,7 +301,7 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
     grid = tuple(real("order", order, above=1) for order in orders)
     total = RenyiCurve(grid, (0.0,) * len(grid))
     for part in all_uncorrelated(mechanism):
-        total = total + _release(part, mechanism.adjacency, grid).times(releases(part))
+        total = total + _release(part, mechanism.adjacency, grid).times(part.releases)
     return total
 
 
@@ -315,7 +313,7 @@ def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> R
             f"for {', '.join(kind.__name__ for kind in CURVES)}. Account for the mechanism "
             "exactly, with no filter and no search"
         )
-    noise = part.noise_multiplier / sensitivity(part, adjacency)
+    noise = part.noise_multiplier / part.sensitivity(adjacency)
     return row.curve(part.sampling.hits(1), adjacency, noise, orders)
 
 
@@ -396,6 +394,6 @@ def zcdp(mechanism: Mechanism) -> float:
     for part in all_uncorrelated(mechanism, 2):
         if part.noise_multiplier == 0:
             return math.inf
-        shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier
-        rho += releases(part) * shift**2 / 2
+        shift = part.sensitivity(mechanism.adjacency) / part.noise_multiplier
+        rho += part.releases * shift**2 / 2
     return rho

@@ -3,8 +3,8 @@
 Each cell (sampling × clipping × adjacency) has one entry for a single record and one for groups of
 g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
 
-The bounds on centres come from :func:`forethought.values.mechanism.sensitivity`. Lemma used below
-("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common
+The bounds on centres come from :meth:`~forethought.values.mechanism.Rounds.sensitivity`. Lemma used
+below ("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common
 centre. For any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k)
 and N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is
 at most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
@@ -58,10 +58,6 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    per_hit,
-    reach,
-    releases,
-    sensitivity,
 )
 from forethought.values.samplings import (
     SAMPLINGS,
@@ -258,12 +254,12 @@ class Cell:
 
 def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     most = rounds.sampling.most(group)
-    shift = reach(rounds, adjacency, most) / rounds.noise_multiplier
+    shift = rounds.reach(adjacency, most) / rounds.noise_multiplier
     return Pair(((shift, 1.0),)), rounds.count
 
 
 def _epochs(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    return _gaussian(rounds, adjacency, group)[0], releases(rounds)
+    return _gaussian(rounds, adjacency, group)[0], rounds.releases
 
 
 def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
@@ -271,7 +267,7 @@ def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     length = rounds.sampling.rounds
     if group > 1 or length == 1:
         return _epochs(rounds, adjacency, group)
-    distance = sensitivity(rounds, adjacency) / rounds.noise_multiplier
+    distance = rounds.sensitivity(adjacency) / rounds.noise_multiplier
     used = min(length, rounds.count)
     return Epoch(distance, length, used), rounds.count // used
 
@@ -291,21 +287,21 @@ def _hits(rounds: Rounds, group: int) -> GroupHits:
 
 
 def one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    up, idle, hits = shifts_of(rounds, group, lambda k: reach(rounds, adjacency, k))
-    return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), releases(rounds)
+    up, idle, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))
+    return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), rounds.releases
 
 
 def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     # Distance of one record's contribution from the common centre, not between two records.
     by_itself = not rounds.sampling.exchanges
     radius = 1.0 if rounds.clipping == "example" and by_itself else 2.0
-    share = radius / per_hit(rounds, adjacency)
-    up, idle, hits = shifts_of(rounds, group, lambda k: share * reach(rounds, adjacency, k))
+    share = radius / rounds.per_hit(adjacency)
+    up, idle, hits = shifts_of(rounds, group, lambda k: share * rounds.reach(adjacency, k))
     if idle == 0 and len(up) == 1:
         # Every record is in every batch: nothing but the distance is left.
-        return Pair(((2 * up[0][0], 1.0),)), releases(rounds)
+        return Pair(((2 * up[0][0], 1.0),)), rounds.releases
     pair = Pair(up, up, idle=idle, rest=idle, doubt=hits.doubt, lost=hits.lost, lost_rest=hits.lost)
-    return pair, releases(rounds)
+    return pair, rounds.releases
 
 
 def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
@@ -329,7 +325,7 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
         )
     if plain.symmetric and not blanked:
         return plain, count
-    up, missed, hits = shifts_of(rounds, group, lambda k: reach(rounds, adjacency, k))
+    up, missed, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))
     # What is blanked is at most 1 from the blank, and the blank from what another record says.
     distances = tuple((shift / 2 if blanked else shift, weight) for shift, weight in up)
     if missed == 0 and len(up) == 1:
@@ -346,7 +342,7 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     if rounds.count >= sampling.rounds_per_epoch or left <= 0 or group > 1:
         return _epochs(rounds, adjacency, group)
     seen, missed = 1 - left / sampling.examples, left / sampling.examples
-    distance = reach(rounds, adjacency, 1) / rounds.noise_multiplier
+    distance = rounds.reach(adjacency, 1) / rounds.noise_multiplier
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
     farthest = 2 * distance if blanked else distance
     plain = Pair(((farthest, seen),), symmetric=True, idle=missed, doubt=2 * EPS)
@@ -526,12 +522,12 @@ def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
     # Every turn taken: what a group of correlated rounds is charged.
     for rounds in all_uncorrelated(mechanism, max(2, group)):
         _cell(rounds, mechanism.adjacency)
-        count, most = releases(rounds), rounds.sampling.most(group)
+        count, most = rounds.releases, rounds.sampling.most(group)
         placed = mechanism.adjacency != "add-or-remove" and rounds.sampling.rounds_per_epoch == 1
         if rounds.sampling.exchanges and placed:
             # The same positions are drawn: no record takes another's place.
             rounds = replace(rounds, sampling=FullBatch())
-        shift = reach(rounds, mechanism.adjacency, most) / rounds.noise_multiplier
+        shift = rounds.reach(mechanism.adjacency, most) / rounds.noise_multiplier
         shifts.append(math.sqrt(count) * shift)
     return math.hypot(*shifts) * (1 + 8 * EPS)
 

@@ -46,8 +46,6 @@ from forethought.values.mechanism import (
     Adjacency,
     Rounds,
     UnsupportedMechanismError,
-    releases,
-    sensitivity,
 )
 from forethought.values.samplings import Binomial, Hypergeometric, Law
 
@@ -386,7 +384,7 @@ class KnownHits:
             raise UnsupportedMechanismError(
                 "for groups, see forethought.accounting.StrongAdversary"
             )
-        sensitivity(rounds, adjacency)  # refuses what has none
+        rounds.sensitivity(adjacency)  # refuses what has none
         sampling = rounds.sampling
         if sampling.most(1) > 1:
             raise UnsupportedMechanismError(
@@ -402,7 +400,7 @@ class KnownHits:
             last = binomial(1, min(1.0, math.fsum(map(sampling.turn, range(rest)))))
             hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
         else:
-            hits = binomial(releases(rounds), _chance(sampling.hits(1)))
+            hits = binomial(rounds.releases, _chance(sampling.hits(1)))
         return KnownHits(hits, distance / rounds.noise_multiplier)
 
 
