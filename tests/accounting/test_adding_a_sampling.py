@@ -32,7 +32,6 @@ from forethought.values.mechanism import (
 from forethought.values.samplings import (
     SAMPLINGS,
     Binomial,
-    Poisson,
     Sampling,
     Shuffled,
     WithoutReplacement,
@@ -118,7 +117,7 @@ def test_a_record_drawn_several_times_has_no_curve_of_one(
     added: type[Sampling], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A row that was copied from Poisson's.
-    monkeypatch.setitem(CURVES, added, CURVES[Poisson])
+    monkeypatch.setitem(CURVES, added.kind, CURVES["poisson"])
     with pytest.raises(UnsupportedMechanismError, match="drawn once"):
         rdp(Mechanism(Rounds(1.0, 1, added(3, 12)), adjacency="replace-one"))
 

@@ -39,13 +39,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from scipy.special import log_ndtr
 
-from forethought.accounting.discrete_ratio import (
-    DisclosedCount,
-    DiscreteRatio,
-    Epoch,
-    disclosed_ratios,
-    varies,
-)
+from forethought.accounting.discrete_ratio import DisclosedCount, DiscreteRatio, Epoch, varies
 from forethought.accounting.dominating_pair import (
     Array,
     Bounds,
@@ -339,7 +333,7 @@ def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
     """True if a round's moment at ``tilt`` is about less by the told pair than by half lines."""
     if not pair.otherwise.integrable:
         return True
-    law = disclosed_ratios(pair, 1.0)[1]
+    law = pair.ratios(1.0)[1]
     disclosed, plain = (
         max(
             float(Composition({one: 1}, swapped=swapped).cumulant(np.array([tilt]))[0])

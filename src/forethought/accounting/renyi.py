@@ -25,18 +25,7 @@ from forethought.values.mechanism import (
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import (
-    Binomial,
-    CyclicPoisson,
-    FullBatch,
-    Hypergeometric,
-    Law,
-    Poisson,
-    RandomAllocation,
-    Sampling,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.values.samplings import SAMPLINGS, Binomial, Hypergeometric, Law
 
 Array = NDArray[np.float64]
 
@@ -306,12 +295,12 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
 
 
 def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> RenyiCurve:
-    row = CURVES.get(type(part.sampling))
+    row = CURVES.get(part.sampling.kind)
     if row is None:
+        known = ", ".join(SAMPLINGS[kind].__name__ for kind in CURVES)
         raise UnsupportedMechanismError(
             f"no Rényi curve is known for {type(part.sampling).__name__} sampling; there is one "
-            f"for {', '.join(kind.__name__ for kind in CURVES)}. Account for the mechanism "
-            "exactly, with no filter and no search"
+            f"for {known}. Account for the mechanism exactly, with no filter and no search"
         )
     noise = part.noise_multiplier / part.sensitivity(adjacency)
     return row.curve(part.sampling.hits(1), adjacency, noise, orders)
@@ -371,15 +360,15 @@ _FIXED = "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Th
 _EPOCH = "one Gaussian for each started epoch"
 
 # Kinds that are not here have no Rényi accounting, and their mechanisms are refused there.
-CURVES: dict[type[Sampling], Amplified] = {
-    Poisson: Amplified(_POISSON, _drawn_alone),
-    WithoutReplacement: Amplified(_FIXED, _drawn_together),
-    CyclicPoisson: Amplified(_PART, _drawn_alone),
-    RandomAllocation: Amplified(
+CURVES: dict[str, Amplified] = {
+    "poisson": Amplified(_POISSON, _drawn_alone),
+    "without-replacement": Amplified(_FIXED, _drawn_together),
+    "cyclic-poisson": Amplified(_PART, _drawn_alone),
+    "random-allocation": Amplified(
         f"{_EPOCH}, by joint convexity (Mironov 2017, Proposition 7)", _in_its_turn
     ),
-    Shuffled: Amplified(f"{_EPOCH} (Mironov 2017, Proposition 7)", _in_its_turn),
-    FullBatch: Amplified("Gaussian (Mironov 2017, Proposition 7)", _in_its_turn),
+    "shuffled": Amplified(f"{_EPOCH} (Mironov 2017, Proposition 7)", _in_its_turn),
+    "full-batch": Amplified("Gaussian (Mironov 2017, Proposition 7)", _in_its_turn),
 }
 
 

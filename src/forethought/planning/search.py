@@ -25,12 +25,8 @@ from forethought.accounting.interval import at_most, bisected, warn_if_wide
 from forethought.options import table
 from forethought.papers.calculators import Phase, phase_calculator
 from forethought.papers.closed_form import approximate_clt_mu
-from forethought.planning.defaults import (
-    EPOCHS_LIMIT,
-    budget_mu,
-    gradient_computations,
-    noise_to_signal,
-)
+from forethought.planning import defaults
+from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest
 from forethought.planning.solve import plan, unchecked
 from forethought.values.checks import real, whole
@@ -233,7 +229,7 @@ def _limits(
     limits.setdefault("epsilon", MOST_EPSILON)
     settled = request.timed or request.batch is not None or grid.rounds or grid.batches
     if not settled and "rounds" not in limits:
-        limits.setdefault("gradients", EPOCHS_LIMIT * request.examples)
+        limits.setdefault("gradients", defaults.EPOCHS_LIMIT * request.examples)
     return limits
 
 
@@ -705,7 +701,9 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
     batch = max(1, round(like.sampling.expected_batch(plan.examples)))
     lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
-    targets = [_epsilon_of(math.sqrt(share) * budget_mu(budget), budget) for share in shares[:-1]]
+    targets = [
+        _epsilon_of(math.sqrt(share) * defaults.budget_mu(budget), budget) for share in shares[:-1]
+    ]
     found: list[NextPhase] = []
     done: Mechanism | None = None
     for length, target in zip(lengths, [*targets, budget.epsilon], strict=True):
