@@ -402,6 +402,16 @@ FROZEN_SCHEMA = "forethought/statement/2"
 UNBOUND_SCHEMAS = (FROZEN_SCHEMA, "forethought/statement/3")
 
 
+# Of a stored statement, in their order; checksum and signature come behind them.
+ENTRIES = (
+    *("schema", "version", "private", "epsilon", "attained", "delta", "group", "adjacency"),
+    *("rounds", "examples", "clip_norm", "plan", "mechanism", "accountant", "randomness"),
+    *("releases", "attack", "adversary", "hyperparameters", "caveats", "breaks", "facts"),
+    *("assumptions", "not_covered", "theorems", "about", "evidence"),
+)
+_ATTACK = ("false_positive_rate", "true_positive_rate")
+
+
 class Accounted(Protocol):
     """The fields that :func:`account` reads of a plan; `forethought.values.plan.Plan` has them."""
 
@@ -523,6 +533,11 @@ class Statement:
         return self.way.adjacency(self.mechanism)
 
     @property
+    def rounds(self) -> int:
+        """The number of rounds that are accounted."""
+        return len(self.mechanism)
+
+    @property
     def adversary(self) -> str:
         """The attacker's assumed sight and knowledge; follows "The attacker"."""
         return self.way.adversary(self.mechanism)
@@ -568,38 +583,16 @@ class Statement:
 
     def content(self) -> dict[str, Any]:
         """Everything but checksum and signature, JSON-ready."""
-        return {
-            "schema": self.schema,
-            "version": self.version,
-            "private": self.private,
-            "epsilon": plain(self.epsilon),
-            **({} if self.schema == FROZEN_SCHEMA else {"attained": plain(self.attained)}),
-            "delta": self.delta,
-            "group": self.group,
-            "adjacency": self.adjacency,
-            "rounds": len(self.mechanism),
-            "examples": self.examples,
-            "clip_norm": self.clip_norm,
-            "plan": self.plan,
-            "mechanism": self.mechanism.to_dict(),
-            "accountant": dict(self.accountant),
-            "randomness": plain(self.randomness),
-            "releases": plain(self.releases),
-            "attack": [
-                {"false_positive_rate": rate, "true_positive_rate": power}
-                for rate, power in self.attack
-            ],
-            "adversary": self.adversary,
-            "hyperparameters": self.hyperparameters,
-            "caveats": plain(self.caveats),
-            "breaks": list(map(str, self.breaks)),
-            "facts": list(map(str, self.facts)),
-            "assumptions": list(map(self._worded, self.assumptions)),
-            "not_covered": list(map(str, self.not_covered)),
-            "theorems": list(self.theorems),
-            **({} if self.about is None else {"about": self.about.to_dict()}),
-            **({} if self.schema in UNBOUND_SCHEMAS else {"evidence": plain(self.evidence)}),
-        }
+        made = {name: plain(getattr(self, name)) for name in ENTRIES if self._has(name)}
+        made["attack"] = [dict(zip(_ATTACK, row, strict=True)) for row in self.attack]
+        for name in ("breaks", "facts", "assumptions", "not_covered"):
+            made[name] = list(map(self._worded, getattr(self, name)))
+        return made
+
+    def _has(self, entry: str) -> bool:
+        """True if statements of this schema have the entry, or it was given."""
+        since = {"attained": (FROZEN_SCHEMA,), "evidence": UNBOUND_SCHEMAS}
+        return self.schema not in since.get(entry, ()) and (entry, self.about) != ("about", None)
 
     def _worded(self, one: Caveat) -> str:
         """The sentence of a caveat in statements of this schema."""
@@ -855,9 +848,6 @@ def _same_content(made: Mapping[str, Any], found: Mapping[str, Any]) -> None:
                 f"the statement was edited after it was made: its {name} is not what follows from "
                 f"its other entries. Found {_short(found[name])}, expected {_short(value)}"
             )
-
-
-_ATTACK = ("false_positive_rate", "true_positive_rate")
 
 
 def _short(value: object) -> str:

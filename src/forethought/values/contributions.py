@@ -224,70 +224,39 @@ class Local:
         return f"{self.optimizer} at {self.learning_rate:g}, {passes}, steps of {step}"
 
 
-# The name of noised sums in transcripts.
-GRADIENTS = "sums of clipped contributions"
-
-
 @dataclass(frozen=True)
-class OfRecords:
-    """Every record, or person, has one clipped contribution."""
+class LocalUpdates:
+    """A batch is dealt into ``count`` groups, of which each one's weight change is a contribution.
 
-    clipping: ClassVar[Clipping] = "example"
-    groups: ClassVar[int | None] = None
+    Records are dealt as for :class:`Groups`. One more record changes one whole update, so the
+    sensitivity is that of groups.
 
-    @property
-    def released(self) -> str:
-        """The name of its noised sums in transcripts."""
-        return GRADIENTS
-
-    def expected(self, batch: float) -> float:
-        """One for each record of the batch."""
-        return batch
-
-
-@dataclass(frozen=True)
-class OfGroups:
-    """A batch is dealt into ``count`` groups, of which each one has one clipped contribution.
-
-    Each record goes to a group by itself, uniformly at random, so that one record more never moves
-    another into a different group. One more record changes one whole contribution.
+    Args:
+        count: how many groups. local: what runs on each.
     """
 
     count: int
+    local: Local = field(default_factory=Local)
+    kind: ClassVar[str] = "local"
     clipping: ClassVar[Clipping] = "group"
-    released: ClassVar[str] = GRADIENTS
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole("groups", self.count))
+    alterable: ClassVar[bool] = False
+    released: ClassVar[str] = "sums of clipped contributions"
 
     @property
     def groups(self) -> int:
         """As many as ``count``."""
         return self.count
 
-    def expected(self, batch: float) -> float:
-        """The number of groups, empty ones included: the mean is over groups."""
-        return float(self.count)
-
-
-@dataclass(frozen=True)
-class LocalUpdates(OfGroups):
-    """Each group's weight change is a contribution; the sensitivity is that of groups.
-
-    Args:
-        count: how many groups. local: what runs on each.
-    """
-
-    local: Local = field(default_factory=Local)
-    kind: ClassVar[str] = "local"
-    alterable: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
-        super().__post_init__()
+        object.__setattr__(self, "count", whole("groups", self.count))
         if isinstance(self.local, Mapping):
             object.__setattr__(self, "local", build(Local, self.local))
         if not isinstance(self.local, Local):
             raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
+
+    def expected(self, batch: float) -> float:
+        """The number of groups, empty ones included: the mean is over groups."""
+        return float(self.count)
 
 
 def _known_optimizer(name: object) -> None:
@@ -368,6 +337,10 @@ def imported(name: str) -> Callable[..., Any]:
 # The units that are clipped in a round: kinds of contribution, as values that a plan holds.
 
 
+# The name of noised sums in transcripts.
+GRADIENTS = "sums of clipped contributions"
+
+
 @runtime_checkable
 class Contribution(Protocol):
     """The unit that is clipped: one value says what one contribution to a round's sum is.
@@ -403,23 +376,49 @@ class Contribution(Protocol):
 
 
 @dataclass(frozen=True)
-class Examples(OfRecords):
+class Examples:
     """Every record's gradient is a contribution."""
 
     kind: ClassVar[str] = "examples"
+    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = True
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
+
+    def expected(self, batch: float) -> float:
+        """One for each record of the batch."""
+        return batch
 
 
 @dataclass(frozen=True)
-class Groups(OfGroups):
-    """Each group's mean gradient is a contribution. One group is batch clipping."""
+class Groups:
+    """A batch is dealt into ``count`` groups, of which each one's mean gradient is a contribution.
 
+    Each record goes to a group by itself, uniformly at random, so that one record more never moves
+    another into a different group. One group is batch clipping.
+    """
+
+    count: int
     kind: ClassVar[str] = "groups"
+    clipping: ClassVar[Clipping] = "group"
     alterable: ClassVar[bool] = True
+    released: ClassVar[str] = GRADIENTS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole("groups", self.count))
+
+    @property
+    def groups(self) -> int:
+        """As many as ``count``."""
+        return self.count
+
+    def expected(self, batch: float) -> float:
+        """The number of groups, empty ones included: an update is already a mean over records."""
+        return float(self.count)
 
 
 @dataclass(frozen=True)
-class LinearExamples(OfRecords):
+class LinearExamples:
     """Every record's gradient is a contribution, and the model is a linear map of the record.
 
     The same contributions as those of :class:`Examples`, from one product with the matrix of all
@@ -427,11 +426,18 @@ class LinearExamples(OfRecords):
     """
 
     kind: ClassVar[str] = "linear-examples"
+    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = False
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
+
+    def expected(self, batch: float) -> float:
+        """One for each record of the batch."""
+        return batch
 
 
 @dataclass(frozen=True)
-class Persons(OfRecords):
+class Persons:
     """Everything that one person has in the data is a contribution: the mean over their rows.
 
     The examples of such a plan are persons, so one person moves a sum by one clipping norm,
@@ -443,7 +449,14 @@ class Persons(OfRecords):
 
     records: int
     kind: ClassVar[str] = "persons"
+    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = True
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "records", whole("records_per_person", self.records))
+
+    def expected(self, batch: float) -> float:
+        """One for each person of the batch."""
+        return batch

@@ -26,11 +26,11 @@ from forethought.values.contributions import (
     LinearExamples,
     Local,
     LocalUpdates,
-    OfRecords,
     Persons,
 )
 from forethought.values.mechanism import (
     Budget,
+    Clipping,
     Correlated,
     Mechanism,
     Rounds,
@@ -71,7 +71,7 @@ NORMS_NOISE = 2.0
 
 
 @dataclass(frozen=True)
-class Statistics(OfRecords):
+class Statistics:
     """Every record's vector of one statistic is a contribution.
 
     Args:
@@ -80,7 +80,9 @@ class Statistics(OfRecords):
 
     name: str
     kind: ClassVar[str] = "statistics"
+    clipping: ClassVar[Clipping] = "example"
     alterable: ClassVar[bool] = False
+    groups: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         one_of("statistics", self.name, tuple(NAMES.values()))
@@ -89,6 +91,10 @@ class Statistics(OfRecords):
     def released(self) -> str:
         """The release's name in the transcript."""
         return self.name
+
+    def expected(self, batch: float) -> float:
+        """One for each record."""
+        return batch
 
 
 @dataclass(frozen=True)
