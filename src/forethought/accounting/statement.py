@@ -342,11 +342,11 @@ def difference(
     every = [_steps(parts)]
     every += [_steps((row.count, row.noise_multiplier) for row in rows) for rows in names.values()]
     ends = sorted({end for steps in every for end, _ in steps})
-    for before_it, end in pairwise([0, *ends]):
+    for start, end in pairwise([0, *ends]):
         sigma, *done = (steps[bisect_left(steps, end, key=itemgetter(0))][1] for steps in every)
         if not math.isclose(_together(done), sigma, rel_tol=_ROUNDING):
             return (
-                f"rounds {before_it + 1:,} to {end:,} were released with noise "
+                f"rounds {start + 1:,} to {end:,} were released with noise "
                 f"{_together(done):.6g}, they are accounted with {sigma:.6g}"
             )
     return None
