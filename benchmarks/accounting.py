@@ -22,7 +22,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import noise_multiplier
+from forethought.accounting.exact import noise_multiplier
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.samplings import (
     Adjacency,
@@ -39,7 +39,7 @@ def ours(*rounds: Rounds, group: int = 1) -> Callable[[], float]:
     """ε at δ = 1e-5, with nothing remembered from earlier runs."""
 
     def run() -> float:
-        exact._epsilon.cache_clear()
+        exact._answer.cache_clear()
         return exact.epsilon(Mechanism(*rounds), 1e-5, group).upper
 
     return run
@@ -62,7 +62,7 @@ def theirs(*rounds: Rounds, delta: float = 1e-5) -> Callable[[], float]:
 
 def calibrated() -> float:
     """σ for ε = 1."""
-    exact._epsilon.cache_clear()
+    exact._answer.cache_clear()
     return noise_multiplier(Budget(1, 1e-5), Poisson(256 / 60_000), 4700)
 
 
@@ -157,7 +157,7 @@ def _show_cliffs() -> None:
     print("\n| cliff | interval | relative width | processor seconds | goal | dp-accounting |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for name, mechanism, delta, group, goal in cliffs():
-        exact._epsilon.cache_clear()
+        exact._answer.cache_clear()
         start = time.process_time()
         found = exact.epsilon(mechanism, delta, group)
         seconds = time.process_time() - start

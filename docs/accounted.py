@@ -12,7 +12,7 @@ from itertools import product
 import forethought as ft
 from forethought.accounting.adaptive import search_epsilon
 from forethought.accounting.attack_bounds import attained
-from forethought.accounting.closed_bounds import gaussian_delta
+from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.accounting.theorems import SUPPORTED
 from forethought.planning.search import plan_tuning
 from forethought.values.mechanism import ADJACENCIES, Adjacency, Clipping, Mechanism

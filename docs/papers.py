@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from forethought.accounting.strong_adversary import StrongAdversary
 from forethought.papers.adaptive_noise import (
     GaussianSchedule,
     convex_sigma,
@@ -16,6 +15,7 @@ from forethought.papers.adaptive_noise import (
 from forethought.papers.calculators import phase_calculator, rounds_calculator
 from forethought.papers.closed_form import SampleSizes, closed_form_epsilon, theorem_b_4
 from forethought.papers.decentralised import theorem_2
+from forethought.papers.strong_adversary import StrongAdversary
 from forethought.values.mechanism import Budget
 
 TABLES = (

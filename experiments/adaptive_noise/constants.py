@@ -21,7 +21,7 @@ from repeat import Way, minimum, paths, risks
 from sets import CHECKED, OTHERS, Task, fetch
 
 from forethought import Budget, convex
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.planning import CONSTANTS, Constants, Recipe, recipe
 from forethought.convex.problems import Problem
 

@@ -21,7 +21,7 @@ from sets import fetch
 
 from forethought import Budget, Mechanism, Poisson, Rounds, convex
 from forethought.accounting import noise_multiplier
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.planning import recipe
 from forethought.planning.plan_request import Course, least_noise
 

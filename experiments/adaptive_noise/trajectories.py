@@ -16,7 +16,7 @@ from repeat import Way, minimum, paths, risks
 from sets import Task, fetch
 
 from forethought import Budget, convex
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.planning import CONSTANTS, recipe
 from forethought.convex.problems import Problem
 from forethought.convex.schedules import Schedule

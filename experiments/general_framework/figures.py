@@ -22,7 +22,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import forethought as ft
-from forethought.accounting.strong_adversary import StrongAdversary
+from forethought.papers.strong_adversary import StrongAdversary
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.samplings import Shuffled, WithoutReplacement
 

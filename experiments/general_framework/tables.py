@@ -15,7 +15,7 @@ import argparse
 from typing import Any
 
 import forethought as ft
-from forethought.accounting.strong_adversary import StrongAdversary
+from forethought.papers.strong_adversary import StrongAdversary
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.samplings import Shuffled, WithoutReplacement
 

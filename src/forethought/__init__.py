@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from forethought import gradients as gradients
     from forethought.accounting.adaptive import NegativeBinomialTrials as NegativeBinomialTrials
     from forethought.accounting.adaptive import PoissonTrials as PoissonTrials
-    from forethought.accounting.calibration import calibrate as calibrate
-    from forethought.accounting.calibration import noise_multiplier as noise_multiplier
+    from forethought.accounting.exact import calibrate as calibrate
     from forethought.accounting.exact import delta as delta
     from forethought.accounting.exact import epsilon as epsilon
+    from forethought.accounting.exact import noise_multiplier as noise_multiplier
     from forethought.accounting.interval import Interval as Interval
     from forethought.accounting.statement import About as About
     from forethought.accounting.statement import Statement as Statement
@@ -119,7 +119,7 @@ _HOME = {
     **dict.fromkeys(("Prepared", "prepare"), "rounds.preparation"),
     "Interval": "accounting.interval",
     **dict.fromkeys(("epsilon", "delta"), "accounting.exact"),
-    **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.calibration"),
+    **dict.fromkeys(("calibrate", "noise_multiplier"), "accounting.exact"),
     **dict.fromkeys(("TradeOff", "tradeoff"), "accounting.tradeoff"),
     **dict.fromkeys(("NegativeBinomialTrials", "PoissonTrials"), "accounting.adaptive"),
     **dict.fromkeys(("About", "Statement", "account"), "accounting.statement"),

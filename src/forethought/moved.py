@@ -73,7 +73,17 @@ for _now, _former in {
     "training.records": "training.fit",
     "training.deferred": "training.stated_loss",
     "training.folder": "training.summary",
-    "accounting.adaptive": "training.progress",
+    "accounting.adaptive": "accounting.gaussian_filter accounting.profile_selection "
+    "training.progress",
+    "accounting.accountants": "accounting.discrete_gaussian accounting.summed",
+    "accounting.attack_bounds": "accounting.attack accounting.attained",
+    "accounting.dominating_pair": "accounting.gaussian accounting.limits",
+    "accounting.exact": "accounting.calibration accounting.chains accounting.convex_order",
+    "accounting.statement": "accounting.about accounting.assumptions accounting.parallel "
+    "accounting.releases",
+    "accounting.theorems": "accounting.correlated",
+    "accounting.tradeoff": "accounting.envelopes",
+    "papers.strong_adversary": "accounting.strong_adversary",
     "values.plan": "rounds.grid_step training.step_sizes",
     "data.images": "data.cifar data.idx",
     "data.dataset": "data.labels data.persons",

@@ -20,6 +20,7 @@ from forethought.accounting.verification import check
 from forethought.report.page import statement_page
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.samplings import Poisson
+from forethought.values.serialisation import build
 
 HASH = "sha256:" + "ab" * 32
 SAID = About("Ward 3", "2026-03-01", "early cultures", "Dr A. Example", HASH)
@@ -70,7 +71,7 @@ def test_an_edited_purpose_breaks_the_checksum() -> None:
 )
 def test_evidence_is_a_few_files_beside_the_statement(files: object) -> None:
     with pytest.raises((ValueError, TypeError), match="evidence"):
-        Evidence.from_dict({"code": HASH, "files": files})
+        build(Evidence, {"code": HASH, "files": files})
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from forethought.accounting.adaptive import (
     selection_details,
     selection_interval,
     trials_from_dict,
-    trials_to_dict,
 )
 from forethought.accounting.statement import (
     Statement,
@@ -37,6 +36,7 @@ from forethought.accounting.statement import (
 from forethought.accounting.verification import verify
 from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.serialisation import tagged
 
 MECHANISM = Mechanism(Rounds(2.0, 50, Poisson(0.1)))
 DELTA = 1e-5
@@ -165,9 +165,9 @@ def test_no_noise_is_no_guarantee() -> None:
 
 def test_trials_round_trip() -> None:
     for trials in DISTRIBUTIONS:
-        assert trials_from_dict(trials_to_dict(trials)) == trials
+        assert trials_from_dict(tagged(trials)) == trials
     for values in ({}, {"kind": "fixed"}, {"kind": "poisson", "mean": 1, "more": 2}):
-        with pytest.raises(ValueError, match="not a distribution"):
+        with pytest.raises(ValueError, match="trials"):
             trials_from_dict(values)
 
 

@@ -18,8 +18,8 @@ from forethought.accounting import exact
 from forethought.accounting.accountants import batches_known
 from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account
-from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.theorems import SUPPORTED
+from forethought.papers.strong_adversary import KnownHits
 from forethought.rounds.sampling import SAMPLERS
 from forethought.values.mechanism import (
     ADJACENCIES,
@@ -28,12 +28,10 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    sensitivity,
 )
 from forethought.values.samplings import (
     SAMPLINGS,
     Binomial,
-    Poisson,
     Sampling,
     Shuffled,
     WithoutReplacement,
@@ -99,7 +97,7 @@ def test_its_statement_claims_no_attack_that_nobody_knows(added: type[Sampling])
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 def test_known_batches_count_every_draw(added: type[Sampling], adjacency: str) -> None:
     mechanism = Mechanism(Rounds(0.5, 1, added(3, 4)), adjacency=adjacency)
-    assert sensitivity(mechanism.rounds[0], adjacency) == 2 * 3  # type: ignore[arg-type]
+    assert mechanism.rounds[0].sensitivity(adjacency) == 2 * 3  # type: ignore[arg-type]
     known = batches_known(mechanism).rounds[0]
     assert math.isclose(known.noise_multiplier, 0.5 / 3, rel_tol=1e-12)
     assert exact.delta(mechanism, 0.7).upper <= exact.delta(batches_known(mechanism), 0.7).upper
@@ -119,7 +117,7 @@ def test_a_record_drawn_several_times_has_no_curve_of_one(
     added: type[Sampling], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A row that was copied from Poisson's.
-    monkeypatch.setitem(CURVES, added, CURVES[Poisson])
+    monkeypatch.setitem(CURVES, added.kind, CURVES["poisson"])
     with pytest.raises(UnsupportedMechanismError, match="drawn once"):
         rdp(Mechanism(Rounds(1.0, 1, added(3, 12)), adjacency="replace-one"))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forethought.accounting import calibration
-from forethought.accounting.calibration import calibrate, noise_multiplier
-from forethought.accounting.exact import epsilon, estimate
+from forethought.accounting import exact
+from forethought.accounting.exact import calibrate, epsilon, estimate, noise_multiplier
 from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import (
     FullBatch,
@@ -88,7 +87,7 @@ def test_an_unsupported_combination_is_refused():
 
 @pytest.mark.parametrize("off", [0.3, 1.0, 5.0, float("nan")])
 def test_a_bad_estimate_costs_time_and_nothing_else(off, monkeypatch):
-    monkeypatch.setattr(calibration, "estimate", lambda *_: off * next(noise))
+    monkeypatch.setattr(exact, "estimate", lambda *_: off * next(noise))
     noise = iter(0.5 + 0.37 * (i % 7) for i in range(10_000))
     budget, sampling = Budget(1.0, 1e-5), Poisson(0.01)
     sigma = noise_multiplier(budget, sampling, 500)

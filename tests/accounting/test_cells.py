@@ -23,7 +23,6 @@ from forethought.accounting.statement import account, json_schema
 from forethought.accounting.theorems import SUPPORTED
 from forethought.auditing.participation import TESTS
 from forethought.rounds.sampling import SAMPLERS
-from forethought.values import mechanism as mechanisms
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
@@ -95,7 +94,7 @@ def test_every_cell_has_an_oracle_and_a_draw() -> None:
         "list all batches of the new kind in tests/accounting/listed.py"
     )
     assert set(SAMPLINGS.values()) == set(SAMPLERS), "a sampling that nothing draws"
-    assert set(CURVES) <= set(SAMPLERS) and set(TESTS) <= set(SAMPLERS)
+    assert {SAMPLINGS[kind] for kind in CURVES} <= set(SAMPLERS) and set(TESTS) <= set(SAMPLERS)
     assert set(STRATEGIES) == set(STRATEGY), "a strategy that is compared with nothing"
     assert all(c in CLIPPINGS and a in ADJACENCIES for _, c, a in SUPPORTED)
 
@@ -168,7 +167,7 @@ def test_batches_that_come_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     assert "independent" in fault
 
 
-@pytest.mark.parametrize("cell", [c for c in SUPPORTED if SAMPLINGS[c[0]] in CURVES], ids="-".join)
+@pytest.mark.parametrize("cell", [c for c in SUPPORTED if c[0] in CURVES], ids="-".join)
 def test_other_accountants_certify_no_less_either(cell: tuple[str, str, str]) -> None:
     part = part_of(cell[0], cell[1], 4)
     mechanism = Mechanism(part, adjacency=cell[2])
@@ -198,8 +197,7 @@ def test_correlated_noise_certifies_no_less_than_the_truth(kind: str, adjacency:
 
 @pytest.mark.slow
 def test_a_sensitivity_that_is_a_little_short_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = mechanisms.per_hit
-    for room in (mechanisms, theorems):
-        monkeypatch.setattr(room, "per_hit", lambda *given: 0.97 * honest(*given))
+    honest = Rounds.per_hit
+    monkeypatch.setattr(Rounds, "per_hit", lambda *given: 0.97 * honest(*given))
     # At another level: what was computed before is remembered.
     assert sum(too_low(*cell, 1, epsilon=0.71) for cell in SUPPORTED) >= 10

@@ -11,9 +11,9 @@ import pytest
 import forethought as ft
 from forethought.accounting.renyi import rdp, zcdp
 from forethought.accounting.statement import Randomness, account
-from forethought.accounting.strong_adversary import KnownHits
 from forethought.accounting.theorems import sensitivity_over_turns, uncorrelated
 from forethought.accounting.verification import verify
+from forethought.papers.strong_adversary import KnownHits
 from forethought.values.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy

@@ -7,7 +7,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.renyi import (
     RenyiCurve,
@@ -15,16 +15,26 @@ from forethought.accounting.renyi import (
     canonne_epsilon,
     exchange_rdp,
     gaussian_rdp,
-    mironov_epsilon,
     poisson_rdp,
     rdp,
     zcdp,
-    zcdp_epsilon,
 )
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 
 CASES = [(0.004, 1.1), (0.5, 0.5), (1e-4, 0.6), (0.01, 50.0), (1e-8, 0.2), (0.99, 3.0)]
+
+
+def mironov_epsilon(orders, values, delta):
+    """ε at each order by the first conversion, D + ln(1/δ)/(α − 1) (Mironov 2017, Prop. 3)."""
+    return values - math.log(delta) / (orders - 1)
+
+
+def zcdp_epsilon(rho, delta):
+    """ε of ρ-zCDP, least over orders (Canonne, Kamath and Steinke 2020, Corollary 13)."""
+    # The optimum lies near 1 + sqrt(ln(1/δ)/ρ); any grid of orders around it is sound.
+    orders = 1 + math.sqrt(-math.log(delta) / rho) * np.geomspace(1e-3, 4.0, 4001)
+    return float(np.min(canonne_epsilon(orders, rho * orders, delta)))
 
 
 def integrated(rate, sigma, order):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.accounting.closed_bounds import gaussian_delta, gaussian_epsilon, gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_delta, gaussian_epsilon, gaussian_mu
 
 
 def oracle(epsilon, mu):

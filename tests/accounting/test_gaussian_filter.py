@@ -18,7 +18,7 @@ from forethought.accounting.adaptive import (
     RenyiFilter,
     best_order,
 )
-from forethought.accounting.closed_bounds import gaussian_delta, gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_delta, gaussian_mu
 from forethought.values.mechanism import (
     Budget,
     Correlated,

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import pytest
 
-from forethought.accounting.closed_bounds import gaussian_delta
+from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.accounting.line_integral import Integral, log_peak
 from forethought.accounting.transform import Line, gaussian_line
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from forethought.accounting import exact
-from forethought.accounting.closed_bounds import (
+from forethought.accounting.dominating_pair import (
+    Pair,
     disclosed_epsilon,
     gaussian_delta_bounds,
     gaussian_epsilon_bounds,
     hits_epsilon,
     total_variation,
 )
-from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.theorems import unsampled_distance
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from forethought.accounting import exact, privacy_profile, theorems
+from forethought.accounting import exact, line_integral, theorems
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.tradeoff import tradeoff
 from forethought.values.mechanism import ADJACENCIES, Mechanism, Rounds
@@ -246,34 +246,34 @@ def test_curves_are_of_the_least_that_any_theorem_proves(rounds, adjacency, grou
 
 
 def test_negative_losses_of_the_same_direction_are_caught(monkeypatch):
-    curve = privacy_profile.Curve.__init__
+    curve = line_integral.Curve.__init__
 
     def same(self, ahead, behind, *, above):
         curve(self, ahead, ahead, above=above)
 
-    monkeypatch.setattr(privacy_profile.Curve, "__init__", same)
+    monkeypatch.setattr(line_integral.Curve, "__init__", same)
     assert curves_miss(*CURVES["two kinds"])
 
 
 @pytest.mark.parametrize("end", ["lower", "upper"])
 def test_a_transform_one_percent_off_is_caught(monkeypatch, end):
-    bound = getattr(privacy_profile.Charged, end)
+    bound = getattr(line_integral.Charged, end)
     factor = 1.01 if end == "upper" else 0.99
 
     def stretched(self, epsilon):
         return bound(self, factor * epsilon)
 
-    monkeypatch.setattr(privacy_profile.Charged, end, stretched)
+    monkeypatch.setattr(line_integral.Charged, end, stretched)
     assert curves_miss(*CURVES["one-sided"])
 
 
 def test_bounds_carried_to_the_wrong_side_are_caught(monkeypatch):
-    bound = privacy_profile.Profile.bound
+    bound = line_integral.Profile.bound
 
     def wrong(self, epsilon, end):
         found = bound(self, epsilon, end)
         after = int(np.searchsorted(self._knots, epsilon, side="left"))
         return min(found, float(self._upper[min(after, self._knots.size - 1)])) if end else found
 
-    monkeypatch.setattr(privacy_profile.Profile, "bound", wrong)
+    monkeypatch.setattr(line_integral.Profile, "bound", wrong)
     assert curves_miss(*CURVES["one-sided"])

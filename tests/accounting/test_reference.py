@@ -10,8 +10,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from forethought.accounting import transform
-from forethought.accounting.calibration import noise_multiplier
-from forethought.accounting.exact import epsilon
+from forethought.accounting.exact import epsilon, noise_multiplier
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from forethought.accounting import exact, line_integral
-from forethought.accounting.closed_bounds import Bounds
-from forethought.accounting.dominating_pair import Pair
+from forethought.accounting.dominating_pair import Bounds, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
 from forethought.values.mechanism import Mechanism, Rounds

@@ -17,7 +17,7 @@ from forethought.accounting.accountants import (
     real_divergence,
     sum_divergence,
 )
-from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.verification import verify
 from forethought.values.caveats import Caveat

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from forethought.accounting.closed_bounds import gaussian_delta, gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_delta, gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.tradeoff import (
-    compose_gaussians,
     from_epsilon_delta,
     from_points,
     from_profile,
@@ -203,10 +202,6 @@ def test_double_conjugate_of_points_is_convex_below_them():
     straight = through([0.2], [0.3])
     assert straight(0.1) == pytest.approx(0.65, abs=1e-9)
     assert straight(0.6) == pytest.approx(0.15, abs=1e-9)
-
-
-def test_composition_of_gaussians_adds_squares():
-    assert compose_gaussians([3.0, 4.0]).gaussian_mu() == pytest.approx(5.0)
 
 
 def test_a_gaussian_mechanism_is_exact():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forethought import Budget, convex
-from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.convex.schedules import horizon
 from forethought.papers.adaptive_noise import (
     exact_inverse_iterations,

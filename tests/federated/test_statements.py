@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import forethought as ft
-from forethought.accounting.closed_bounds import gaussian_delta
+from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.accounting.verification import check
 from forethought.federated.federation import Federation, FederationError, Member, Robust
 from forethought.federated.secure_aggregation.masking import (

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.papers.closed_form import approximate_clt_epsilon, approximate_clt_mu
 from forethought.values.mechanism import Mechanism, Rounds

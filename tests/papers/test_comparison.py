@@ -7,7 +7,7 @@ import math
 import pytest
 
 import forethought as ft
-from forethought.accounting.closed_bounds import gaussian_delta_bounds, gaussian_epsilon_bounds
+from forethought.accounting.dominating_pair import gaussian_delta_bounds, gaussian_epsilon_bounds
 from forethought.papers.comparison import Row, compare
 
 

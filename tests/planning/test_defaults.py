@@ -21,7 +21,7 @@ from forethought.data import load
 from forethought.gradients.sums import CHARGE
 from forethought.models import build
 from forethought.planning import defaults
-from forethought.planning.defaults import noise_to_signal
+from forethought.planning.defaults import Trained, noise_to_signal
 from forethought.planning.plan_request import noise_borne
 
 LINEAR = Path(__file__).parents[2] / "experiments" / "defaults" / "linear.py"
@@ -62,7 +62,7 @@ def test_a_batch_for_rounds_is_never_nonsense(
     examples: int, epsilon: float, parameters: int, rounds: int
 ) -> None:
     budget = ft.Budget(epsilon, defaults.default_delta(examples))
-    batch = defaults.batch_for_rounds(examples, budget, rounds, parameters)
+    batch = defaults.batch_for_rounds(examples, budget, rounds, Trained(parameters))
     assert min(examples, defaults.BATCH) <= batch <= examples
     # Passes are limited, unless batches are already the smallest that make sense.
     if batch > defaults.BATCH and batch > math.ceil(examples / rounds):
@@ -113,7 +113,7 @@ def test_a_step_size_is_positive_and_bounded(
     sigma: float, batch: int, rounds: int, parameters: int, momentum: float, clip: float
 ) -> None:
     plan = plan_with(sigma, batch, rounds, 1000, clip)
-    rate = defaults.learning_rate(plan, parameters, momentum)
+    rate = defaults.learning_rate(plan, Trained(parameters), momentum)
     assert 0 < rate * clip <= defaults.STEP * 1.000001
     assert math.isfinite(rate)
 
@@ -146,7 +146,7 @@ def test_a_larger_model_takes_shorter_steps_until_noise_does_not_limit_them() ->
         for p in (100, 400_000, 1_600_000)
     )
     assert large.optimizer.learning_rate == pytest.approx(middle.optimizer.learning_rate / 2)
-    assert defaults.path_length(small, 100) == defaults.STEP * 100
+    assert defaults.path_length(small, Trained(100)) == defaults.STEP * 100
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -158,7 +158,7 @@ def test_the_noise_left_in_the_weights_has_the_norm_promised(momentum: float, ro
     assert noise_to_signal(plan, size) * defaults.STEP * rounds > defaults.NOISE
     weights = torch.nn.Parameter(torch.zeros(size))
     optimizer = torch.optim.SGD(
-        [weights], lr=defaults.learning_rate(plan, size, momentum), momentum=momentum
+        [weights], lr=defaults.learning_rate(plan, Trained(size), momentum), momentum=momentum
     )
     generator = stream(0)
     for _ in range(rounds):
@@ -304,7 +304,7 @@ def test_a_linear_models_scores_carry_the_noise_that_the_rule_allows(
 ) -> None:
     """Undoes the rule by hand: step size → path → noise in the weights → noise in a score."""
     plan = plan_with(sigma, 100, 200, 1000)
-    rate = defaults.learning_rate(plan, parameters, momentum, norm)
+    rate = defaults.learning_rate(plan, Trained(parameters, norm), momentum)
     lag = momentum * (1 - momentum**200) / (1 - momentum)
     path = rate * (200 - lag) / (1 - momentum)
     usual = math.sqrt(norm**2 + 1)

@@ -17,7 +17,7 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.values.contributions import GRADIENTS, Contribution, Local
-from forethought.values.mechanism import ADJACENCIES, CLIPPINGS, Mechanism, Rounds, sensitivity
+from forethought.values.mechanism import ADJACENCIES, CLIPPINGS, Mechanism, Rounds
 from forethought.values.plan import CONTRIBUTIONS, NAMES, Clip, Privacy
 from forethought.values.samplings import FullBatch
 
@@ -95,7 +95,7 @@ def test_every_kind_is_computed_tried_and_says_what_it_is() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_moves_the_sum_by_at_most_what_is_accounted(kind: str) -> None:
     part = Rounds(1.0, 1, FullBatch(), value(kind).clipping)
-    most = max(sensitivity(part, adjacency) for adjacency in ADJACENCIES)
+    most = max(part.sensitivity(adjacency) for adjacency in ADJACENCIES)
     moved = float((total(kind, False) - total(kind, True)).norm()) / NORM
     # Loud enough that the bound is what holds it.
     assert 0.9 * most < moved <= most

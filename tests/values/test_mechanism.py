@@ -14,8 +14,6 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    reach,
-    sensitivity,
 )
 from forethought.values.samplings import (
     SAMPLINGS,
@@ -107,7 +105,7 @@ def test_equal_neighbours_merge_but_a_broken_epoch_does_not() -> None:
 def test_sensitivity_follows_from_the_mechanism(
     sampling: object, clipping: str, adjacency: str, expected: float
 ) -> None:
-    assert sensitivity(Rounds(1.0, 1, sampling, clipping), adjacency) == expected  # type: ignore[arg-type]
+    assert Rounds(1.0, 1, sampling, clipping).sensitivity(adjacency) == expected  # type: ignore[arg-type]
 
 
 def test_shuffling_under_add_or_remove_is_refused_with_a_way_out() -> None:
@@ -181,10 +179,10 @@ def test_records_of_a_batch_move_at_most_its_groups(sampling: object, places: in
     for groups in (1, 2, 3, 5):
         part = Rounds(1.0, 30, sampling, "group", groups=groups)  # type: ignore[arg-type]
         for records in (1, 2, 3, 4, 6, 7):
-            found = reach(part, "zero-out", records)
+            found = part.reach("zero-out", records)
             assert math.isclose(found, longest_move(records, groups, places), rel_tol=1e-12)
     unknown = Rounds(1.0, 30, sampling, "group")  # type: ignore[arg-type]
-    assert reach(unknown, "zero-out", 7) == 14
+    assert unknown.reach("zero-out", 7) == 14
 
 
 def test_groups_are_stored_and_go_with_group_clipping() -> None:

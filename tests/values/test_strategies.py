@@ -10,7 +10,6 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    sensitivity,
 )
 from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.values.strategies import Banded, BufferedToeplitz
@@ -65,4 +64,4 @@ def test_only_turns_that_are_apart_by_rule_can_be_correlated() -> None:
     with pytest.raises(TypeError, match="strategy must be"):
         Correlated(1.0, 3, FullBatch())
     with pytest.raises(UnsupportedMechanismError, match="mechanism of its"):
-        sensitivity(Correlated(1.0, 3, FullBatch(), strategy=BANDED), "zero-out")
+        Correlated(1.0, 3, FullBatch(), strategy=BANDED).sensitivity("zero-out")

@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forethought.accounting.calibration import calibrate as calibrate
-    from forethought.accounting.calibration import noise_multiplier as noise_multiplier
+    from forethought.accounting.exact import calibrate as calibrate
     from forethought.accounting.exact import delta as delta
     from forethought.accounting.exact import epsilon as epsilon
     from forethought.accounting.exact import epsilon_curve as epsilon_curve
+    from forethought.accounting.exact import noise_multiplier as noise_multiplier
     from forethought.accounting.exact import privacy_loss as privacy_loss
     from forethought.accounting.interval import Interval as Interval
     from forethought.accounting.statement import Statement as Statement
@@ -27,11 +27,11 @@ _HOME = {
     "Statement": "statement",
     "TradeOff": "tradeoff",
     "account": "statement",
-    "calibrate": "calibration",
+    "calibrate": "exact",
     "delta": "exact",
     "epsilon": "exact",
     "epsilon_curve": "exact",
-    "noise_multiplier": "calibration",
+    "noise_multiplier": "exact",
     "privacy_loss": "exact",
     "verify": "verification",
 }

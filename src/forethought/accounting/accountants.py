@@ -50,7 +50,7 @@ from forethought.accounting.renyi import CURVES
 from forethought.accounting.theorems import theorem
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds, releases
+from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
 from forethought.values.samplings import CyclicPoisson, FullBatch, Shuffled
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
@@ -90,12 +90,12 @@ def _all_turns(part: Rounds) -> Rounds:
             return part
         return replace(part, sampling=CyclicPoisson(1.0, part.sampling.rounds_per_epoch))
     if isinstance(part.sampling, Shuffled):
-        return replace(part, count=releases(part) * part.sampling.rounds_per_epoch)
+        return replace(part, count=part.releases * part.sampling.rounds_per_epoch)
     # Several records may be in as many groups as the rounds of an epoch have together.
     groups = None if part.groups is None else part.groups * part.sampling.rounds_per_epoch
     times = part.sampling.most(1)
     noise = part.noise_multiplier if times == 1 else part.noise_multiplier / times * (1 - 1e-15)
-    return Rounds(noise, releases(part), FullBatch(), part.clipping, groups=groups)
+    return Rounds(noise, part.releases, FullBatch(), part.clipping, groups=groups)
 
 
 def _sampled(mechanism: Mechanism) -> str:
@@ -398,7 +398,7 @@ def _scaled(mechanism: Mechanism, gain: float) -> Mechanism:
 
 
 def _renyi(mechanism: Mechanism, _group: int) -> tuple[str, ...]:
-    kinds = dict.fromkeys(type(part.sampling) for part in mechanism)
+    kinds = dict.fromkeys(part.sampling.kind for part in mechanism)
     return tuple(f"Rényi divergence: {CURVES[kind].theorem}" for kind in kinds)
 
 

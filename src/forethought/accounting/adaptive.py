@@ -90,19 +90,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from forethought.accounting import exact
-from forethought.accounting.closed_bounds import gaussian_mu
-from forethought.accounting.interval import Interval, at_most
-from forethought.accounting.privacy_profile import Curve
-from forethought.accounting.renyi import (
-    LIFT,
-    ORDERS,
-    RenyiCurve,
-    binary_moment,
-    canonne_epsilon,
-    rdp,
-    zcdp,
-)
+from forethought.accounting import exact, renyi
+from forethought.accounting.dominating_pair import gaussian_mu
+from forethought.accounting.interval import Interval, at_most, bisected
+from forethought.accounting.line_integral import Curve
+from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import (
@@ -115,7 +107,7 @@ from forethought.values.mechanism import (
     UnsupportedMechanismError,
 )
 from forethought.values.samplings import FullBatch
-from forethought.values.serialisation import exact_keys
+from forethought.values.serialisation import exact_keys, of_kind, tagged
 
 SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
 FILTER_ORDERS: tuple[float, ...] = tuple(
@@ -134,7 +126,7 @@ def best_order(mechanism: Mechanism, delta: float) -> float:
     what was foreseen is still safe, only dearer.
     """
     target = real("delta", delta, above=0, below=1)
-    curve = rdp(mechanism, ORDERS)
+    curve = rdp(mechanism, renyi.ORDERS)
     epsilon = canonne_epsilon(np.array(curve.orders), np.array(curve.values), target)
     return curve.orders[int(np.argmin(epsilon))]
 
@@ -328,7 +320,7 @@ def limit_of(order: float, epsilon: float, delta: float) -> float:
     of Asoodeh et al. 2021, Theorem 2).
     """
     overhead = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-    optimal = binary_moment(order, epsilon, delta) / (order - 1) / LIFT
+    optimal = renyi.binary_moment(order, epsilon, delta) / (order - 1) / renyi.LIFT
     return max(epsilon - overhead, optimal)
 
 
@@ -365,7 +357,7 @@ class GaussianFilter(Filter):
         return self._sums[0]
 
     def costs(self, mechanism: Mechanism) -> tuple[float, ...]:
-        return (2 * zcdp(mechanism) * _ROUNDING,)
+        return (2 * renyi.zcdp(mechanism) * _ROUNDING,)
 
     def _own(self) -> dict[str, Any]:
         return {"spent": self.spent}
@@ -392,6 +384,7 @@ class NegativeBinomialTrials:
 
     stopping: float
     shape: float = 1.0
+    kind: ClassVar[str] = "negative-binomial"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stopping", real("stopping", self.stopping, above=0, below=1))
@@ -447,6 +440,7 @@ class PoissonTrials:
     """K ~ Poisson(mean): possibly no trial, and then a fixed default is returned."""
 
     mean: float
+    kind: ClassVar[str] = "poisson"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", real("mean", self.mean, above=0))
@@ -475,12 +469,15 @@ class PoissonTrials:
 
 
 Trials = NegativeBinomialTrials | PoissonTrials
+_TRIALS: dict[str, type[Trials]] = {
+    kind.kind: kind for kind in (NegativeBinomialTrials, PoissonTrials)
+}
 
 
 def _monotone(orders: Array, values: Array) -> RenyiCurve:
     # D_α never falls with α, so a bound at a higher order holds at every lower one.
     least = np.minimum.accumulate(values[::-1])[::-1]
-    return RenyiCurve(tuple(orders), tuple(np.maximum(least, 0.0) * LIFT))
+    return RenyiCurve(tuple(orders), tuple(np.maximum(least, 0.0) * renyi.LIFT))
 
 
 def best_of(
@@ -553,23 +550,9 @@ _SAME = 1e-9
 TOLERANCE = 1e-3
 
 
-def trials_to_dict(trials: Trials) -> dict[str, Any]:
-    """A JSON-ready mapping; :func:`trials_from_dict` reads it back."""
-    if isinstance(trials, PoissonTrials):
-        return {"kind": "poisson", "mean": trials.mean}
-    return {"kind": "negative-binomial", "stopping": trials.stopping, "shape": trials.shape}
-
-
 def trials_from_dict(values: Mapping[str, Any]) -> Trials:
-    """The inverse of :func:`trials_to_dict`. Raises ValueError for anything else."""
-    match dict(values):
-        case {"kind": "poisson", "mean": mean, **rest} if not rest:
-            return PoissonTrials(mean)
-        case {"kind": "negative-binomial", "stopping": stopping, "shape": shape, **rest} if (
-            not rest
-        ):
-            return NegativeBinomialTrials(stopping, shape)
-    raise ValueError(f"not a distribution of the number of trials: {dict(values)!r}")
+    """Trials as a Statement holds them. Raises ValueError for anything else."""
+    return of_kind(_TRIALS, values, "trials")
 
 
 def count_mechanism(score_noise: float, mechanism: Mechanism) -> Mechanism:
@@ -650,10 +633,7 @@ def matching_score_noise(candidates: Sequence[Mechanism], trials: Trials, delta:
     low, high = 0.0, 1.0
     while not fits(high):
         low, high = high, 2 * high
-    while high - low > 1e-3 * high:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    return bisected(lambda noise: not fits(noise), low, high, 1e-3)[1]
 
 
 def selection_details(
@@ -676,15 +656,12 @@ def selection_details(
     epsilon = search_epsilon([mechanism, *candidates], trials, delta)
     return {
         "kind": SELECTION,
-        "trials": trials_to_dict(trials),
+        "trials": tagged(trials),
         "candidates": [
             other.to_dict() for other in dict.fromkeys(candidates) if other != mechanism
         ],
         "score_noise": score_noise,
-        "training": {
-            "epsilon": epsilon if math.isfinite(epsilon) else "infinity",
-            "delta": delta,
-        },
+        "training": {"epsilon": epsilon if math.isfinite(epsilon) else "infinity", "delta": delta},
     }
 
 
@@ -775,10 +752,8 @@ def filter_interval(
     budget = Budget(details["epsilon"], details["delta"])
     ledger: Filter
     if "orders" in details:
-        ledger, stated = (
-            RenyiFilter(budget, mechanism.adjacency, details["orders"]),
-            details["spent"],
-        )
+        ledger = RenyiFilter(budget, mechanism.adjacency, details["orders"])
+        stated = details["spent"]
     else:
         ledger, stated = GaussianFilter(budget, mechanism.adjacency), [details["spent"]]
     if delta < budget.delta:
@@ -791,7 +766,6 @@ def filter_interval(
             f"the stated rounds do not fit into a filter of epsilon {budget.epsilon:g} at delta "
             f"{budget.delta:g}"
         )
-    stated = details["spent"] if "orders" in details else [details["spent"]]
     charged = [real("spent", value, least=0) for value in stated]
     spent = ledger.costs(mechanism)
     if len(charged) != len(spent) or not np.allclose(charged, spent, rtol=_SAME, atol=0):

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,9 @@ from forethought.accounting.discrete_ratio import DiscreteRatio, Epoch
 from forethought.accounting.dominating_pair import Array, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
-from forethought.accounting.theorems import binomial, hypergeometric, parts, uncorrelated
+from forethought.accounting.theorems import binomial, hypergeometric, merged, parts, uncorrelated
 from forethought.accounting.tradeoff import tradeoff
-from forethought.values.mechanism import Correlated, Mechanism, Rounds, releases
+from forethought.values.mechanism import Correlated, Mechanism, Rounds
 from forethought.values.samplings import (
     Adjacency,
     CyclicPoisson,
@@ -61,11 +61,7 @@ Attack = tuple[tuple[float, float], ...]
 
 
 def bounded(
-    way: Accountant,
-    mechanism: Mechanism,
-    delta: float,
-    group: int,
-    details: Mapping[str, Any],
+    way: Accountant, mechanism: Mechanism, delta: float, group: int, details: Mapping[str, Any]
 ) -> tuple[Interval, Attack]:
     """ε, and pairs (false-positive rate, highest true-positive rate) of any attacker.
 
@@ -213,7 +209,7 @@ def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> fl
 
     Rounds that are not of Poisson sampling, or of every record, are left out.
     """
-    told: list[Rounds] = []
+    known: list[Rounds] = []
     places = 1
     for part in mechanism:
         sampling = part.sampling
@@ -221,18 +217,18 @@ def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> fl
             # A part has at least so many turns.
             turns = part.count // sampling.parts
             if turns:
-                told.append(replace(part, count=turns, sampling=Poisson(sampling.rate)))
+                known.append(replace(part, count=turns, sampling=Poisson(sampling.rate)))
                 places *= sampling.parts
         elif isinstance(sampling, Poisson | FullBatch):
-            told.append(part)
+            known.append(part)
     best = 0.0
     if places == 1:
         return best
     for many in sorted({1, *(math.ceil(group * k / 8) for k in range(1, 9))}):
         chance = in_one_part(group, many, places) * _DOWN
-        counts = _composed(Mechanism(*told, adjacency="zero-out"), many, others)
+        counts = _composed(Mechanism(*known, adjacency="zero-out"), many, others)
         pairs = exact.only_pairs(counts)
-        if delta < chance and pairs is not None and exact.lawful(pairs):
+        if delta < chance and pairs is not None and exact.all_integrable(pairs):
             search = Search(Composition(pairs), delta=delta / chance)  # only this direction
             search.refine(_ACCURACY)
             best = max(best, search.lower * _DOWN - math.log(places / chance) * (1 + _WIDTH))
@@ -255,17 +251,8 @@ def in_one_part(records: int, many: int, places: int) -> float:
 def _composed(
     mechanism: Mechanism, group: int, others: str, *, summed: bool = False
 ) -> dict[Pair | Epoch | DiscreteRatio, int]:
-    found: dict[Pair | Epoch | DiscreteRatio, int] = {}
-    squares: list[float] = []
-    for part in mechanism:
-        for pair, count in _on_a_line(part, mechanism.adjacency, group, others, summed):
-            if isinstance(pair, Pair) and pair.gaussian:
-                squares.append(count * pair.up[0][0] ** 2)
-            elif count:
-                found[pair] = found.get(pair, 0) + count
-    if squares:
-        found[Pair(((math.sqrt(math.fsum(squares)), 1.0),))] = 1
-    return found
+    on_lines = (_on_a_line(part, mechanism.adjacency, group, others, summed) for part in mechanism)
+    return merged(chain.from_iterable(on_lines))
 
 
 def _on_a_line(
@@ -290,7 +277,7 @@ def _on_a_line(
     first, hits = found
     one, other = _sums(part, adjacency, first, hits, others)
     scaled = ([(shift / sigma, weight) for shift, weight in side] for side in (one, other))
-    yield _pair(*scaled), releases(part)
+    yield _pair(*scaled), part.releases
 
 
 def _summed(

@@ -66,8 +66,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from forethought.accounting.closed_bounds import Bounds, total_variation
-from forethought.accounting.dominating_pair import EPS, Array, Pair
+from forethought.accounting.dominating_pair import EPS, Array, Bounds, Pair, total_variation
 from forethought.accounting.transform import FEW, Line, Nodes, UnresolvedError, composed
 
 _AT_ONCE = 2**22
@@ -319,6 +318,13 @@ class DisclosedCount:
     def largest(self) -> float:
         """The largest distance between two of the three sums."""
         return max(r for r, _ in self.hits) * (2 if self.blanked else 1)
+
+    @property
+    def resolved(self) -> bool:
+        """True if its bounds are worth building: few hits, none too far, none next to nothing."""
+        least = (1 - self.missed) * self.hits[0][0]
+        near = self.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
+        return near and len(self.hits) <= MOST_HITS
 
 
 # Losses, P-masses and Q-masses.

@@ -1,18 +1,33 @@
-"""A dominating pair of one round: two mixtures of shifted Gaussians on the line.
+"""A dominating pair of one round, two mixtures of shifted Gaussians, and bounds in closed form.
 
 With R the density of one side over that of N(0, 1), everything the transform's certificate needs is
 log R, its derivative (the posterior mean of the shift) and a bound on its second derivative (the
 posterior variance).
+
+**The Gaussian mechanism in closed form: δ, ε and μ of G_μ = T(N(0, 1), N(μ, 1)).** Sources: Balle
+and Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 2.13. A run of Gaussian releases with
+sensitivities Δ_t and noise σ_t is itself Gaussian with μ² = Σ (Δ_t/σ_t)².
+
+**Bounds that need no integral: they are finite and quick, whatever the mechanism.** From above
+every run is at most the Gaussian run in which the records are in every batch, and at most the sum
+of its rounds' total variation distances. From below it is at least its Gaussian part, and at least
+what an attack gains that waits for so many rounds with a large loss.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtrc, log_ndtr, ndtr, ndtri
+
+from forethought.accounting.interval import bisected
+from forethought.values.checks import real
 
 Array = NDArray[np.float64]
 
@@ -180,3 +195,258 @@ class Pair:
     def shape(self) -> tuple[int, int, bool]:
         """Pairs of the same shape are evaluated together."""
         return len(self.up), len(self.down), self.symmetric
+
+
+# Bounds in closed form: of the Gaussian mechanism, and of pairs without an integral.
+
+
+def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Array:
+    """δ of G_μ at ε, on the whole real line: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
+
+    Args:
+        epsilon, mu: broadcast against each other; mu ≥ 0 (at 0: max(0, 1 − e^ε)).
+    """
+    return _delta(epsilon, mu, 0.0)
+
+
+def gaussian_delta_above(epsilon: ArrayLike, mu: ArrayLike) -> Array:
+    """An upper end of :func:`gaussian_delta`: its rounding is bounded and added."""
+    return np.asarray(np.minimum(1.0, _delta(epsilon, mu, 1.0)))
+
+
+def gaussian_delta_below(epsilon: ArrayLike, mu: ArrayLike) -> Array:
+    """A lower end of :func:`gaussian_delta`."""
+    return np.asarray(np.maximum(0.0, _delta(epsilon, mu, -1.0)))
+
+
+def _delta(epsilon: ArrayLike, mu: ArrayLike, side: float) -> Array:
+    eps, size = np.broadcast_arrays(np.asarray(epsilon, dtype=float), np.asarray(mu, dtype=float))
+    shift = np.where(size > 0, size, 1.0)
+    a, b = shift / 2 - eps / shift, -shift / 2 - eps / shift
+    first, second = log_ndtr(a), log_ndtr(b)
+    gap = eps + second - first
+    # Each log-tail is good to a few units in the last place; its argument's rounding moves it by
+    # about the argument's square.
+    noise = 16 * EPS * (1 + np.abs(eps) - first - second + a * a + b * b)
+    with np.errstate(over="ignore"):
+        inside = np.exp(first) * (1 + side * noise) * (side * noise - np.expm1(np.minimum(gap, 0)))
+        still = -np.expm1(np.minimum(eps, 0.0))
+    # δ(ε) ≥ 1 − e^ε always; the difference of two near-ones loses that for ε far below zero.
+    return np.asarray(np.where(size > 0, np.maximum(inside, still), still))
+
+
+def gaussian_epsilon(delta: float, mu: float) -> float:
+    """The smallest ε ≥ 0 at which G_μ is (ε, δ)-DP, rounded up.
+
+    Raises:
+        ValueError: δ outside (0, 1) or μ below 0.
+    """
+    target, size = real("delta", delta, above=0, below=1), real("mu", mu, least=0)
+
+    def exceeds(epsilon: float) -> bool:
+        return bool(gaussian_delta_above(epsilon, size) > target)
+
+    if not exceeds(0.0):
+        return 0.0
+    high = size * (size / 2 + math.sqrt(-2 * math.log(target)) + 1)
+    while exceeds(high):
+        high *= 2
+    return bisected(exceeds, 0.0, high)[1]
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The largest μ for which G_μ is (ε, δ)-DP, rounded down. ε may be any real number.
+
+    Raises:
+        ValueError: δ outside (0, 1), or below 1 − e^ε, which even μ = 0 has.
+    """
+    eps, target = real("epsilon", epsilon), real("delta", delta, above=0, below=1)
+    if -math.expm1(min(eps, 0.0)) >= target:
+        raise ValueError(f"no mu has delta {target} at epsilon {eps}: mu = 0 already has more")
+
+    def meets(mu: float) -> bool:
+        return bool(gaussian_delta_above(eps, mu) <= target)
+
+    high = 1.0
+    while meets(high):
+        high *= 2
+    return math.nextafter(bisected(meets, 0.0, high)[1], 0.0)
+
+
+# Beyond this the Gaussian's closed form loses all its digits; its tail bounds lose none.
+_FAR = 1e5
+_ROOT_8 = math.sqrt(8)
+
+
+class Bounds(NamedTuple):
+    """A quantity's lower and upper bound."""
+
+    lower: float
+    upper: float
+
+
+def gaussian_delta_bounds(distance: float, epsilon: float) -> Bounds:
+    """δ(ε) of N(distance, 1) against N(0, 1) (Balle and Wang 2018, Theorem 8).
+
+    The ends are the floating-point value moved by a bound on its rounding error.
+    """
+    if distance == 0:
+        return Bounds(0.0, 0.0)
+    if distance > _FAR:
+        return _far_delta(distance, epsilon)
+    a = distance / 2 - epsilon / distance
+    b = -distance / 2 - epsilon / distance
+    log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
+    gap = epsilon + log_q - log_p  # log of what is taken away from 1
+    noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
+    if not math.isfinite(noise):
+        # e^ε Q is positive: P(loss > ε) alone is an upper bound.
+        return Bounds(0.0, min(1.0, math.exp(log_p) * (1 + 1e-9) + 5e-324))
+    value = -math.expm1(min(gap, 0.0))
+    scale = math.exp(log_p)
+    return Bounds(
+        min(1.0, max(0.0, scale * (1 - noise) * (value - noise))),
+        min(1.0, scale * (1 + noise) * (value + noise) + 5e-324),
+    )
+
+
+def _far_delta(distance: float, epsilon: float) -> Bounds:
+    # P(loss > ε) - e^ε Q(loss > ε), where the second is below φ/distance·(something below 2) of
+    # the point unless that point lies far out.
+    x = distance / 2 - epsilon / distance
+    slip = 8 * EPS * (distance + abs(x))
+    upper = float(ndtr(x + slip)) * (1 + 1e-9) + 5e-324
+    away = distance - x
+    taken = 1.0 if away < 1 else math.exp(-0.5 * min(x * x, 1400.0)) / away
+    return Bounds(
+        max(0.0, float(ndtr(x - slip)) * (1 - 1e-9) - taken * (1 + 1e-9)), min(1.0, upper)
+    )
+
+
+def gaussian_epsilon_bounds(distance: float, delta: float) -> Bounds:
+    """ε of N(distance, 1) against N(0, 1) at δ; the ends hold although ε may be enormous."""
+    if distance == 0:
+        return Bounds(0.0, 0.0)
+    if distance > _FAR:
+        half = distance * (distance / 2)
+        # P(loss > ε) = Φ(x) at ε = distance²/2 - x distance.
+        up = half - distance * (float(ndtri(delta)) - 1e-6)
+        low = half - distance * (float(ndtri(min(0.5, delta * (1 + 1e-9) + 2 / distance))) + 1e-6)
+        if delta + 2 / distance >= 0.5:
+            low = half - distance * (float(ndtri(min(1 - 1e-16, delta + 4 / distance))) + 1e-6)
+        low = min(low, sys.float_info.max)
+        return Bounds(max(0.0, low * (1 - 1e-14)), max(0.0, up * (1 + 1e-14)))
+    return inverted(lambda level, end: gaussian_delta_bounds(distance, level)[end], delta)
+
+
+def inverted(profile: Callable[[float, int], float], delta: float) -> Bounds:
+    """ε ≥ 0 at ``delta`` from δ(ε)'s lower end (0) and upper one (1), by bisection of either."""
+
+    def smallest(end: int) -> tuple[float, float]:
+        # The profile falls with ε, up to rounding: bisection keeps both sides.
+        low, high = 0.0, 1.0
+        if profile(0.0, end) <= delta:
+            return 0.0, 0.0
+        while profile(high, end) > delta:
+            low, high = high, 2 * high
+            if math.isinf(high):
+                return (low, high)
+        return bisected(lambda level: profile(level, end) > delta, low, high, 1e-13, 80)
+
+    return Bounds(smallest(0)[0], smallest(1)[1])
+
+
+def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
+    """A lower bound on ε from the event "the noise is at least t in at least k rounds".
+
+    With K ~ Bin(count, w) rounds in which a component at ``shift`` or beyond is drawn, P is at
+    least P(K ≥ k)·Φ(shift - t)^k and Q at most C(count, k) Φ(-t)^k, for no component of Q lies
+    right of 0.
+    """
+    chosen = pair.up[:: max(1, len(pair.up) // 8)]
+    found = []
+    for shift, _ in chosen:
+        weight = min(1.0, math.fsum(w for c, w in pair.up if c >= shift)) * (1 - 1e-12)
+        least = shift / 2 if pair.symmetric else 0.0
+        found.append(_hits_beyond(shift, weight - pair.doubt, count, delta, least))
+    return min(max(found, default=0.0), sys.float_info.max)
+
+
+def _hits_beyond(shift: float, weight: float, count: int, delta: float, least: float) -> float:
+    best = 0.0
+    mean, spread = count * weight, math.sqrt(count * max(weight, 0.0))
+    steps = (-12, -8, -5, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8)
+    wanted = {1, 2, 3, count, *(math.floor(mean + x * spread) for x in steps)}
+    for k in sorted(x for x in wanted if 1 <= x <= count):
+        if k == 1:
+            many = -math.expm1(count * math.log1p(-weight)) * (1 - 1e-9)
+        else:
+            many = float(bdtrc(k - 1, count, weight)) * (1 - 1e-9)
+        if many <= delta:
+            continue
+        choices = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        choices = min(choices * (1 + 1e-12) + 1e-9, k * math.log(count))
+        for x in (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 5.0, 8.0):
+            t = shift - x
+            p = many * math.exp(k * float(log_ndtr(x))) * (1 - 1e-9)
+            if t > least and p > delta:
+                log_q = choices + k * log_tail(t)
+                best = max(best, math.log(p - delta) - log_q - 1e-9 * (1 + abs(log_q)))
+    return best
+
+
+def log_tail(t: float) -> float:
+    """log Φ(-t) for t > 0, from above, without overflow."""
+    if t < 1e5:
+        return float(log_ndtr(-t)) * (1 - 1e-12)
+    return -t * (t / 2)
+
+
+def disclosed_epsilon(counts: Mapping[Pair, int], delta: float) -> float:
+    """An upper bound on ε against an attacker who is told which rounds held the record.
+
+    For pairs of one component right of 0: with K ≤ k rounds hit, but for a chance of δ/2, the run
+    is Gaussian at √k times the shift.
+    """
+    if len(counts) != 1:
+        return math.inf
+    ((pair, count),) = counts.items()
+    if pair.down or pair.symmetric or len(pair.up) != 1:
+        return math.inf
+    shift, weight = pair.up[0]
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if _more_than(middle, count, weight) <= delta / 2:
+            high = middle
+        else:
+            low = middle + 1
+    if low == 0:
+        return 0.0
+    return gaussian_epsilon_bounds(math.sqrt(low) * shift * (1 + 4 * EPS), delta / 2).upper
+
+
+def _more_than(k: int, count: int, weight: float) -> float:
+    """An upper bound on P(Bin(count, weight) > k) by Chernoff."""
+    if k >= count:
+        return 0.0
+    mean = count * weight
+    share = (k + 1) / count
+    if share <= weight:
+        return 1.0
+    first = share * math.log(share / weight)
+    rest = (1 - share) * math.log((1 - share) / (1 - weight)) if share < 1 else 0.0
+    return min(math.exp(-count * (first + rest) * (1 - 1e-9) + 1e-9 * mean / count), 1.0)
+
+
+def total_variation(pair: Pair) -> float:
+    """An upper bound on δ(0) of one round: joint convexity over its components."""
+    same = pair.up == pair.down
+
+    def moved(parts: tuple[tuple[float, float], ...]) -> float:
+        # N(c) and N(-c) where both sides have the same weights, else either and N(0).
+        scale = (2.0 if same else 1.0) / _ROOT_8
+        return math.fsum(w * math.erf(min(c * scale, 30.0)) for c, w in parts)
+
+    value = moved(pair.up) + (0.0 if same else moved(pair.down))
+    return (value + pair.lost + pair.lost_rest) * (1 + 1e-12 + 2 * pair.doubt)

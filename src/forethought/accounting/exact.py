@@ -1,4 +1,4 @@
-"""Certified ε and δ of a mechanism, as intervals.
+"""Certified ε and δ of a mechanism, as intervals; and what meets a budget.
 
 For each direction of the dominating pairs (:mod:`forethought.accounting.theorems`) the composed
 privacy profile is bounded from both sides by line integrals of its transform
@@ -39,8 +39,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from scipy.special import log_ndtr
 
-from forethought.accounting.closed_bounds import (
+from forethought.accounting.discrete_ratio import DisclosedCount, DiscreteRatio, Epoch, varies
+from forethought.accounting.dominating_pair import (
+    Array,
     Bounds,
+    Pair,
     disclosed_epsilon,
     gaussian_delta_bounds,
     gaussian_epsilon_bounds,
@@ -49,21 +52,30 @@ from forethought.accounting.closed_bounds import (
     log_tail,
     total_variation,
 )
-from forethought.accounting.discrete_ratio import (
-    DisclosedCount,
-    DiscreteRatio,
-    Epoch,
-    disclosed_ratios,
-    varies,
+from forethought.accounting.interval import Interval, at_most, warn_if_wide
+from forethought.accounting.line_integral import (
+    SMALLEST,
+    Bounded,
+    Composition,
+    Curve,
+    HalfLines,
+    Least,
+    Profile,
+    Search,
 )
-from forethought.accounting.dominating_pair import Array, Pair
-from forethought.accounting.interval import Interval
-from forethought.accounting.line_integral import SMALLEST, Composition, Search
-from forethought.accounting.privacy_profile import Bounded, Curve, HalfLines, Least, Profile
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
-from forethought.values.samplings import RandomAllocation
+from forethought.values.mechanism import (
+    Adjacency,
+    Budget,
+    Clipping,
+    Correlated,
+    Mechanism,
+    Rounds,
+    UnsupportedMechanismError,
+)
+from forethought.values.samplings import RandomAllocation, Sampling
+from forethought.values.strategies import Strategy
 
 Curves = Sequence[tuple[Curve, Curve]]
 # Levels of a chain, and what δ of a single change is about at the last.
@@ -234,7 +246,7 @@ def of_ratios(
     lower, upper = 0.0, asked.most
     if delta is not None:
         lower = max((_hits_epsilon(epoch, n, delta) for epoch, n in epochs), default=0.0)
-    if not lawful(counts):
+    if not all_integrable(counts):
         return Bounds(lower, upper)
     width = math.inf
     for fineness in _FINENESS:
@@ -263,12 +275,12 @@ def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
 
     Of an epoch the smaller law in convex order is taken.
     """
-    if not lawful(counts):
+    if not all_integrable(counts):
         return 0.0
     return _composed(with_ratios(counts, 1.0, 0), 1e-3, Asked(delta)).lower
 
 
-def lawful(counts: Mapping[Part, int]) -> bool:
+def all_integrable(counts: Mapping[Part, int]) -> bool:
     """True if laws can be built of all that need one, and the others be integrated."""
     return all(map(attrgetter("integrable"), counts))
 
@@ -321,7 +333,7 @@ def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
     """True if a round's moment at ``tilt`` is about less by the told pair than by half lines."""
     if not pair.otherwise.integrable:
         return True
-    law = disclosed_ratios(pair, 1.0)[1]
+    law = pair.ratios(1.0)[1]
     disclosed, plain = (
         max(
             float(Composition({one: 1}, swapped=swapped).cumulant(np.array([tilt]))[0])
@@ -334,7 +346,7 @@ def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
 
 def about(counts: Counts, delta: float) -> float:
     """About ε at ``delta``, for choosing where to ask; ∞ where nothing is known."""
-    if not lawful(counts):
+    if not all_integrable(counts):
         return math.inf
     found = Composition(with_ratios(counts, 1.0, 1)).estimate(delta)
     return found if math.isfinite(found) else math.inf
@@ -457,7 +469,7 @@ def epsilon(
     Interval(lower=2.2097..., upper=2.2111...)
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    return _epsilon(mechanism, real("delta", delta, above=0, below=1), group, accuracy)
+    return _answer(mechanism, group, accuracy, Asked(real("delta", delta, above=0, below=1)))
 
 
 def delta(
@@ -479,7 +491,8 @@ def delta(
         TypeError, ValueError: an argument is of the wrong kind or out of range.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    return _delta(mechanism, real("epsilon", epsilon, least=0), group, accuracy)
+    asked = Asked(epsilon=real("epsilon", epsilon, least=0))
+    return _answer(mechanism, group, accuracy, asked)
 
 
 def epsilon_curve(
@@ -499,9 +512,9 @@ def epsilon_curve(
         group, accuracy: as in :func:`epsilon`.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
-    delta = real("delta", delta, above=0, below=1)
+    asked = Asked(real("delta", delta, above=0, below=1))
     return [
-        _epsilon(mechanism.first(n), delta, group, accuracy) if n else Interval(0.0, 0.0)
+        _answer(mechanism.first(n), group, accuracy, asked) if n else Interval(0.0, 0.0)
         for n in (whole("rounds", n, least=0) for n in rounds)
     ]
 
@@ -543,7 +556,7 @@ def privacy_loss(
     Returns:
         Of the least that any theorem proves, point by point, for each direction (one where both
         are the same) a lower and an upper
-        :class:`~forethought.accounting.privacy_profile.Curve`. Both hold for every real ε and are
+        :class:`~forethought.accounting.line_integral.Curve`. Both hold for every real ε and are
         sharp down to δ = 1e-12; use :func:`epsilon` below that.
 
     Raises:
@@ -557,7 +570,7 @@ def privacy_loss(
             "a round without noise (noise_multiplier=0) has no privacy loss distribution: ε is ∞"
         )
     counts = parts(mechanism, group)
-    if only_pairs(counts) is None and not lawful(counts):
+    if only_pairs(counts) is None and not all_integrable(counts):
         raise UnsupportedMechanismError(
             "with so little noise random allocation has no curve of its privacy loss here: ask for "
             "ε or δ instead"
@@ -611,14 +624,9 @@ def _arguments(mechanism: Mechanism, group: int, accuracy: float) -> tuple[int, 
     return whole("group", group), real("accuracy", accuracy, least=1e-6, most=0.1)
 
 
-@lru_cache(maxsize=4096)
-def _epsilon(mechanism: Mechanism, delta: float, group: int, accuracy: float) -> Interval:
-    return enclose(mechanism, group, accuracy, Asked(delta))
-
-
-@lru_cache(maxsize=4096)
-def _delta(mechanism: Mechanism, epsilon: float, group: int, accuracy: float) -> Interval:
-    return enclose(mechanism, group, accuracy, Asked(epsilon=epsilon))
+@lru_cache(maxsize=8192)
+def _answer(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
+    return enclose(mechanism, group, accuracy, asked)
 
 
 def enclose(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
@@ -649,7 +657,7 @@ def why_wide(
         counts = parts(mechanism, group)
     except (UnsupportedMechanismError, ArithmeticError):
         counts = {}
-    if not lawful(counts):
+    if not all_integrable(counts):
         return "the noise is so little beside the clipping norm that no integral is taken"
     return "the work of one search did not suffice to bring both ends together"
 
@@ -791,3 +799,250 @@ def single_part(pair: Pair, asked: Asked) -> Bounds:
     """One round: its profile is P(loss > ε) - e^ε Q(loss > ε), with no grid at all."""
     ways = [HalfLines(pair, swapped=s) for s in ((False,) if pair.two_sided else (False, True))]
     return asked.of(lambda level, end: max(way.profile(level)[end] for way in ways))
+
+
+# Solve for any one unknown so that the certified ε meets a budget.
+
+
+# How often an estimate is asked where it meets the budget, and how often it is then corrected.
+_STEPS, _ATTEMPTS = 12, 4
+_APART = 0.02
+
+
+def calibrate(
+    make_mechanism: Callable[[float], Mechanism],
+    budget: Budget,
+    bracket: tuple[float, float],
+    *,
+    tolerance: float = 1e-3,
+    integer: bool = False,
+    group: int = 1,
+    warn: bool = True,
+) -> float:
+    """The value in ``bracket`` at which the mechanism just meets the budget.
+
+    Whether ε grows or falls with the value is found out at the ends of the bracket.
+
+    Args:
+        make_mechanism: the unknown (noise multiplier, rounds, rate, epochs, …) → mechanism; ε must
+            be monotone in it.
+        budget: the target. The certified upper end of ε is at most ``budget.epsilon``.
+        bracket: two values, 0 ≤ low < high, of which one meets the budget and the other does not.
+        tolerance: the certified ε is at least (1 - tolerance) of the budget, where the unknown is
+            continuous.
+        integer: the unknown is a whole number: the last one that still meets the budget.
+        group: number of records in which neighbouring data sets differ.
+        warn: False for a caller that warns of the whole itself.
+
+    Returns:
+        The value; an integral float when ``integer``.
+
+    Raises:
+        ValueError: both ends of the bracket meet the budget, or neither does.
+        UnsupportedMechanismError: as in :func:`forethought.accounting.exact.epsilon`.
+
+    Warns:
+        UserWarning: ε of what is found has ends that are further apart than usual, and why.
+
+    >>> from forethought.values.samplings import FullBatch
+    >>> def once(sigma: float) -> Mechanism:
+    ...     return Mechanism(Rounds(sigma, 1, FullBatch()))
+    >>> sigma = calibrate(once, Budget(1, 1e-5), (0.5, 50))
+    >>> round(sigma, 2)
+    3.73
+    """
+    if not isinstance(budget, Budget):
+        raise TypeError(f"budget must be a Budget, not {type(budget).__name__}")
+    tolerance = real("tolerance", tolerance, above=0, most=0.1)
+    low = real("bracket's low end", bracket[0], least=0)
+    high = real("bracket's high end", bracket[1], above=low)
+    if integer:
+        low, high = float(math.ceil(low)), float(math.floor(high))
+
+    def spent(value: float) -> float:
+        # At the default accuracy, as in a Statement: a sharper bound could call a mechanism within
+        # budget that the Statement then finds above it. A rough one is hardly faster.
+        return epsilon(make_mechanism(value), budget.delta, group).upper
+
+    found = None
+    if not integer:
+        found = _near_estimate(make_mechanism, spent, budget, (low, high), tolerance, group)
+    if found is None:
+        found = _searched(spent, budget, (low, high), tolerance, integer=integer)
+    if warn:
+        warn_if_wide(epsilon(make_mechanism(found), budget.delta, group))
+    return found
+
+
+def _searched(
+    spent: Callable[[float], float],
+    budget: Budget,
+    bracket: tuple[float, float],
+    tolerance: float,
+    *,
+    integer: bool,
+) -> float:
+    """The value that meets the budget, between two of which one does."""
+    low, high = bracket
+    ends = (spent(low), spent(high))
+    meets = [end <= budget.epsilon for end in ends]
+    if meets[0] == meets[1]:
+        raise ValueError(
+            f"no solution in the bracket ({low:g}, {high:g}): ε at δ={budget.delta:g} is "
+            f"{at_most(ends[0])} and {at_most(ends[1])} at its ends, and the budget is "
+            f"{budget.epsilon:g}; "
+            f"{'both meet it' if meets[0] else 'neither meets it'}. Widen the bracket"
+        )
+    # `good` meets the budget, `bad` does not. ε is close to a power of the unknown.
+    good, bad = (low, high) if meets[0] else (high, low)
+    at_good, at_bad = ends if meets[0] else ends[::-1]
+    target = budget.epsilon * (1 - tolerance / 2)
+    for step in range(200):
+        finished = abs(good - bad) <= (1 if integer else 4e-16 * max(good, bad))
+        if finished or (not integer and at_good >= budget.epsilon * (1 - tolerance)):
+            break
+        # Every fourth step halves the bracket, so that a kink cannot stall the search.
+        value = _between(good, bad, at_good, at_bad, target, bisect=step % 4 == 3)
+        if integer:
+            value = float(min(max(round(value), min(good, bad) + 1), max(good, bad) - 1))
+        got = spent(value)
+        if got <= budget.epsilon:
+            good, at_good = value, got
+        else:
+            bad, at_bad = value, got
+    return good
+
+
+def _near_estimate(
+    make_mechanism: Callable[[float], Mechanism],
+    spent: Callable[[float], float],
+    budget: Budget,
+    bracket: tuple[float, float],
+    tolerance: float,
+    group: int,
+    start: float | None = None,
+) -> float | None:
+    """A value that just meets the budget, certified, found from where an estimate does.
+
+    None where that takes more than a few attempts: then the bracket is searched.
+    """
+    low, high = bracket
+    target = math.log(budget.epsilon * (1 - tolerance / 2))
+
+    def roughly(x: float) -> float:
+        value = estimate(make_mechanism(math.exp(x)), budget.delta, group)
+        return math.log(value) if 0 < value < math.inf else math.nan
+
+    if low <= 0:
+        return None
+    ends = (math.log(low), math.log(high))
+    # ε is close to a power of the unknown.
+    x = sum(ends) / 2 if start is None else math.log(start)
+    step = min(0.1, (ends[1] - ends[0]) / 4)
+    at = roughly(x)
+    slope = (roughly(x + step) - at) / step
+    for _ in range(_STEPS):
+        if not (math.isfinite(slope) and slope != 0):
+            return None
+        following = min(max(x + (target - at) / slope, ends[0]), ends[1])
+        before, x = (x, at), following
+        if abs(x - before[0]) < 1e-3:
+            break
+        at = roughly(x)
+        if abs(x - before[0]) > _APART:  # nearer ones tell of the estimate's own jumps
+            slope = (at - before[1]) / (x - before[0])
+    known: list[tuple[float, float]] = []
+    for _ in range(_ATTEMPTS):
+        got = spent(math.exp(x))
+        if budget.epsilon * (1 - tolerance) <= got <= budget.epsilon:
+            return math.exp(x)
+        if not 0 < got < math.inf:
+            return None
+        known.append((x, math.log(got)))
+        if len(known) > 1 and known[-1][0] != known[-2][0]:
+            secant = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
+            slope = secant if secant * slope > 0 else slope
+        x = x + (target - known[-1][1]) / slope
+        if not ends[0] <= x <= ends[1]:
+            return None
+    return None
+
+
+def _between(
+    good: float, bad: float, at_good: float, at_bad: float, target: float, *, bisect: bool
+) -> float:
+    logs = good > 0 and bad > 0
+    x, y = (math.log(good), math.log(bad)) if logs else (good, bad)
+    share = 0.5
+    if not bisect and at_good > 0 and at_bad < math.inf:
+        u, v = math.log(at_good), math.log(at_bad)
+        if v > u:
+            share = min(0.98, max(0.02, (math.log(target) - u) / (v - u)))
+    point = x + share * (y - x)
+    return math.exp(point) if logs else point
+
+
+def noise_multiplier(
+    budget: Budget,
+    sampling: Sampling,
+    rounds: int,
+    clipping: Clipping = "example",
+    adjacency: Adjacency = "add-or-remove",
+    strategy: Strategy | None = None,
+    group: int = 1,
+    *,
+    warn: bool = True,
+) -> float:
+    """The smallest noise multiplier, within 0.1 % of ε, with which the rounds meet the budget.
+
+    Args:
+        strategy: how the noise is correlated over the rounds; None: it is independent.
+        group: number of records in which neighbouring data sets differ.
+        warn: False for a caller that warns of the whole itself.
+
+    Raises:
+        UnsupportedMechanismError: no theorem is known for the combination.
+        ValueError: no noise multiplier in [1e-3, 1e9] meets the budget.
+
+    Warns:
+        UserWarning: ε of what is found has ends that are further apart than usual, and why.
+    """
+
+    def make(sigma: float) -> Mechanism:
+        release = Rounds(sigma, rounds, sampling, clipping)
+        if strategy is not None:
+            release = Correlated(sigma, rounds, sampling, clipping, strategy)
+        return Mechanism(release, adjacency=adjacency)
+
+    def spent(sigma: float) -> float:
+        return epsilon(make(sigma), budget.delta, group).upper
+
+    found = _near_estimate(make, spent, budget, (1e-3, 1e9), 1e-3, group, start=1.0)
+    if found is None:
+        bracket = _bracket(spent, budget, rounds)
+        found = calibrate(make, budget, bracket, group=group, warn=False)
+    if warn:
+        warn_if_wide(epsilon(make(found), budget.delta, group))
+    return found
+
+
+def _bracket(spent: Callable[[float], float], budget: Budget, rounds: int) -> tuple[float, float]:
+    """A noise multiplier that does not meet the budget, and three times that, which does."""
+
+    def meets(sigma: float) -> bool:
+        return spent(sigma) <= budget.epsilon
+
+    high = 1.0
+    while not meets(high):
+        high *= 3
+        if high > 1e9:
+            raise ValueError(f"no noise multiplier up to 1e9 meets {budget} over {rounds} rounds")
+    low = high / 3
+    while meets(low):
+        low /= 2
+        if low < 1e-3:
+            raise ValueError(
+                f"{budget} over {rounds} rounds is met with a noise multiplier of {low:g} already: "
+                "the budget asks for no noise worth the name"
+            )
+    return low, high

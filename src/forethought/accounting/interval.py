@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 from typing import Any
@@ -43,6 +44,23 @@ class Interval:
     def relative_width(self) -> float:
         """(upper − lower)/upper; 0 when both ends are equal."""
         return 0.0 if self.upper == self.lower else (self.upper - self.lower) / self.upper
+
+
+def bisected(
+    below: Callable[[float], bool], low: float, high: float, relative: float = 0.0, steps: int = 200
+) -> tuple[float, float]:
+    """The bracket, narrowed by halves, of the place where ``below`` stops being true.
+
+    Args:
+        below: true at ``low``, not at ``high``; what it says of the ends is taken as known.
+        relative: how wide the bracket may be, beside its high end. steps: at most.
+    """
+    for _ in range(steps):
+        middle = 0.5 * (low + high)
+        if not low < middle < high or high - low <= relative * high:
+            break
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return low, high
 
 
 def warn_if_wide(found: Interval, stacklevel: int = 3) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.values.checks import real
 from forethought.values.mechanism import (
@@ -23,21 +24,8 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    releases,
-    sensitivity,
 )
-from forethought.values.samplings import (
-    Binomial,
-    CyclicPoisson,
-    FullBatch,
-    Hypergeometric,
-    Law,
-    Poisson,
-    RandomAllocation,
-    Sampling,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.values.samplings import SAMPLINGS, Binomial, Hypergeometric, Law
 
 Array = NDArray[np.float64]
 
@@ -110,16 +98,11 @@ class RenyiCurve:
         high = float(canonne_epsilon(np.array([order]), np.array([rdp]), delta)[0])
         if binary_moment(order, 0.0, delta) > (order - 1) * rdp:
             return 0.0
-        low = 0.0
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if high - low <= 1e-12 * high:
-                break
-            if binary_moment(order, middle, delta) > (order - 1) * rdp:
-                high = middle
-            else:
-                low = middle
-        return high * LIFT
+
+        def below(epsilon: float) -> bool:
+            return binary_moment(order, epsilon, delta) <= (order - 1) * rdp
+
+        return bisected(below, 0.0, high, 1e-12, 60)[1] * LIFT
 
     def delta(self, epsilon: float) -> float:
         """A δ at which the mechanism is (ε, δ)-DP (Canonne, Kamath and Steinke 2020, Prop. 12)."""
@@ -140,11 +123,6 @@ def canonne_epsilon(orders: Array, values: Array, delta: float) -> Array:
     """
     epsilon = values + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     return np.asarray(np.maximum(epsilon, 0.0))
-
-
-def mironov_epsilon(orders: Array, values: Array, delta: float) -> Array:
-    """ε at each order by the first conversion, D + ln(1/δ)/(α − 1) (Mironov 2017, Prop. 3)."""
-    return np.asarray(values - math.log(delta) / (orders - 1))
 
 
 def binary_moment(order: float, epsilon: float, delta: float) -> float:
@@ -312,19 +290,19 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
     grid = tuple(real("order", order, above=1) for order in orders)
     total = RenyiCurve(grid, (0.0,) * len(grid))
     for part in all_uncorrelated(mechanism):
-        total = total + _release(part, mechanism.adjacency, grid).times(releases(part))
+        total = total + _release(part, mechanism.adjacency, grid).times(part.releases)
     return total
 
 
 def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> RenyiCurve:
-    row = CURVES.get(type(part.sampling))
+    row = CURVES.get(part.sampling.kind)
     if row is None:
+        known = ", ".join(SAMPLINGS[kind].__name__ for kind in CURVES)
         raise UnsupportedMechanismError(
             f"no Rényi curve is known for {type(part.sampling).__name__} sampling; there is one "
-            f"for {', '.join(kind.__name__ for kind in CURVES)}. Account for the mechanism "
-            "exactly, with no filter and no search"
+            f"for {known}. Account for the mechanism exactly, with no filter and no search"
         )
-    noise = part.noise_multiplier / sensitivity(part, adjacency)
+    noise = part.noise_multiplier / part.sensitivity(adjacency)
     return row.curve(part.sampling.hits(1), adjacency, noise, orders)
 
 
@@ -382,15 +360,15 @@ _FIXED = "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Th
 _EPOCH = "one Gaussian for each started epoch"
 
 # Kinds that are not here have no Rényi accounting, and their mechanisms are refused there.
-CURVES: dict[type[Sampling], Amplified] = {
-    Poisson: Amplified(_POISSON, _drawn_alone),
-    WithoutReplacement: Amplified(_FIXED, _drawn_together),
-    CyclicPoisson: Amplified(_PART, _drawn_alone),
-    RandomAllocation: Amplified(
+CURVES: dict[str, Amplified] = {
+    "poisson": Amplified(_POISSON, _drawn_alone),
+    "without-replacement": Amplified(_FIXED, _drawn_together),
+    "cyclic-poisson": Amplified(_PART, _drawn_alone),
+    "random-allocation": Amplified(
         f"{_EPOCH}, by joint convexity (Mironov 2017, Proposition 7)", _in_its_turn
     ),
-    Shuffled: Amplified(f"{_EPOCH} (Mironov 2017, Proposition 7)", _in_its_turn),
-    FullBatch: Amplified("Gaussian (Mironov 2017, Proposition 7)", _in_its_turn),
+    "shuffled": Amplified(f"{_EPOCH} (Mironov 2017, Proposition 7)", _in_its_turn),
+    "full-batch": Amplified("Gaussian (Mironov 2017, Proposition 7)", _in_its_turn),
 }
 
 
@@ -405,20 +383,6 @@ def zcdp(mechanism: Mechanism) -> float:
     for part in all_uncorrelated(mechanism, 2):
         if part.noise_multiplier == 0:
             return math.inf
-        shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier
-        rho += releases(part) * shift**2 / 2
+        shift = part.sensitivity(mechanism.adjacency) / part.noise_multiplier
+        rho += part.releases * shift**2 / 2
     return rho
-
-
-def zcdp_epsilon(rho: float, delta: float) -> float:
-    """ε of ρ-zCDP by the conversion of each order, least over a fine grid of orders.
-
-    Source: Canonne, Kamath and Steinke 2020, Corollary 13 and Proposition 12.
-    """
-    size, target = real("rho", rho, least=0), real("delta", delta, above=0, below=1)
-    if size == 0:
-        return 0.0
-    # The optimum lies near 1 + sqrt(ln(1/δ)/ρ); any grid of orders around it is sound.
-    centre = math.sqrt(-math.log(target) / size)
-    orders = 1 + centre * np.geomspace(1e-3, 4.0, 4001)
-    return float(np.min(canonne_epsilon(orders, size * orders, target)))

@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, reduce
 from importlib import resources
-from itertools import combinations, groupby
-from operator import add
+from itertools import accumulate, combinations, groupby, pairwise
+from operator import add, itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,19 +83,12 @@ class About:
     @classmethod
     def from_dict(cls, values: Any) -> About:
         """The inverse of :meth:`to_dict`."""
-        exact_keys("about", values, {field.name for field in fields(cls)})
-        return cls(**values)
+        return build(cls, values)
 
     def lines(self) -> list[tuple[str, str]]:
         """Pairs (what, as its owner says), of what was given."""
-        words = {
-            "data": "Data",
-            "date": "Date",
-            "purpose": "Purpose",
-            "responsible": "Responsible",
-            "model": "Model file",
-        }
-        return [(word, getattr(self, name)) for name, word in words.items() if getattr(self, name)]
+        words = {"model": "Model file"}
+        return [(words.get(name, name.title()), text) for name, text in vars(self).items() if text]
 
 
 # Files that a statement rests on: so many at most, of plain names.
@@ -137,12 +131,6 @@ class Evidence:
         """Of the contents of files, under this code."""
         return cls(code_digest(), {name: content_hash(data) for name, data in files.items()})
 
-    @classmethod
-    def from_dict(cls, values: Any) -> Evidence:
-        """From a JSON object that has exactly the fields."""
-        exact_keys("evidence", values, {field.name for field in fields(cls)})
-        return cls(**values)
-
 
 def content_hash(content: bytes) -> str:
     """``sha256:`` and the hash, as statements name files."""
@@ -181,14 +169,9 @@ class Randomness:
     grid: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("seeded_noise", "seeded_sampling", "grid"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be true or false, not {getattr(self, name)!r}")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Randomness:
-        """From a JSON object that has exactly the fields. Raises ValueError, TypeError."""
-        return build(cls, values, "randomness")
+        for name, value in vars(self).items():
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be true or false, not {value!r}")
 
 
 # Everything from the operating system's entropy, noise in floating-point numbers.
@@ -203,37 +186,40 @@ def suited(accountant: Mapping[str, Any], randomness: Randomness) -> dict[str, A
     return dict(accountant)
 
 
-def required(
+def following(
     mechanism: Mechanism, accountant: Mapping[str, Any], randomness: Randomness
-) -> tuple[Caveat, ...]:
-    """Caveats that a statement of this mechanism must have.
+) -> dict[str, bool]:
+    """Codes of caveats that follow from these, and whether they do.
 
     Args:
         mechanism: what was released.
         accountant: its kind and details; the kind is a registered one.
         randomness: where its random numbers came from.
     """
-    way: Accountant = ACCOUNTANTS[accountant["kind"]]
-    found = list(way.implied(mechanism))
-    if any(isinstance(part, Correlated) for part in mechanism):
-        found.append(Caveat("correlated-noise"))
-    if any(part.noise_multiplier == 0 for part in mechanism):
-        found.append(Caveat("no-noise"))
-    if randomness.seeded_noise:
-        found.append(Caveat("seeded-noise"))
-    elif randomness.seeded_sampling and way.batches_known is None:
-        found.append(Caveat("seeded-search"))
-    always = ("public-size", "pseudo-random", "separate-records", "other-runs")
-    found += [Caveat(code) for code in always]
-    if not randomness.seeded_noise:
-        found.append(Caveat("secret-noise"))
-    if amplified(mechanism) and not randomness.seeded_sampling:
-        found.append(Caveat("secret-batches"))
-    elif any(not isinstance(part.sampling, FullBatch) for part in mechanism):
-        found.append(Caveat("stated-batches"))
-    if not randomness.grid:
-        found.append(Caveat("floating-point-noise"))
-    return tuple(found)
+    choosing = ACCOUNTANTS[accountant["kind"]].batches_known is None
+    seeded = randomness.seeded_noise
+    hidden = amplified(mechanism) and not randomness.seeded_sampling
+    drawn = any(not isinstance(part.sampling, FullBatch) for part in mechanism)
+    return {
+        "correlated-noise": any(isinstance(part, Correlated) for part in mechanism),
+        "no-noise": any(part.noise_multiplier == 0 for part in mechanism),
+        "seeded-noise": seeded,
+        "seeded-search": randomness.seeded_sampling and choosing and not seeded,
+        **dict.fromkeys(("public-size", "pseudo-random", "separate-records", "other-runs"), True),
+        "secret-noise": not seeded,
+        "secret-batches": hidden,
+        "stated-batches": drawn and not hidden,
+        "floating-point-noise": not randomness.grid,
+    }
+
+
+def required(
+    mechanism: Mechanism, accountant: Mapping[str, Any], randomness: Randomness
+) -> tuple[Caveat, ...]:
+    """Caveats that a statement of this mechanism must have; arguments as of :func:`following`."""
+    found = following(mechanism, accountant, randomness)
+    implied = ACCOUNTANTS[accountant["kind"]].implied(mechanism)
+    return (*implied, *(Caveat(code) for code, holds in found.items() if holds))
 
 
 # What was literally released: the transcript's rows, as a Statement lists and compares them.
@@ -282,12 +268,6 @@ class Release:
         sigma = real("noise_multiplier", self.noise_multiplier, least=0)
         object.__setattr__(self, "noise_multiplier", sigma)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Release:
-        """From a JSON object that has exactly the fields. Raises ValueError, TypeError."""
-        exact_keys("release", values, {"name", "count", "noise_multiplier"})
-        return cls(values["name"], values["count"], values["noise_multiplier"])
-
 
 def listed(rows: Iterable[Released]) -> tuple[Release, ...]:
     """A transcript's rows as a statement holds them; equal ones in a row become one."""
@@ -300,11 +280,19 @@ def listed(rows: Iterable[Released]) -> tuple[Release, ...]:
 
 def of_the_rounds(releases: Iterable[Release], rounds: int) -> dict[str, list[Release]]:
     """The rows by name, of the names that are released once in every round."""
-    by_name: dict[str, list[Release]] = {}
+    by_name = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
+    return {name: rows for name, rows in by_name.items() if _count(rows) == rounds}
+
+
+def _by_name(releases: Iterable[Release]) -> dict[str, list[Release]]:
+    found: dict[str, list[Release]] = {}
     for row in releases:
-        if row.name not in OF_NO_ROUND:
-            by_name.setdefault(row.name, []).append(row)
-    return {name: rows for name, rows in by_name.items() if sum(r.count for r in rows) == rounds}
+        found.setdefault(row.name, []).append(row)
+    return found
+
+
+def _count(rows: Iterable[Release]) -> int:
+    return sum(row.count for row in rows)
 
 
 # Of a run that ended before its last round, with all of them accounted.
@@ -340,11 +328,8 @@ def difference(
         mechanism = left
         releases = tuple(row for row in releases if row.name not in OF_PREPARATION)
     if stopped:
-        sums = (row for row in releases if row.name not in OF_NO_ROUND)
-        totals: dict[str, int] = {}
-        for row in sums:
-            totals[row.name] = totals.get(row.name, 0) + row.count
-        done_rounds = max(totals.values(), default=0)
+        sums = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
+        done_rounds = max(map(_count, sums.values()), default=0)
         if 0 < done_rounds < len(mechanism):
             mechanism = mechanism.first(done_rounds)
     names = of_the_rounds(releases, len(mechanism))
@@ -353,31 +338,24 @@ def difference(
     for row in releases:
         if row.name not in names and row.name not in OF_NO_ROUND:
             return f"{row.name!r} was released besides the rounds, and is not accounted"
-    place = 0
-    accounted = _steps([(part.count, part.noise_multiplier) for part in mechanism])
-    done = [_steps([(row.count, row.noise_multiplier) for row in rows]) for rows in names.values()]
-    ends = sorted({end for steps in (accounted, *done) for end, _ in steps})
-    at = [iter(steps) for steps in (accounted, *done)]
-    now = [next(steps) for steps in at]
-    for end in ends:
-        sigma, *parts = (step[1] for step in now)
-        if not math.isclose(_together(parts), sigma, rel_tol=_ROUNDING):
+    parts = ((part.count, part.noise_multiplier) for part in mechanism)
+    every = [_steps(parts)]
+    every += [_steps((row.count, row.noise_multiplier) for row in rows) for rows in names.values()]
+    ends = sorted({end for steps in every for end, _ in steps})
+    for start, end in pairwise([0, *ends]):
+        sigma, *done = (steps[bisect_left(steps, end, key=itemgetter(0))][1] for steps in every)
+        if not math.isclose(_together(done), sigma, rel_tol=_ROUNDING):
             return (
-                f"rounds {place + 1:,} to {end:,} were released with noise {_together(parts):.6g}, "
-                f"they are accounted with {sigma:.6g}"
+                f"rounds {start + 1:,} to {end:,} were released with noise "
+                f"{_together(done):.6g}, they are accounted with {sigma:.6g}"
             )
-        now = [
-            next(steps, step) if step[0] == end else step
-            for steps, step in zip(at, now, strict=True)
-        ]
-        place = end
     return None
 
 
 def _after(before: list[Release], mechanism: Mechanism) -> Mechanism | None:
     """The rounds that are accounted behind the preparation; None where the first rounds are not
     these."""
-    count = sum(row.count for row in before)
+    count = _count(before)
     if count >= len(mechanism):
         return None
     for row in before:
@@ -391,11 +369,8 @@ def _after(before: list[Release], mechanism: Mechanism) -> Mechanism | None:
 
 def _steps(rows: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
     """(round after the last, noise) of each row."""
-    end, steps = 0, []
-    for count, sigma in rows:
-        end += count
-        steps.append((end, sigma))
-    return steps
+    counts, noises = zip(*rows, strict=True)
+    return list(zip(accumulate(counts), noises, strict=True))
 
 
 def _together(values: list[float]) -> float:
@@ -406,14 +381,11 @@ def _together(values: list[float]) -> float:
 
 def rows(releases: Iterable[Release]) -> Iterator[tuple[str, int, str]]:
     """For a table: name, how many times in all, and the noise or its range."""
-    by_name: dict[str, list[Release]] = {}
-    for row in releases:
-        by_name.setdefault(row.name, []).append(row)
-    for name, same in by_name.items():
+    for name, same in _by_name(releases).items():
         noises = [row.noise_multiplier for row in same]
         low, high = min(noises), max(noises)
         noise = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
-        yield name, sum(row.count for row in same), noise
+        yield name, _count(same), noise
 
 
 # The Statement: what was guaranteed, to whom, under which assumptions; anyone can recompute it.
@@ -428,6 +400,16 @@ STATEMENT_SCHEMA = "forethought/statement/4"
 FROZEN_SCHEMA = "forethought/statement/2"
 # Signed inside, and without what they rest on.
 UNBOUND_SCHEMAS = (FROZEN_SCHEMA, "forethought/statement/3")
+
+
+# Of a stored statement, in their order; checksum and signature come behind them.
+ENTRIES = (
+    *("schema", "version", "private", "epsilon", "attained", "delta", "group", "adjacency"),
+    *("rounds", "examples", "clip_norm", "plan", "mechanism", "accountant", "randomness"),
+    *("releases", "attack", "adversary", "hyperparameters", "caveats", "breaks", "facts"),
+    *("assumptions", "not_covered", "theorems", "about", "evidence"),
+)
+_ATTACK = ("false_positive_rate", "true_positive_rate")
 
 
 class Accounted(Protocol):
@@ -551,6 +533,11 @@ class Statement:
         return self.way.adjacency(self.mechanism)
 
     @property
+    def rounds(self) -> int:
+        """The number of rounds that are accounted."""
+        return len(self.mechanism)
+
+    @property
     def adversary(self) -> str:
         """The attacker's assumed sight and knowledge; follows "The attacker"."""
         return self.way.adversary(self.mechanism)
@@ -596,38 +583,16 @@ class Statement:
 
     def content(self) -> dict[str, Any]:
         """Everything but checksum and signature, JSON-ready."""
-        return {
-            "schema": self.schema,
-            "version": self.version,
-            "private": self.private,
-            "epsilon": plain(self.epsilon),
-            **({} if self.schema == FROZEN_SCHEMA else {"attained": plain(self.attained)}),
-            "delta": self.delta,
-            "group": self.group,
-            "adjacency": self.adjacency,
-            "rounds": len(self.mechanism),
-            "examples": self.examples,
-            "clip_norm": self.clip_norm,
-            "plan": self.plan,
-            "mechanism": self.mechanism.to_dict(),
-            "accountant": dict(self.accountant),
-            "randomness": plain(self.randomness),
-            "releases": plain(self.releases),
-            "attack": [
-                {"false_positive_rate": rate, "true_positive_rate": power}
-                for rate, power in self.attack
-            ],
-            "adversary": self.adversary,
-            "hyperparameters": self.hyperparameters,
-            "caveats": plain(self.caveats),
-            "breaks": list(map(str, self.breaks)),
-            "facts": list(map(str, self.facts)),
-            "assumptions": list(map(self._worded, self.assumptions)),
-            "not_covered": list(map(str, self.not_covered)),
-            "theorems": list(self.theorems),
-            **({} if self.about is None else {"about": self.about.to_dict()}),
-            **({} if self.schema in UNBOUND_SCHEMAS else {"evidence": plain(self.evidence)}),
-        }
+        made = {name: plain(getattr(self, name)) for name in ENTRIES if self._has(name)}
+        made["attack"] = [dict(zip(_ATTACK, row, strict=True)) for row in self.attack]
+        for name in ("breaks", "facts", "assumptions", "not_covered"):
+            made[name] = list(map(self._worded, getattr(self, name)))
+        return made
+
+    def _has(self, entry: str) -> bool:
+        """True if statements of this schema have the entry, or it was given."""
+        since = {"attained": (FROZEN_SCHEMA,), "evidence": UNBOUND_SCHEMAS}
+        return self.schema not in since.get(entry, ()) and (entry, self.about) != ("about", None)
 
     def _worded(self, one: Caveat) -> str:
         """The sentence of a caveat in statements of this schema."""
@@ -857,18 +822,18 @@ def _read(values: Any) -> Statement:
         group=whole("group", content["group"]),
         attack=tuple((rate, power) for rate, power in attack),
         accountant=dict(content["accountant"]),
-        randomness=Randomness.from_dict(content["randomness"]),
+        randomness=build(Randomness, content["randomness"]),
         caveats=tuple(map(Caveat.from_dict, content["caveats"])),
-        releases=tuple(map(Release.from_dict, content["releases"])),
+        releases=tuple(build(Release, row) for row in content["releases"]),
         examples=_optional(whole, "examples", content["examples"]),
         clip_norm=_optional(_positive, "clip_norm", content["clip_norm"]),
         plan=_optional(_text, "plan", content["plan"]),
         version=_text("version", content["version"]),
-        signature=None if signature is None else Signature.from_dict(signature),
-        about=About.from_dict(content["about"]) if "about" in content else None,
+        signature=_optional(_built(Signature), "signature", signature),
+        about=_optional(_built(About), "about", content.get("about")),
         attained=_optional(_attained, "attained", content.get("attained")),
         schema=content["schema"],
-        evidence=_optional(_evidence, "evidence", content.get("evidence")),
+        evidence=_optional(_built(Evidence), "evidence", content.get("evidence")),
     )
     _same_content(statement.content(), content)
     return statement
@@ -883,9 +848,6 @@ def _same_content(made: Mapping[str, Any], found: Mapping[str, Any]) -> None:
                 f"the statement was edited after it was made: its {name} is not what follows from "
                 f"its other entries. Found {_short(found[name])}, expected {_short(value)}"
             )
-
-
-_ATTACK = ("false_positive_rate", "true_positive_rate")
 
 
 def _short(value: object) -> str:
@@ -903,8 +865,8 @@ def _attained(name: str, value: Any) -> Attained:
     return Attained(found, _text("data", value["data"]))
 
 
-def _evidence(_name: str, value: Any) -> Evidence:
-    return Evidence.from_dict(value)
+def _built(kind: type[Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: build(kind, value, name)
 
 
 def _positive(name: str, value: object) -> float:

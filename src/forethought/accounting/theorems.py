@@ -3,8 +3,8 @@
 Each cell (sampling × clipping × adjacency) has one entry for a single record and one for groups of
 g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
 
-The bounds on centres come from :func:`forethought.values.mechanism.sensitivity`. Lemma used below
-("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common
+The bounds on centres come from :meth:`~forethought.values.mechanism.Rounds.sensitivity`. Lemma used
+below ("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common
 centre. For any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T) ≤ Φ(Φ⁻¹(β) + r_k)
 and N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is
 at most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
@@ -40,21 +40,15 @@ few rounding errors for every step and no difference of logarithms of factorials
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, TypeVar, assert_never
 
 import numpy as np
 
-from forethought.accounting.discrete_ratio import (
-    LARGEST_DISTANCE,
-    LEAST_MOVE,
-    MOST_HITS,
-    DisclosedCount,
-    Epoch,
-)
+from forethought.accounting.discrete_ratio import DisclosedCount, Epoch
 from forethought.accounting.dominating_pair import EPS, Array, Pair
 from forethought.values.mechanism import (
     ADJACENCIES,
@@ -64,10 +58,6 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    per_hit,
-    reach,
-    releases,
-    sensitivity,
 )
 from forethought.values.samplings import (
     SAMPLINGS,
@@ -244,6 +234,7 @@ def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array
 
 # What one Rounds contributes: the pair of one release and how many releases are charged.
 Part = tuple[Pair | Epoch | DisclosedCount, int]
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
@@ -263,12 +254,12 @@ class Cell:
 
 def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     most = rounds.sampling.most(group)
-    shift = reach(rounds, adjacency, most) / rounds.noise_multiplier
+    shift = rounds.reach(adjacency, most) / rounds.noise_multiplier
     return Pair(((shift, 1.0),)), rounds.count
 
 
 def _epochs(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    return _gaussian(rounds, adjacency, group)[0], releases(rounds)
+    return _gaussian(rounds, adjacency, group)[0], rounds.releases
 
 
 def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
@@ -276,7 +267,7 @@ def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     length = rounds.sampling.rounds
     if group > 1 or length == 1:
         return _epochs(rounds, adjacency, group)
-    distance = sensitivity(rounds, adjacency) / rounds.noise_multiplier
+    distance = rounds.sensitivity(adjacency) / rounds.noise_multiplier
     used = min(length, rounds.count)
     return Epoch(distance, length, used), rounds.count // used
 
@@ -296,21 +287,21 @@ def _hits(rounds: Rounds, group: int) -> GroupHits:
 
 
 def one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    up, idle, hits = shifts_of(rounds, group, lambda k: reach(rounds, adjacency, k))
-    return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), releases(rounds)
+    up, idle, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))
+    return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), rounds.releases
 
 
 def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
     # Distance of one record's contribution from the common centre, not between two records.
     by_itself = not rounds.sampling.exchanges
     radius = 1.0 if rounds.clipping == "example" and by_itself else 2.0
-    share = radius / per_hit(rounds, adjacency)
-    up, idle, hits = shifts_of(rounds, group, lambda k: share * reach(rounds, adjacency, k))
+    share = radius / rounds.per_hit(adjacency)
+    up, idle, hits = shifts_of(rounds, group, lambda k: share * rounds.reach(adjacency, k))
     if idle == 0 and len(up) == 1:
         # Every record is in every batch: nothing but the distance is left.
-        return Pair(((2 * up[0][0], 1.0),)), releases(rounds)
+        return Pair(((2 * up[0][0], 1.0),)), rounds.releases
     pair = Pair(up, up, idle=idle, rest=idle, doubt=hits.doubt, lost=hits.lost, lost_rest=hits.lost)
-    return pair, releases(rounds)
+    return pair, rounds.releases
 
 
 def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
@@ -334,19 +325,13 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
         )
     if plain.symmetric and not blanked:
         return plain, count
-    up, missed, hits = shifts_of(rounds, group, lambda k: reach(rounds, adjacency, k))
+    up, missed, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))
     # What is blanked is at most 1 from the blank, and the blank from what another record says.
     distances = tuple((shift / 2 if blanked else shift, weight) for shift, weight in up)
     if missed == 0 and len(up) == 1:
         return Pair(((distances[0][0], 1.0),)), count
     disclosed = DisclosedCount(distances, blanked, missed, plain, hits.doubt, hits.lost)
-    return (disclosed if _resolved(disclosed) else plain), count
-
-
-def _resolved(disclosed: DisclosedCount) -> bool:
-    least = (1 - disclosed.missed) * disclosed.hits[0][0]
-    near = disclosed.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
-    return near and len(disclosed.hits) <= MOST_HITS
+    return (disclosed if disclosed.resolved else plain), count
 
 
 def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
@@ -357,14 +342,14 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     if rounds.count >= sampling.rounds_per_epoch or left <= 0 or group > 1:
         return _epochs(rounds, adjacency, group)
     seen, missed = 1 - left / sampling.examples, left / sampling.examples
-    distance = reach(rounds, adjacency, 1) / rounds.noise_multiplier
+    distance = rounds.reach(adjacency, 1) / rounds.noise_multiplier
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
     farthest = 2 * distance if blanked else distance
     plain = Pair(((farthest, seen),), symmetric=True, idle=missed, doubt=2 * EPS)
     if not blanked:
         return plain, 1
     disclosed = DisclosedCount(((distance, seen),), True, missed, plain, 2 * EPS)
-    return (disclosed if _resolved(disclosed) else plain), 1
+    return (disclosed if disclosed.resolved else plain), 1
 
 
 def shifts_of(
@@ -409,82 +394,61 @@ _AT_DISTANCE_2 = (
     "Balle, Barthe, Gaboardi 2018, Theorem 2)"
 )
 _FEW_GROUPS = "; k records of a batch move at most min(k, groups) of its updates"
+_IN_EPOCHS = f"{_UNAMPLIFIED}, at g times the distance; or {_CHAIN}"
+_ANEW = f"or {_CHAIN}, blanked and written anew"
+_FIXED = (
+    "sampling without replacement, add or remove (Zhu, Dong, Wang 2022, Theorem 11), inner "
+    "distance 2, both directions"
+)
+_FIXED_GROUP = "hypergeometric mixture of Gaussians, both directions (half lines)"
+_COMBINED = "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2"
 _TURNS = "only the rounds of a record's own part can hold it (Choquette-Choo et al. 2023); each: "
 _ONE_PART = "most for a group within one part (half lines, a norm is at most the sum); each: "
 
+# A record that comes, goes or is blanked; one that is blanked or replaced.
+_UNREPLACED, _IN_PLACE, _REPLACED = ADJACENCIES[:2], ADJACENCIES[1:], ADJACENCIES[2:]
+
+
+def _cells(
+    sampling: str,
+    adjacencies: Sequence[Adjacency],
+    cell: Cell,
+) -> dict[tuple[str, str, str], Cell]:
+    """One entry for several adjacencies, whatever is clipped."""
+    return {(sampling, clipping, each): cell for clipping in CLIPPINGS for each in adjacencies}
+
+
 SUPPORTED: dict[tuple[str, str, str], Cell] = {
-    **{
-        ("full-batch", clipping, adjacency): Cell(
-            _GAUSS, _gaussian, f"{_GAUSS} at g times the distance"
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-    },
-    **{
-        ("shuffled", clipping, adjacency): Cell(
-            _SHUFFLE, _shuffled, f"{_SHUFFLE}, at g times the distance"
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "add-or-remove"
-    },
-    **{
-        ("random-allocation", clipping, adjacency): Cell(
-            _ALLOCATION, _allocated, f"{_UNAMPLIFIED}, at g times the distance; or {_CHAIN}"
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "replace-one"
-    },
-    **{
-        ("random-allocation", clipping, "replace-one"): Cell(
-            f"{_UNAMPLIFIED}, at distance 2; or {_CHAIN}, blanked and written anew",
-            _epochs,
-            f"{_UNAMPLIFIED}, at 2g; or {_CHAIN}, blanked and written anew",
-        )
-        for clipping in CLIPPINGS
-    },
-    **{
-        ("poisson", clipping, adjacency): Cell(_POISSON, one_sided, _MIXTURE)
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "replace-one"
-    },
+    **_cells(
+        "full-batch", ADJACENCIES, Cell(_GAUSS, _gaussian, f"{_GAUSS} at g times the distance")
+    ),
+    **_cells(
+        "shuffled", _IN_PLACE, Cell(_SHUFFLE, _shuffled, f"{_SHUFFLE}, at g times the distance")
+    ),
+    **_cells("random-allocation", _UNREPLACED, Cell(_ALLOCATION, _allocated, _IN_EPOCHS)),
+    **_cells(
+        "random-allocation",
+        _REPLACED,
+        Cell(f"{_UNAMPLIFIED}, at distance 2; {_ANEW}", _epochs, f"{_UNAMPLIFIED}, at 2g; {_ANEW}"),
+    ),
+    **_cells("poisson", _UNREPLACED, Cell(_POISSON, one_sided, _MIXTURE)),
     ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
     ("poisson", "group", "replace-one"): Cell(_AT_DISTANCE_2, replacing, _DISCLOSED_HITS),
-    **{
-        ("cyclic-poisson", clipping, adjacency): Cell(
-            _TURNS + _POISSON, one_sided, _ONE_PART + _MIXTURE
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "replace-one"
-    },
+    **_cells(
+        "cyclic-poisson", _UNREPLACED, Cell(_TURNS + _POISSON, one_sided, _ONE_PART + _MIXTURE)
+    ),
     ("cyclic-poisson", "example", "replace-one"): Cell(
         _TURNS + _HALF_LINES, _two_sided, _ONE_PART + _HALF_LINES
     ),
     ("cyclic-poisson", "group", "replace-one"): Cell(
         _TURNS + _AT_DISTANCE_2, replacing, _ONE_PART + _DISCLOSED_HITS
     ),
-    **{
-        ("without-replacement", clipping, "add-or-remove"): Cell(
-            "sampling without replacement, add or remove (Zhu, Dong, Wang 2022, Theorem 11), "
-            "inner distance 2, both directions",
-            one_sided,
-            "hypergeometric mixture of Gaussians, both directions (half lines)",
-        )
-        for clipping in CLIPPINGS
-    },
-    **{
-        ("without-replacement", clipping, adjacency): Cell(
-            "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2",
-            replacing,
-            f"hypergeometric: {_DISCLOSED_HITS}",
-        )
-        for clipping in CLIPPINGS
-        for adjacency in ADJACENCIES
-        if adjacency != "add-or-remove"
-    },
+    **_cells("without-replacement", ["add-or-remove"], Cell(_FIXED, one_sided, _FIXED_GROUP)),
+    **_cells(
+        "without-replacement",
+        _IN_PLACE,
+        Cell(_COMBINED, replacing, f"hypergeometric: {_DISCLOSED_HITS}"),
+    ),
     ("without-replacement", "example", "zero-out"): Cell(
         _BLANK, replacing, f"hypergeometric, told how many hit: {_BLANK}"
     ),
@@ -517,19 +481,25 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Disclosed
     Raises:
         UnsupportedMechanismError: no theorem is known for a part.
     """
-    counts: dict[Pair | Epoch | DisclosedCount, int] = {}
-    squares: list[float] = []
     plain = all_uncorrelated(mechanism, group)
-    for rounds in chain.from_iterable(map(_whole_epochs, plain)):
-        pair, count = _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
+    return merged(
+        _cell(rounds, mechanism.adjacency).part(rounds, mechanism.adjacency, group)
+        for rounds in chain.from_iterable(map(_whole_epochs, plain))
+    )
+
+
+def merged(found: Iterable[tuple[_Kind, int]]) -> dict[_Kind | Pair, int]:
+    """Each pair once, with how often it is composed; all Gaussians as one."""
+    counts: dict[_Kind | Pair, int] = {}
+    squares: list[float] = []
+    for pair, count in found:
         if isinstance(pair, Pair) and pair.gaussian:
             squares.append(count * pair.up[0][0] ** 2)
-        else:
+        elif count:
             counts[pair] = counts.get(pair, 0) + count
     if squares:
-        # Sorted, so that the order of the rounds leaves no trace in the sum.
-        distance = math.sqrt(math.fsum(squares))
-        counts[Pair(((distance, 1.0),))] = 1
+        # Summed exactly, so that the order of the rounds leaves no trace.
+        counts[Pair(((math.sqrt(math.fsum(squares)), 1.0),))] = 1
     return counts
 
 
@@ -552,12 +522,12 @@ def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
     # Every turn taken: what a group of correlated rounds is charged.
     for rounds in all_uncorrelated(mechanism, max(2, group)):
         _cell(rounds, mechanism.adjacency)
-        count, most = releases(rounds), rounds.sampling.most(group)
+        count, most = rounds.releases, rounds.sampling.most(group)
         placed = mechanism.adjacency != "add-or-remove" and rounds.sampling.rounds_per_epoch == 1
         if rounds.sampling.exchanges and placed:
             # The same positions are drawn: no record takes another's place.
             rounds = replace(rounds, sampling=FullBatch())
-        shift = reach(rounds, mechanism.adjacency, most) / rounds.noise_multiplier
+        shift = rounds.reach(mechanism.adjacency, most) / rounds.noise_multiplier
         shifts.append(math.sqrt(count) * shift)
     return math.hypot(*shifts) * (1 + 8 * EPS)
 

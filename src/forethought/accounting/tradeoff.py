@@ -29,9 +29,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
-from forethought.accounting.closed_bounds import gaussian_delta_above
-from forethought.accounting.dominating_pair import Pair
-from forethought.accounting.exact import lawful, single_changes
+from forethought.accounting.dominating_pair import Pair, gaussian_delta_above
+from forethought.accounting.exact import all_integrable, single_changes
+from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism
@@ -266,15 +266,7 @@ class TradeOff:
             if high == REACH:
                 return math.inf
             low, high = high, min(REACH, 2 * high)
-        for _ in range(100):
-            middle = 0.5 * (low + high)
-            if not low < middle < high:
-                break
-            if self.delta(middle) > target:
-                low = middle
-            else:
-                high = middle
-        return high
+        return bisected(lambda epsilon: self.delta(epsilon) > target, low, high, steps=100)[1]
 
     def gaussian_mu(self, slack: float = 0.0) -> float:
         """The smallest μ found with G_μ(α + slack) − slack ≤ f(α) everywhere; certified.
@@ -338,11 +330,6 @@ def gaussian(mu: float) -> TradeOff:
         return gaussian_delta_above(epsilon, size)
 
     return TradeOff(profile, profile, size)
-
-
-def compose_gaussians(mus: Sequence[float]) -> TradeOff:
-    """G_{μ_1} ⊗ … ⊗ G_{μ_n} = G_{√Σμ²} (Dong, Roth and Su 2022, Corollary 3.3)."""
-    return gaussian(math.hypot(*(real("mu", mu, least=0) for mu in mus)))
 
 
 def from_epsilon_delta(epsilon: float, delta: float) -> TradeOff:
@@ -519,7 +506,7 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     alone = single_changes(mechanism, size) is None
     if alone and len(counts) == 1 and isinstance(first, Pair) and first.gaussian:
         return gaussian(first.up[0][0] * (1 + 1e-14))
-    if exact.only_pairs(counts) is None and not lawful(counts):
+    if exact.only_pairs(counts) is None and not all_integrable(counts):
         return unamplified
     uppers = [above for _, above in exact.privacy_loss(mechanism, size, accuracy=accuracy)]
     last = max(above.epsilon(TAIL) for above in uppers)
@@ -581,15 +568,12 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
 
     if not symmetric:
         return TradeOff(ahead, behind, floor)
+
     # The halves meet at β with G(β) − l = β.
-    low, high = 0.0, 1.0
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if float(gaussian_curve(np.array([middle]), size)[0]) - tail > middle:
-            low = middle
-        else:
-            high = middle
-    corner = low
+    def above(alpha: float) -> bool:
+        return float(gaussian_curve(np.array([alpha]), size)[0]) - tail > alpha
+
+    corner = bisected(above, 0.0, 1.0)[0]
 
     def profile(epsilon: Array) -> Array:
         with np.errstate(over="ignore"):

@@ -277,11 +277,7 @@ def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:
 
 
 def _tails(
-    up: Mixture,
-    down: Mixture,
-    cases: _Cases,
-    ends: tuple[Array | None, Array | None],
-    base: Base,
+    up: Mixture, down: Mixture, cases: _Cases, ends: tuple[Array | None, Array | None], base: Base
 ) -> Array:
     """log of ∫|f| beyond the outermost panels: the shifts bound how fast f can grow there."""
     total = np.full(len(cases.up), -np.inf)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from forethought.accounting.adaptive import GaussianFilter
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.statement import Randomness, Statement, account
 from forethought.convex.planning import DescentPlan
 from forethought.convex.problems import (
@@ -35,7 +35,7 @@ from forethought.rounds.transcript import Transcript
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
 from forethought.values.contributions import LinearExamples
-from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
+from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds
 from forethought.values.plan import LEAST_NOISE, Clip, Privacy
 from forethought.values.samplings import FullBatch
 
@@ -553,7 +553,7 @@ def descend_steered(
     most = whole("rounds", rounds)
     run = _begun(problem, features, targets, budget.delta, adjacency, above, seeds, slope)
     N, d = len(run.records.records), run.model.weight.numel()
-    moved = sensitivity(Rounds(1.0, 1, FullBatch()), adjacency)
+    moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
     mu = gaussian_mu(budget.epsilon, budget.delta)
     ledger = GaussianFilter(budget, adjacency)
     least = max(LEAST_NOISE, moved / (mu * math.sqrt(MOST_SHARE)))

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from scipy.optimize import minimize_scalar
 
 from forethought.accounting import exact
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
 from forethought.values.caveats import Caveat, caveats, choice
 from forethought.values.checks import real, whole
 from forethought.values.contributions import LinearExamples
-from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds, sensitivity
+from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds
 from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Preparation, Privacy, Round
 from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import Stored, plain
@@ -360,7 +360,7 @@ def plan(
             f"smoothness {problem.smoothness:g}"
         )
     weights = (d + bool(problem.intercept)) * problem.outputs
-    moved = sensitivity(Rounds(1.0, 1, FullBatch()), adjacency)
+    moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
     why: dict[str, str] = {}
     preparation, before = _prepared(preparation, budget, moved, why)
     if schedule is None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import at_most
 from forethought.convex.problems import Problem
 from forethought.papers.adaptive_noise import (

@@ -13,14 +13,14 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought import convex
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.convex.planning import signal
 from forethought.convex.problems import Problem
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator, circumstances
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real
-from forethought.values.mechanism import Adjacency, Budget, Rounds, sensitivity
+from forethought.values.mechanism import Adjacency, Budget, Rounds
 from forethought.values.samplings import FullBatch
 
 # How far weights may go, from public numbers: the ball that a linear estimator keeps them in.
@@ -52,7 +52,7 @@ class Ball:
             budget, adjacency: of the fit. records: n. weights: d, of all outputs together.
             bound: Z, on the norm of a row with its constant column.
         """
-        moved = sensitivity(Rounds(1.0, 1, FullBatch()), adjacency)
+        moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
         # In units of a sensitivity of 2C/n, as the default schedule has it.
         mu = 2 * gaussian_mu(budget.epsilon, budget.delta) / moved
         share = max(self.least, self.factor * signal(records, weights, mu) ** self.power)

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Budget, Mechanism, Rounds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from forethought.accounting.calibration import calibrate
+from forethought.accounting.exact import calibrate
 from forethought.papers.closed_form import (
     ClosedForm,
     SampleSizes,
@@ -274,6 +274,7 @@ def phase_epsilon(
 # plan is accounted exactly, and the noise is given that the same promise really needs.
 
 
+_SIDES = ("left", "right", "margin")
 D4, E1 = "Appendix D.4", "Appendix E.1"
 GROWING = "growing samples"
 STEPS = 16
@@ -340,9 +341,7 @@ class Calculated:
             "conditions": [
                 {
                     "name": condition.name,
-                    "left": _finite(condition.left),
-                    "right": _finite(condition.right),
-                    "margin": _finite(condition.margin),
+                    **{side: _finite(getattr(condition, side)) for side in _SIDES},
                     "holds": condition.holds,
                 }
                 for condition in result.conditions

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from scipy.special import ndtr
 
-from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.interval import Interval
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.values.checks import real, whole
@@ -17,8 +17,6 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
-    releases,
-    sensitivity,
 )
 from forethought.values.samplings import (
     CyclicPoisson,
@@ -372,8 +370,8 @@ def approximate_clt_mu(mechanism: Mechanism) -> float:
     for part in all_uncorrelated(mechanism):
         if part.noise_multiplier == 0:
             return math.inf
-        shift = sensitivity(part, mechanism.adjacency) / part.noise_multiplier
-        total += releases(part) * _squared(part, shift)
+        shift = part.sensitivity(mechanism.adjacency) / part.noise_multiplier
+        total += part.releases * _squared(part, shift)
     return math.sqrt(total)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 from forethought.accounting import exact
 from forethought.accounting.interval import at_least
 from forethought.accounting.renyi import rdp
-from forethought.accounting.strong_adversary import KnownHits
 from forethought.papers.closed_form import (
     SampleSizes,
     approximate_clt_epsilon,
@@ -18,8 +16,10 @@ from forethought.papers.closed_form import (
     theorem_3_1,
     theorem_b_4,
 )
+from forethought.papers.strong_adversary import KnownHits
 from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import Poisson
+from forethought.values.serialisation import entries
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        finite = self.epsilon is not None and math.isfinite(self.epsilon)
-        return {
-            "name": self.name,
-            "epsilon": self.epsilon if finite or self.epsilon is None else "infinity",
-            "guarantee": self.guarantee,
-            "note": self.note,
-        }
+        return entries(self)
 
 
 class _Answer(NamedTuple):

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import scipy  # its signal room loads at first use: half a second that other plans need not wait
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 
-from forethought.accounting import closed_bounds
+from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.values.mechanism import Budget, Correlated, Rounds
 from forethought.values.plan import Plan, Statistic
@@ -377,7 +377,7 @@ def default_delta(examples: int) -> float:
 @lru_cache(maxsize=256)
 def budget_mu(budget: Budget) -> float:
     """The μ for which a Gaussian mechanism just meets the budget (Dong et al. 2022)."""
-    return closed_bounds.gaussian_mu(budget.epsilon, budget.delta)
+    return gaussian_mu(budget.epsilon, budget.delta)
 
 
 @lru_cache(maxsize=8)
@@ -455,12 +455,38 @@ def linear_clip(feature_norm: float, share: float = SCORE_CLIP) -> float:
     return share * math.hypot(feature_norm, 1.0)
 
 
-def _reach(parameters: int, feature_norm: float | None, scores: float) -> tuple[float, float]:
-    """The norm of noise that the weights may carry, and their longest step in a round."""
-    if feature_norm is None:
-        return NOISE, STEP
-    usual = math.hypot(feature_norm, 1.0)  # the bias is a feature, too
-    return scores * math.sqrt(parameters) / usual, longest_score_step(parameters) / usual
+class Trained(NamedTuple):
+    """The model that is trained, as the rules of choice count it.
+
+    Args:
+        parameters: how many weights. feature_norm: usual norm of a record's features, where the
+            model is linear. scores: noise that each of its scores may carry, :func:`score_noise`.
+    """
+
+    parameters: int = PARAMETERS
+    feature_norm: float | None = None
+    scores: float = SCORE_NOISE
+
+    @property
+    def noise(self) -> float:
+        """The norm of noise in the weights that a path may leave."""
+        if self.feature_norm is None:
+            return NOISE
+        return self.scores * math.sqrt(self.parameters) / self._usual(self.feature_norm)
+
+    @property
+    def step(self) -> float:
+        """The weights' longest step in a round, in clip norms."""
+        if self.feature_norm is None:
+            return STEP
+        return longest_score_step(self.parameters) / self._usual(self.feature_norm)
+
+    def _usual(self, feature_norm: float) -> float:
+        return math.hypot(feature_norm, 1.0)  # the bias is a feature, too
+
+
+# Of a size that nobody says.
+UNKNOWN = Trained()
 
 
 def longest_rate(plan: Plan, parameters: int, feature_norm: float | None = None) -> float:
@@ -469,7 +495,7 @@ def longest_rate(plan: Plan, parameters: int, feature_norm: float | None = None)
     Args:
         parameters: how many are trained. feature_norm: usual norm of a linear model's features.
     """
-    return _reach(parameters, feature_norm, SCORE_NOISE)[1] / plan.clip.norm
+    return Trained(parameters, feature_norm).step / plan.clip.norm
 
 
 def longest_score_step(parameters: int) -> float:
@@ -482,28 +508,13 @@ def longest_score_step(parameters: int) -> float:
     return SCORE_STEP * math.sqrt(max(1.0, parameters / STEP_WEIGHTS))
 
 
-def noise_norm(
-    parameters: int = PARAMETERS, feature_norm: float | None = None, scores: float = SCORE_NOISE
-) -> float:
-    """The norm of noise in the weights that a path may leave."""
-    return _reach(parameters, feature_norm, scores)[0]
-
-
-def _enough(
-    examples: int,
-    parameters: int,
-    mu: float,
-    rounds: float,
-    rate: float,
-    feature_norm: float | None,
-    scores: float,
-) -> float:
+def _enough(examples: int, model: Trained, mu: float, rounds: float, rate: float) -> float:
     """The smallest rate, up to ``rate``, that has twice the signal the longest path can use."""
-    noise, step = _reach(parameters, feature_norm, scores)
-    wanted = 2 * rounds * step / noise
+    wanted = 2 * rounds * model.step / model.noise
 
     def excess(log_rate: float) -> float:
-        return _signal(examples, parameters, mu, rounds, math.exp(log_rate)) - wanted
+        signal = _signal(examples, model.parameters, mu, rounds, math.exp(log_rate))
+        return signal - wanted
 
     most, least = math.log(rate), math.log(rate) - 60
     if excess(most) <= 0:
@@ -515,14 +526,7 @@ def _batch(examples: int, rate: float) -> int:
     return min(examples, max(1, math.ceil(min(rate, 1.0) * examples)))
 
 
-def batch_for_rounds(
-    examples: int,
-    budget: Budget,
-    rounds: int,
-    parameters: int = PARAMETERS,
-    feature_norm: float | None = None,
-    scores: float = SCORE_NOISE,
-) -> int:
+def batch_for_rounds(examples: int, budget: Budget, rounds: int, model: Trained = UNKNOWN) -> int:
     """The batch for a given number of rounds: as large as it pays, see the module's text.
 
     Returns:
@@ -530,7 +534,7 @@ def batch_for_rounds(
     """
     mu = budget_mu(budget)
     rate = min(1.0, mu / math.sqrt(_allowed_x(WASTE) * rounds))
-    rate = _enough(examples, parameters, mu, rounds, rate, feature_norm, scores)
+    rate = _enough(examples, model, mu, rounds, rate)
     rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
     # The limit of passes is about time, and the smallest sensible batch takes none.
     return _batch(examples, max(rate, min(BATCH, examples) / examples))
@@ -575,41 +579,26 @@ def batch_for_noise(examples: int, budget: Budget, noise_multiplier: float) -> i
     return _batch(examples, budget_mu(budget) / spread)
 
 
-def path_length(
-    plan: Plan,
-    parameters: int = PARAMETERS,
-    feature_norm: float | None = None,
-    scores: float = SCORE_NOISE,
-) -> float:
+def path_length(plan: Plan, model: Trained = UNKNOWN) -> float:
     """The distance, in all, that the data's part of the steps may carry the weights.
 
     As far as leaves noise of norm :data:`NOISE` in them, but at most :data:`STEP` a round; with a
     linear model's ``feature_norm``, as far as leaves ``scores`` in each score.
     """
-    noise, step = _reach(parameters, feature_norm, scores)
-    most = step * plan.rounds
-    ratio = noise_to_signal(plan, parameters)
-    return most if ratio * most <= noise else noise / ratio
+    most = model.step * plan.rounds
+    ratio = noise_to_signal(plan, model.parameters)
+    return most if ratio * most <= model.noise else model.noise / ratio
 
 
-def learning_rate(
-    plan: Plan,
-    parameters: int = PARAMETERS,
-    momentum: float = 0.0,
-    feature_norm: float | None = None,
-    scores: float = SCORE_NOISE,
-) -> float:
+def learning_rate(plan: Plan, model: Trained = UNKNOWN, momentum: float = 0.0) -> float:
     """η for which the plan's rounds, contributions of norm C, follow :func:`path_length`.
 
     With momentum m the weights have moved by η (T − m (1 − mᵀ)/(1 − m))/(1 − m) unit steps.
 
     Args:
-        plan: all but its optimizer. parameters: how many are trained.
-        momentum: of torch's SGD, below 1.
-        feature_norm: usual norm of a record's features, where the model is linear.
-        scores: noise that each of its scores may carry, :func:`score_noise`.
+        plan: all but its optimizer. model: what is trained. momentum: of torch's SGD, below 1.
     """
     rounds = plan.rounds
     lag = momentum * (1 - momentum**rounds) / (1 - momentum)
-    length = path_length(plan, parameters, feature_norm, scores)
+    length = path_length(plan, model)
     return length * (1 - momentum) / ((rounds - lag) * plan.clip.norm)

@@ -17,7 +17,7 @@ best is a matter of accuracy as well: that is rehearsed on public data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from forethought.holders.simulator import (
 )
 from forethought.values.checks import whole
 from forethought.values.mechanism import Budget, LocalRounds, first_round, updates_of
+from forethought.values.serialisation import entries
 from forethought.values.use import Averaging
 
 # Updates that a prediction of time simulates at most; longer runs are scaled up from their
@@ -115,13 +116,7 @@ class FederatedPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; the federation itself under its own schema."""
-        return {
-            "federation": self.federation.to_dict(),
-            "clients": [asdict(client) for client in self.clients],
-            "splits": [asdict(split) for split in self.splits],
-            "seconds": self.seconds,
-            "notes": list(self.notes),
-        }
+        return entries(self)
 
 
 def predict(
@@ -359,14 +354,7 @@ class GossipPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; the gossip itself under its own schema."""
-        return {
-            "gossip": self.gossip.to_dict(),
-            "workers": [asdict(worker) for worker in self.workers],
-            "routes": [asdict(route) for route in self.routes],
-            "seconds": self.seconds,
-            "synchronous_seconds": self.synchronous_seconds,
-            "notes": list(self.notes),
-        }
+        return entries(self)
 
 
 def predict_gossip(

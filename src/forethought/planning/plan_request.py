@@ -16,25 +16,15 @@ from scipy.optimize import brentq
 from scipy.special import lambertw
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import solved
-from forethought.options import (
-    Keywords,
-    NoiseScheduleName,
-    SizeScheduleName,
-    table,
-)
+from forethought.accounting.exact import calibrate
+from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, table
 from forethought.planning import defaults
 from forethought.values.caveats import Caveat
-from forethought.values.checks import real, suggestion, whole
+from forethought.values.checks import real, suggestion, whole, without_none
 from forethought.values.contributions import Augmentation, Local
 from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
-from forethought.values.plan import LEAST_NOISE, Plan
-from forethought.values.samplings import (
-    SAMPLINGS,
-    CyclicPoisson,
-    Poisson,
-    Sampling,
-)
+from forethought.values.plan import LEAST_NOISE, Plan, Preparation
+from forethought.values.samplings import SAMPLINGS, CyclicPoisson, Poisson, Sampling
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     Assumed,
@@ -431,6 +421,11 @@ class PlanRequest(Keywords):
         return self.preparation.becomes if self.preparation and centred else self.feature_norm
 
     @property
+    def trained(self) -> defaults.Trained:
+        """The model, as the rules of choice count it."""
+        return defaults.Trained(self.size, self.usual_norm, self.score_rule.noise)
+
+    @property
     def by_scores(self) -> bool:
         """True if step size and clipping follow from the noise in a linear model's scores."""
         chosen = self.feature_norm is not None and self.learning_rate is None
@@ -517,13 +512,8 @@ class PlanRequest(Keywords):
     def course(self) -> Course:
         """The change of sample size and noise over the run."""
         fall, growth, power = self.noise_fall, self.size_growth, self.size_power
-        return Course(
-            self.noise_schedule,
-            FALL if fall is None else fall,
-            self.size_schedule,
-            GROWTH if growth is None else growth,
-            POWER if power is None else power,
-        )
+        given: dict[str, Any] = without_none({"fall": fall, "growth": growth, "power": power})
+        return Course(noise=self.noise_schedule, sizes=self.size_schedule, **given)
 
     @property
     def momentum(self) -> float:
@@ -786,12 +776,16 @@ def explain_course(
 
 
 def least_noise(
-    make: Callable[[float], Mechanism], budget: Budget, near: float, group: int = 1
+    make: Callable[[float], Mechanism],
+    budget: Budget,
+    near: float,
+    group: int = 1,
+    ahead: Preparation | None = None,
 ) -> float:
     """The least noise multiplier that keeps the budget.
 
     Args:
-        make: noise multiplier → mechanism, with everything that is released; ε falls with it.
+        make: noise multiplier → mechanism; ε falls with it. ahead: what is released before it.
         near: about the answer, such as the noise of equal rounds, or of these alone.
         group: how many records the budget is for together.
 
@@ -799,8 +793,11 @@ def least_noise(
         PlanError: what else is released, such as a preparation, leaves nothing of the budget.
     """
 
+    def whole_run(value: float) -> Mechanism:
+        return make(value) if ahead is None else ahead.before(make(value))
+
     def meets(value: float) -> bool:
-        return exact.epsilon(make(value), budget.delta, group).upper <= budget.epsilon
+        return exact.epsilon(whole_run(value), budget.delta, group).upper <= budget.epsilon
 
     high = near
     while not meets(high):
@@ -815,7 +812,7 @@ def least_noise(
         high, low = low, low / 2
         if high < 1e-6 * near:  # hardly any noise is needed, so large is the budget
             return high
-    return solved(make, budget, (low, high), group=group)
+    return calibrate(whole_run, budget, (low, high), group=group, warn=False)
 
 
 # Sample sizes of a federation's client that grow from update to update.
@@ -850,17 +847,12 @@ def growing(plan: Plan, growth: float, multiple: int = 1) -> Plan:
         raise PlanError("growing sample sizes need Poisson sampling and a budget to calibrate for")
     course = Course(sizes="linear", growth=growth, multiple=whole("multiple", multiple))
 
-    ahead = plan.preparation
-
     def training(sigma: float) -> Mechanism:
         parts = course.parts(replace(equal, noise_multiplier=sigma), plan.examples)
         return Mechanism(*parts, adjacency=plan.mechanism.adjacency)
 
-    def whole_run(sigma: float) -> Mechanism:
-        return training(sigma) if ahead is None else ahead.before(training(sigma))
-
-    group = plan.records_per_person
-    sigma = least_noise(whole_run, plan.budget, equal.noise_multiplier, group)
+    group, near = plan.records_per_person, equal.noise_multiplier
+    sigma = least_noise(training, plan.budget, near, group, plan.preparation)
     why: dict[str, str] = {}
     explain_course(course, training(sigma), plan.examples, why)
     reasons = (*plan.reasons, *why.items())

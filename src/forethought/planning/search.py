@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.accounting import closed_bounds, exact
+from forethought.accounting import exact
 from forethought.accounting.adaptive import (
     SEARCH_ALONE,
     NegativeBinomialTrials,
@@ -19,24 +19,20 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
-from forethought.accounting.calibration import solved
-from forethought.accounting.closed_bounds import gaussian_delta_bounds
-from forethought.accounting.interval import at_most, warn_if_wide
+from forethought.accounting.dominating_pair import gaussian_delta, gaussian_delta_bounds
+from forethought.accounting.exact import calibrate
+from forethought.accounting.interval import at_most, bisected, warn_if_wide
 from forethought.options import table
 from forethought.papers.calculators import Phase, phase_calculator
 from forethought.papers.closed_form import approximate_clt_mu
-from forethought.planning.defaults import (
-    EPOCHS_LIMIT,
-    budget_mu,
-    gradient_computations,
-    noise_to_signal,
-)
+from forethought.planning import defaults
+from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest
 from forethought.planning.solve import plan, unchecked
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.samplings import FullBatch, Poisson, Sampling
 
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords
@@ -233,7 +229,7 @@ def _limits(
     limits.setdefault("epsilon", MOST_EPSILON)
     settled = request.timed or request.batch is not None or grid.rounds or grid.batches
     if not settled and "rounds" not in limits:
-        limits.setdefault("gradients", EPOCHS_LIMIT * request.examples)
+        limits.setdefault("gradients", defaults.EPOCHS_LIMIT * request.examples)
     return limits
 
 
@@ -315,7 +311,7 @@ def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
     low, high = np.zeros(len(mu)), mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     for _ in range(40):  # Chernoff's bound is halved until its end is as good as exact
         middle = (low + high) / 2
-        above = closed_bounds.gaussian_delta(middle, mu) > delta
+        above = gaussian_delta(middle, mu) > delta
         low, high = np.where(above, middle, low), np.where(above, high, middle)
     return np.asarray(np.where(found < 1e4, high, np.inf))
 
@@ -606,17 +602,11 @@ def next_phase(
     N, count = whole("examples", examples), whole("rounds", rounds)
     sigma = real("noise_multiplier", noise_multiplier, above=0)
 
+    def part(size: float) -> Rounds:
+        return _like(like, sigma, count, like.sampling.resized(int(size), N))
+
     def total(size: float) -> Mechanism:
-        part = Rounds(
-            sigma,
-            count,
-            like.sampling.resized(int(size), N),
-            like.clipping,
-            groups=like.groups,
-        )
-        if earlier is None:
-            return Mechanism(part, adjacency=adjacency)
-        return earlier + Mechanism(part, adjacency=earlier.adjacency)
+        return _behind(earlier, part(size), adjacency)
 
     def fits(size: int) -> bool:
         return exact.epsilon(total(size), budget.delta).upper <= budget.epsilon
@@ -629,12 +619,35 @@ def next_phase(
             f"{budget.epsilon:g} after ε = {at_most(spent)} has been spent, even with sample size "
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
-    size = N if fits(N) else int(solved(total, budget, (smallest, N), integer=True))
+    size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True, warn=False))
     while not fits(size):  # the interval that a Statement shows is wider than the solver's
         size -= 1
-    part = Rounds(sigma, count, like.sampling.resized(size, N), like.clipping, groups=like.groups)
-    found, remark = _closed_form(earlier, part, N, size, budget)
-    interval = exact.epsilon(total(size), budget.delta)
+    return _stated(earlier, part(size), total(size), N, size, budget)
+
+
+def _like(like: Rounds, sigma: float, count: int, sampling: Sampling) -> Rounds:
+    """Independent rounds that clip what others do."""
+    return Rounds(sigma, count, sampling, like.clipping, groups=like.groups)
+
+
+def _behind(earlier: Mechanism | None, part: Rounds, adjacency: Adjacency) -> Mechanism:
+    """The phases so far, whose adjacency is kept, and one more."""
+    if earlier is None:
+        return Mechanism(part, adjacency=adjacency)
+    return earlier + Mechanism(part, adjacency=earlier.adjacency)
+
+
+def _stated(
+    earlier: Mechanism | None,
+    part: Rounds,
+    total: Mechanism,
+    examples: int,
+    size: int,
+    budget: Budget,
+) -> NextPhase:
+    """The phase with its certified ε and what the closed form says of it."""
+    found, remark = _closed_form(earlier, part, examples, size, budget)
+    interval = exact.epsilon(total, budget.delta)
     warn_if_wide(interval)
     return NextPhase(part, interval.upper, found, remark)
 
@@ -642,24 +655,13 @@ def next_phase(
 def _closed_form(
     earlier: Mechanism | None, part: Rounds, examples: int, size: int, budget: Budget
 ) -> tuple[Phase | None, str]:
-    parts = [*(earlier or ()), part]
-    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in parts):
+    before = () if earlier is None else earlier.rounds
+    if any(not isinstance(p.sampling, Poisson) or p.clipping != "example" for p in (*before, part)):
         return None, "Theorem B.4 speaks of Poisson sampling and clipped examples only"
-    before = [
-        (p.sampling.expected_batch(examples), p.count) for p in (() if earlier is None else earlier)
-    ]
+    sizes = [(p.sampling.expected_batch(examples), p.count) for p in before]
+    gradients, sigma = size * part.count, part.noise_multiplier
     try:
-        return (
-            phase_calculator(
-                examples,
-                size * part.count,
-                budget.epsilon,
-                before,
-                sigma=part.noise_multiplier,
-                delta=budget.delta,
-            ),
-            "",
-        )
+        return phase_calculator(examples, gradients, budget.epsilon, sizes, sigma, budget.delta), ""
     except ValueError as error:
         return None, f"Theorem B.4 allows no such phase: {error}"
 
@@ -699,7 +701,9 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
     batch = max(1, round(like.sampling.expected_batch(plan.examples)))
     lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
-    targets = [_epsilon_of(math.sqrt(share) * budget_mu(budget), budget) for share in shares[:-1]]
+    targets = [
+        _epsilon_of(math.sqrt(share) * defaults.budget_mu(budget), budget) for share in shares[:-1]
+    ]
     found: list[NextPhase] = []
     done: Mechanism | None = None
     for length, target in zip(lengths, [*targets, budget.epsilon], strict=True):
@@ -749,11 +753,11 @@ def _solved(
     # The sample size is given, or cannot grow: what is left is taken from the noise.
     sampling = like.sampling.resized(size or N, N)
 
+    def part(sigma: float) -> Rounds:
+        return _like(like, sigma, length, sampling)
+
     def total(sigma: float) -> Mechanism:
-        part = Mechanism(
-            Rounds(sigma, length, sampling, like.clipping, groups=like.groups), adjacency=adjacency
-        )
-        return part if done is None else done + part
+        return _behind(done, part(sigma), adjacency)
 
     def fits(sigma: float) -> bool:
         return exact.epsilon(total(sigma), within.delta).upper <= within.epsilon
@@ -764,14 +768,10 @@ def _solved(
     least = most / 1.5
     while fits(least):
         least /= 1.5
-    sigma = solved(total, within, (0.9 * least, most))
-    while exact.epsilon(total(sigma), within.delta).upper > within.epsilon:
+    sigma = calibrate(total, within, (0.9 * least, most), warn=False)
+    while not fits(sigma):
         sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
-    part = Rounds(sigma, length, sampling, like.clipping, groups=like.groups)
-    form, remark = _closed_form(done, part, N, size or N, within)
-    interval = exact.epsilon(total(sigma), within.delta)
-    warn_if_wide(interval)
-    return NextPhase(part, interval.upper, form, remark)
+    return _stated(done, part(sigma), total(sigma), N, size or N, within)
 
 
 def next_by_shortfall(progress: Progress) -> Rounds | None:
@@ -795,7 +795,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
 
     def part(size: int, times: int) -> Rounds:
         sampling = last.sampling.resized(size, progress.examples)
-        return Rounds(sigma, times * last.count, sampling, last.clipping, groups=last.groups)
+        return _like(last, sigma, times * last.count, sampling)
 
     low = 0
     high = progress.examples + 1
@@ -808,11 +808,7 @@ def next_by_shortfall(progress: Progress) -> Rounds | None:
 
 
 def _epsilon_of(mu: float, budget: Budget) -> float:
-    low, high = 0.0, budget.epsilon
-    while high - low > 1e-9 * high:
-        middle = 0.5 * (low + high)
-        if gaussian_delta_bounds(mu, middle).upper > budget.delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    def exceeds(epsilon: float) -> bool:
+        return gaussian_delta_bounds(mu, epsilon).upper > budget.delta
+
+    return bisected(exceeds, 0.0, budget.epsilon, 1e-9)[1]

@@ -9,16 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import least_multiplier, solved
+from forethought.accounting.exact import calibrate, noise_multiplier
 from forethought.accounting.interval import at_most, warn_if_wide
 from forethought.options import MOST_ROUNDS
 from forethought.planning import defaults
-from forethought.planning.defaults import (
-    adaptive_rate,
-    gain,
-    gradient_computations,
-    noise_to_signal,
-)
+from forethought.planning.defaults import Trained, gradient_computations, noise_to_signal
 from forethought.planning.plan_request import (
     PlanError,
     PlanRequest,
@@ -192,28 +187,32 @@ def better(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
     if request.clipping != "example":
         return make(of_rows(request))
     persons = make(of_persons(request))
+    alone = "one contribution a person: "
     if request.budget is None:
-        why = "one contribution a person: at this noise its ε is the smaller one"
-        return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+        return _because(persons, f"{alone}at this noise its ε is the smaller one")
     try:
         rows = make(of_rows(request))
     except UnsupportedMechanismError:
-        why = "one contribution a person: no theorem is known for groups of these rows"
-        return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+        return _because(persons, f"{alone}no theorem is known for groups of these rows")
     ratio = noise_to_signal(rows) / noise_to_signal(persons)
     most, mean = request.records_per_person, request.examples / (request.persons or 1)
     have = f"people have {mean:.3g} rows on average and at most {most}"
     if ratio < 1:
-        why = (
+        return _because(
+            rows,
             f"groups of {most} rows: {have}, so rows protected together have {ratio:.2f} times "
-            "the noise for the signal that one contribution a person has"
+            "the noise for the signal that one contribution a person has",
         )
-        return rows.with_(reasons=(*rows.reasons, (PERSONS, why)))
-    why = (
-        f"one contribution a person: {have}, so groups of {most} rows would have {ratio:.2f} "
-        "times the noise for the signal"
+    return _because(
+        persons,
+        f"{alone}{have}, so groups of {most} rows would have {ratio:.2f} times the noise for the "
+        "signal",
     )
-    return persons.with_(reasons=(*persons.reasons, (PERSONS, why)))
+
+
+def _because(plan: Plan, why: str) -> Plan:
+    """The plan with the reason why persons are accounted in this way."""
+    return plan.with_(reasons=(*plan.reasons, (PERSONS, why)))
 
 
 # What is released of the data before the rounds: how much noise it gets, and what that costs.
@@ -482,9 +481,8 @@ def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> flo
     sampling = request.sampling_of(batch)
     strategy = request.strategy(batch, rounds)
     group = request.protected
-    alone = least_multiplier(
-        budget, sampling, rounds, request.clipping, request.neighbouring, strategy, group
-    )
+    given = sampling, rounds, request.clipping, request.neighbouring, strategy, group
+    alone = noise_multiplier(budget, *given, warn=False)
     if request.preparation is None and not request.course.varies:
         return alone
     return least_noise(lambda sigma: request.mechanism(sigma, batch, rounds), budget, alone, group)
@@ -527,13 +525,11 @@ def _learning_rate(
     if request.learning_rate is not None:
         why[STEP_SIZE] = GIVEN
         return request.learning_rate
-    size, name = request.size, request.optimizer
+    model, name = request.trained, request.optimizer
     check_options(name, options)
     if not kind_of(name).descends:
-        like = defaults.learning_rate(
-            found, size, 0.0, request.usual_norm, request.score_rule.noise
-        )
-        rate = adaptive_rate(found, name, options, like)
+        like = defaults.learning_rate(found, model)
+        rate = defaults.adaptive_rate(found, name, options, like)
         why[STEP_SIZE] = (
             f"the usual one of {name}"
             if rate == USUAL_RATE
@@ -543,19 +539,18 @@ def _learning_rate(
     momentum = momentum_of(options)
     # What correlated noise leaves in the weights depends on the momentum, which is known by now.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
-    norm, scores = request.usual_norm, request.score_rule.noise
-    length = defaults.path_length(found, size, norm, scores)
+    norm, length = model.feature_norm, defaults.path_length(found, model)
     where = "" if norm is None else f" in scores of features of norm {norm:.3g}"
     bound = (
         f"further steps of {request.weights:,} weights would only gather noise{where}"
-        if length * noise_to_signal(found, size) > 0.999 * defaults.noise_norm(size, norm, scores)
+        if length * noise_to_signal(found, model.parameters) > 0.999 * model.noise
         else "further a round would not be better"
     )
     why[STEP_SIZE] = (
         f"lets {found.rounds:,} unit steps carry the weights {length:,.0f} far, momentum "
         f"included: {bound}"
     )
-    return defaults.learning_rate(found, size, momentum, norm, scores)
+    return defaults.learning_rate(found, model, momentum)
 
 
 def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
@@ -616,18 +611,15 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
 
 
 def _compared(
-    request: PlanRequest,
-    budget: Budget,
-    batch: int,
-    length: int,
-    sigma: float,
-    strategy: Strategy,
+    request: PlanRequest, budget: Budget, batch: int, length: int, sigma: float, strategy: Strategy
 ) -> str:
     """The worth of correlation: noise in the weights, beside independent noise at the same ε."""
-    mine = sigma * gain(strategy, length, request.momentum)
+    mine = sigma * defaults.gain(strategy, length, request.momentum)
     arguments = length, request.clipping, request.neighbouring, None, request.protected
-    in_turns = least_multiplier(budget, request.sampling_of(batch), *arguments)
-    sampled = least_multiplier(budget, Poisson(min(1.0, batch / request.examples)), *arguments)
+    in_turns, sampled = (
+        noise_multiplier(budget, sampling, *arguments, warn=False)
+        for sampling in (request.sampling_of(batch), Poisson(min(1.0, batch / request.examples)))
+    )
     return (
         f"{strategy.kind}, the least noise in the weights of the strategies tried: "
         f"{mine / in_turns:.3g} of what independent noise in the same turns leaves there at the "
@@ -655,8 +647,7 @@ def _batch_and_length(
                     "gain nothing in sum"
                 )
             rounds = rounds or defaults.ROUNDS
-            known = request.size, request.usual_norm, request.score_rule.noise
-            batch = defaults.batch_for_rounds(N, budget, rounds, *known)
+            batch = defaults.batch_for_rounds(N, budget, rounds, request.trained)
             if request.image_features and request.by_scores:
                 batch = defaults.batch_of_image_features(N, rounds)
                 why["batch"] = (
@@ -729,7 +720,7 @@ def _largest(
         return None
     if fits(most):
         return most
-    return int(solved(make, budget, (1, most), integer=True, group=group))
+    return int(calibrate(make, budget, (1, most), integer=True, group=group, warn=False))
 
 
 # Two alternatives to a plan, one cheaper, one more accurate, with what each costs and gains.
@@ -743,9 +734,6 @@ class Neighbour:
     plan: Plan
     reason: str
 
-
-# Parameters, and of a linear model the norm of its features and its scores' noise.
-_Size = tuple[int, float | None, float]
 
 # Less noise for the signal than this share of it is no gain in accuracy.
 _GAIN = 0.01
@@ -781,14 +769,15 @@ def neighbours(
     found = []
     if plan.preparation is not None and plan.preparation.centres:
         feature_norm = plan.preparation.becomes
-    size = (defaults.PARAMETERS if parameters is None else parameters, feature_norm, scores)
-    half = _resized(plan, 0.5, budget, size)
+    trained = defaults.PARAMETERS if parameters is None else parameters
+    model = Trained(trained, feature_norm, scores)
+    half = _resized(plan, 0.5, budget, model)
     if half is not None:
         found.append(Neighbour("cheaper", half, _change(plan, half)))
-    double = _resized(plan, 2.0, budget, size)
+    double = _resized(plan, 2.0, budget, model)
     if double is None or noise_to_signal(double) > (1 - _GAIN) * noise_to_signal(plan):
         twice = Budget(2 * epsilon, plan.delta)
-        double = _with_noise(plan, _samplings(plan), twice, size, plan.groups)
+        double = _with_noise(plan, _samplings(plan), twice, model, plan.groups)
         reason = f"twice ε: {_change(plan, double)}"
     else:
         reason = _change(plan, double)
@@ -796,7 +785,7 @@ def neighbours(
     if noise_to_signal(double) <= (1 - _GAIN) * noise_to_signal(plan):
         found.append(Neighbour("more accurate", double, reason))
     if plan.groups is not None:
-        alone = _with_noise(plan, _samplings(plan), budget, size, None)
+        alone = _with_noise(plan, _samplings(plan), budget, model, None)
         reason = f"{_change(plan, alone)}; a model with batch normalisation needs groups"
         found.append(Neighbour("clipped examples", alone, reason))
     return tuple(found)
@@ -806,7 +795,7 @@ def _samplings(plan: Plan) -> list[Sampling]:
     return [part.sampling for part in plan.privacy.mechanism]
 
 
-def _resized(plan: Plan, factor: float, budget: Budget, size: _Size) -> Plan | None:
+def _resized(plan: Plan, factor: float, budget: Budget, model: Trained) -> Plan | None:
     samplings = []
     for sampling in _samplings(plan):
         batch = sampling.expected_batch(plan.examples) * factor
@@ -816,11 +805,11 @@ def _resized(plan: Plan, factor: float, budget: Budget, size: _Size) -> Plan | N
         samplings.append(other)
     # Groups of the same size: more or fewer of them.
     groups = None if plan.groups is None else max(1, round(plan.groups * factor))
-    return _with_noise(plan, samplings, budget, size, groups)
+    return _with_noise(plan, samplings, budget, model, groups)
 
 
 def _with_noise(
-    plan: Plan, samplings: Sequence[Sampling], budget: Budget, size: _Size, groups: int | None
+    plan: Plan, samplings: Sequence[Sampling], budget: Budget, model: Trained, groups: int | None
 ) -> Plan:
     """The plan with other samplings and so many groups, or clipped examples, within a budget.
 
@@ -838,18 +827,16 @@ def _with_noise(
         )
         return Mechanism(*releases, adjacency=adjacency)
 
-    def whole_run(factor: float) -> Mechanism:
-        return make(factor) if ahead is None else ahead.before(make(factor))
-
     group = plan.records_per_person
     near = 1.0
     if len(parts) == 1:
         rounds = parts[0].count
-        sigma = least_multiplier(budget, samplings[0], rounds, clipping, adjacency, group=group)
+        given = samplings[0], rounds, clipping, adjacency, None, group
+        sigma = noise_multiplier(budget, *given, warn=False)
         near = sigma / parts[0].noise_multiplier
     factor = near
     if len(parts) > 1 or ahead is not None:
-        factor = least_noise(whole_run, budget, near, group)
+        factor = least_noise(make, budget, near, group, ahead)
     kept = {"local": None, "groups": None} if groups is None else {"groups": groups}
     found = plan.with_(**kept, mechanism=make(factor), budget=budget)
     about = ("epsilon", GROUPS_AGAINST, "groups") if groups is None else ("epsilon",)
@@ -859,9 +846,7 @@ def _with_noise(
         or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN
     ):
         return found
-    parameters, feature_norm, scores = size
-    momentum = plan.optimizer.momentum
-    rate = defaults.learning_rate(found, parameters, momentum, feature_norm, scores)
+    rate = defaults.learning_rate(found, model, plan.optimizer.momentum)
     return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
 
 

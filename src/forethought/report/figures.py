@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import least_multiplier
+from forethought.accounting.exact import noise_multiplier
 from forethought.accounting.interval import at_most
 from forethought.planning.search import Front
 from forethought.utility.graph import UtilityGraph
@@ -170,20 +170,9 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
     budget = Budget(plan.budget.epsilon, plan.delta)
     least = max(1.0, plan.batch / 30)
     batches = np.geomspace(least, plan.examples, BATCHES)
-    adjacency = plan.mechanism.adjacency
-    sigmas = np.array(
-        [
-            least_multiplier(
-                budget,
-                Poisson(min(1.0, batch / plan.examples)),
-                part.count,
-                part.clipping,
-                adjacency,
-                group=plan.records_per_person,
-            )
-            for batch in batches
-        ]
-    )
+    given = part.count, part.clipping, plan.mechanism.adjacency, None, plan.records_per_person
+    samplings = [Poisson(min(1.0, batch / plan.examples)) for batch in batches]
+    sigmas = np.array([noise_multiplier(budget, one, *given, warn=False) for one in samplings])
     figure, axes = new_axes(
         f"Noise for ε = {budget.epsilon:g} in {part.count:,} rounds", "batch", "σ, and σ a record"
     )

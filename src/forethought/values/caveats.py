@@ -388,9 +388,7 @@ KINDS: dict[str, Kind] = {
         "models are replaced at steps of the cadence, whatever the records are",
     ),
     "stated": Kind(
-        "not-covered",
-        "{detail}",
-        "named by the user or another program, in its own words",
+        "not-covered", "{detail}", "named by the user or another program, in its own words"
     ),
     # How the numbers were chosen.
     "planned": Kind(

@@ -352,7 +352,7 @@ class Contribution(Protocol):
     Attributes:
         kind: its name in files.
         clipping: what its sensitivity follows from: see
-            :func:`~forethought.values.mechanism.sensitivity`.
+            :meth:`~forethought.values.mechanism.Rounds.sensitivity`.
         alterable: whether it may be the mean over altered copies of a record.
     """
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from forethought.values.checks import one_of, real, whole
 from forethought.values.samplings import SAMPLINGS, Sampling
 from forethought.values.samplings import Adjacency as Adjacency
-from forethought.values.serialisation import Stored, exact_keys
-from forethought.values.strategies import STRATEGIES, Strategy, strategy_from, strategy_values
+from forethought.values.serialisation import Stored, exact_keys, of_kind, tagged
+from forethought.values.strategies import STRATEGIES, Strategy
 
 Clipping = Literal["example", "group"]
 
@@ -80,13 +80,70 @@ class Rounds:
                 )
             object.__setattr__(self, "groups", whole("groups", self.groups))
 
+    @property
+    def releases(self) -> int:
+        """Releases that can hold the same record: every round, or one in every epoch."""
+        return -(-self.count // self.sampling.rounds_per_epoch)
+
+    def sensitivity(self, adjacency: Adjacency) -> float:
+        """The distance that one record can move a round's sum, in units of the clipping norm.
+
+        It follows from clipping, sampling and adjacency and is never an argument: as often as the
+        record can be in a batch, times :meth:`per_hit`.
+
+        Raises:
+            UnsupportedMechanismError: a sampling under which one record has no bounded influence;
+                correlated rounds, which are no mechanisms each.
+        """
+        return self.reach(adjacency, self.sampling.most(1))
+
+    def per_hit(self, adjacency: Adjacency) -> float:
+        """The distance that a record moves a round's sum by being in the batch once, in norms.
+
+        Group clipping, and samplings that exchange records: 2, since one more record changes a
+        whole clipped update, or takes another record's place. Otherwise 1 when a record comes or
+        goes, 2 when it is replaced.
+
+        Raises:
+            UnsupportedMechanismError: as for :meth:`sensitivity`.
+        """
+        refused = self.sampling.refused
+        if adjacency in refused:
+            raise UnsupportedMechanismError(
+                f"{type(self.sampling).__name__} sampling under adjacency {adjacency!r} has no "
+                f"bound: {refused[adjacency]}"
+            )
+        if self.clipping == "group" or self.sampling.exchanges:
+            return 2.0
+        return 2.0 if adjacency == "replace-one" else 1.0
+
+    def reach(self, adjacency: Adjacency, hits: int) -> float:
+        """The distance that records in batches ``hits`` times move the sums of one epoch, in norms.
+
+        An epoch is one round, but where records take turns: there they may be in several rounds,
+        and this is the norm of all that moves. Hit by hit at most :meth:`per_hit`. But k hits of a
+        batch are in at most min(k, groups) of its groups, each of whose updates moves by at most 2:
+        in an epoch of R rounds Σ min(k_i, groups)² is largest, being convex in each k_i up to
+        there, with as many rounds full as there are hits for.
+
+        Raises:
+            UnsupportedMechanismError: as for :meth:`sensitivity`.
+        """
+        each = self.per_hit(adjacency)
+        if self.groups is None:
+            return hits * each
+        places = min(self.sampling.rounds_per_epoch, self.count)
+        full, rest = divmod(hits, self.groups)
+        if full >= places:
+            return each * self.groups * math.sqrt(places)
+        return each * math.sqrt(full * self.groups**2 + rest**2)
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        sampling = {"kind": self.sampling.kind, **asdict(self.sampling)}
         return {
             "noise_multiplier": self.noise_multiplier,
             "count": self.count,
-            "sampling": sampling,
+            "sampling": tagged(self.sampling),
             "clipping": self.clipping,
             "groups": self.groups,
         }
@@ -97,16 +154,10 @@ class Rounds:
         values = dict(values)
         strategy = values.pop("strategy", None)
         exact_keys("rounds", values, {one.name for one in fields(Rounds)})
-        sampling = dict(values["sampling"])
-        kind = sampling.pop("kind", None)
-        one_of("sampling kind", kind, tuple(SAMPLINGS))
-        chosen = SAMPLINGS[kind]
-        exact_keys(f"sampling {kind!r}", sampling, {one.name for one in fields(chosen)})
-        told = values["noise_multiplier"], values["count"], chosen(**sampling), values["clipping"]
-        groups = values["groups"]
+        values["sampling"] = of_kind(SAMPLINGS, values["sampling"], "sampling")
         if strategy is None:
-            return Rounds(*told, groups=groups)
-        return Correlated(*told, strategy_from(strategy), groups=groups)
+            return Rounds(**values)
+        return Correlated(**values, strategy=of_kind(STRATEGIES, strategy, "strategy"))
 
 
 @dataclass(frozen=True)
@@ -138,74 +189,15 @@ class Correlated(Rounds):
                 "1: every record of a part, in turn) or FullBatch()"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; :meth:`Rounds.from_dict` reads it back."""
-        return {**super().to_dict(), "strategy": strategy_values(self.strategy)}
-
-
-def releases(rounds: Rounds) -> int:
-    """The number of releases that can hold the same record: every round, or one in every epoch."""
-    return -(-rounds.count // rounds.sampling.rounds_per_epoch)
-
-
-def sensitivity(rounds: Rounds, adjacency: Adjacency) -> float:
-    """The distance that one record can move a round's sum, in units of the clipping norm.
-
-    It follows from clipping, sampling and adjacency and is never an argument: as often as the
-    record can be in a batch, times :func:`per_hit`.
-
-    Raises:
-        UnsupportedMechanismError: a sampling under which one record has no bounded influence;
-            correlated rounds, which are no mechanisms each.
-    """
-    return reach(rounds, adjacency, rounds.sampling.most(1))
-
-
-def per_hit(rounds: Rounds, adjacency: Adjacency) -> float:
-    """The distance that a record moves a round's sum by being in the batch once, in clipping norms.
-
-    Group clipping, and samplings that exchange records: 2, since one more record changes a whole
-    clipped update, or takes another record's place. Otherwise 1 when a record comes or goes, 2 when
-    it is replaced.
-
-    Raises:
-        UnsupportedMechanismError: as for :func:`sensitivity`.
-    """
-    if isinstance(rounds, Correlated):
+    def per_hit(self, adjacency: Adjacency) -> float:
+        """Refused: nothing but the whole run is a mechanism."""
         raise UnsupportedMechanismError(
             "a round of correlated noise is no mechanism of its own: only the whole run is"
         )
-    refused = rounds.sampling.refused
-    if adjacency in refused:
-        raise UnsupportedMechanismError(
-            f"{type(rounds.sampling).__name__} sampling under adjacency {adjacency!r} has no "
-            f"bound: {refused[adjacency]}"
-        )
-    if rounds.clipping == "group" or rounds.sampling.exchanges:
-        return 2.0
-    return 2.0 if adjacency == "replace-one" else 1.0
 
-
-def reach(rounds: Rounds, adjacency: Adjacency, hits: int) -> float:
-    """The distance that records in batches ``hits`` times move the sums of one epoch, in norms.
-
-    An epoch is one round, but where records take turns: there they may be in several rounds, and
-    this is the norm of all that moves. Hit by hit at most :func:`per_hit`. But k hits of a batch
-    are in at most min(k, groups) of its groups, each of whose updates moves by at most 2: in an
-    epoch of R rounds Σ min(k_i, groups)² is largest, being convex in each k_i up to there, with as
-    many rounds full as there are hits for.
-
-    Raises:
-        UnsupportedMechanismError: as for :func:`sensitivity`.
-    """
-    each = per_hit(rounds, adjacency)
-    if rounds.groups is None:
-        return hits * each
-    places = min(rounds.sampling.rounds_per_epoch, rounds.count)
-    full, rest = divmod(hits, rounds.groups)
-    if full >= places:
-        return each * rounds.groups * math.sqrt(places)
-    return each * math.sqrt(full * rounds.groups**2 + rest**2)
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`Rounds.from_dict` reads it back."""
+        return {**super().to_dict(), "strategy": tagged(self.strategy)}
 
 
 @dataclass(frozen=True, init=False)
@@ -243,7 +235,7 @@ class Mechanism(Stored):
         object.__setattr__(self, "adjacency", adjacency)
         for part in merged:
             if not isinstance(part, Correlated):
-                sensitivity(part, adjacency)  # refuses what has no meaning at all
+                part.sensitivity(adjacency)  # refuses what has no meaning at all
 
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self.rounds))
@@ -310,10 +302,7 @@ class Mechanism(Stored):
         return Mechanism(*parts, adjacency=self.adjacency)
 
     def _values(self) -> dict[str, Any]:
-        return {
-            "adjacency": self.adjacency,
-            "rounds": [part.to_dict() for part in self.rounds],
-        }
+        return {"adjacency": self.adjacency, "rounds": [part.to_dict() for part in self.rounds]}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Mechanism:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from forethought.values.caveats import Caveat, caveats, choice
 from forethought.values.checks import one_of, real, whole
@@ -36,7 +37,7 @@ from forethought.values.mechanism import (
     UnsupportedMechanismError,
 )
 from forethought.values.samplings import FullBatch, Sampling
-from forethought.values.serialisation import Stored, build, exact_keys, plain
+from forethought.values.serialisation import Stored, build, exact_keys, of_kind, plain, tagged
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     Assumed,
@@ -186,35 +187,27 @@ class Preparation:
 
     def length(self, statistic: Statistic) -> int:
         """Entries of one record's vector."""
-        match statistic:
-            case "moments":
-                return 2 * (self.features or 0)
-            case "quantiles":
-                return self.bins * (self.features or 0)
-            case "classes":
-                return self.classes or 0
-            case "means":
-                return self.features or 0
-            case "norms":
-                return 1
+        return self._sizes[statistic][0]
 
     def norm(self, statistic: Statistic) -> float:
-        """The most that one record's vector can measure.
+        """The most that one record's vector can measure."""
+        return self._sizes[statistic][1]
+
+    @property
+    def _sizes(self) -> dict[Statistic, tuple[int, float]]:
+        """Length of a record's vector, and the most that it can measure.
 
         Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
         moments' norm, and at most 1 to that of the histograms'; a record has one class.
         """
-        match statistic:
-            case "moments":
-                return math.sqrt(2 * (self.features or 0))
-            case "quantiles":
-                return math.sqrt(self.features or 0)
-            case "classes":
-                return 1.0
-            case "means":
-                return self.reach or 0.0
-            case "norms":
-                return math.log(WITHIN)
+        features = self.features or 0
+        return {
+            "moments": (2 * features, math.sqrt(2 * features)),
+            "quantiles": (self.bins * features, math.sqrt(features)),
+            "classes": (self.classes or 0, 1.0),
+            "means": (features, self.reach or 0.0),
+            "norms": (1, math.log(WITHIN)),
+        }
 
     @property
     def centres(self) -> bool:
@@ -258,6 +251,7 @@ class Preparation:
 # it.
 
 
+_Value = TypeVar("_Value")
 ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
 NoiseKind = Literal["gaussian", "grid"]
 # Below this a round's noise hides nothing: ε of one round alone is in the thousands. 0 says so.
@@ -492,10 +486,10 @@ class Privacy:
                     f"the mechanism speaks of {part.groups} groups, the contribution of {count}: "
                     "several records are charged by the number of groups that they can be in"
                 )
-            told = part.sampling.known_examples()
-            if told not in (None, self.examples):
+            drawn_from = part.sampling.known_examples()
+            if drawn_from not in (None, self.examples):
                 raise ValueError(
-                    f"the sampling speaks of {told} examples, the plan of {self.examples}"
+                    f"the sampling speaks of {drawn_from} examples, the plan of {self.examples}"
                 )
             self.clip.gradient_noise(part.noise_multiplier)
             if isinstance(part, Correlated) and (
@@ -605,7 +599,7 @@ class Privacy:
         values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         shares = self.clip.shares
         values["clip"]["shares"] = None if shares is None else dict(shares)
-        values["contribution"] = {"kind": self.contribution.kind, **values["contribution"]}
+        values["contribution"] = tagged(self.contribution)
         return values
 
     @classmethod
@@ -613,18 +607,12 @@ class Privacy:
         """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
         known = dict(values)
         exact_keys("privacy", known, {field.name for field in fields(cls)})
-        if known["preparation"] is not None:
-            known["preparation"] = build(Preparation, known["preparation"])
-        if known["augmentation"] is not None:
-            known["augmentation"] = build(Augmentation, known["augmentation"])
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
         known["clip"] = build(Clip, known["clip"])
-        contribution = dict(known["contribution"])
-        kind = contribution.pop("kind", None)
-        one_of("contribution", kind, tuple(CONTRIBUTIONS))
-        known["contribution"] = build(CONTRIBUTIONS[kind], contribution)
-        if known["budget"] is not None:
-            known["budget"] = build(Budget, known["budget"])
+        for kind in (Budget, Preparation, Augmentation):
+            if known[name := kind.__name__.lower()] is not None:
+                known[name] = build(kind, known[name])
+        known["contribution"] = of_kind(CONTRIBUTIONS, known["contribution"], "contribution")
         return cls(**known)
 
 
@@ -635,14 +623,22 @@ PLAN_SCHEMA = "forethought/plan/2"
 DECLARED = Caveat("declared")
 
 
-class Parts(TypedDict, total=False):
-    """Short forms: ``groups=`` of ``contribution=Groups(...)``, with ``local=`` of
-    ``contribution=LocalUpdates(...)``; ``preparation=``, ``records_per_person=`` and
-    ``augmentation=`` of the Privacy; the rest of ``use=Use(...)``.
-    """
+class Of(Generic[_Value]):
+    """An attribute that is one of a part's: ``examples = Of[int]("privacy.examples")``."""
 
-    groups: int | None
-    local: Local | None
+    def __init__(self, path: str) -> None:
+        self._read = attrgetter(path)
+
+    def __get__(self, whole: object, _owner: type | None = None) -> _Value:
+        found: _Value = self._read(whole)
+        return found
+
+
+class Parts(TypedDict, total=False):
+    """Parts of the Privacy, up to ``augmentation=``; the rest is short for ``use=Use(...)``."""
+
+    noise: NoiseKind
+    budget: Budget | None
     preparation: Preparation | None
     records_per_person: int
     augmentation: Augmentation | None
@@ -666,11 +662,17 @@ class Plan(Stored):
             :class:`~forethought.values.caveats.Caveat` of that role, or words.
         not_covered: ways in which private data was used outside the mechanism, and assumptions,
             for the Statement: caveats, or words.
+        groups, local: short for ``contribution=Groups(...)``, or ``LocalUpdates(...)``.
         reasons: pairs (what, why it is what it is), written by the planner for :meth:`explain`.
-        parts: short forms, see :class:`Parts`.
+        parts: see :class:`Parts`.
 
     Attributes:
         privacy: what privacy needs. use: how the releases are used.
+        mechanism: everything that is released, the preparation of the data first.
+        groups: the number of groups that a batch is dealt into; None where examples are clipped.
+        rounds: the number of noised sums that are released.
+        clip_norm: the bound C on the L2 norm of one contribution.
+        examples, delta, …, gradient_filter: those of ``privacy`` and ``use``.
     """
 
     SCHEMA: ClassVar[str] = PLAN_SCHEMA
@@ -682,6 +684,43 @@ class Plan(Stored):
     not_covered: tuple[Caveat, ...]
     reasons: tuple[tuple[str, str], ...]
 
+    #: Everything that is released, the preparation of the data first.
+    mechanism = Of[Mechanism]("privacy.accounted")
+    #: The release of the data before training, to prepare inputs with.
+    preparation = Of[Preparation | None]("privacy.preparation")
+    #: Size N of the training set.
+    examples = Of[int]("privacy.examples")
+    #: The δ at which the Statement gives ε.
+    delta = Of[float]("privacy.delta")
+    #: The bound on one contribution.
+    clip = Of[Clip]("privacy.clip")
+    #: The unit that is clipped.
+    contribution = Of[Contribution]("privacy.contribution")
+    #: The number of examples that may be one person's, protected together.
+    records_per_person = Of[int]("privacy.records_per_person")
+    #: The altered copies of a record that its contribution is the mean over; None: none.
+    augmentation = Of[Augmentation | None]("privacy.augmentation")
+    #: The number of groups that a batch is dealt into; None where examples are clipped.
+    groups = Of[int | None]("contribution.groups")
+    #: The kind of noise.
+    noise = Of[NoiseKind]("privacy.noise")
+    #: The target that was asked for.
+    budget = Of[Budget | None]("privacy.budget")
+    #: The optimizer that steps along a noised mean.
+    optimizer = Of[Optimizer]("use.optimizer")
+    #: Its step sizes.
+    schedule = Of[Schedule]("use.schedule")
+    #: The average of the iterates that is reported.
+    averaging = Of[Averaging]("use.averaging")
+    #: The model that the planner chose for; see :mod:`forethought.values.use`.
+    assumed = Of[Assumed | None]("use.assumed")
+    #: The filter of noised means before the optimizer; None: none.
+    gradient_filter = Of[GradientFilter | None]("use.gradient_filter")
+    #: The number of noised sums that are released.
+    rounds = Of[int]("privacy.rounds")
+    #: The bound C on the L2 norm of one contribution.
+    clip_norm = Of[float]("clip.norm")
+
     def __init__(
         self,
         mechanism: Mechanism,
@@ -690,18 +729,14 @@ class Plan(Stored):
         clip: Clip = Clip(),
         *,
         contribution: Contribution | None = None,
-        noise: NoiseKind = "gaussian",
-        budget: Budget | None = None,
+        groups: int | None = None,
+        local: Local | None = None,
         use: Use = Use(),  # noqa: B008 (frozen)
         hyperparameters: Caveat | str = DECLARED,
         not_covered: Iterable[Caveat | str] = (),
         reasons: tuple[tuple[str, str], ...] = (),
         **parts: Unpack[Parts],
     ) -> None:
-        groups, local = parts.pop("groups", None), parts.pop("local", None)
-        preparation = parts.pop("preparation", None)
-        records_per_person = parts.pop("records_per_person", 1)
-        augmentation = parts.pop("augmentation", None)
         if contribution is None:
             contribution = Examples() if groups is None else Groups(groups)
             if local is not None:
@@ -711,20 +746,11 @@ class Plan(Stored):
                 "groups= and local= are short for contribution=Groups(...) or LocalUpdates(...): "
                 "give one of them"
             )
-        privacy = Privacy(
-            mechanism,
-            examples,
-            delta,
-            clip,
-            contribution,
-            noise,
-            budget,
-            preparation,
-            records_per_person,
-            augmentation,
-        )
-        changed: dict[str, Any] = dict(parts)
-        self._set(privacy, replace(use, **changed), hyperparameters, not_covered, reasons)
+        given: dict[str, Any] = dict(parts)
+        own = [field.name for field in fields(Privacy) if field.name in given]
+        of_privacy = {name: given.pop(name) for name in own}
+        privacy = Privacy(mechanism, examples, delta, clip, contribution, **of_privacy)
+        self._set(privacy, replace(use, **given), hyperparameters, not_covered, reasons)
 
     def _set(
         self,
@@ -742,94 +768,9 @@ class Plan(Stored):
         object.__setattr__(self, "reasons", pairs)
 
     @property
-    def mechanism(self) -> Mechanism:
-        """Everything that is released, the preparation of the data first."""
-        return self.privacy.accounted
-
-    @property
-    def preparation(self) -> Preparation | None:
-        """The release of the data before training, to prepare inputs with."""
-        return self.privacy.preparation
-
-    @property
-    def examples(self) -> int:
-        """Size N of the training set."""
-        return self.privacy.examples
-
-    @property
-    def delta(self) -> float:
-        """The δ at which the Statement gives ε."""
-        return self.privacy.delta
-
-    @property
-    def clip(self) -> Clip:
-        """The bound on one contribution."""
-        return self.privacy.clip
-
-    @property
-    def contribution(self) -> Contribution:
-        """The unit that is clipped."""
-        return self.privacy.contribution
-
-    @property
-    def records_per_person(self) -> int:
-        """The number of examples that may be one person's, protected together."""
-        return self.privacy.records_per_person
-
-    @property
-    def augmentation(self) -> Augmentation | None:
-        """The altered copies of a record that its contribution is the mean over; None: none."""
-        return self.privacy.augmentation
-
-    @property
-    def groups(self) -> int | None:
-        """The number of groups that a batch is dealt into; None where examples are clipped."""
-        return self.contribution.groups
-
-    @property
     def local(self) -> Local | None:
         """The algorithm inside a group; None where gradients are clipped."""
         return self.contribution.local if isinstance(self.contribution, LocalUpdates) else None
-
-    @property
-    def noise(self) -> NoiseKind:
-        """The kind of noise."""
-        return self.privacy.noise
-
-    @property
-    def budget(self) -> Budget | None:
-        """The target that was asked for."""
-        return self.privacy.budget
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer that steps along a noised mean."""
-        return self.use.optimizer
-
-    @property
-    def schedule(self) -> Schedule:
-        """Its step sizes."""
-        return self.use.schedule
-
-    @property
-    def averaging(self) -> Averaging:
-        """The average of the iterates that is reported."""
-        return self.use.averaging
-
-    @property
-    def assumed(self) -> Assumed | None:
-        """The model that the planner chose for; see :mod:`forethought.values.use`."""
-        return self.use.assumed
-
-    @property
-    def gradient_filter(self) -> GradientFilter | None:
-        """The filter of noised means before the optimizer; None: none."""
-        return self.use.gradient_filter
-
-    @property
-    def rounds(self) -> int:
-        """The number of noised sums that are released."""
-        return self.privacy.rounds
 
     def round(self, index: int, clip_norm: float | None = None) -> Round:
         """Round ``index``, from 0; see :meth:`forethought.values.plan.Privacy.round`."""
@@ -853,11 +794,6 @@ class Plan(Stored):
         """The sampling of batches, when all rounds share one way (ValueError otherwise)."""
         sampling: Sampling = self._only("sampling")
         return sampling
-
-    @property
-    def clip_norm(self) -> float:
-        """The bound C on the L2 norm of one contribution."""
-        return self.clip.norm
 
     @property
     def batch(self) -> float:

@@ -18,6 +18,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from forethought.values.checks import one_of
+
 _Value = TypeVar("_Value")
 
 
@@ -47,7 +49,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return entries(value)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
@@ -61,6 +63,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def entries(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, each in terms of JSON."""
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def parse(text: str) -> Any:
@@ -137,6 +144,26 @@ def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     exact_keys(what or kind.__name__.lower(), values, names)
     return kind(**values)
+
+
+def tagged(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass beside its ``kind``; :func:`of_kind` reads them back."""
+    return {"kind": value.kind, **entries(value)}
+
+
+def of_kind(kinds: Mapping[str, type[_Value]], values: Mapping[str, Any], what: str) -> _Value:
+    """The inverse of :func:`tagged`.
+
+    Args:
+        kinds: name → dataclass. what: it is, for errors.
+
+    Raises:
+        ValueError: an unknown kind, or what :func:`build` refuses.
+    """
+    known = dict(values)
+    kind = known.pop("kind", None)
+    one_of(f"{what} kind", kind, tuple(kinds))
+    return build(kinds[kind], known, f"{what} {kind!r}")
 
 
 def canonical(values: Any) -> str:

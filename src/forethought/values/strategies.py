@@ -10,15 +10,13 @@ Zhang 2024, "A hassle-free algorithm for private learning in practice" (buffers)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.values.checks import one_of, real
-from forethought.values.serialisation import exact_keys
+from forethought.values.checks import real
 
 Array = NDArray[np.float64]
 
@@ -122,19 +120,3 @@ class BufferedToeplitz:
 
 Strategy = Banded | BufferedToeplitz
 STRATEGIES: dict[str, type[Strategy]] = {kind.kind: kind for kind in (Banded, BufferedToeplitz)}
-
-
-def strategy_values(strategy: Strategy) -> dict[str, Any]:
-    """A JSON-ready mapping; :func:`strategy_from` reads it back."""
-    values = {field.name: list(getattr(strategy, field.name)) for field in fields(strategy)}
-    return {"kind": strategy.kind, **values}
-
-
-def strategy_from(values: Mapping[str, Any]) -> Strategy:
-    """The inverse of :func:`strategy_values`; refuses unknown kinds and keys."""
-    known = dict(values)
-    kind = known.pop("kind", None)
-    one_of("strategy kind", kind, tuple(STRATEGIES))
-    chosen = STRATEGIES[kind]
-    exact_keys(f"strategy {kind!r}", known, {field.name for field in fields(chosen)})
-    return chosen(**{name: tuple(numbers) for name, numbers in known.items()})

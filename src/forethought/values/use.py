@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from forethought.values.checks import one_of, real, whole
-from forethought.values.serialisation import build, exact_keys, plain
+from forethought.values.serialisation import build, entries, exact_keys, plain
 
 Options = Mapping[str, Any]
 # Rounds at which a floor that falls is looked at.
@@ -111,6 +112,8 @@ def _by_floor(variance: float, options: Options, rounds: int) -> float:
     return variance / (total / count) ** 2
 
 
+# No gradient descent, and no options where nobody gives some.
+_ADAPTIVE = partial(OptimizerKind, descends=False, options=())
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "sgd": OptimizerKind(
         home="torch.optim:SGD",
@@ -120,66 +123,28 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         longest=_of_momentum,
         weight_decay=0.0,
     ),
-    "adam": OptimizerKind(
-        home="torch.optim:Adam",
-        descends=False,
-        options=(),
-        divides=_by_noise,
-        longest=_of_adam,
-        weight_decay=0.0,
+    "adam": _ADAPTIVE(
+        home="torch.optim:Adam", divides=_by_noise, longest=_of_adam, weight_decay=0.0
     ),
-    "adamw": OptimizerKind(
-        home="torch.optim:AdamW",
-        descends=False,
-        options=(),
-        divides=_by_noise,
-        longest=_of_adam,
-        weight_decay=0.01,
+    "adamw": _ADAPTIVE(
+        home="torch.optim:AdamW", divides=_by_noise, longest=_of_adam, weight_decay=0.01
     ),
-    "nadam": OptimizerKind(
-        home="torch.optim:NAdam",
-        descends=False,
-        options=(),
-        divides=None,
-        longest=_of_nadam,
-        weight_decay=0.0,
+    "nadam": _ADAPTIVE(home="torch.optim:NAdam", divides=None, longest=_of_nadam, weight_decay=0.0),
+    "radam": _ADAPTIVE(home="torch.optim:RAdam", divides=None, longest=_of_radam, weight_decay=0.0),
+    "adamax": _ADAPTIVE(
+        home="torch.optim:Adamax", divides=None, longest=_of_adamax, weight_decay=0.0
     ),
-    "radam": OptimizerKind(
-        home="torch.optim:RAdam",
-        descends=False,
-        options=(),
-        divides=None,
-        longest=_of_radam,
-        weight_decay=0.0,
+    "yogi": _ADAPTIVE(
+        home="forethought.training.descent:Yogi", divides=None, longest=None, weight_decay=0.0
     ),
-    "adamax": OptimizerKind(
-        home="torch.optim:Adamax",
-        descends=False,
-        options=(),
-        divides=None,
-        longest=_of_adamax,
-        weight_decay=0.0,
-    ),
-    "yogi": OptimizerKind(
-        home="forethought.training.descent:Yogi",
-        descends=False,
-        options=(),
-        divides=None,
-        longest=None,
-        weight_decay=0.0,
-    ),
-    "adam-bc": OptimizerKind(
+    "adam-bc": _ADAPTIVE(
         home="forethought.training.descent:AdamBC",
-        descends=False,
-        options=(),
         divides=_by_floor,
         longest=None,
         weight_decay=0.0,
     ),
 }
-UNKNOWN = OptimizerKind(
-    home="", descends=False, options=(), divides=None, longest=None, weight_decay=0.0
-)
+UNKNOWN = _ADAPTIVE(home="", divides=None, longest=None, weight_decay=0.0)
 
 
 def kind_of(name: str) -> OptimizerKind:
@@ -531,7 +496,7 @@ class Use:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        values: dict[str, Any] = plain({name: getattr(self, name) for name in _PARTS})
+        values = entries(self)
         values["optimizer"]["options"] = plain(dict(self.optimizer.options))
         return values
 

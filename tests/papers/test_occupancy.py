@@ -5,7 +5,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from forethought.accounting.strong_adversary import (
+from forethought.papers.strong_adversary import (
     binomial,
     hypergeometric,
     occupied,

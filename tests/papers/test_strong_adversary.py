@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from forethought.accounting.closed_bounds import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
-from forethought.accounting.strong_adversary import SquaredHits, StrongAdversary, paper_occupancy
+from forethought.papers.strong_adversary import SquaredHits, StrongAdversary, paper_occupancy
 from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import Poisson
 
@@ -67,7 +67,7 @@ def test_zero_out_halves_the_shift_of_individual_clipping_only():
 @pytest.mark.parametrize(("groups", "size"), [(20, 1), (1, 20), (5, 4)])
 def test_delta_agrees_with_simulated_dealing(sampling, groups, size):
     """Mean over dealt runs; five standard errors, false alarm about 1e-6."""
-    from forethought.accounting.closed_bounds import gaussian_delta
+    from forethought.accounting.dominating_pair import gaussian_delta
 
     run = StrongAdversary(200, 2, 5.0, groups, size, sampling, group=6)
     random = np.random.default_rng(11)

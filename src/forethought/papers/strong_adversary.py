@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from forethought.accounting.closed_bounds import gaussian_delta_above, gaussian_delta_below
-from forethought.accounting.interval import Interval
+from forethought.accounting.dominating_pair import gaussian_delta_above, gaussian_delta_below
+from forethought.accounting.interval import Interval, bisected
 from forethought.accounting.tradeoff import (
     TradeOff,
     gaussian,
@@ -46,8 +46,6 @@ from forethought.values.mechanism import (
     Adjacency,
     Rounds,
     UnsupportedMechanismError,
-    releases,
-    sensitivity,
 )
 from forethought.values.samplings import Binomial, Hypergeometric, Law
 
@@ -369,15 +367,7 @@ class KnownHits:
         low, high = 0.0, 1.0
         while exceeds(high):
             low, high = high, 2 * high
-        for _ in range(100):
-            middle = 0.5 * (low + high)
-            if not low < middle < high or high - low <= 1e-13 * high:
-                break
-            if exceeds(middle):
-                low = middle
-            else:
-                high = middle
-        return high if upper else low
+        return bisected(exceeds, low, high, 1e-13, 100)[upper]
 
     @staticmethod
     def of_rounds(rounds: Rounds, adjacency: Adjacency) -> KnownHits:
@@ -394,7 +384,7 @@ class KnownHits:
             raise UnsupportedMechanismError(
                 "for groups, see forethought.accounting.StrongAdversary"
             )
-        sensitivity(rounds, adjacency)  # refuses what has none
+        rounds.sensitivity(adjacency)  # refuses what has none
         sampling = rounds.sampling
         if sampling.most(1) > 1:
             raise UnsupportedMechanismError(
@@ -410,7 +400,7 @@ class KnownHits:
             last = binomial(1, min(1.0, math.fsum(map(sampling.turn, range(rest)))))
             hits = SquaredHits(last.squares + epochs, last.weights, last.missing)
         else:
-            hits = binomial(releases(rounds), _chance(sampling.hits(1)))
+            hits = binomial(rounds.releases, _chance(sampling.hits(1)))
         return KnownHits(hits, distance / rounds.noise_multiplier)
 
 
@@ -455,10 +445,8 @@ class StrongAdversary:
     adjacency: Adjacency = "replace-one"
 
     def __post_init__(self) -> None:
-        whole("examples", self.examples)
-        whole("epochs", self.epochs)
-        whole("groups", self.groups)
-        whole("group_size", self.group_size)
+        for name in ("examples", "epochs", "groups", "group_size"):
+            whole(name, getattr(self, name))
         whole("group", self.group, most=self.examples)
         real("noise_multiplier", self.noise_multiplier, above=0)
         one_of("sampling", self.sampling, get_args(Draw))
@@ -640,7 +628,7 @@ def paper_occupancy(rounds: int, group: int) -> SquaredHits:
     """Theorem F.1's printed q_j = C(R, j) C(g − 1, j − 1)/C(R − 1 + g, g), c² = j, as published.
 
     It counts occupancy vectors as equally likely; a permutation makes them otherwise. See
-    :func:`forethought.accounting.strong_adversary.shuffled_epoch` for the true distribution.
+    :func:`forethought.papers.strong_adversary.shuffled_epoch` for the true distribution.
     """
     R, g = whole("rounds", rounds), whole("group", group)
     total = math.comb(R - 1 + g, g)
