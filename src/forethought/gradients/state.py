@@ -315,12 +315,23 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # of a type's flags
 Undo = Callable[[], object]
 
 
-def of_user(module: str | None) -> bool:
-    """True if a module is the user's own, and not one of Python or of an installed package."""
-    if (module or "").partition(".")[0] in _LIBRARIES:
+def of_user(module: object) -> bool:
+    """True if a module is the user's own, and not one of Python or of an installed package.
+
+    Args:
+        module: its name. Anything else names none: a class may keep a descriptor under
+            ``__module__``, and it is the user's then.
+    """
+    name = module if isinstance(module, str) else ""
+    if name.partition(".")[0] in _LIBRARIES:
         return False
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    return module == "__main__" or file is None or not _installed(file)
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or file is None or not _installed(file)
+
+
+def _home(kind: type) -> str:
+    """The name of a class's module; empty where the class keeps something else there."""
+    return kind.__module__ if isinstance(kind.__module__, str) else ""
 
 
 @functools.cache
@@ -348,7 +359,7 @@ def _own(value: Any, held: bool) -> bool:
         return of_user(value.__globals__.get("__name__"))
     if isinstance(value, type):
         return of_user(value.__module__)
-    module = type(value).__module__
+    module = _home(type(value))
     return held if module in _PASSING or isinstance(value, nn.Module) else of_user(module)
 
 
@@ -491,11 +502,9 @@ class ExternalState:
                     yield from noted(self, value)
                 elif strict and not _of_a_library(value):
                     raise Refused(_not_understood(value, holder))
-            if strict and native is not _LOCAL and kind.__module__.partition(".")[0] in _WAITING:
+            if strict and native is not _LOCAL and _home(kind).partition(".")[0] in _WAITING:
                 self.waits = self.waits or f"{holder} keeps a {kind.__name__}"
-            if isinstance(value, nn.Module | CustomOpDef) or not kind.__module__.startswith(
-                _OPAQUE
-            ):
+            if isinstance(value, nn.Module | CustomOpDef) or not _home(kind).startswith(_OPAQUE):
                 yield from self._attributes(value)
             yield kind
 
@@ -605,14 +614,14 @@ def _label(value: Any, holder: str) -> str:
     if isinstance(value, types.FunctionType | type):
         return value.__qualname__
     kind = type(value)
-    return holder if kind.__module__ in _PASSING else kind.__qualname__
+    return holder if _home(kind) in _PASSING else kind.__qualname__
 
 
 def _not_understood(value: Any, holder: str) -> str:
     kind = type(value)
     name = kind.__qualname__
     if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
+        name = f"{_home(kind)}.{name}"
     if isinstance(value, Iterator):
         return (
             f"{holder} keeps an iterator ({name}) while values of the examples reach Python: how "

@@ -14,7 +14,6 @@ import platform
 import re
 import secrets
 import shutil
-import sys
 import time
 import warnings
 import weakref
@@ -35,6 +34,7 @@ from forethought import __version__
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
+from forethought.gradients.state import of_user
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
@@ -239,12 +239,12 @@ def _wide_parts(value: Any) -> list[Any]:
     if isinstance(value, property):
         return ["property", value.fget]
     if isinstance(value, type):
-        if not _of_user(value.__module__):
+        if not of_user(value.__module__):
             return [value.__qualname__]
         held = {name: part for name, part in vars(value).items() if _speaks(name, part)}
         return ["class", value.__qualname__, held, list(value.__bases__)]
     if isinstance(value, FunctionType):
-        if not _of_user(value.__module__):
+        if not of_user(value.__module__):
             return [value.__qualname__]
         named = _named(value)
         return [*_of_function(value), {name: named[name] for name in sorted(named)}]
@@ -254,19 +254,9 @@ def _wide_parts(value: Any) -> list[Any]:
     if plain or isinstance(value, MethodType):
         return _parts(value)
     kind = type(value)
-    if kind is not SimpleNamespace and not _of_user(kind.__module__):
+    if kind is not SimpleNamespace and not of_user(kind.__module__):
         return [kind.__qualname__]
     return [kind, dict(getattr(value, "__dict__", {}))]
-
-
-def _of_user(module: str | None) -> bool:
-    """True if a module is the user's own, and not an installed or a standard one."""
-    package = (module or "").partition(".")[0]
-    if package == "__main__":
-        return True
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    installed = package in sys.stdlib_module_names or package == "forethought"
-    return not installed and file is not None and "site-packages" not in file
 
 
 def _speaks(name: str, part: Any) -> bool:
@@ -282,7 +272,7 @@ def _named(function: FunctionType) -> dict[str, Any]:
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, ModuleType):
-            if _of_user(value.__name__):
+            if of_user(value.__name__):
                 found.update((f"{name}.{part}", vars(value).get(part)) for part in names)
         elif value is not None:
             found[name] = value
