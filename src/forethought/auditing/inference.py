@@ -223,12 +223,7 @@ def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int 
 
 
 def epsilon_interval(
-    mechanism: Mechanism,
-    games: Games,
-    threshold: float,
-    slope: float,
-    delta: float,
-    group: int = 1,
+    mechanism: Mechanism, games: Games, threshold: float, slope: float, delta: float, group: int = 1
 ) -> tuple[tuple[float, float], float]:
     """ε that an attack shows, (lower, upper), and the multiple of the noise that it acts as having.
 

@@ -726,9 +726,7 @@ class Date(Column):
         # The season does not need the whole years, which single precision could not hold.
         turned = graph.add("Div", value, graph.constant(YEAR))
         angle = graph.add(
-            "Mul",
-            graph.add("Sub", turned, graph.add("Floor", turned)),
-            graph.constant(2 * math.pi),
+            "Mul", graph.add("Sub", turned, graph.add("Floor", turned)), graph.constant(2 * math.pi)
         )
         single = graph.cast(angle, np.float32)
         place, sine, cosine = (

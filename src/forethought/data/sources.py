@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.dataset import (
-    Dataset,
-    Declared,
-    Labels,
-    Split,
-    Task,
-    row_contents,
-    split_off,
-)
+from forethought.data.dataset import Dataset, Declared, Labels, Split, Task, row_contents, split_off
 from forethought.data.files import DAMAGE, DataError, data_folder, finite, read, resolve
 from forethought.data.images import load_cifar10, load_idx, scaled, usual_norm_of_pixels
 from forethought.data.tables import Aside, load_table
@@ -348,14 +340,7 @@ _ENDINGS = {
     **dict.fromkeys(("parquet", "pq"), "parquet"),
     **dict.fromkeys(("xlsx", "xlsm", "xlsb", "xls", "ods"), "excel"),
 }
-FIXED = (
-    "scattering",
-    "patches",
-    "deep-patches",
-    "shifted-patches",
-    "handwriting",
-    "deskewed",
-)
+FIXED = ("scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed")
 FEATURES = (*FIXED, "auto", "pixels")
 
 

@@ -102,11 +102,7 @@ _FORWARD = {kind: kind.forward for kind in _KINDS}
 
 
 def uses_of(
-    model: nn.Module,
-    loss: Loss,
-    inputs: Any,
-    targets: Any,
-    trained: Mapping[str, nn.Parameter],
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, trained: Mapping[str, nn.Parameter]
 ) -> list[SingleUseLinear] | None:
     """Every trained layer's inputs and output gradients, (B, …, m) and (B, …, n).
 

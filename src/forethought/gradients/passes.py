@@ -478,11 +478,7 @@ class _Attempt:
             self._restore()
 
     def _forward(
-        self,
-        index: Tensor | None,
-        size: int,
-        places: ParameterViews,
-        settings: Settings,
+        self, index: Tensor | None, size: int, places: ParameterViews, settings: Settings
     ) -> tuple[Tensor, VmapMode]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:

@@ -979,8 +979,7 @@ class Split(_Several):
 
     def without(self, bad: Tensor) -> Split:
         return Split(
-            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts],
-            self.size,
+            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts], self.size
         )
 
 

@@ -219,9 +219,7 @@ class Secrets:
         """One holder's own secrets, where one simulation draws for all of them."""
         name = holder.to_bytes(8, "little")
         return replace(
-            self,
-            sampling=_of_holder(self.sampling, name),
-            noise=_of_holder(self.noise, name),
+            self, sampling=_of_holder(self.sampling, name), noise=_of_holder(self.noise, name)
         )
 
 

@@ -502,9 +502,7 @@ def optimizer_state(
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, torch.Tensor],
-    values: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
 ) -> None:
     """The inverse of :func:`optimizer_state`."""
     state: dict[int, dict[str, Any]] = {}
@@ -1357,12 +1355,7 @@ def _released(plan: Plan, times: Mapping[int, int], rounds: int) -> Mechanism:
     for index in range(rounds):
         one = plan.round(index)
         done.append(
-            one,
-            one.noise_std,
-            one.clip_norm,
-            one.count_noise,
-            one.strategy,
-            times.get(index, 1),
+            one, one.noise_std, one.clip_norm, one.count_noise, one.strategy, times.get(index, 1)
         )
     found = done.mechanism(plan.mechanism.adjacency)
     if not before:

@@ -46,11 +46,7 @@ from forethought.training.folder import (
     trained_before,
 )
 from forethought.training.metrics import Event, Metrics, evaluate, from_values, to_values
-from forethought.training.records import (
-    CoincidingRecordsError,
-    uncentred,
-    warn_of_another_model,
-)
+from forethought.training.records import CoincidingRecordsError, uncentred, warn_of_another_model
 from forethought.training.run import (
     NOT_COVERED_DIAGNOSTICS,
     NOT_COVERED_TEST,

@@ -370,8 +370,7 @@ def _statement(
 
 
 def _wrapping(
-    make_model: Callable[[], torch.nn.Module],
-    wrapped: Callable[[torch.nn.Module], torch.nn.Module],
+    make_model: Callable[[], torch.nn.Module], wrapped: Callable[[torch.nn.Module], torch.nn.Module]
 ) -> Callable[[], torch.nn.Module]:
     return lambda: wrapped(make_model())
 
