@@ -35,7 +35,7 @@ from forethought.holders.times import Hiccups, slow_ones
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 

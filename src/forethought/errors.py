@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from forethought.planning.plan_request import PlanError as PlanError
     from forethought.report.page import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
-    from forethought.rounds.team import TeamError as TeamError
+    from forethought.rounds.private_sum import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
     from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.execution import Interrupted as Interrupted
@@ -109,7 +109,7 @@ _HOME = {
     "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
     "SuspiciousDataWarning": "data.tables",
-    "TeamError": "rounds.team",
+    "TeamError": "rounds.private_sum",
     "TranscriptError": "rounds.transcript",
     "UndeclaredError": "data.columns",
     "UnsupportedMechanismError": "values.mechanism",

@@ -52,11 +52,11 @@ for _now, _former in {
     MOVED.update(dict.fromkeys(_former.split(), f"holders.{_now}"))
 MOVED.update(dict.fromkeys(("planning.federated", "planning.gossip"), "planning.holders"))
 for _now, _former in {
-    "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise",
-    "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.together",
-    "rounds.contributions": "rounds.augmenting rounds.contributors rounds.local_contributions "
-    "rounds.statistics",
-    "rounds.losses": "rounds.undisturbed",
+    "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise rounds.sampling",
+    "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.team rounds.together",
+    "rounds.contributions": "rounds.augmenting rounds.contributors rounds.linear "
+    "rounds.local_contributions rounds.losses rounds.statistics rounds.undisturbed",
+    "gradients.boundary": "gradients.state",
     "rounds.local_updates": "local local.alone local.enclosure local.joined local.known "
     "local.optimizers local.stacked",
     "rounds.preparation": "preparing preparing.prepare",

@@ -20,7 +20,7 @@ from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.gradients import clipped
 from forethought.gradients.batches import Blocks
 from forethought.rounds import contributions
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.records import TensorRecords
 from forethought.values.plan import Plan
 from trials import audits

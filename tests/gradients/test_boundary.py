@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from forethought.gradients import SlowGradientsWarning, boundary, clipped_sum, vmap_mode
-from forethought.gradients.state import ExternalState, of_user
+from forethought.gradients.boundary import ExternalState, of_user
 from forethought.gradients.vmap_mode import VmapMode
 
 

@@ -28,7 +28,7 @@ from forethought.holders.simulate import rehearsed, simulate
 from forethought.holders.times import Outage, Times, Way
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.work import Work
-from forethought.rounds.losses import default_loss
+from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.folder import CheckpointError, RunFolderExistsError

@@ -22,7 +22,7 @@ from forethought.jobs.load import load_job
 from forethought.jobs.request import Request
 from forethought.jobs.train import prepare, run
 from forethought.planning.search import plan_tuning
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.training.phases import train_until
 from forethought.training.records import PerPerson, PersonLoss, person_loss
 from forethought.utility.perturbing import utility_graph

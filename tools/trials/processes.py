@@ -41,7 +41,7 @@ from forethought.holders.simulator import worker
 from forethought.holders.taking_part import Share, take_part
 from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.holders.work import Result
-from forethought.rounds.losses import default_loss
+from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.values.mechanism import Mechanism, Rounds

@@ -21,7 +21,7 @@ from forethought.auditing.participation import participation
 from forethought.auditing.replay import replayed
 from forethought.auditing.sensitivity import model_sensitivity, planted_sensitivity
 from forethought.auditing.verdict import FOR_THE_OPERATOR, Audit, Finding
-from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.values.checks import real

@@ -48,7 +48,7 @@ from forethought.auditing.inference import (
     one_run_refutation,
 )
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
-from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import blank
 from forethought.training.records import arranged, opened, usual_loss

@@ -33,11 +33,10 @@ from forethought.auditing.canaries import (
     watching,
 )
 from forethought.auditing.verdict import Finding, certain
+from forethought.gradients.batches import bits
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.sums import flat
-from forethought.gradients.vmap_mode import bits
-from forethought.rounds.contributions import Gradients
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Gradients, Loss
 from forethought.rounds.records import Records
 from forethought.training.run import train
 from forethought.values.contributions import Examples

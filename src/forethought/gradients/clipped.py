@@ -14,13 +14,26 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from forethought.gradients import batches, boundary, rules, sums, terms, vmap_mode
-from forethought.gradients.batches import MULTIPLES, Batch, Blocks, Loss
-from forethought.gradients.boundary import RefusedError
-from forethought.gradients.passes import SlowGradientsWarning, contributions, memory_of, trained_of
-from forethought.gradients.state import Generators, State, changes_itself
+from forethought.gradients.batches import (
+    FINGERPRINT,
+    MULTIPLES,
+    Batch,
+    Blocks,
+    Fingerprint,
+    Loss,
+    bits,
+)
+from forethought.gradients.boundary import (
+    Generators,
+    RefusedError,
+    State,
+    changes_itself,
+    memory_of,
+    trained_of,
+)
+from forethought.gradients.passes import SlowGradientsWarning, contributions
 from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, clip_and_sum
 from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
-from forethought.gradients.vmap_mode import FINGERPRINT, Fingerprint, bits
 from forethought.turns import turns
 from forethought.values.checks import real, whole
 
@@ -571,7 +584,7 @@ def watched(
     watch = Fingerprint(len(drawn_for[0]))
     kept, drawn, generators = (
         FINGERPRINT.set(watch),
-        vmap_mode.DRAWN_FOR.set(drawn_for),
+        batches.DRAWN_FOR.set(drawn_for),
         Generators([]),
     )
     torch.default_generator.manual_seed(0)
@@ -579,7 +592,7 @@ def watched(
         found = compute(rows, real, blocks)
     finally:
         FINGERPRINT.reset(kept)
-        vmap_mode.DRAWN_FOR.reset(drawn)
+        batches.DRAWN_FOR.reset(drawn)
         generators.restore()
     return [*_numbers(found, model), watch.marks]
 

@@ -10,11 +10,9 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from types import MethodType
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +21,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary, vmap_mode
-from forethought.gradients.batches import LONG, MULTIPLES, Batch, Loss, repeated
-from forethought.gradients.boundary import NotVectorisable, Refused, is_lane, rows
-from forethought.gradients.state import (
+from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, Batch, Loss, repeated
+from forethought.gradients.boundary import (
     ExternalState,
     Generators,
+    NotVectorisable,
+    Refused,
     State,
     alike,
     changes_itself,
     copied,
+    is_lane,
+    memory_of,
+    rows,
+    trained_of,
 )
 from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
-from forethought.gradients.vmap_mode import FINGERPRINT, ParameterViews, Settings, VmapMode
+from forethought.gradients.vmap_mode import ParameterViews, Settings, VmapMode
 from forethought.turns import turns
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
@@ -147,71 +150,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         )
 
 
-# What is kept between passes of a model: only speed and the comparison of losses depend on it.
-
-
-@dataclass
-class ModelMemory:
-    """The memory between passes of a model on which only speed depends.
-
-    Attributes:
-        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
-            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
-    """
-
-    unshared: bool = False
-    without: frozenset[str] = frozenset()
-    asks: bool = False
-    judged: list[weakref.ref[Any]] = field(default_factory=list)
-    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
-
-    def has_judged(self, loss: Any) -> bool:
-        """True if the loss was compared with that of a whole batch."""
-        self.judged = [known for known in self.judged if known() is not None]
-        return any(known() == loss for known in self.judged)
-
-    def judge(self, loss: Any) -> None:
-        """It was."""
-        self.judged.append(_weak(loss))
-
-    def found(self, loss: Any, key: Any) -> Any:
-        """The answer that :meth:`note` kept of the loss under this key; None: nothing."""
-        self.probed = [known for known in self.probed if known[0]() is not None]
-        for kept, named, value in self.probed:
-            if named == key and kept() == loss:
-                return value
-        return None
-
-    def note(self, loss: Any, key: Any, value: Any) -> None:
-        """Keep a value for :meth:`found`."""
-        self.probed.append((_weak(loss), key, value))
-
-
-def _weak(loss: Any) -> weakref.ref[Any]:
-    return weakref.WeakMethod(loss) if isinstance(loss, MethodType) else weakref.ref(loss)
-
-
-_REMEMBERED: WeakKeyDictionary[nn.Module, ModelMemory] = WeakKeyDictionary()
-
-
-def memory_of(model: nn.Module) -> ModelMemory:
-    """The memory of the model so far."""
-    return _REMEMBERED.setdefault(model, ModelMemory())
-
-
 # From a batch to every example's gradients: passes over lanes, and what is done when one stops.
-
-
-def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
-    """The parameters whose gradients are wanted, by name.
-
-    Raises:
-        ValueError: none; there is nothing to do ``what`` to.
-    """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError(f"the model has no parameter with requires_grad=True: nothing to {what}")
-    return trained
 
 
 def contributions(
@@ -414,7 +353,7 @@ class _Attempt:
     def _all_parts(
         self, one: Callable[..., Any], settings: Settings
     ) -> list[tuple[Tensor | None, Any]]:
-        self._drawn_for, width = vmap_mode.DRAWN_FOR.get() or (None, self.batch.lanes)
+        self._drawn_for, width = batches.DRAWN_FOR.get() or (None, self.batch.lanes)
         asked = self._known.asks or self._drawn_for is not None
         self._masks = vmap_mode.Masks(width) if asked else None
         pending: list[Tensor | None] = [None]

@@ -44,7 +44,7 @@ from forethought.holders.trainer import (
     released,
 )
 from forethought.holders.work import Result
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.rounds.transcript import TRANSCRIPT

@@ -31,7 +31,7 @@ from forethought.values.use import kind_of
 if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.holders.trainer import SharedModel
-    from forethought.rounds.losses import Loss
+    from forethought.rounds.contributions import Loss
     from forethought.rounds.records import Records
     from forethought.utility.graph import UtilityGraph
     from forethought.utility.rehearsal import Rehearsal
@@ -230,7 +230,7 @@ def prepared_records(
     loaded: Loaded, own: Dataset, shared: SharedModel, plan: Plan
 ) -> tuple[Records, Loss]:
     """A member's records as its plan counts them, and the loss that its model is trained with."""
-    from forethought.rounds.losses import default_loss
+    from forethought.rounds.contributions import default_loss
     from forethought.rounds.records import as_records, blank
     from forethought.training.records import require_fit
 
@@ -244,7 +244,7 @@ def prepared_records(
 
 def accuracy_of(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> float | None:
     """The model's accuracy on the job's held-out data, if it has any."""
-    from forethought.rounds.losses import default_loss
+    from forethought.rounds.contributions import default_loss
     from forethought.rounds.records import as_records, blank
     from forethought.training.metrics import evaluate
 

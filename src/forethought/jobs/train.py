@@ -338,7 +338,7 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
 
 def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:
     """Write what the model is worth on held-out records beside it."""
-    from forethought.rounds.losses import mixing_layers
+    from forethought.rounds.contributions import mixing_layers
     from forethought.training.folder import RESULTS, replace_file
     from forethought.training.metrics import measured, outputs_of
 

@@ -15,10 +15,9 @@ from torch.func import functional_call, grad, vmap
 
 from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import Loss
-from forethought.gradients.boundary import Refused
+from forethought.gradients.boundary import ExternalState, Refused, State
 from forethought.gradients.clipped import declared_separable
 from forethought.gradients.passes import Alone
-from forethought.gradients.state import ExternalState, State
 from forethought.gradients.vmap_mode import seeded
 from forethought.turns import turns
 from forethought.values.contributions import INNER, Local, imported

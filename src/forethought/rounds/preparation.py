@@ -13,9 +13,8 @@ from torch import Tensor
 
 from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records
-from forethought.rounds.sampling import Indices
 from forethought.rounds.transcript import Transcript
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import (

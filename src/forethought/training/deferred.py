@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.rounds.losses import Loss, cross_entropy
+from forethought.rounds.contributions import Loss, cross_entropy
+from forethought.rounds.randomness import Indices
 from forethought.rounds.records import Records, TensorRecords
-from forethought.rounds.sampling import Indices
 
 
 class DeferredError(ValueError):

@@ -597,3 +597,40 @@ def descent_of(
             "correlated noise cancels over the rounds by itself: drop them, or noise='correlated'"
         )
     return Descent(parameters, own, make_filter(plan.gradient_filter, plan.rounds))
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as tensors and plain values; step sizes follow from the plan.
+
+    Raises:
+        TypeError: state of a kind that can be stored in neither.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            key = f"{index}/{name}"
+            if isinstance(value, torch.Tensor):
+                tensors[key] = value
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                values[key] = value
+            else:
+                raise TypeError(
+                    f"{type(optimizer).__name__} keeps {name!r} as {type(value).__name__}, which "
+                    "cannot be stored in a checkpoint; use another optimizer or train without out"
+                )
+    return tensors, values
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
+) -> None:
+    """The inverse of :func:`optimizer_state`."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *values.items()):
+        index, _, name = key.partition("/")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

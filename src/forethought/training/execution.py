@@ -16,8 +16,8 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import distributed
 
+from forethought.rounds.private_sum import Team, present_team
 from forethought.rounds.randomness import Seeds
-from forethought.rounds.team import Team, present_team
 from forethought.values.checks import whole
 
 # Where to train: a device that torch knows and this machine has, or one clear line.

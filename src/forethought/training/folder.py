@@ -34,7 +34,7 @@ from forethought import __version__
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
-from forethought.gradients.state import of_user
+from forethought.gradients.boundary import of_user
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
@@ -474,43 +474,6 @@ def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) ->
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         state.update(content(tensor))
     return state.hexdigest()
-
-
-def optimizer_state(
-    optimizer: torch.optim.Optimizer,
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as tensors and plain values; step sizes follow from the plan.
-
-    Raises:
-        TypeError: state of a kind that can be stored in neither.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    values: dict[str, Any] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        for name, value in state.items():
-            key = f"{index}/{name}"
-            if isinstance(value, torch.Tensor):
-                tensors[key] = value
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                values[key] = value
-            else:
-                raise TypeError(
-                    f"{type(optimizer).__name__} keeps {name!r} as {type(value).__name__}, which "
-                    "cannot be stored in a checkpoint; use another optimizer or train without out"
-                )
-    return tensors, values
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
-) -> None:
-    """The inverse of :func:`optimizer_state`."""
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in (*tensors.items(), *values.items()):
-        index, _, name = key.partition("/")
-        state.setdefault(int(index), {})[name] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 class ReleasedRounds:

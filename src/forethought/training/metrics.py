@@ -22,7 +22,7 @@ from torch.func import functional_call
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.losses import Loss, correct, mixing_layers, undisturbed
+from forethought.rounds.contributions import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
 
 # Batch normalisation after private training: whose statistics evaluation uses.

@@ -20,8 +20,7 @@ import torch
 from blake3 import blake3
 
 from forethought.accounting.statement import About, Statement, account
-from forethought.rounds.contributions import check_loss
-from forethought.rounds.losses import Loss, cross_entropy
+from forethought.rounds.contributions import Loss, check_loss, cross_entropy
 from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds

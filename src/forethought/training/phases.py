@@ -22,7 +22,7 @@ from forethought.accounting.adaptive import (
 )
 from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript, TranscriptError

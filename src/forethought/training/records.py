@@ -19,7 +19,7 @@ from forethought.data.files import DataError
 from forethought.gradients import BatchDims, check_model
 from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.losses import (
+from forethought.rounds.contributions import (
     Loss,
     cross_entropy,
     label_cross_entropy,
@@ -28,8 +28,8 @@ from forethought.rounds.losses import (
     undisturbed,
 )
 from forethought.rounds.preparation import Constants, Prepared, require_prepared
+from forethought.rounds.randomness import Indices
 from forethought.rounds.records import Records, TensorRecords, as_records, blank, content
-from forethought.rounds.sampling import Indices
 from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.values.caveats import Caveat

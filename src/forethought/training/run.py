@@ -17,16 +17,24 @@ from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.contributions import check_loss
-from forethought.rounds.losses import Loss, default_loss, mixing_layers, undisturbed
+from forethought.rounds.contributions import (
+    Loss,
+    check_loss,
+    default_loss,
+    mixing_layers,
+    undisturbed,
+)
 from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
-from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.private_sum import PrivateRounds, Team, present_team
+from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.sampling import Indices
-from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import IterateAverage, descent_of
+from forethought.training.descent import (
+    IterateAverage,
+    descent_of,
+    optimizer_state,
+    restore_optimizer,
+)
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -46,9 +54,7 @@ from forethought.training.folder import (
     environment,
     identity,
     locked,
-    optimizer_state,
     remember,
-    restore_optimizer,
     trained_before,
     watched,
 )

@@ -33,7 +33,7 @@ from forethought.accounting.adaptive import (
 from forethought.accounting.statement import SCORE, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
 from forethought.rounds.records import Records, as_records
