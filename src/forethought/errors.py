@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.private_sum import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
-    from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.execution import Interrupted as Interrupted
     from forethought.training.folder import CheckpointError as CheckpointError
     from forethought.training.folder import RunFolderBusyError as RunFolderBusyError
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
+    from forethought.training.own_loop import DeferredError as DeferredError
     from forethought.training.records import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.records import MutedWeightsWarning as MutedWeightsWarning
     from forethought.training.records import NonFiniteRecordsWarning as NonFiniteRecordsWarning
@@ -75,7 +75,7 @@ _HOME = {
     "DataError": "data.files",
     "DecodeError": "exchange.codec",
     "FederationError": "federated.federation",
-    "DeferredError": "training.deferred",
+    "DeferredError": "training.own_loop",
     "ForgeryError": "exchange.frame",
     "FrameError": "exchange.frame",
     "GossipError": "gossip.gossip",

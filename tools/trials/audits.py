@@ -21,10 +21,9 @@ from torch import nn
 from forethought.accounting import adaptive, attack_bounds, exact, theorems
 from forethought.accounting.exact import CertificateError
 from forethought.auditing.attack import attack
-from forethought.auditing.audit import FALSE_ALARM, gather
+from forethought.auditing.audit import FALSE_ALARM, Outcome, gather
 from forethought.auditing.canaries import LEVELS, Sizes
 from forethought.auditing.replay import replayed
-from forethought.auditing.self_test import Outcome
 from forethought.auditing.verdict import Audit
 from forethought.gradients import clipped, sums
 from forethought.gradients.sums import clip_and_sum

@@ -37,8 +37,7 @@ from forethought.data.dataset import (
     label_column,
     share_held_out,
 )
-from forethought.data.files import DataError, read
-from forethought.data.reading import Kind, Table, TableFormat
+from forethought.data.files import DataError, Kind, Table, TableFormat, read
 from forethought.values.caveats import Caveat
 
 # What a table probably is when it cannot be what it seems: the remedy for each.
