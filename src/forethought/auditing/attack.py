@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import bdtr
 
-from forethought.accounting import exact
 from forethought.accounting.exact import epsilon
 from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.canaries import LARGE, CanaryRecords, Sizes, observe, scaled
@@ -448,26 +447,18 @@ def attack(
     """
     if any(part.noise_multiplier == 0 for part in plan.mechanism):
         return [], None, ["no attack was needed: rounds without noise claim nothing"]
-    single = directed(plan)
     notes = []
-    if single:
-        small = _few_records(plan)
-        distance = (2.0, 0.0)
-        notes.append(
-            f"the attack played one game a training, on {small.examples} records and "
-            f"{small.rounds} rounds"
-        )
+    if directed(plan):
+        small, distance = _few_records(plan), (2.0, 0.0)
+        size = f"{small.examples} records and {small.rounds} rounds"
+        notes.append(f"the attack played one game a training, on {size}")
+        games = directed_games(small, sizes.directed_games, generator)
     else:
-        canaries = min(sizes.canaries, plan.examples)
+        canaries, distance = min(sizes.canaries, plan.examples), contributions(plan)
         small = shortened(plan, max(1, sizes.attack_cells // canaries))
-        distance = contributions(plan)
         if small.rounds < plan.rounds:
             notes.append(f"the attack saw the first {small.rounds:,} of {plan.rounds:,} rounds")
-    games = (
-        directed_games(small, sizes.directed_games, generator)
-        if single
-        else orthogonal_games(small, canaries, generator)
-    )
+        games = orthogonal_games(small, canaries, generator)
     if not len(games.outside) or not len(games.inside):
         return [], None, [*notes, "no attack was judged: every coin of its few games fell alike"]
     finding, chosen = judge(small, games, distance)
@@ -497,30 +488,26 @@ def judge(
     chosen = decision_rule(plan.mechanism, noise, distance, games.count, plan.delta, group)
     claim = tradeoff(plan.mechanism, group)
     rate, share = games.rates(chosen.thresholds[0])
-    finding = Finding(
-        "attack",
-        "errors of a membership attack",
-        f"{100 * share:.3g} % missed at {100 * rate:.3g} % false alarms",
-        f"{100 * claim(rate):.3g} % or more",
-        _does_better(games, chosen.thresholds, claim),
-        refutation_p(games, chosen.thresholds, chosen.slopes, claim),
-    )
-    return finding, chosen
+    seen = f"{100 * share:.3g} % missed at {100 * rate:.3g} % false alarms"
+    least, reason = f"{100 * claim(rate):.3g} % or more", _does_better(games, chosen, claim)
+    p_value = refutation_p(games, chosen, claim)
+    name = "errors of a membership attack"
+    return Finding("attack", name, seen, least, reason, p_value), chosen
 
 
 def summarise(
     plan: Plan, games: Games, chosen: DecisionRule, group: int = 1, fdp: float | None = None
 ) -> AttackSummary:
     """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP."""
-    delta, at = plan.delta, (chosen.thresholds[0], chosen.slopes[0])
-    shown, noise = epsilon_interval(plan.mechanism, games, *at, delta, group)
+    delta = plan.delta
+    shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta, group)
     # One run with many coins; where every training plays one game there is no such run.
     single = directed(plan)
     return AttackSummary(
         games=games.count,
         rounds=plan.rounds,
         delta=delta,
-        claimed_epsilon=exact.epsilon(plan.mechanism, delta, group).upper,
+        claimed_epsilon=epsilon(plan.mechanism, delta, group).upper,
         epsilon=shown,
         one_run_epsilon=None if single else one_run_epsilon(games, delta, chosen.guesses, LEVEL),
         noise_at_most=noise,
@@ -531,9 +518,9 @@ def summarise(
     )
 
 
-def _does_better(games: Games, thresholds: Sequence[float], claim: TradeOff) -> str:
+def _does_better(games: Games, chosen: DecisionRule, claim: TradeOff) -> str:
     """The threshold whose errors lie furthest below the claim, in words."""
-    rates = map(games.rates, thresholds)
+    rates = map(games.rates, chosen.thresholds)
     rate, share = max(rates, key=lambda pair: claim(pair[0]) - pair[1])
     return (
         f"A membership attack does better than the claim allows: with {100 * rate:.2g} % false "
@@ -677,19 +664,14 @@ class Games:
 
 def joint(games: Games, threshold: float, slope: float) -> JointErrors:
     """Both error counts at a threshold, weighted by the claim's slope there."""
-    (false, missed), outside, inside = (
-        games.errors(threshold),
-        len(games.outside),
-        len(games.inside),
-    )
+    false, missed = games.errors(threshold)
+    outside, inside = len(games.outside), len(games.inside)
     return JointErrors(false, outside, missed, inside, slope * inside / outside, games.independent)
 
 
-def refutation_p(
-    games: Games, thresholds: Sequence[float], slopes: Sequence[float], claim: TradeOff
-) -> float:
+def refutation_p(games: Games, chosen: DecisionRule, claim: TradeOff) -> float:
     """p-value against ``claim``: the smallest of all thresholds, times their number."""
-    at = zip(thresholds, slopes, strict=True)
+    at = zip(chosen.thresholds, chosen.slopes, strict=True)
     return smallest([joint(games, *one).p_value(claim) for one in at])
 
 
@@ -734,15 +716,16 @@ def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int 
 
 
 def epsilon_interval(
-    mechanism: Mechanism, games: Games, threshold: float, slope: float, delta: float, group: int = 1
+    mechanism: Mechanism, games: Games, chosen: DecisionRule, delta: float, group: int = 1
 ) -> tuple[tuple[float, float], float]:
     """ε that an attack shows, (lower, upper), and the multiple of the noise that it acts as having.
 
-    The lower end holds with confidence 1 − :data:`LEVEL`; threshold and slope were fixed in
-    advance. The upper end is what the attack could show at best, were its error rates the lower
-    ends of their intervals: it says how far the attack's own uncertainty reaches.
+    Told by the first threshold, which was fixed in advance with its slope. The lower end holds with
+    confidence 1 − :data:`LEVEL`. The upper end is what the attack could show at best, were its
+    error rates the lower ends of their intervals: how far the attack's own uncertainty reaches.
     """
-    errors = joint(games, threshold, slope)
+    threshold = chosen.thresholds[0]
+    errors = joint(games, threshold, chosen.slopes[0])
     upper = critical_noise(
         lambda scaled: errors.p_value(tradeoff(scaled, group)) < LEVEL, mechanism
     )

@@ -209,11 +209,7 @@ class SelfTest:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {
-            "passed": self.passed,
-            "faults": [asdict(outcome) for outcome in self.faults],
-            "sound": [asdict(outcome) for outcome in self.sound],
-        }
+        return {"passed": self.passed, **asdict(self)}
 
 
 def self_test(seed: int | None = None, *, more: bool = True) -> SelfTest:

@@ -175,17 +175,12 @@ def _judged(plan: Plan, games: Games, canaries: Canaries) -> tuple[list[Finding]
     claim, found = tradeoff(plan.mechanism), guessed(games)
     right = ", ".join(f"{v:,} of {r:,}" for r, v in found)
     total = games.count
-    findings = [
-        Finding(
-            "attack",
-            "guesses in one run",
-            f"{right} right",
-            "fewer",
-            f"Of one run with {total:,} canaries {right} guesses about them are right, which the "
-            "claim makes improbable.",
-            one_run_refutation(found, total, claim),
-        )
-    ]
+    reason = (
+        f"Of one run with {total:,} canaries {right} guesses about them are right, which the "
+        "claim makes improbable."
+    )
+    p_value = one_run_refutation(found, total, claim)
+    findings = [Finding("attack", "guesses in one run", f"{right} right", "fewer", reason, p_value)]
     fdp = one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
     if canaries == "gradients":  # scores of a known law, one canary independent of another
         finding, chosen = judge(plan, games, contributions(plan))

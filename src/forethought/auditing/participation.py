@@ -528,7 +528,7 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
         if length > 0:
             mates.append(int(sizes[generator.integers(len(sizes))]) - 1)
             others.append(len(values) - 1)
-    length, beyond = f"at most {longest:.6g} C", longest > 1 + TOLERANCE
+    farthest, beyond = f"at most {longest:.6g} C", longest > 1 + TOLERANCE
     long = (
         f"Clipping does not hold: a group's update of length {longest:.4g} C entered a sum "
         "whose contributions are bounded by C."
@@ -539,7 +539,7 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
     )
     mean, fits = "a group's update is the clipped mean of its records", not whole_groups
     found = [
-        _certain("length of a group's update", length, "1 C", beyond, long),
+        _certain("length of a group's update", farthest, "1 C", beyond, long),
         _certain(mean, "yes" if whole_groups else "no", "yes", fits, odd),
     ]
     if groups > 1 and mates:
@@ -601,5 +601,5 @@ def count_noise(seen: DryRun, generator: np.random.Generator) -> Finding:
         "accounted for it."
     )
     p_value = exact.uniform_p(np.clip(uniforms, 1e-300, 1 - 2**-53))
-    what, seen = "noise on the count of clipped contributions", f"{width:.4g} of what is accounted"
-    return Finding("noise", what, seen, "1", reason, p_value)
+    what, times = "noise on the count of clipped contributions", f"{width:.4g} of what is accounted"
+    return Finding("noise", what, times, "1", reason, p_value)
