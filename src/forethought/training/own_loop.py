@@ -138,13 +138,10 @@ class _Rounds:
         self.model, self.records, self.plan = model, records, plan
         self.descent = descent_of(plan, parameters, optimizer)
         self._secrets = Secrets.draw(seeds)
-        self._private = PrivateRounds(
-            plan.privacy,
-            parameters,
-            cross_entropy,  # every round states its own
-            self._secrets,
-            micro_batch=execution.micro_batch,
-        )
+        held = execution.micro_batch
+        loss: Loss = cross_entropy  # every round states its own
+        own = plan.privacy, parameters, loss, self._secrets
+        self._private = PrivateRounds(*own, micro_batch=held)
         self._step_size = step_sizes(plan)
         averaging = plan.averaging if self.planned else Averaging("none")
         self.average = IterateAverage(averaging, parameters, plan.rounds)
@@ -265,16 +262,13 @@ class _Rounds:
         transcript.require(self.plan.mechanism, stopped=True)
         statement = self.statement
         if len(transcript) < self.plan.rounds:
-            how = f"{len(transcript)} of {self.plan.rounds}"
-            statement = replace(
-                statement, caveats=(*statement.caveats, Caveat("stopped-early", how))
-            )
+            early = Caveat("stopped-early", f"{len(transcript)} of {self.plan.rounds}")
+            statement = replace(statement, caveats=(*statement.caveats, early))
         statement = replace(statement.of_run(transcript.releases()), about=about)
         self.average.hand_over()
-        path = None
-        if out is not None:
-            folder = RunFolder(out)
-            path = folder.path
+        path = None if out is None else Path(out)
+        if path is not None:
+            folder = RunFolder(path)
             with locked(path):
                 folder.begin(overwrite=False)
                 folder.save_plan(self.plan)
@@ -613,19 +607,9 @@ def _refuse(what: str, instead: str = "") -> NoReturn:
 
 
 # Losses whose mean over a batch is the mean of what each example has by itself.
-_MEANS = frozenset(
-    {
-        F.binary_cross_entropy,
-        F.binary_cross_entropy_with_logits,
-        F.cross_entropy,
-        F.huber_loss,
-        F.l1_loss,
-        F.mse_loss,
-        F.smooth_l1_loss,
-    }
-)
-# Their weights are factors; those of other losses are divided by, for the whole batch at once.
 _WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
+# The weights of those are factors; of these they are divided by, for the whole batch at once.
+_MEANS = _WEIGHTED | {F.cross_entropy, F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
 
 
 def _is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
@@ -954,13 +938,10 @@ def stated(
             )
     if not of_inputs:
         raise DeferredError("the model's arguments hold nothing of the batch")
-    arranged = ArrangedRecords(
-        records,
-        torch.utils._pytree.tree_map(
-            lambda leaf: Place(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs
-        ),
-        tuple(leaf.place for leaf in targets),
+    places = torch.utils._pytree.tree_map(
+        lambda leaf: Place(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs
     )
+    arranged = ArrangedRecords(records, places, tuple(leaf.place for leaf in targets))
     loss = _known(value, output, targets)
     if before is not None and arranged.same_as(before[1]):
         same = loss is before[0] or (isinstance(loss, StatedLoss) and loss.same_as(before[0]))
@@ -982,13 +963,12 @@ def _as_called(model: nn.Module, output: Call) -> Any:
     args, kwargs = torch.utils._pytree.tree_map(what, (output.args[1:], dict(output.kwargs)))
     if args and kwargs:
         bound = inspect.signature(model.forward).bind(*args, **kwargs)
-        if len(bound.args) and any(
-            part.kind is part.VAR_POSITIONAL for part in bound.signature.parameters.values()
-        ):
+        kinds = {name: part.kind for name, part in bound.signature.parameters.items()}
+        if len(bound.args) and inspect.Parameter.VAR_POSITIONAL in kinds.values():
             raise DeferredError("call the model with its arguments by position, or all by name")
         named: dict[str, Any] = {}
         for name, part in bound.arguments.items():
-            several = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            several = kinds[name] is inspect.Parameter.VAR_KEYWORD
             named.update(part if several else {name: part})
         return named
     if kwargs:
@@ -1007,10 +987,7 @@ def _known(value: Deferred, output: Call, targets: tuple[Leaf, ...]) -> Loss:
         first, second = given.pop("input"), given.pop("target")
         plain = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None}
         own = {**plain, "reduction": "none", "label_smoothing": 0.0}
-        if (
-            given == own
-            and getattr(first, "_what", None) is output
-            and getattr(second, "_what", None) is targets[0]
-        ):
+        looked_at = [getattr(one, "_what", None) for one in (first, second)]
+        if given == own and looked_at[0] is output and looked_at[1] is targets[0]:
             return cross_entropy
     return StatedLoss(value, output, targets)

@@ -117,8 +117,7 @@ class PhaseState:
         self.filter: Filter | None = None
         if adaptive and plan.budget is not None:
             first = Mechanism(plan.mechanism.rounds[0], adjacency=plan.mechanism.adjacency)
-            fits = exact.epsilon(first, plan.budget.delta).upper <= plan.budget.epsilon
-            if fits:
+            if exact.epsilon(first, plan.budget.delta).upper <= plan.budget.epsilon:
                 self.filter = suited_filter(plan.mechanism, plan.budget)
             if self.filter is None or self.filter.would_exceed(first):
                 raise ValueError(
@@ -157,9 +156,8 @@ class PhaseState:
         self.phases.append(PhaseRecord(rounds))
 
     def finish(self, run: Run) -> None:
-        before, epochs = self.rounds_before, 0.0
-        if len(self.phases) > 1:
-            epochs = self.phases[-2].history[-1].epoch
+        before = self.rounds_before
+        epochs = self.phases[-2].history[-1].epoch if len(self.phases) > 1 else 0.0
         rows = tuple(
             replace(row, round=row.round + before, epoch=row.epoch + epochs) for row in run.history
         )
@@ -184,24 +182,20 @@ class PhaseState:
         return "" if self.ending is None else ENDINGS[self.ending]
 
     def statement(self, diagnostics: bool) -> Statement:
-        uses: list[Any] = [use for use in self.plan.not_covered if use != PHASES_ALONE]
-        uses += (*self.caveats, TIME_AND_MEMORY)
-        if self.decide_on == "held-out":
-            uses += [NOT_COVERED_TEST, STEERED]
-        if diagnostics:
-            uses.append(NOT_COVERED_DIAGNOSTICS)
-        if self.decide_on == "public":
-            uses.append(PUBLIC_TEST)
         ran = f"it stopped after {len(self.phases)} of them because {self._words}"
-        if self.filter is None:
-            uses.append(Caveat("phases-fixed", ran))
-            return account(self.plan.with_(not_covered=tuple(uses)), randomness=self.randomness)
-        uses.append(Caveat("phases-by-results", ran))
-        return account(
-            self.plan.with_(mechanism=self.mechanism, not_covered=tuple(uses)),
-            randomness=self.randomness,
-            accountant=self.filter.details(),
+        fixed = self.filter is None
+        uses = (
+            *(use for use in self.plan.not_covered if use != PHASES_ALONE),
+            *(*self.caveats, TIME_AND_MEMORY),
+            *((NOT_COVERED_TEST, STEERED) if self.decide_on == "held-out" else ()),
+            *((NOT_COVERED_DIAGNOSTICS,) if diagnostics else ()),
+            *((PUBLIC_TEST,) if self.decide_on == "public" else ()),
+            Caveat("phases-fixed" if fixed else "phases-by-results", ran),
         )
+        if self.filter is None:
+            return account(self.plan.with_(not_covered=uses), randomness=self.randomness)
+        plan = self.plan.with_(mechanism=self.mechanism, not_covered=uses)
+        return account(plan, randomness=self.randomness, accountant=self.filter.details())
 
     def history(self, statement: Statement) -> tuple[Metrics, ...]:
         """All rows, with the ε that holds for everything up to them."""
@@ -219,9 +213,8 @@ class PhaseState:
         """
         plan = self.plan
         if self.filter is not None:
-            plan = plan.with_(
-                mechanism=self.mechanism, not_covered=(*plan.not_covered, PHASES_ALONE)
-            )
+            uses = (*plan.not_covered, PHASES_ALONE)
+            plan = plan.with_(mechanism=self.mechanism, not_covered=uses)
         statement = self.statement(diagnostics)
         # Phases fixed in advance are all accounted; a run may have stopped after some.
         self.transcript.require(statement.mechanism, stopped=self.filter is None)
@@ -268,12 +261,11 @@ class PhaseState:
         self.ending = values["ending"]
         if values["filter"] is not None:
             self.filter = filter_from_state(values["filter"])
-        self.phases = [
-            _phase_of(row, tuple(from_values(row["history"]))) for row in values["phases"]
-        ]
+        self.phases = [_phase_of(row) for row in values["phases"]]
 
 
-def _phase_of(row: Mapping[str, Any], history: tuple[Metrics, ...] = ()) -> PhaseRecord:
+def _phase_of(row: Mapping[str, Any]) -> PhaseRecord:
+    history = tuple(from_values(row.get("history", ())))
     return PhaseRecord(Rounds.from_dict(row["rounds"]), row["accuracy"], history)
 
 
@@ -409,12 +401,9 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
     if folder is not None:
         checkpointer, keys, seeds = _kept(task, state, keys, folder)
         task = replace(task, seeds=seeds)
-    own = Secrets.draw(task.seeds)  # a seed that is given when resuming counts too
-    state.randomness = Randomness(
-        keys.secrets.seeded_noise or own.seeded_noise,
-        keys.secrets.seeded_sampling or own.seeded_sampling,
-        state.plan.noise == "grid",
-    )
+    drawn = keys.secrets, Secrets.draw(task.seeds)  # a seed given when resuming counts too
+    seeded = any(one.seeded_noise for one in drawn), any(one.seeded_sampling for one in drawn)
+    state.randomness = Randomness(*seeded, state.plan.noise == "grid")
     # Before the first round: a mechanism that no theorem covers is refused here.
     exact.epsilon(state.plan.mechanism, state.plan.delta)
     while state.ending is None:
@@ -439,9 +428,7 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
         RunFolder(_place(folder, len(state.phases) - 1)).load_model(model)
     result = state.result(model, folder, task.diagnostics)
     result = replace(result, statement=replace(result.statement, about=task.about))
-    if folder is not None:
-        result = _finish(folder, state, result)
-    return result
+    return result if folder is None else _finish(folder, state, result)
 
 
 def _kept(
@@ -455,8 +442,7 @@ def _kept(
     seeds = task.seeds
     begun = None
     if task.resume:
-        started = (folder.path / PHASES).exists()
-        if started and not folder.has_checkpoint:
+        if (folder.path / PHASES).exists() and not folder.has_checkpoint:
             raise CheckpointError(f"there is no run to resume in {folder.path}")
         begun = continued(folder, state.plan)
     saved = None
@@ -486,21 +472,18 @@ def _kept(
 def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
     rounds = state.phases[-1].rounds
     part = Mechanism(rounds, adjacency=state.plan.mechanism.adjacency)
-    total = max(len(state.plan.mechanism), state.total)
-    path = None if task.folder is None else _place(task.folder, index)
-    every = max(1, math.ceil(len(part) / ROWS))
+    total, tell = max(len(state.plan.mechanism), state.total), task.progress
+    folder = None if task.folder is None else RunFolder(_place(task.folder, index))
     return replace(
         task,
         plan=state.plan.with_(mechanism=part),
-        folder=None if path is None else RunFolder(path),
+        folder=folder,
         files={},
-        execution=replace(task.execution, log_every=every),
+        execution=replace(task.execution, log_every=max(1, math.ceil(len(part) / ROWS))),
         seeds=task.seeds.part(index),
-        resume=path is not None and _begun(path),
+        resume=folder is not None and _begun(folder),
         overwrite=False,
-        progress=(
-            None if task.progress is None else _shifted(task.progress, state.rounds_before, total)
-        ),
+        progress=None if tell is None else _shifted(tell, state.rounds_before, total),
         caveats=(),
     )
 
@@ -509,9 +492,9 @@ def _place(folder: RunFolder, index: int) -> Path:
     return folder.path / PHASES / f"{index + 1:02d}"
 
 
-def _begun(path: Path) -> bool:
+def _begun(folder: RunFolder) -> bool:
     """True if there is anything of a phase's run to continue."""
-    return (path / "checkpoint").is_dir() or (path / STATEMENT).is_file()
+    return folder.checkpoint.is_dir() or (folder.path / STATEMENT).is_file()
 
 
 def phases_of(path: str | Path) -> tuple[Plan, float] | None:
@@ -573,27 +556,20 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
 
 
 def _require(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path) -> None:
-    changed = [
-        f"{name} was {saved[name]!r}, is {present[name]!r}"
-        for name in saved
-        if saved[name] != present[name]
-    ]
+    differing = (name for name in saved if saved[name] != present[name])
+    changed = [f"{name} was {saved[name]!r}, is {present[name]!r}" for name in differing]
     if changed:
         raise CheckpointError(f"cannot resume the run in {folder}: {'; '.join(changed)}")
 
 
 def _require_labels(task: Task) -> None:
     """Refuse held-out records that no accuracy can be measured on."""
-    parameters = {name: p.detach() for name, p in task.model.named_parameters()}
-    if (
-        task.held_out is None
-        or evaluate(task.model, parameters, task.loss, task.held_out)[1] is None
-    ):
+    parameters, held_out = {n: p.detach() for n, p in task.model.named_parameters()}, task.held_out
+    if held_out is None or evaluate(task.model, parameters, task.loss, held_out)[1] is None:
         raise ValueError("test has no labels: there is no accuracy to run until")
 
 
 def _shifted(progress: Callable[[Event], None], before: int, total: int) -> Callable[[Event], None]:
-    def shifted(event: Event) -> None:
-        progress(replace(event, round=event.round + before, rounds=total, epsilon=None))
-
-    return shifted
+    return lambda event: progress(
+        replace(event, round=event.round + before, rounds=total, epsilon=None)
+    )

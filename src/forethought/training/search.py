@@ -18,6 +18,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack, get_args
 
@@ -30,7 +31,7 @@ from forethought.accounting.adaptive import (
     matching_score_noise,
     selection_details,
 )
-from forethought.accounting.statement import SCORE, Randomness, Statement, account
+from forethought.accounting.statement import SCORE, Statement, account
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
 from forethought.rounds.contributions import Loss
@@ -186,13 +187,13 @@ def tune(  # noqa: C901, PLR0915
     if scoring == "noised" and score_noise is None:
         score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
     records = arranged(data, plans[0], loss)
-    if isinstance(data, PersonRows):
-        if scoring == "noised":
-            raise ValueError(
-                "scoring='noised' counts held-out rows, of which one person may have any number: "
-                "give public records as holdout= with scoring='public'"
-            )
-        make_model = _wrapping(make_model, records.wrapped)
+    if isinstance(data, PersonRows) and scoring == "noised":
+        raise ValueError(
+            "scoring='noised' counts held-out rows, of which one person may have any number: "
+            "give public records as holdout= with scoring='public'"
+        )
+    rows_model = make_model
+    make_model = lambda: records.wrapped(rows_model())  # noqa: E731
     probe = make_model()
     tasks = {
         plan: opened_task(probe, records.data, None, plan, records.loss, execution)
@@ -200,23 +201,19 @@ def tune(  # noqa: C901, PLR0915
     }
     for plan in {plan.assumed: plan for plan in tasks}.values():
         warn_of_another_model(plan, probe, given)
-    first = tasks[plans[0]]
-    mark: Score
+    first, size, same = tasks[plans[0]], 1, False
     if score is None:
-        held = as_records(holdout, *_form(probe), "holdout")
+        like = next(probe.parameters())
+        held = as_records(holdout, like.dtype, like.device, "holdout")
         same = coincide(first.records, held, "holdout")
         if scoring == "public" and same:
             require_public((COINCIDE,), "holdout", "scoring='unprotected'")
-        mark, size = _counting(probe, held, first.loss), len(held)
-    else:
-        mark, size, same = score, 1, False
+        score, size = _counting(probe, held, first.loss), len(held)
     secrets = Secrets.draw(seeds)
     named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
     # Before the first trial: a mechanism that no theorem covers is refused here.
     statements = {
-        plan: _statement(
-            plan, plans, trials, score_noise, scoring, randomness(plan, secrets), named
-        )
+        plan: _statement(plan, plans, trials, score_noise, scoring, secrets, named)
         for plan in tasks
     }
     with locked(None if out is None else Path(out)):
@@ -225,7 +222,7 @@ def tune(  # noqa: C901, PLR0915
             folder.begin(overwrite=overwrite)
         best, scores = None, BoundNoise(secrets.noise, "score")
         for found in _trials(make_model, tasks, plans, trials, secrets, seeds, progress):
-            value = float(mark(found.model))
+            value = float(score(found.model))
             if score_noise and found.transcript is not None:
                 right = round(value * size)
                 about = encoded((found.trial, score_noise, found.plan.noise))
@@ -266,7 +263,7 @@ def _trials(
             execution=replace(tasks[plan].execution, log_every=plan.rounds),
             seeds=seeds.part(trial),
             diagnostics=False,
-            progress=None if progress is None else _numbered(progress, trial),
+            progress=None if progress is None else partial(progress, trial),
         )
         run = run_plan(task)
         yield _Trial(run.model, run.statement, run.history, plan, None, run.transcript, trial)
@@ -295,14 +292,9 @@ def _best(
         _require_score(run.transcript, statement)
         statement = statement.of_run(run.transcript.releases())
     # What one trial spent by itself is not what the search has spent.
-    last = replace(
-        run.history[-1],
-        epsilon=statement.epsilon.upper,
-        accuracy=None if math.isnan(value) else value,
-    )
-    plan = run.plan
-    if SEARCH_ALONE not in plan.not_covered:
-        plan = plan.with_(not_covered=(*plan.not_covered, SEARCH_ALONE))
+    accuracy = None if math.isnan(value) else value
+    last = replace(run.history[-1], epsilon=statement.epsilon.upper, accuracy=accuracy)
+    plan = with_caveats(run.plan, (SEARCH_ALONE,))
     path = None if folder is None else folder.path
     shown = Run(of_rows(run.model), statement, (last,), plan, path, run.transcript)
     if folder is not None:
@@ -354,34 +346,18 @@ def _statement(
     trials: Trials,
     score_noise: float | None,
     scoring: Scoring,
-    source: Randomness,
+    secrets: Secrets,
     named: Sequence[Caveat],
 ) -> Statement:
     uses = (use for p in (plan, *plans) for use in p.not_covered if use != SEARCH_ALONE)
     more = {"noised": DISJOINT, "public": PUBLIC_SCORE, "unprotected": UNPROTECTED_SCORE}[scoring]
+    every = [p.mechanism for p in plans]
     return account(
         plan.with_(not_covered=tuple(dict.fromkeys(uses))),
-        accountant=selection_details(
-            plan.mechanism, [p.mechanism for p in plans], trials, score_noise, plan.delta
-        ),
+        accountant=selection_details(plan.mechanism, every, trials, score_noise, plan.delta),
         not_covered=(more, Caveat("candidates", str(len(plans))), *named),
-        randomness=source,
+        randomness=randomness(plan, secrets),
     )
-
-
-def _wrapping(
-    make_model: Callable[[], torch.nn.Module], wrapped: Callable[[torch.nn.Module], torch.nn.Module]
-) -> Callable[[], torch.nn.Module]:
-    return lambda: wrapped(make_model())
-
-
-def _numbered(progress: Callable[[int, Event], None], trial: int) -> Callable[[Event], None]:
-    return lambda event: progress(trial, event)
-
-
-def _form(model: torch.nn.Module) -> tuple[torch.dtype, torch.device]:
-    first = next(model.parameters())
-    return first.dtype, first.device
 
 
 def _counting(model: torch.nn.Module, records: Records, loss: Loss) -> Score:
