@@ -409,6 +409,12 @@ class Table:
         self._names(tuple(frame.columns))
         yield frame
 
+    def _unreadable(self, kind: str, error: BaseException) -> DataError:
+        first = str(error).partition("\n")[0]
+        return DataError.unexpected(
+            self.path, f"no readable {kind} file ({first})", f"a {kind} file"
+        )
+
     @contextlib.contextmanager
     def _reported(self, kind: str) -> Iterator[None]:
         try:
@@ -416,21 +422,12 @@ class Table:
         except (pl.exceptions.PolarsError, *DAMAGE, ValueError) as error:
             if isinstance(error, DataError):
                 raise
-            first = str(error).partition("\n")[0]
-            raise DataError.unexpected(
-                self.path, f"no readable {kind} file ({first})", f"a {kind} file"
-            ) from error
+            raise self._unreadable(kind, error) from error
         except BaseException as error:
-            if type(error).__module__.partition(".")[0] not in (
-                "_fastexcel",
-                "fastexcel",
-                "pyo3_runtime",
-            ):
+            module = type(error).__module__.partition(".")[0]
+            if module not in ("_fastexcel", "fastexcel", "pyo3_runtime"):
                 raise
-            first = str(error).partition("\n")[0]
-            raise DataError.unexpected(
-                self.path, f"no readable {kind} file ({first})", f"a {kind} file"
-            ) from None
+            raise self._unreadable(kind, error) from None
 
 
 @dataclass(frozen=True)

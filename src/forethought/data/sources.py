@@ -108,11 +108,9 @@ def wanted_arrays(path: Path, found: Collection[str]) -> tuple[str, ...]:
     if wanted[0] == "x_train" and {"x_test", "y_test"} & {*found}:
         wanted += ("x_test", "y_test")
     if not {*wanted} <= {*found}:
-        raise DataError.unexpected(
-            path,
-            f"the arrays {', '.join(found) or 'of none'}",
-            "x_train and y_train (perhaps with x_test and y_test), or x and y",
-        )
+        there = f"the arrays {', '.join(found) or 'of none'}"
+        needed = "x_train and y_train (perhaps with x_test and y_test), or x and y"
+        raise DataError.unexpected(path, there, needed)
     return wanted
 
 
@@ -136,9 +134,8 @@ def load_records(path: Path) -> NDArray[np.float32]:
         arrays = _archive(path)
         key = "x_test" if "x_test" in arrays else "x"
         if key not in arrays:
-            raise DataError.unexpected(
-                path, f"the arrays {', '.join(arrays) or 'of none'}", "x_test or x"
-            )
+            found = f"the arrays {', '.join(arrays) or 'of none'}"
+            raise DataError.unexpected(path, found, "x_test or x")
         inputs = arrays[key]
     return _inputs(str(path), inputs)
 
@@ -171,9 +168,8 @@ def _targets(
 
 def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: int) -> list[bytes]:
     if key not in arrays:
-        raise DataError.unexpected(
-            path, f"the arrays {', '.join(arrays)}", f"one named {key!r}, to split by"
-        )
+        found = f"the arrays {', '.join(arrays)}"
+        raise DataError.unexpected(path, found, f"one named {key!r}, to split by")
     values = _targets(path, key, arrays)
     if len(values) != examples:
         raise DataError.unexpected(path, f"{len(values)} entries in {key}", f"{examples}")
@@ -183,7 +179,7 @@ def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: in
 def _archive(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+            return dict(archive)
     except (*DAMAGE, zipfile.BadZipFile, ValueError, AttributeError, NotImplementedError) as error:
         raise DataError.unexpected(
             path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
@@ -193,9 +189,8 @@ def _archive(path: Path) -> dict[str, NDArray[Any]]:
 def _inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
     """An array of records as float32: bytes are pixels."""
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
-        raise DataError.unexpected(
-            where, f"{inputs.dtype} of shape {inputs.shape}", "numbers (N, features, …)"
-        )
+        found = f"{inputs.dtype} of shape {inputs.shape}"
+        raise DataError.unexpected(where, found, "numbers (N, features, …)")
     if inputs.dtype == np.uint8:
         inputs = scaled(_channels_first(inputs))
     inputs = np.ascontiguousarray(inputs, np.float32)
@@ -292,11 +287,9 @@ def load_svmlight(
     splits = []
     for file, (features, raw) in zip(paths, read_files, strict=True):
         if features.shape[0] * columns > _MOST_VALUES:
-            raise DataError.unexpected(
-                file,
-                f"{features.shape[0]} examples of {columns} features",
-                f"at most {_MOST_VALUES} values in all, since they are stored densely",
-            )
+            size = f"{features.shape[0]} examples of {columns} features"
+            most = f"at most {_MOST_VALUES} values in all, since they are stored densely"
+            raise DataError.unexpected(file, size, most)
         inputs = np.zeros((features.shape[0], columns), np.float32)
         inputs[:, : features.shape[1]] = features.toarray()
         finite(file, inputs)
@@ -354,11 +347,8 @@ def load_idx(name: str, folder: Path | None) -> Dataset:
     """
     train, test = (_part(name, folder, part) for part in ("train", "test"))
     if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        raise DataError.unexpected(
-            f"{name} test images",
-            f"images of {test.inputs.shape[2:]} pixels",
-            f"the training images' {train.inputs.shape[2:]}",
-        )
+        found, wanted = f"images of {test.inputs.shape[2:]} pixels", train.inputs.shape[2:]
+        raise DataError.unexpected(f"{name} test images", found, f"the training images' {wanted}")
     norm = usual_norm_of_pixels(train.inputs.shape)
     return Dataset(name, train, test, CLASSES, ("pixels divided by 255",), feature_norm=norm)
 
@@ -369,14 +359,9 @@ def _part(name: str, folder: Path | None, part: str) -> Split:
     labels_path = find(name, _spellings(f"{stem}-labels", 1), folder)
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if len(images) != len(labels):
-        raise DataError.unexpected(
-            labels_path, f"{len(labels)} labels", f"one for each of the {len(images)} images"
-        )
-    if len(labels) and labels.max() >= CLASSES:
-        row = int(np.argmax(labels >= CLASSES))
-        raise DataError.unexpected(
-            labels_path, f"label {labels[row]} in example {row}", f"labels from 0 to {CLASSES - 1}"
-        )
+        wanted = f"one for each of the {len(images)} images"
+        raise DataError.unexpected(labels_path, f"{len(labels)} labels", wanted)
+    _require_classes(labels_path, labels)
     if not images.size:
         raise DataError.unexpected(images_path, f"shape {images.shape}", "at least one image")
     return Split(scaled(images[:, None]), labels.astype(np.int64))
@@ -400,23 +385,17 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         DataError: another magic number, or more or fewer bytes than the header announces.
     """
     content = read(path)
-    expected = 0x0800 + dimensions
+    expected, start = 0x0800 + dimensions, 4 + 4 * dimensions
     magic = int.from_bytes(content[:4], "big")
-    if len(content) < 4 + 4 * dimensions or magic != expected:
-        raise DataError.unexpected(
-            path,
-            f"{len(content)} bytes that start with 0x{content[:4].hex()}",
-            f"the magic number 0x{expected:08x} (unsigned bytes in {dimensions} dimensions)",
-        )
+    if len(content) < start or magic != expected:
+        found = f"{len(content)} bytes that start with 0x{content[:4].hex()}"
+        number = f"the magic number 0x{expected:08x} (unsigned bytes in {dimensions} dimensions)"
+        raise DataError.unexpected(path, found, number)
     header: NDArray[Any] = np.frombuffer(content, ">u4", dimensions, 4)
     shape = tuple(int(size) for size in header)
-    start = 4 + 4 * dimensions
     if len(content) - start != math.prod(shape):
-        raise DataError.unexpected(
-            path,
-            f"{len(content) - start} bytes of data",
-            f"{math.prod(shape)} as its header says: {' × '.join(map(str, shape))}",
-        )
+        announced = f"{math.prod(shape)} as its header says: {' × '.join(map(str, shape))}"
+        raise DataError.unexpected(path, f"{len(content) - start} bytes of data", announced)
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -450,10 +429,9 @@ def load_cifar10(name: str, folder: Path | None) -> Dataset:
         raise DataError.unexpected(
             found, f"no {', '.join(missing)}", f"the six files {_TRAIN[0]} … {_TEST}"
         )
-    train = _split([batches[file] for file in _TRAIN])
+    train, test = _split([batches[file] for file in _TRAIN]), _split([batches[_TEST]])
     notes = ("pixels divided by 255", *_inexact(found.parent))
     norm = usual_norm_of_pixels(train.inputs.shape)
-    test = _split([batches[_TEST]])
     return Dataset(name, train, test, CLASSES, notes, feature_norm=norm)
 
 
@@ -495,13 +473,16 @@ def _rows(path: Path | str, content: bytes) -> NDArray[np.uint8]:
             path, f"{len(content)} bytes", f"a multiple of {_ROW} (1 label and 3,072 pixel bytes)"
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, _ROW)
-    wrong = rows[:, 0] >= CLASSES
+    _require_classes(path, rows[:, 0])
+    return rows
+
+
+def _require_classes(path: Path | str, labels: NDArray[np.uint8]) -> None:
+    wrong = labels >= CLASSES
     if wrong.any():
         row = int(wrong.argmax())
-        raise DataError.unexpected(
-            path, f"label {rows[row, 0]} in example {row}", f"labels from 0 to {CLASSES - 1}"
-        )
-    return rows
+        found = f"label {labels[row]} in example {row}"
+        raise DataError.unexpected(path, found, f"labels from 0 to {CLASSES - 1}")
 
 
 def _inexact(folder: Path) -> tuple[str, ...]:
@@ -605,14 +586,13 @@ def load(
     labels = () if label is None or isinstance(label, str) else tuple(label)
     declared = Declared(task, None if classes is None else tuple(classes), width)
     tested = test is not None
+    own_test = kind in _ORIGINAL or tested
     person = schema is not None and schema.person is not None
     refused = {
         "label= goes with a table, such as csv:PATH, only": label is not None and not tabular,
         f"declared columns go with {', '.join(_TABLES)}:PATH only": schema and not tabular,
         "test= goes with tables and svmlight:PATH only": tested and kind not in _TESTED,
-        "has a test part of its own; leave holdout out": (
-            holdout is not None and (kind in _ORIGINAL or tested)
-        ),
+        "has a test part of its own; leave holdout out": own_test and holdout is not None,
         "split_by= goes with tables and npz:PATH, without test=": (
             split_by is not None and (tested or kind not in (*_TABLES, "npz"))
         ),
@@ -676,10 +656,8 @@ def _unknown(source: str) -> str:
     kind = ENDINGS.get(ending, "" if ":" in source or not Path(source).is_file() else "csv")
     if kind:
         return f"{source!r} looks like a file: write its format before it, as in '{kind}:{source}'"
-    near = difflib.get_close_matches(
-        source.partition(":")[0], [*_BUNDLED, *_ORIGINAL, *_FORMATS], 1
-    )
-    hint = (
-        f" Did you mean {near[0] + ':PATH' if near[0] in _FORMATS else near[0]!r}?" if near else ""
-    )
+    known = [*_BUNDLED, *_ORIGINAL, *_FORMATS]
+    near = difflib.get_close_matches(source.partition(":")[0], known, 1)
+    close = [f"{name}:PATH" if name in _FORMATS else name for name in near]
+    hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown data source {source!r}.{hint} The sources are {', '.join(names())}"
