@@ -62,6 +62,7 @@ for _now, _former in {
     "rounds.preparation": "preparing preparing.prepare",
     "training.run": "training.loop",
     "training.records": "training.fit",
+    "training.search": "training.phases",
     "training.own_loop": "training.deferred training.stated_loss",
     "training.folder": "training.summary",
     "accounting.adaptive": "training.progress",

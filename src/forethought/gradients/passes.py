@@ -139,10 +139,8 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         )
     one, other = values.detach().double(), found.detach().double()
     finite = torch.isfinite(one) & torch.isfinite(other)
-    scale = torch.maximum(one.abs(), other.abs())[finite]
-    if scale.numel() and bool(
-        ((one - other).abs()[finite] > 0.05 * scale + 1e-3 * scale.max()).any()
-    ):
+    scale, gap = torch.maximum(one.abs(), other.abs())[finite], (one - other).abs()[finite]
+    if scale.numel() and bool((gap > 0.05 * scale + 1e-3 * scale.max()).any()):
         raise Refused(
             "the loss gives an example another value when it sees the whole batch (in-batch "
             "negatives, mining, dividing by the batch size): give each example a loss of its own, "
@@ -277,13 +275,10 @@ class _Attempt:
             return {name: Separate(torch.stack(of_name)) for name, of_name in rows.items()}
         if len(parts) == 1:
             return dict(parts[0][1])
+        apart = [(index, terms, self._width(index)) for index, terms in parts if index is not None]
         return {
             name: Split(
-                [
-                    (index, Filled(bounded(terms[name]), len(index), self._width(index)))
-                    for index, terms in parts
-                    if index is not None
-                ],
+                [(i, Filled(bounded(terms[name]), len(i), width)) for i, terms, width in apart],
                 self.batch.lanes,
             )
             for name in self.trained
@@ -520,15 +515,9 @@ class _Attempt:
         first = first and not self._known.has_judged(self.loss)
         answers: list[tuple[Any, Tensor]] | None = [] if first else None
         try:
-            found = one_at_a_time(
-                self.model,
-                self.loss,
-                self.batch,
-                self.trained if differentiate else None,
-                self._state,
-                self._restore,
-                answers,
-            )
+            trained = self.trained if differentiate else None
+            work = self.model, self.loss, self.batch, trained
+            found = one_at_a_time(*work, self._state, self._restore, answers)
             if answers:
                 outputs, values = zip(*answers, strict=True)
                 targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
@@ -820,17 +809,10 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
             way = ", ".join(dict.fromkeys(way for _, way in uses))
             way = f"{way}, joined" if len(uses) > 1 else way
         rule = ", ".join(dict.fromkeys(rules)) or "none"
-        rows.append(
-            Choice(
-                name,
-                tuple(parameter.shape),
-                f"{rule} ×{len(uses)}" if len(uses) > 1 else rule,
-                way,
-                _held(terms[name]),
-                size * parameter.numel() * width,
-                next((_REASONS[r] for r in rules if r in _REASONS), ""),
-            )
-        )
+        rule = f"{rule} ×{len(uses)}" if len(uses) > 1 else rule
+        held, written = _held(terms[name]), size * parameter.numel() * width
+        reason = next((_REASONS[r] for r in rules if r in _REASONS), "")
+        rows.append(Choice(name, tuple(parameter.shape), rule, way, held, written, reason))
     _show(rows, size)
     return tuple(rows)
 
@@ -861,17 +843,11 @@ def _held(value: Any) -> int:
 
 def _show(rows: list[Choice], size: int) -> None:
     heads = ("parameter", "shape", "function", "norm by", "held MB", "batch × parameter MB")
-    cells = [
-        (
-            row.parameter,
-            "×".join(map(str, row.shape)) or "scalar",
-            row.rules,
-            row.way,
-            f"{row.held / 1e6:.2f}",
-            f"{row.written / 1e6:.2f}",
-        )
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        shape = "×".join(map(str, row.shape)) or "scalar"
+        sizes = f"{row.held / 1e6:.2f}", f"{row.written / 1e6:.2f}"
+        cells.append((row.parameter, shape, row.rules, row.way, *sizes))
     widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads))]
     print(f"batch of {size}")
     for line in [heads, *cells]:

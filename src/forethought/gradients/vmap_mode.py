@@ -73,9 +73,8 @@ def opened(function: FunctionType) -> FunctionType:
 
     asked = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     scope = {**function.__globals__, **dict.fromkeys(asked, never)}
-    copy = FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
-    )
+    rest = function.__name__, function.__defaults__, function.__closure__
+    copy = FunctionType(function.__code__, scope, *rest)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -108,13 +107,8 @@ def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
 
 
 _WRITES: dict[Any, bool] = {}
-_INPLACE = frozenset(
-    f"__i{name}__"
-    for name in (
-        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
-        *("and", "or", "xor", "lshift", "rshift"),
-    )
-)
+_OPERATIONS = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
+_INPLACE = frozenset(f"__i{name}__" for name in _OPERATIONS.split())
 
 
 # Random numbers of lanes that run apart: each lane keeps the ones it drew together.
@@ -284,12 +278,8 @@ class Draws:
 def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
     """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
     extra = values.dim() - 1 - len(shape)
-    dims = [*range(1, 1 + extra)]
-    dims += [
-        1 + extra + i
-        for i, size in enumerate(shape)
-        if size == 1 and values.shape[1 + extra + i] != 1
-    ]
+    dims, given = [*range(1, 1 + extra)], values.shape[1 + extra :]
+    dims += [1 + extra + i for i, size in enumerate(shape) if size == 1 and given[i] != 1]
     total = wide(values)
     total = total.sum(dims) if dims else total
     return total.reshape(values.shape[0], *shape)
@@ -515,13 +505,10 @@ def vjp_rows(
     try:
         return list(torch.autograd.grad(outputs, leaves, rows, is_grads_batched=True, **kept))
     except RuntimeError:
-        each = [
-            torch.autograd.grad(outputs, leaves, [row[i] for row in rows], **kept)
-            for i in range(size)
-        ]
-    return [
-        None if column[0] is None else torch.stack(column) for column in zip(*each, strict=True)
-    ]
+        of = ([row[i] for row in rows] for i in range(size))
+        each = [torch.autograd.grad(outputs, leaves, one, **kept) for one in of]
+    columns = zip(*each, strict=True)
+    return [None if column[0] is None else torch.stack(column) for column in columns]
 
 
 def _table_term(place: LookedUp, term: Term) -> Term:
@@ -565,17 +552,10 @@ class Site:
         """The use that the rule sees: the examples in front everywhere."""
         out, *dims = self.dims
         assert out is not None  # an output without examples is never tapped
-        values = {
-            name: self._front(value, dim)
-            for name, value, dim in zip(self.saved, saved, dims, strict=True)
-        }
-        return Use(
-            self.arguments,
-            self.parameters,
-            values,
-            gradient.movedim(out, 0) if out else gradient,
-            frozenset(self.trained),
-        )
+        every = zip(self.saved, saved, dims, strict=True)
+        values = {name: self._front(value, dim) for name, value, dim in every}
+        gradient = gradient.movedim(out, 0) if out else gradient
+        return Use(self.arguments, self.parameters, values, gradient, frozenset(self.trained))
 
     def _front(self, value: Tensor, dim: int | None) -> Tensor:
         if dim is None:
@@ -912,11 +892,11 @@ class VmapMode(TorchFunctionMode):
                 names.append(name)
                 values.append(value.detach())
                 dims.append(at)
+        known = {*parameters, *rule.saved}
         rest = {
             name: value
             for name, value in arguments.items()
-            if not isinstance(value, Tensor)
-            or not (name in parameters or name in rule.saved or is_lane(value))
+            if not isinstance(value, Tensor) or not (name in known or is_lane(value))
         }
         site = Site(rule, trained, rest, parameters, tuple(names), tuple(dims), self.size)
         self.count(trained)
@@ -1118,12 +1098,8 @@ def _repeated(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str
 def _index(mode: VmapMode, index: Any) -> Any:
     """The index with masks of the examples turned into positions; None if there are none."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(
-        isinstance(p, Tensor)
-        and is_lane(p)
-        and (p.dtype in (torch.bool, torch.uint8) or not p.dim())
-        for p in parts
-    ):
+    mine = (p for p in parts if isinstance(p, Tensor) and is_lane(p))
+    if not any(p.dtype in (torch.bool, torch.uint8) or not p.dim() for p in mine):
         return None
     found: list[Any] = []
     for part in parts:
@@ -1167,10 +1143,7 @@ def _packed(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         lengths = torch.tensor(_value(mode, T.tolist, (lengths,), {}))
     if not is_lane(values):
         return NotImplemented
-    answers = each(mode, func, (values, lengths, batch_first), {})
-    with outside():
-        whole = torch.stack([data for data, _ in answers])
-    return lane(whole, 0, mode.level), answers[0][1]
+    return _padded(mode, func, (values, lengths, batch_first), {})
 
 
 @handles(boundary.PAD)
@@ -1271,26 +1244,22 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
     )
     places = [i for i, value in enumerate(args) if isinstance(value, Tensor) and is_lane(value)]
     wholes = [physical(args[i]) for i in places]
-    needs = tuple(
-        isinstance(value, Tensor)
-        and grown
-        and (physical(value)[0] if is_lane(value) else value).requires_grad
-        for value in args
-    )
+    plain = [physical(v)[0] if isinstance(v, Tensor) and is_lane(v) else v for v in args]
+    needs = tuple(isinstance(v, Tensor) and grown and v.requires_grad for v in plain)
     notes = _Notes(needs)
     shape: list[Any] = []
     dims: list[int] = []
 
     def run() -> list[Tensor]:
         with _inside(mode) as level:
-            plain = list(args)
+            given = list(args)
             for i, (whole, dim) in zip(places, wholes, strict=True):
-                plain[i] = mode.followed(lane(whole.detach(), dim, level))
+                given[i] = mode.followed(lane(whole.detach(), dim, level))
             if boundary.sets_up_context(kind):
-                result = kind.forward(*plain)
-                kind.setup_context(notes, tuple(plain), result)
+                result = kind.forward(*given)
+                kind.setup_context(notes, tuple(given), result)
             else:
-                result = kind.forward(notes, *plain)
+                result = kind.forward(notes, *given)
             results = result if isinstance(result, tuple) else (result,)
             shape.append(isinstance(result, tuple))
             found = []
@@ -1348,10 +1317,7 @@ def _checkpointed(
             function(*args, **kwargs)
 
     parts = own(again)
-    with (
-        outside(),
-        boundary.saving_hooks(None),
-    ):  # torch's own, which keep each lane's values where they are
+    with outside(), boundary.saving_hooks(None):  # torch's own, which keep values where they are
         next(parts)
     try:
         yield
@@ -1444,9 +1410,7 @@ def _array(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @handles(torch.Tensor.requires_grad_)
-def _wants_gradient(
-    mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _wanted(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0]  # nobody could see that gradient: inner differentiation goes another way
 
 
@@ -1641,10 +1605,7 @@ def loss_in_lanes(
             return (None,) * len(points)
         leaves = (mode.anchor, *trained.values(), *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except (
-        Exception,
-        boundary.PassAborted,
-    ) as error:  # the general way finds out, and says, what is wrong
+    except (Exception, boundary.PassAborted) as error:  # the general way says what is wrong
         own_fault(error)
         return None
     direct, at_points = gradients[: len(trained)], gradients[len(trained) :]

@@ -191,7 +191,7 @@ def prepare(
     loaded.require_metrics()
     if resume is not None:
         from forethought.training.folder import PLAN
-        from forethought.training.phases import phases_of
+        from forethought.training.search import phases_of
 
         phased = phases_of(resume)
         if phased is not None:
@@ -287,8 +287,8 @@ def run(
 ) -> Run:
     """Train what was prepared and leave a run folder."""
     from forethought.training.execution import leads, threads
-    from forethought.training.phases import train_until
     from forethought.training.run import train
+    from forethought.training.search import train_until
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
