@@ -180,11 +180,11 @@ class Batches:
         again.append(self._overlaps(self._drawn_often(order, length), length))
         subsets = "Batches are not uniform subsets: some part of the data set is drawn more often "
         subsets += "than another."
-        beside = "Records that lie next to each other are not drawn independently."
+        joined = "Records that lie next to each other are not drawn independently."
         one_by_one, pairs = "records drawn one by one", self._neighbours(self.members[::length])
         return [
             _tested("which records are drawn", "uniform subsets", subsets, smallest(fixed)),
-            _tested("independence of neighbours", one_by_one, beside, pairs),
+            _tested("independence of neighbours", one_by_one, joined, pairs),
             _drawn_afresh(smallest(again)),
         ]
 

@@ -321,8 +321,8 @@ def register(kind: _Kind) -> _Kind:
     Raises:
         TypeError: something that every kind says is not said, or another kind has its name.
     """
-    said = "kind", "form", "bound", "usual_square"
-    lacking = sorted(kind.__abstractmethods__) + [one for one in said if not hasattr(kind, one)]
+    wanted = "kind", "form", "bound", "usual_square"
+    lacking = sorted(kind.__abstractmethods__) + [one for one in wanted if not hasattr(kind, one)]
     if lacking:
         raise TypeError(f"the kind of column {kind.__name__} does not say {', '.join(lacking)}")
     if KINDS.setdefault(kind.kind, kind) is not kind:

@@ -747,8 +747,8 @@ def declared_contributions(
             state.restore()
             which = int(torch.randint(size, (), generator=_CHOICE))
             index = torch.tensor([which])
-            few = (batches.select(tree, index) for tree in (inputs, targets))
-            one = _losses(model, loss, *few, dims, 1)
+            some, wanted = (batches.select(tree, index) for tree in (inputs, targets))
+            one = _losses(model, loss, some, wanted, dims, 1)
             alone = torch.autograd.grad(one.sum(), leaves, allow_unused=True)
     finally:
         state.restore()
@@ -986,7 +986,7 @@ def clipped_sums(
         options: dict[str, Any] = {"clip": clip, "blocks": shape}
         if len(cut) > 1:  # more than were planned for: each part by itself
             parts = (batches.mapped(data, itemgetter(at)) for at in batches.in_a_row(sizes))
-            return [clipped_sum(model, loss, *pair, bound, **options) for pair in parts]
+            return [clipped_sum(model, loss, x, y, bound, **options) for x, y in parts]
         found_of = subject.gradients(batches.filled(data, 0, size, cut[0][2]), size, shape)
         if isinstance(found_of, list):
             found = iter(clip_uses_parts(found_of, trained, some, bound, clip))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -292,10 +292,8 @@ def _added(addition: Addition, updates: Mapping[str, Tensor]) -> Tensor:
         whole = torch.cat([value.flatten(1) for value in updates.values()], 1).neg_()
         found, norms = addition.clipped({"": Dense(whole)}, {"": whole[0]})
         pieces = torch.split(found[""], [value[0].numel() for value in updates.values()])
-        sums = {
-            name: piece.view(value.shape[1:])
-            for (name, value), piece in zip(updates.items(), pieces, strict=True)
-        }
+        each = zip(updates.items(), pieces, strict=True)
+        sums = {name: piece.view(value.shape[1:]) for (name, value), piece in each}
     accumulate(addition.into, sums)
     return norms.double()
 
@@ -594,11 +592,8 @@ def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
 
 def mixing_layers(model: torch.nn.Module) -> list[tuple[str, _BatchNorm]]:
     """Batch normalisation in training mode, which normalises by the batch it sees."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.training
-    ]
+    layers = ((n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm))
+    return [(name, layer) for name, layer in layers if layer.training]
 
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -621,11 +616,8 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             "shape for squared error: for classes give whole numbers (targets.long()), for "
             "anything else give loss="
         )
-    return (
-        (outputs - targets).square().flatten(1).sum(1)
-        if targets.ndim > 1
-        else (outputs - targets).square()
-    )
+    squares = (outputs - targets).square()
+    return squares.flatten(1).sum(1) if targets.ndim > 1 else squares
 
 
 @separable()
@@ -642,22 +634,17 @@ def default_loss(targets: Any) -> Loss:
         TypeError: targets that are no tensor need ``loss=``.
     """
     if not isinstance(targets, torch.Tensor):
-        raise TypeError(
-            f"targets of type {type(targets).__name__} have no default loss: give loss="
-        )
+        kind = type(targets).__name__
+        raise TypeError(f"targets of type {kind} have no default loss: give loss=")
     return squared_error if targets.is_floating_point() else cross_entropy
 
 
 def correct(outputs: Any, targets: Any) -> int | None:
     """The number of labels that were hit, or None where outputs and targets are no
     classification."""
-    if (
-        not isinstance(outputs, torch.Tensor)
-        or not isinstance(targets, torch.Tensor)
-        or targets.is_floating_point()
-        or outputs.ndim != targets.ndim + 1
-        or targets.ndim != 1
-    ):
+    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        return None
+    if targets.is_floating_point() or (outputs.ndim, targets.ndim) != (2, 1):
         return None
     return int((outputs.argmax(1) == targets).sum())
 
@@ -803,7 +790,10 @@ def linear_sums(
         TypeError: another model, or other records.
     """
     if not isinstance(model, LinearModel) or not isinstance(records, LinearRecords):
-        _refuse(model, records)
+        raise TypeError(
+            "a plan of linear examples sums over a LinearModel and LinearRecords, not "
+            f"{type(model).__name__} and {type(records).__name__}"
+        )
     features, targets, measured = records.some(indices)
     with torch.no_grad():
         whole = len(indices) == len(records)
@@ -817,10 +807,3 @@ def linear_sums(
         block = (slopes.double().unsqueeze(1), features.unsqueeze(1))
         terms: dict[str, Term] = {"weight": MeasuredOuter([block], True, measured)}
         return clip_and_sum(terms, {"weight": model.weight}, clip_norm, rule, round_size)
-
-
-def _refuse(model: object, records: object) -> NoReturn:
-    raise TypeError(
-        "a plan of linear examples sums over a LinearModel and LinearRecords, not "
-        f"{type(model).__name__} and {type(records).__name__}"
-    )

@@ -89,11 +89,8 @@ class Layout:
 
     def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Name → the parameter's part of a flat vector, in its shape, sharing memory."""
-        pieces = torch.split(vector, self._lengths)
-        return {
-            name: piece.view(shape)
-            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
-        }
+        parts = zip(self.names, torch.split(vector, self._lengths), self.shapes, strict=True)
+        return {name: piece.view(shape) for name, piece, shape in parts}
 
 
 # The clipping norm from round to round, which the quantile rule moves.
@@ -159,11 +156,8 @@ class NoisedSum:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The mean by parameter, in the parameters' shapes and precisions."""
-        views = self.layout.views(self.mean())
-        return {
-            name: views[name].to(dtype)
-            for name, dtype in zip(self.layout.names, self.layout.dtypes, strict=True)
-        }
+        views = zip(self.layout.views(self.mean()).items(), self.layout.dtypes, strict=True)
+        return {name: view.to(dtype) for (name, view), dtype in views}
 
 
 class Witness(Protocol):
@@ -303,10 +297,9 @@ class PrivateRounds:
         indices = self._batches(chosen)
         batch = dealt(chosen.contribution, indices, chosen, self._groups)
         if chosen.augmentation is not None:
-            batch = replace(
-                batch,
-                draws=self._augment.at(index).integers(0, 2**64, len(indices), dtype=np.uint64),
-            )
+            numbers = self._augment.at(index)
+            draws = numbers.integers(0, 2**64, len(indices), dtype=np.uint64)
+            batch = replace(batch, draws=draws)
         return PrivateSum(self, chosen, share_of(batch, self.team), indices)
 
     def seed_model(self, index: int) -> None:
@@ -393,9 +386,8 @@ class PrivateRounds:
             self._gaussian.add_to(vector, std, generator)
         if counted is not None and count is not None:
             share = noised_share(count, chosen, counted, generator)
-            self.clip_norm = next_clip_norm(
-                chosen.clip_norm, share, chosen.clip.quantile, chosen.clip.quantile_rate
-            )
+            towards = chosen.clip.quantile, chosen.clip.quantile_rate
+            self.clip_norm = next_clip_norm(chosen.clip_norm, share, *towards)
         noised = object.__new__(NoisedSum)
         values = (self.layout, self.clip_norm, chosen, vector)
         for name, value in zip(NoisedSum.__slots__, values, strict=True):
