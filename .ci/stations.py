@@ -222,7 +222,7 @@ def clients_update() -> Entered:
     from forethought.federated.client import ClientMachine
     from forethought.holders.driving import ClientDriver
     from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-    from forethought.rounds.losses import cross_entropy
+    from forethought.rounds.contributions import cross_entropy
     from forethought.rounds.randomness import Secrets
     from forethought.rounds.records import TensorRecords
 

@@ -23,10 +23,15 @@ import numpy as np
 from torch import nn
 
 import forethought as ft
-from forethought.auditing.attack import contributions, judge, orthogonal_games, summarise
+from forethought.auditing.attack import (
+    contributions,
+    epsilon_of_guesses,
+    judge,
+    orthogonal_games,
+    summarise,
+)
 from forethought.auditing.audit import FALSE_ALARM, gather
 from forethought.auditing.canaries import LEVELS
-from forethought.auditing.inference import epsilon_of_guesses
 from forethought.auditing.one_run import one_run
 from forethought.values.plan import Plan
 

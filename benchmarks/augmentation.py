@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from forethought.models import build
-from forethought.rounds.contributions import augmented
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import augmented, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

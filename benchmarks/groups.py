@@ -22,7 +22,7 @@ from torch import nn
 
 from forethought.models import build
 from forethought.rounds import contributions
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

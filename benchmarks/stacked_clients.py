@@ -28,7 +28,7 @@ from forethought.holders.simulator import Result, StarSimulator, Times, Work
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build
-from forethought.rounds.losses import default_loss
+from forethought.rounds.contributions import default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords

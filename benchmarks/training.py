@@ -22,8 +22,7 @@ from sklearn.datasets import load_svmlight_file
 from torch import nn
 
 from forethought.rounds import contributions as rounds_module
-from forethought.rounds.randomness import GaussianNoise, Stream
-from forethought.rounds.sampling import sampler
+from forethought.rounds.randomness import GaussianNoise, Stream, sampler
 from forethought.training.run import train
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan

@@ -21,9 +21,8 @@ import torch
 
 import forethought as ft
 from forethought.auditing import attack as attacking
-from forethought.auditing.attack import log_likelihood_ratio
+from forethought.auditing.attack import Games, log_likelihood_ratio
 from forethought.auditing.canaries import LARGE, CanaryRecords, observe, watched_sums, watching
-from forethought.auditing.inference import Games
 from forethought.auditing.noise import scales
 from forethought.auditing.verdict import AttackSummary
 from forethought.values.plan import Plan

@@ -104,7 +104,7 @@ def test_what_is_counted() -> None:
     planted = ast.parse(
         "import os\n"
         "from forethought.accounting import exact\n"
-        "from forethought.data.reading import _PIECE\n"
+        "from forethought.data.files import _PIECE\n"
         "exact._enclose(1); os._exit(0); self._own; patch.setattr(exact, '_floor', 1)\n"
         "raises(ValueError, match='this is a sentence of words')\n"
         "raises(ValueError, match='epsilon must be.*above 0')\n"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_svmlight_file
 
-from forethought.data.images import read_idx
+from forethought.data.sources import read_idx
 
 PAPER = ("synthetic", "mnist", "iris", "breast-cancer", "kdd")
 # None of the paper's: what the default schedule's constants were chosen on.

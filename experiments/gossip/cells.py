@@ -34,7 +34,7 @@ from forethought.holders.simulator import GraphSimulator, GraphTimes, Hiccups, a
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
 from forethought.models import build
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 

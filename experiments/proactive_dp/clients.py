@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 import forethought as ft
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.rounds.sampling import Indices
 from forethought.training.descent import Descent, make_optimizer
 from forethought.values.plan import step_sizes
 

@@ -26,7 +26,7 @@ from clients import COPIES, ONE, SHARES, Holders, train
 import forethought as ft
 from forethought.papers.closed_form import closed_form_sigma
 from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss
 
 TIMED = 5  # rounds of an estimate
 FORMULA, EXACT, CHOSEN, NOISELESS = "formula", "exact", "chosen", "no noise"

@@ -14,7 +14,7 @@ from comparison import Preset, Problem, add_options, estimate, preset, report, r
 import forethought as ft
 from forethought.data import load
 from forethought.models import build
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 
 # Published networks are there.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))

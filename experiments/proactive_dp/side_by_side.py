@@ -25,8 +25,7 @@ from comparison import CHOSEN, TIMED, Preset, Problem, Row, measure, train, want
 
 import forethought as ft
 from forethought.gradients.sums import CHARGE, NARROW
-from forethought.rounds.randomness import BoundNoise, Secrets, Stream
-from forethought.rounds.sampling import Indices, sampler
+from forethought.rounds.randomness import BoundNoise, Indices, Secrets, Stream, sampler
 from forethought.values.plan import step_sizes
 
 

@@ -60,11 +60,11 @@ if TYPE_CHECKING:
     from forethought.rounds.randomness import Seeds as Seeds
     from forethought.training.execution import Execution as Execution
     from forethought.training.own_loop import private as private
-    from forethought.training.phases import PhasedRun as PhasedRun
-    from forethought.training.phases import train_until as train_until
     from forethought.training.run import Run as Run
     from forethought.training.run import train as train
+    from forethought.training.search import PhasedRun as PhasedRun
     from forethought.training.search import Tuned as Tuned
+    from forethought.training.search import train_until as train_until
     from forethought.training.search import tune as tune
     from forethought.utility.graph import UtilityGraph as UtilityGraph
     from forethought.utility.perturbing import utility_graph as utility_graph
@@ -140,8 +140,8 @@ _HOME = {
     "Execution": "training.execution",
     "private": "training.own_loop",
     **dict.fromkeys(("Run", "train"), "training.run"),
-    "PhasedRun": "training.phases",
-    "train_until": "training.phases",
+    "PhasedRun": "training.search",
+    "train_until": "training.search",
     **dict.fromkeys(("Tuned", "tune"), "training.search"),
     "UtilityGraph": "utility.graph",
     "utility_graph": "utility.perturbing",

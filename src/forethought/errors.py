@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from forethought.planning.plan_request import PlanError as PlanError
     from forethought.report.page import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
-    from forethought.rounds.team import TeamError as TeamError
+    from forethought.rounds.private_sum import TeamError as TeamError
     from forethought.rounds.transcript import TranscriptError as TranscriptError
-    from forethought.training.deferred import DeferredError as DeferredError
     from forethought.training.execution import Interrupted as Interrupted
     from forethought.training.folder import CheckpointError as CheckpointError
     from forethought.training.folder import RunFolderBusyError as RunFolderBusyError
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
+    from forethought.training.own_loop import DeferredError as DeferredError
     from forethought.training.records import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.records import MutedWeightsWarning as MutedWeightsWarning
     from forethought.training.records import NonFiniteRecordsWarning as NonFiniteRecordsWarning
@@ -75,7 +75,7 @@ _HOME = {
     "DataError": "data.files",
     "DecodeError": "exchange.messages",
     "FederationError": "federated.federation",
-    "DeferredError": "training.deferred",
+    "DeferredError": "training.own_loop",
     "ForgeryError": "exchange.messages",
     "FrameError": "exchange.messages",
     "GossipError": "gossip.gossip",
@@ -109,7 +109,7 @@ _HOME = {
     "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
     "SuspiciousDataWarning": "data.tables",
-    "TeamError": "rounds.team",
+    "TeamError": "rounds.private_sum",
     "TranscriptError": "rounds.transcript",
     "UndeclaredError": "data.columns",
     "UnsupportedMechanismError": "values.mechanism",

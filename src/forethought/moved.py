@@ -61,17 +61,18 @@ for _now, _former in {
     "jobs.job": "jobs.request",
     "jobs.holders": "jobs.federate jobs.gossip",
     "jobs.members": "jobs.federate_network jobs.gossip_peer",
-    "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise",
-    "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.together",
-    "rounds.contributions": "rounds.augmenting rounds.contributors rounds.local_contributions "
-    "rounds.statistics",
-    "rounds.losses": "rounds.undisturbed",
+    "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise rounds.sampling",
+    "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.team rounds.together",
+    "rounds.contributions": "rounds.augmenting rounds.contributors rounds.linear "
+    "rounds.local_contributions rounds.losses rounds.statistics rounds.undisturbed",
+    "gradients.boundary": "gradients.state",
     "rounds.local_updates": "local local.alone local.enclosure local.joined local.known "
     "local.optimizers local.stacked",
     "rounds.preparation": "preparing preparing.prepare",
     "training.run": "training.loop",
     "training.records": "training.fit",
-    "training.deferred": "training.stated_loss",
+    "training.search": "training.phases",
+    "training.own_loop": "training.deferred training.stated_loss",
     "training.folder": "training.summary",
     "accounting.adaptive": "accounting.gaussian_filter accounting.profile_selection "
     "training.progress",
@@ -85,7 +86,10 @@ for _now, _former in {
     "accounting.tradeoff": "accounting.envelopes",
     "papers.strong_adversary": "accounting.strong_adversary",
     "values.plan": "rounds.grid_step training.step_sizes",
-    "data.images": "data.cifar data.idx",
+    "data.sources": "data.cifar data.idx",
+    "data.files": "data.reading",
+    "auditing.attack": "auditing.inference",
+    "auditing.audit": "auditing.self_test",
     "data.dataset": "data.labels data.persons",
     "data.columns": "data.encoder",
     "models.networks": "models.activations models.convolutional models.dense models.recurrent "

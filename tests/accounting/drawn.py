@@ -36,8 +36,7 @@ class Drawn:
 def drawn(sampling: Sampling, examples: int, rounds: int, draws: int = DRAWS) -> Drawn:
     """Each run with secrets of its own: a part's first round is another one every time."""
     # Only this loads torch: whoever lists small runs by ``fewer`` need not have it.
-    from forethought.rounds.randomness import Stream
-    from forethought.rounds.sampling import sampler
+    from forethought.rounds.randomness import Stream, sampler
 
     stream = Stream(bytes([examples]) * 32, "attack by drawn batches")
     times = np.zeros((draws, rounds, examples), dtype=np.int64)

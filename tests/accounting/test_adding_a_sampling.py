@@ -20,7 +20,7 @@ from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account
 from forethought.accounting.theorems import SUPPORTED
 from forethought.papers.strong_adversary import KnownHits
-from forethought.rounds.sampling import SAMPLERS
+from forethought.rounds.randomness import SAMPLERS
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,

@@ -22,7 +22,7 @@ from forethought.accounting.renyi import CURVES, rdp
 from forethought.accounting.statement import account, json_schema
 from forethought.accounting.theorems import SUPPORTED
 from forethought.auditing.participation import TESTS
-from forethought.rounds.sampling import SAMPLERS
+from forethought.rounds.randomness import SAMPLERS
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,

@@ -13,14 +13,14 @@ import torch
 
 import forethought as ft
 from drawn import randint, randn
-from forethought.auditing import self_test
+from forethought.auditing import audit as auditing
 from forethought.auditing.canaries import sizes_of
 from forethought.auditing.sensitivity import model_sensitivity
 from forethought.auditing.verdict import Audit, Finding, certain
 from forethought.gradients import clipped
 from forethought.gradients.batches import Blocks
 from forethought.rounds import contributions
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.records import TensorRecords
 from forethought.values.plan import Plan
 from trials import audits
@@ -79,9 +79,9 @@ def test_the_code_is_whole_again_after_a_fault() -> None:
 def test_an_installed_package_says_where_the_faults_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(self_test, "TRIAL", tmp_path / "tools" / "trials" / "audits.py")
+    monkeypatch.setattr(auditing, "TRIAL", tmp_path / "tools" / "trials" / "audits.py")
     with pytest.raises(ValueError, match="from a checkout"):
-        self_test.self_test()
+        auditing.self_test()
 
 
 @pytest.mark.slow

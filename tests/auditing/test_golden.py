@@ -29,7 +29,7 @@ from forethought.auditing import (
 from forethought.auditing.canaries import LEVELS
 from forethought.auditing.replay import replaying
 from forethought.auditing.verdict import Audit
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.records import TensorRecords
 from forethought.values.contributions import Local
 from forethought.values.plan import Plan

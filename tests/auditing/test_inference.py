@@ -9,13 +9,16 @@ import pytest
 from scipy import stats
 
 import forethought as ft
-from forethought.auditing.attack import contributions, judge, orthogonal_games, summarise
-from forethought.auditing.inference import (
+from forethought.auditing.attack import (
     LEVEL,
     Games,
+    contributions,
     critical_noise,
     epsilon_of_guesses,
+    judge,
+    orthogonal_games,
     scaled_noise,
+    summarise,
 )
 from forethought.values.plan import Plan
 

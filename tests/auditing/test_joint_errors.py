@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from forethought.accounting.tradeoff import gaussian
-from forethought.auditing.inference import LEVEL, Games, JointErrors
+from forethought.auditing.attack import LEVEL, Games, JointErrors
 
 CLAIM = gaussian(1.0)
 

@@ -17,7 +17,7 @@ from torch import nn
 import forethought as ft
 from drawn import randint, randn
 from forethought.accounting.tradeoff import TradeOff, from_epsilon_delta, gaussian
-from forethought.auditing.inference import Games, guessed, one_run_p_value, one_run_refutation
+from forethought.auditing.attack import Games, guessed, one_run_p_value, one_run_refutation
 from forethought.auditing.one_run import one_run
 from forethought.rounds.randomness import GaussianNoise
 from forethought.values.plan import Plan

@@ -29,7 +29,7 @@ from forethought.auditing.canaries import CanaryRecords
 from forethought.auditing.replay import Replay, replaying
 from forethought.data.dataset import of_persons
 from forethought.gradients import BatchDims
-from forethought.rounds import contributions, private_sum, randomness, sampling
+from forethought.rounds import contributions, private_sum, randomness
 from forethought.rounds.randomness import BoundNoise, GaussianNoise
 from forethought.training import records as person_records
 from forethought.training.run import Loop
@@ -238,25 +238,25 @@ def count_of_one_record_less() -> Planted:
     )
 
 
-_COUNT = sampling.poisson_count
+_COUNT = randomness.poisson_count
 
 
 def rate_and_one_more() -> Planted:
     def count(examples: int, rate: float, source: Any) -> int:
         return _COUNT(examples, rate + 1 / examples, source)
 
-    return replaced((sampling, "poisson_count", count))
+    return replaced((randomness, "poisson_count", count))
 
 
 def poisson_by(broken: Callable[[Any, Any], Any]) -> Planted:
     """Batches as they are and a generator, to batches as they should not be."""
-    right = sampling.SAMPLERS[ft.Poisson]
+    right = randomness.SAMPLERS[ft.Poisson]
 
     def sampler(kind: Any, examples: int, stream: Any, first: int) -> Any:
         drawn, source = right(kind, examples, stream, first), np.random.default_rng(7)
         return lambda index: broken(drawn(index), source)
 
-    return mock.patch.dict(sampling.SAMPLERS, {ft.Poisson: sampler})
+    return mock.patch.dict(randomness.SAMPLERS, {ft.Poisson: sampler})
 
 
 def half_of_the_records_more_often() -> Planted:

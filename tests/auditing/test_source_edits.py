@@ -41,13 +41,13 @@ EDITS = {
         "Clipping does not hold",
     ),
     "sampling": (
-        "rounds/sampling.py",
+        "rounds/randomness.py",
         "    return uniform_subset(examples, poisson_count(examples, rate, generator), generator)",
         "    return np.arange(examples)",
         "is not what its sampling draws",
     ),
     "the choice of records": (
-        "rounds/sampling.py",
+        "rounds/randomness.py",
         "    return generator.choice(examples, size, replace=False, shuffle=False)",
         "    return np.arange(size)",
         "is not what its sampling draws",

@@ -13,7 +13,7 @@ import forethought as ft
 from forethought import convex
 from forethought.convex.descent import bounded_records
 from forethought.errors import RoundError, TranscriptError
-from forethought.rounds.linear import LinearModel
+from forethought.rounds.contributions import LinearModel
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets
 from forethought.values.contributions import LinearExamples

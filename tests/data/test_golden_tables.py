@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from forethought.data import DataError, Encoder, TableFormat, TableSchema, load, reading
+from forethought.data import DataError, Encoder, TableFormat, TableSchema, files, load
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_many_tables import LOADS, REFUSED, rows, text
@@ -346,7 +346,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_table_is_what_it_was(name, source, options, piece, folder, monkeypatch):
     monkeypatch.chdir(folder)
     if piece is not None:
-        monkeypatch.setattr(reading, "PIECE", piece)
+        monkeypatch.setattr(files, "PIECE", piece)
     expected = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
     assert found_in(source, options) == expected
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forethought.data import DataError, load
-from forethought.data.images import read_idx
+from forethought.data.sources import read_idx
 
 
 def idx(array: np.ndarray, magic: int | None = None) -> bytes:

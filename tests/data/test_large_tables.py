@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from forethought.data import DataError, TableSchema, load, reading
+from forethought.data import DataError, TableSchema, files, load
 
 COLUMNS = {"a": [0, 100], "b": [-1, 1], "w": {"categories": ["A", "B"], "other": True}}
 
@@ -34,7 +34,7 @@ def test_where_pieces_end_changes_nothing(tmp_path, monkeypatch, size, ends):
     schema = TableSchema(COLUMNS)
     options = {"label": "y", "classes": ["n", "y"]}
     whole = [load(f"csv:{path}", **options), load(f"csv:{path}", schema=schema, **options)]
-    monkeypatch.setattr(reading, "PIECE", size)
+    monkeypatch.setattr(files, "PIECE", size)
     pieces = [load(f"csv:{path}", **options), load(f"csv:{path}", schema=schema, **options)]
     for one, other in zip(whole, pieces, strict=True):
         assert np.array_equal(one.train.inputs, other.train.inputs)
@@ -46,7 +46,7 @@ def test_where_pieces_end_changes_nothing(tmp_path, monkeypatch, size, ends):
 def test_a_fault_far_down_is_named(tmp_path, monkeypatch):
     path = table(tmp_path / "t.csv", 500)
     lines = path.read_text().splitlines()
-    monkeypatch.setattr(reading, "PIECE", 1000)
+    monkeypatch.setattr(files, "PIECE", 1000)
     for entry, message in (
         ("x,1,A,no", "'x' in column c0, example 398"),
         (",1,A,no", "'' in column c0, example 398, expected a number: fill or drop"),

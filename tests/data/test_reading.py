@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.data import DataError, TableFormat, TableSchema, load, reading
-from forethought.data.reading import Table
+from forethought.data import DataError, TableFormat, TableSchema, files, load
+from forethought.data.files import Table
 
 HEAD = ["age", "ward", "outcome"]
 ROWS = [[str(20 + i % 60), "AB"[i % 2], ("no", "yes")[i % 3 == 0]] for i in range(80)]
@@ -61,7 +61,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("piece", [64, 1 << 20])
 def test_every_way_of_writing_it_is_the_same_table(name, piece, tmp_path, monkeypatch, expected):
-    monkeypatch.setattr(reading, "PIECE", piece)  # one piece, or many cut in awkward places
+    monkeypatch.setattr(files, "PIECE", piece)  # one piece, or many cut in awkward places
     content, form = FORMS[name]
     (tmp_path / "t.csv").write_bytes(content)
     assert np.allclose(both(f"csv:{tmp_path / 't.csv'}", **form), expected)
@@ -96,11 +96,11 @@ def test_the_standard_library_reads_the_same(tmp_path_factory, rows, piece):
     csv.writer(written, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([HEAD, *rows])
     path = tmp_path_factory.mktemp("t") / "t.csv"
     path.write_bytes(written.getvalue().encode())
-    old, reading.PIECE = reading.PIECE, piece
+    old, files.PIECE = files.PIECE, piece
     try:
         frames = list(Table(path).pieces())
     finally:
-        reading.PIECE = old
+        files.PIECE = old
     found = [tuple(entry or "" for entry in row) for frame in frames for row in frame.iter_rows()]
     assert found == [tuple(row) for row in rows]
 

@@ -19,9 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.gradients import SlowGradientsWarning
-from forethought.gradients.batches import Blocks, planned
+from forethought.gradients.batches import Blocks, bits, planned
 from forethought.gradients.clipped import numbers_behind
-from forethought.gradients.vmap_mode import bits
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{

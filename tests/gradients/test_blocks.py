@@ -16,10 +16,9 @@ from torch.nn import functional as F
 
 from drawn import rand
 from forethought.gradients import SlowGradientsWarning, batches, clipped, clipped_sum
-from forethought.gradients.batches import UNIT, Blocks, filled, planned
+from forethought.gradients.batches import UNIT, Blocks, bits, filled, planned
 from forethought.gradients.clipped import Subject, numbers_behind
-from forethought.gradients.vmap_mode import bits
-from forethought.rounds.losses import cross_entropy, squared_error
+from forethought.rounds.contributions import cross_entropy, squared_error
 
 
 @pytest.mark.parametrize("batch", [1, 7.3, 64, 256, 1024, 60_000])

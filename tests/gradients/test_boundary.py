@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from forethought.gradients import SlowGradientsWarning, boundary, clipped_sum, vmap_mode
+from forethought.gradients.boundary import ExternalState, of_user
 from forethought.gradients.vmap_mode import VmapMode
 
 
@@ -216,3 +217,34 @@ def test_a_compiled_function_of_ones_own_is_still_seen_whole() -> None:
     x = torch.randn(3, requires_grad=True)
     run(x).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+class _Described:
+    """A class that answers something else than its module's name under ``__module__``."""
+
+    __module__ = property(lambda self: "of an object")  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.kept: list[float] = []
+
+
+def test_a_class_without_a_module_name_is_the_user_s_own() -> None:
+    held = _Described()
+    surroundings = ExternalState([], held, _Described)
+    held.kept.append(1.0)
+    surroundings.restore()
+    assert held.kept == []
+    assert of_user(_Described.__module__) and not of_user("torch.nn") and of_user(None)
+
+
+def test_a_model_that_holds_such_an_object_is_trained() -> None:
+    held = _Described()
+
+    class Asks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            held.kept = [float(x.sum())]
+            return super().forward(x)
+
+    model, x = Asks(3, 1), torch.randn(8, 3)
+    clipped_sum(model, lambda y, t: (y[:, 0] - t).square(), x, torch.zeros(8), 1.0)
+    assert held.kept == []

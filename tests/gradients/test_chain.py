@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from drawn import randn, reseed
 from forethought.gradients import clipped, clipped_sum, sums
 from forethought.gradients.sums import CHARGE
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 
 
 def user_loss(outputs: Tensor, targets: Tensor) -> Tensor:

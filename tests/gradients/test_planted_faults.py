@@ -18,7 +18,7 @@ from zoo.oracle import assert_isolated, compare
 
 from drawn import randn, reseed
 from forethought.gradients import boundary, clipped_sum, sums, vmap_mode
-from forethought.gradients.state import ExternalState, State
+from forethought.gradients.boundary import ExternalState, State
 from forethought.gradients.vmap_mode import Site
 
 

@@ -27,7 +27,7 @@ from forethought.holders.fused import Cohort, cohorts, require_fusible, simulate
 from forethought.holders.simulate import rehearsed, simulate
 from forethought.holders.simulator import Outage, Times, Way, Work
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.rounds.losses import default_loss
+from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.folder import CheckpointError, RunFolderExistsError

@@ -16,7 +16,7 @@ from forethought.holders.secure_training import ReportedAverage
 from forethought.holders.simulator import StarSimulator, Times
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import InProcess
-from forethought.rounds.losses import default_loss
+from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.values.mechanism import LocalRounds, updates_of

@@ -29,7 +29,7 @@ from forethought.holders.secure_training import train_securely
 from forethought.holders.simulate import SimulatedRun, simulate
 from forethought.holders.simulator import Times
 from forethought.holders.trainer import Holder, SharedModel
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds, add_grid_noise
 from forethought.rounds.records import TensorRecords, as_records

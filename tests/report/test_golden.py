@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import forethought as ft
-from forethought.auditing.self_test import Outcome, SelfTest
+from forethought.auditing.audit import Outcome, SelfTest
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Audit, Finding
 from forethought.holders.server import ClientStatus, Status
 from forethought.papers.calculators import calculate

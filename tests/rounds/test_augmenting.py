@@ -18,15 +18,13 @@ from forethought.gradients.sums import flat
 from forethought.rounds.contributions import (
     augmented,
     check_loss,
+    cross_entropy,
     require_images,
-    share_of,
     uniform,
 )
-from forethought.rounds.losses import cross_entropy
-from forethought.rounds.private_sum import PrivateRounds
+from forethought.rounds.private_sum import PrivateRounds, Team, share_of
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.rounds.team import Team
 from forethought.training.records import PerPerson, person_loss
 from forethought.values.contributions import Augmentation, Persons
 from forethought.values.mechanism import Mechanism, Rounds

@@ -20,7 +20,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, PrivateSum
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, encoded
 from forethought.rounds.records import as_records

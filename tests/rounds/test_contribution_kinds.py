@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from forethought.rounds.contributions import CONTRIBUTORS, STATISTIC
-from forethought.rounds.linear import LinearModel, LinearRecords
-from forethought.rounds.losses import squared_error
+from forethought.rounds.contributions import (
+    CONTRIBUTORS,
+    STATISTIC,
+    LinearModel,
+    LinearRecords,
+    squared_error,
+)
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -14,7 +14,7 @@ import forethought as ft
 from drawn import randn, reseed
 from forethought.holders.simulator import HolderError
 from forethought.holders.trainer import Holder
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise, CorrelatedNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from drawn import randint, randn, reseed, stream
 from forethought.gradients.sums import CHARGE
 from forethought.rounds import contributions
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.local_updates import separable
-from forethought.rounds.losses import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -15,7 +15,7 @@ from torch import nn
 
 from drawn import randint, randn, reseed, stream
 from forethought.gradients.sums import CHARGE
-from forethought.rounds.losses import cross_entropy, squared_error
+from forethought.rounds.contributions import cross_entropy, squared_error
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
 from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords

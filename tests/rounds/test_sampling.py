@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from forethought.rounds.randomness import Stream
-from forethought.rounds.sampling import assign_groups, poisson_count, sampler, uniform_subset
+from forethought.rounds.randomness import (
+    Stream,
+    assign_groups,
+    poisson_count,
+    sampler,
+    uniform_subset,
+)
 from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,

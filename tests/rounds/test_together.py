@@ -13,7 +13,7 @@ import forethought as ft
 from drawn import randint, randn, reseed, stream
 from forethought.gradients import clipped_sum
 from forethought.gradients.clipped import clipped_sums
-from forethought.rounds.losses import default_loss
+from forethought.rounds.contributions import default_loss
 from forethought.rounds.private_sum import PrivateRounds, PrivateSum, RoundError, add_together
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.training import run as loops

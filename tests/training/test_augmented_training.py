@@ -13,7 +13,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted

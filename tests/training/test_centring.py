@@ -22,7 +22,7 @@ from forethought.holders.simulator import HolderError
 from forethought.holders.trainer import Holder
 from forethought.models import build
 from forethought.rounds import preparation
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.preparation import SPREAD, Vectors, centre, rescaled
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -19,7 +19,7 @@ from forethought.accounting.statement import account
 from forethought.holders.simulator import HolderError
 from forethought.holders.trainer import Holder
 from forethought.jobs.job import Job
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from drawn import randn
-from forethought.rounds.losses import correct, cross_entropy, default_loss, squared_error
+from forethought.rounds.contributions import correct, cross_entropy, default_loss, squared_error
 from forethought.rounds.records import TensorRecords
 from forethought.training.metrics import (
     PRIVATE,

@@ -16,7 +16,7 @@ from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.jobs import train as jobs
 from forethought.jobs.job import Job, Request
 from forethought.planning.search import plan_phases
-from forethought.rounds.losses import cross_entropy
+from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.training.records import OtherModelWarning

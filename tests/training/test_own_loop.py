@@ -20,7 +20,7 @@ import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.accounting.verification import verify
 from forethought.errors import DeferredError, RoundError
-from forethought.rounds.sampling import Batches
+from forethought.rounds.randomness import Batches
 
 EXAMPLES = 120
 

@@ -21,9 +21,9 @@ from forethought.jobs.job import Job, JobError, Request
 from forethought.jobs.load import load_job
 from forethought.jobs.train import prepare, run
 from forethought.planning.search import plan_tuning
-from forethought.rounds.losses import cross_entropy
-from forethought.training.phases import train_until
+from forethought.rounds.contributions import cross_entropy
 from forethought.training.records import PerPerson, PersonLoss, person_loss
+from forethought.training.search import train_until
 from forethought.utility.perturbing import utility_graph
 from forethought.values.contributions import Persons
 

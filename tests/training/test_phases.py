@@ -30,8 +30,8 @@ from forethought.training.folder import (
     RunFolderExistsError,
 )
 from forethought.training.metrics import Event
-from forethought.training.phases import PhasedRun, train_until
 from forethought.training.run import train
+from forethought.training.search import PhasedRun, train_until
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson

@@ -17,7 +17,7 @@ from forethought.jobs.init import job_for
 from forethought.jobs.job import Job, Request
 from forethought.jobs.train import prepare, run
 from forethought.report.page import report_page
-from forethought.rounds.losses import label_cross_entropy
+from forethought.rounds.contributions import label_cross_entropy
 from forethought.training.folder import RunSummary
 from forethought.training.metrics import Results, measured
 

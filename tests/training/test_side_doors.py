@@ -250,6 +250,18 @@ def test_what_a_loss_closes_over_is_part_of_it(make: Any) -> None:
     assert fingerprint(make(1.0)) != fingerprint(make(2.0))
 
 
+class _Described:
+    __module__ = property(lambda self: "of an object")  # type: ignore[assignment]
+    factor = 1.0
+
+
+def test_what_keeps_a_descriptor_under_module_is_hashed_too() -> None:
+    held = _Described()
+    before = fingerprint(held, wide=True)
+    held.factor = 2.0
+    assert fingerprint(held, wide=True) != before
+
+
 def test_another_closure_is_not_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):

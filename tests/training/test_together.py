@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from forethought.rounds.contributions import Batch, share_of
-from forethought.rounds.team import Team
+from forethought.rounds.contributions import Batch
+from forethought.rounds.private_sum import Team, share_of
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

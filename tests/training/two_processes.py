@@ -23,9 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from forethought.auditing.replay import Replay, replaying
 from forethought.rounds import private_sum
-from forethought.rounds.private_sum import PrivateRounds
+from forethought.rounds.private_sum import PrivateRounds, ProcessGroup
 from forethought.rounds.randomness import BoundNoise
-from forethought.rounds.team import ProcessGroup
 from forethought.training.execution import Interrupted, launched
 from forethought.training.metrics import Event
 from forethought.training.run import train

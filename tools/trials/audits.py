@@ -21,18 +21,16 @@ from torch import nn
 from forethought.accounting import adaptive, attack_bounds, exact
 from forethought.accounting.exact import CertificateError
 from forethought.auditing.attack import attack
-from forethought.auditing.audit import FALSE_ALARM, gather
+from forethought.auditing.audit import FALSE_ALARM, Outcome, gather
 from forethought.auditing.canaries import LEVELS, Sizes
 from forethought.auditing.replay import replayed
-from forethought.auditing.self_test import Outcome
 from forethought.auditing.verdict import Audit
 from forethought.gradients import clipped, sums
 from forethought.gradients.sums import clip_and_sum
-from forethought.rounds import contributions, local_updates, private_sum, randomness, sampling
+from forethought.rounds import contributions, local_updates, private_sum, randomness
 from forethought.rounds.local_updates import Displacement
 from forethought.rounds.private_sum import RoundError
-from forethought.rounds.randomness import BoundNoise, CorrelatedNoise
-from forethought.rounds.sampling import Indices
+from forethought.rounds.randomness import BoundNoise, CorrelatedNoise, Indices
 from forethought.values.contributions import Local
 from forethought.values.mechanism import Clipping, Correlated, Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
@@ -220,18 +218,18 @@ def _one_pass() -> AbstractContextManager[None]:
 
 # --- sampling
 
-_SUBSET, _COUNT = sampling.uniform_subset, sampling.poisson_count
+_SUBSET, _COUNT = randomness.uniform_subset, randomness.poisson_count
 
 
 def _poisson(broken: Callable[[int, float, np.random.Generator], Indices]) -> Planting:
-    return lambda: replaced((sampling, "_poisson", broken))
+    return lambda: replaced((randomness, "_poisson", broken))
 
 
 def _rate(factor: float) -> Planting:
     def count(examples: int, rate: float, source: np.random.Generator) -> int:
         return _COUNT(examples, min(1.0, factor * rate), source)
 
-    return lambda: replaced((sampling, "poisson_count", count))
+    return lambda: replaced((randomness, "poisson_count", count))
 
 
 def _drawn(examples: int, rate: float, source: np.random.Generator) -> Indices:
@@ -248,7 +246,7 @@ def _same_batch() -> AbstractContextManager[None]:
     def same(examples: int, rate: float, source: np.random.Generator) -> Indices:
         return kept.setdefault((examples, rate), _drawn(examples, rate, source))
 
-    return replaced((sampling, "_poisson", same))
+    return replaced((randomness, "_poisson", same))
 
 
 def _first_records(examples: int, rate: float, source: np.random.Generator) -> Indices:
@@ -264,13 +262,13 @@ def _with_replacement(examples: int, rate: float, source: np.random.Generator) -
 
 
 def _same_order() -> AbstractContextManager[None]:
-    original = sampling._Epochs.__call__
+    original = randomness._Epochs.__call__
 
     def call(self: Any, index: int) -> Indices:
         length = self._sampling.rounds_per_epoch
         return original(self, self._first + (index - self._first) % length)
 
-    return replaced((sampling._Epochs, "__call__", call))
+    return replaced((randomness._Epochs, "__call__", call))
 
 
 def _repeated_subset() -> AbstractContextManager[None]:
@@ -279,7 +277,7 @@ def _repeated_subset() -> AbstractContextManager[None]:
     def subset(examples: int, size: int, source: np.random.Generator) -> Indices:
         return kept.setdefault((examples, size), _SUBSET(examples, size, source))
 
-    return replaced((sampling, "uniform_subset", subset))
+    return replaced((randomness, "uniform_subset", subset))
 
 
 def groups_in_order() -> AbstractContextManager[None]:
@@ -288,7 +286,7 @@ def groups_in_order() -> AbstractContextManager[None]:
     def assign(size: int, groups: int, _source: np.random.Generator) -> Indices:
         return np.arange(size) * groups // max(1, size)
 
-    return replaced((sampling, "assign_groups", assign), (contributions, "assign_groups", assign))
+    return replaced((randomness, "assign_groups", assign), (contributions, "assign_groups", assign))
 
 
 # --- accounting
@@ -368,7 +366,7 @@ def _surviving_state() -> Iterator[None]:
 
 
 _STEP = CorrelatedNoise._step
-_DRAW = sampling._Allocated.__call__
+_DRAW = randomness._Allocated.__call__
 
 
 def _in_two_rounds() -> AbstractContextManager[None]:
@@ -381,7 +379,7 @@ def _in_two_rounds() -> AbstractContextManager[None]:
         before[id(self)] = mine[: len(mine) // 10]
         return np.union1d(mine, again)
 
-    return replaced((sampling._Allocated, "__call__", draw))
+    return replaced((randomness._Allocated, "__call__", draw))
 
 
 def _in_order() -> AbstractContextManager[None]:
@@ -390,19 +388,19 @@ def _in_order() -> AbstractContextManager[None]:
     def dealt(size: int, places: int, _generator: Any) -> Any:
         return np.arange(size) % places
 
-    return replaced((sampling, "assign_groups", dealt))
+    return replaced((randomness, "assign_groups", dealt))
 
 
 def _dealt_anew() -> AbstractContextManager[None]:
     """Parts change after every cycle."""
-    turns = sampling._Turns
+    turns = randomness._Turns
 
     def draw(self: Any, index: int) -> Any:
         cycle, turn = divmod(index - self._first, self._sampling.parts)
         examples = len(self._dealt._order)
         moved = turns(self._sampling, examples, self._stream, self._first + 7919 * cycle)
         part = moved._dealt[turn]
-        return part[sampling._poisson(len(part), self._sampling.rate, self._stream.at(index))]
+        return part[randomness._poisson(len(part), self._sampling.rate, self._stream.at(index))]
 
     return replaced((turns, "__call__", draw))
 

@@ -126,7 +126,7 @@ class KillTrial:
         self._context.set_forkserver_preload(
             [
                 *("forethought.holders.taking_part", "forethought.holders.grpc"),
-                *("forethought.rounds.losses", "torch._dynamo"),
+                *("forethought.rounds.contributions", "torch._dynamo"),
             ]
         )
         self._lives = [0] * setting.workers

@@ -39,7 +39,7 @@ from forethought.holders.links import Links, Pace, PeersError, TeamLinks
 from forethought.holders.simulator import Result, worker
 from forethought.holders.taking_part import Share, take_part
 from forethought.holders.trainer import ClientTrainer, SharedModel
-from forethought.rounds.losses import default_loss
+from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.values.mechanism import Mechanism, Rounds

@@ -144,44 +144,24 @@ def noise_findings(numbers: Sequence[Array], grid: bool = False) -> list[Finding
     for k in TAILS:
         beyond = int((np.abs(together) > k).sum())
         shape.append(exact.binomial_p(beyond, len(together), 2 * float(stats.norm.sf(k))))
+    share = f"{repeated:,} of {len(together):,}"
+    by_chance = float(stats.poisson.sf(repeated - 1, collisions))
+    again = f"Noise is used again: {share} numbers occurred before."
+    lags = {"coordinates": _coordinate_lags(numbers), "rounds": _round_lags(numbers)}
+    wide = f"The noise has a standard deviation of {width:.4g} times what is claimed."
+    other = "The noise is not Gaussian: its distribution differs from the normal one."
     return [
-        Finding(
-            "noise",
-            "numbers that occur again",
-            f"{repeated:,} of {len(together):,}",
-            "none",
-            f"Noise is used again: {repeated:,} of {len(together):,} numbers occurred before.",
-            float(stats.poisson.sf(repeated - 1, collisions)),
+        Finding("noise", "numbers that occur again", share, "none", again, by_chance),
+        *(
+            tested(
+                *("noise", f"independence of {over}", "independent"),
+                f"The noise of different {over} is not independent.",
+                p_value,
+            )
+            for over, p_value in lags.items()
         ),
-        tested(
-            "noise",
-            "independence of coordinates",
-            "independent",
-            "The noise of different coordinates is not independent.",
-            _coordinate_lags(numbers),
-        ),
-        tested(
-            "noise",
-            "independence of rounds",
-            "independent",
-            "The noise of different rounds is not independent.",
-            _round_lags(numbers),
-        ),
-        Finding(
-            "noise",
-            "width",
-            f"{width:.4f}",
-            "1 (in σC)",
-            f"The noise has a standard deviation of {width:.4g} times what is claimed.",
-            exact.normal_p(together),
-        ),
-        tested(
-            "noise",
-            "distribution",
-            "Gaussian",
-            "The noise is not Gaussian: its distribution differs from the normal one.",
-            smallest(shape),
-        ),
+        Finding("noise", "width", f"{width:.4f}", "1 (in σC)", wide, exact.normal_p(together)),
+        tested("noise", "distribution", "Gaussian", other, smallest(shape)),
     ]
 
 

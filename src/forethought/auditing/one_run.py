@@ -3,7 +3,7 @@
 Some records give up their places to *canaries*, each there or not by a fair coin of its own. One
 run of the whole plan is made, a rehearsal whose weights are thrown away, and an attacker guesses
 coins, and abstains where it is not sure. What so many right guesses say of ε needs no independence
-of the canaries (:func:`forethought.auditing.inference.one_run_p_value`; Steinke, Nasr and Jagielski
+of the canaries (:func:`forethought.auditing.attack.one_run_p_value`; Steinke, Nasr and Jagielski
 2023; Mahloujifar, Melis and Chaudhuri 2024).
 
 White box: a canary's gradient has a coordinate of its own ("Dirac canary", Nasr et al. 2023) in a
@@ -29,26 +29,24 @@ from torch import nn
 from forethought.accounting import exact
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing.attack import (
+    LEVEL,
+    Games,
     contributions,
+    curve,
     directed,
     games_of,
+    guessed,
     judge,
+    one_run_epsilon,
+    one_run_fdp_epsilon,
+    one_run_refutation,
     orthogonal_games,
     summarise,
 )
 from forethought.auditing.audit import FALSE_ALARM, own_records
 from forethought.auditing.canaries import LARGE
-from forethought.auditing.inference import (
-    LEVEL,
-    Games,
-    curve,
-    guessed,
-    one_run_epsilon,
-    one_run_fdp_epsilon,
-    one_run_refutation,
-)
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
-from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import blank
 from forethought.training.records import arranged, opened, usual_loss
@@ -177,17 +175,12 @@ def _judged(plan: Plan, games: Games, canaries: Canaries) -> tuple[list[Finding]
     claim, found = tradeoff(plan.mechanism), guessed(games)
     right = ", ".join(f"{v:,} of {r:,}" for r, v in found)
     total = games.count
-    findings = [
-        Finding(
-            "attack",
-            "guesses in one run",
-            f"{right} right",
-            "fewer",
-            f"Of one run with {total:,} canaries {right} guesses about them are right, which the "
-            "claim makes improbable.",
-            one_run_refutation(found, total, claim),
-        )
-    ]
+    reason = (
+        f"Of one run with {total:,} canaries {right} guesses about them are right, which the "
+        "claim makes improbable."
+    )
+    p_value = one_run_refutation(found, total, claim)
+    findings = [Finding("attack", "guesses in one run", f"{right} right", "fewer", reason, p_value)]
     fdp = one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
     if canaries == "gradients":  # scores of a known law, one canary independent of another
         finding, chosen = judge(plan, games, contributions(plan))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ LAGS = (1, 2, 3, 5, 8)
 TOLERANCE = 1e-5
 # Even records have half the clipping norm, so that counting twice does not look like no clipping.
 SMALL, LARGE = 1, 1_000
+
+
+_found = partial(Finding, "participation")
+_certain, _tested = partial(certain, "participation"), partial(tested, "participation")
 
 
 # Do batches follow the claimed sampling?
@@ -109,14 +114,9 @@ class Batches:
         got = [len(batch) for batch in self.members]
         wrong = [pair for pair in zip(got, wanted, strict=True) if pair[0] != pair[1]]
         first, size = wrong[0] if wrong else (0, 0)
-        return certain(
-            "participation",
-            "batch sizes",
-            f"{len(wrong)} of {len(got)} rounds differ",
-            "none",
-            bool(wrong),
-            f"A batch holds {first:,} different records, where {name} draws {size:,}.",
-        )
+        differ = f"{len(wrong)} of {len(got)} rounds differ"
+        reason = f"A batch holds {first:,} different records, where {name} draws {size:,}."
+        return _certain("batch sizes", differ, "none", bool(wrong), reason)
 
     def most_and_fewest(self, rate: float) -> Finding:
         """Counts per record of independent draws at a rate."""
@@ -124,15 +124,13 @@ class Batches:
         most, fewest = int(counts.max()), int(counts.min())
         upper = float(stats.binom.sf(most - 1, rounds, rate))
         lower = float(stats.binom.cdf(fewest, rounds, rate))
-        return Finding(
-            "participation",
-            "counts per record",
-            f"{fewest} to {most}",
-            f"{rounds * rate:.4g} on average",
+        reason = (
             f"Over {rounds} rounds one record took part {most} times and one {fewest} times, where "
-            f"independent draws give {rounds * rate:.3g} on average.",
-            min(1.0, 2 * self.examples * min(upper, lower)),
+            f"independent draws give {rounds * rate:.3g} on average."
         )
+        p_value = min(1.0, 2 * self.examples * min(upper, lower))
+        seen, mean = f"{fewest} to {most}", f"{rounds * rate:.4g} on average"
+        return _found("counts per record", seen, mean, reason, p_value)
 
     def once_an_epoch(self, length: int, name: str) -> Finding:
         """No record twice in ``length`` rounds."""
@@ -140,14 +138,9 @@ class Batches:
         for start in range(0, len(self.members), length):
             epoch = np.concatenate(self.members[start : start + length])
             most = max(most, int(np.bincount(epoch, minlength=self.examples).max()))
-        return certain(
-            "participation",
-            "times a record takes part in an epoch",
-            f"at most {most}",
-            "1",
-            most > 1,
-            f"A record took part {most} times in one epoch, where {name} takes each once.",
-        )
+        what, reason = "times a record takes part in an epoch", f"A record took part {most} times"
+        reason += f" in one epoch, where {name} takes each once."
+        return _certain(what, f"at most {most}", "1", most > 1, reason)
 
     def dealt_evenly(self, length: int, rate: float, rounds: int | None = None) -> Finding:
         """Sizes of batches, when each record is dealt to one of ``length`` rounds.
@@ -164,16 +157,14 @@ class Batches:
                 left.append(there)
                 chances.append(min(1.0, rate / (length - rate * t)))
                 there = max(0, there - len(batch))
-        wanted = rate * self.examples / length
-        return Finding(
-            "participation",
-            "sizes of batches",
-            f"{np.mean(sizes):.5g} on average",
-            f"{wanted:.5g}",
-            f"Batches hold {np.mean(sizes):.4g} records on average; dealt out at random, "
-            f"{wanted:.4g} would, and sizes would vary as independent draws do.",
-            exact.uniform_p(self.binomial(sizes, left, np.array(chances))),
+        wanted, mean = rate * self.examples / length, np.mean(sizes)
+        reason = (
+            f"Batches hold {mean:.4g} records on average; dealt out at random, {wanted:.4g} would, "
+            "and sizes would vary as independent draws do."
         )
+        p_value = exact.uniform_p(self.binomial(sizes, left, np.array(chances)))
+        seen = f"{mean:.5g} on average"
+        return _found("sizes of batches", seen, f"{wanted:.5g}", reason, p_value)
 
     def uniformity(self, sampling: Sampling) -> list[Finding]:
         """Given its size, a batch is a uniform subset, whatever the rounds before were.
@@ -187,22 +178,13 @@ class Batches:
         fixed = [self._overlaps([half] * rounds, length) for half in (*self.halves, order % 2 == 0)]
         again = [self._overlaps(self._earlier(lag * length), length) for lag in LAGS]
         again.append(self._overlaps(self._drawn_often(order, length), length))
+        subsets = "Batches are not uniform subsets: some part of the data set is drawn more often "
+        subsets += "than another."
+        joined = "Records that lie next to each other are not drawn independently."
+        one_by_one, pairs = "records drawn one by one", self._neighbours(self.members[::length])
         return [
-            tested(
-                "participation",
-                "which records are drawn",
-                "uniform subsets",
-                "Batches are not uniform subsets: some part of the data set is drawn more often "
-                "than another.",
-                smallest(fixed),
-            ),
-            tested(
-                "participation",
-                "independence of neighbours",
-                "records drawn one by one",
-                "Records that lie next to each other are not drawn independently.",
-                self._neighbours(self.members[::length]),
-            ),
+            _tested("which records are drawn", "uniform subsets", subsets, smallest(fixed)),
+            _tested("independence of neighbours", one_by_one, joined, pairs),
             _drawn_afresh(smallest(again)),
         ]
 
@@ -263,13 +245,9 @@ class Batches:
 
 
 def _drawn_afresh(p_value: float) -> Finding:
-    return tested(
-        "participation",
-        "independence of successive rounds",
-        "every batch drawn afresh",
-        "Batches are not independent of the ones before: the same records come again.",
-        p_value,
-    )
+    reason = "Batches are not independent of the ones before: the same records come again."
+    what = "independence of successive rounds"
+    return _tested(what, "every batch drawn afresh", reason, p_value)
 
 
 def _full(sampling: FullBatch, seen: Batches) -> list[Finding]:
@@ -311,35 +289,25 @@ def _poisson(sampling: Poisson, seen: Batches) -> list[Finding]:
     spread = float(sizes.std(ddof=1)) if rounds > 1 else 0.0
     wanted = float(np.sqrt(examples * rate * (1 - rate)))
     scatter, expected = float(counts.std()), float(np.sqrt(rounds * rate * (1 - rate)))
-    return [
-        Finding(
-            "participation",
-            "rate at which records take part",
-            f"{share:.5g}",
-            f"{rate:.5g}",
-            f"Records take part at a rate of {share:.4g}, where {rate:.4g} was claimed.",
-            exact.binomial_p(total, rounds * examples, rate),
-        ),
-        Finding(
-            "participation",
-            "spread of batch sizes",
-            f"{spread:.4g}",
-            f"{wanted:.4g}",
-            f"Batch sizes vary with a standard deviation of {spread:.3g}, where Poisson sampling "
-            f"gives {wanted:.3g}: batches are not drawn record by record.",
-            exact.spread_p(ndtri(seen.binomial(sizes, examples, rate))),
-        ),
-        Finding(
-            "participation",
-            "spread of counts per record",
-            f"{scatter:.4g}",
-            f"{expected:.4g}",
-            f"Over {rounds} rounds the records' counts vary with a standard deviation of "
-            f"{scatter:.3g}, where independent draws give {expected:.3g}.",
-            exact.spread_p(ndtri(seen.binomial(counts, rounds, rate))),
-        ),
-        *seen.uniformity(sampling),
-    ]
+    reasons = (
+        f"Records take part at a rate of {share:.4g}, where {rate:.4g} was claimed.",
+        f"Batch sizes vary with a standard deviation of {spread:.3g}, where Poisson sampling "
+        f"gives {wanted:.3g}: batches are not drawn record by record.",
+        f"Over {rounds} rounds the records' counts vary with a standard deviation of "
+        f"{scatter:.3g}, where independent draws give {expected:.3g}.",
+    )
+    p_values = (
+        exact.binomial_p(total, rounds * examples, rate),
+        exact.spread_p(ndtri(seen.binomial(sizes, examples, rate))),
+        exact.spread_p(ndtri(seen.binomial(counts, rounds, rate))),
+    )
+    rows = (
+        ("rate at which records take part", f"{share:.5g}", f"{rate:.5g}"),
+        ("spread of batch sizes", f"{spread:.4g}", f"{wanted:.4g}"),
+        ("spread of counts per record", f"{scatter:.4g}", f"{expected:.4g}"),
+    )
+    every = zip(rows, reasons, p_values, strict=True)
+    return [_found(*row, why, p) for row, why, p in every] + seen.uniformity(sampling)
 
 
 def _turns(sampling: CyclicPoisson, seen: Batches) -> list[Finding]:
@@ -365,26 +333,19 @@ def _turns(sampling: CyclicPoisson, seen: Batches) -> list[Finding]:
         exact.uniform_p(seen.binomial(k, n, rate)) for k, n in zip(counts, trials, strict=True)
     ]
     share = int(counts[0].sum()) / max(1, int(trials[0].sum()))
+    others = (
+        f"Records took part in the rounds of more than one part ({moved:,} times), where each "
+        f"belongs to one of {parts}."
+    )
+    reason = (
+        f"Records take part at a rate of {share:.4g} in their part's rounds, "
+        f"where {rate:.4g} was claimed, or not independently of who they are."
+    )
+    what, p_value = "rate at which records of a part take part", smallest(p_values[:3])
     return [
-        certain(
-            "participation",
-            "records in rounds of other parts",
-            f"{moved:,}",
-            "none",
-            moved > 0,
-            f"Records took part in the rounds of more than one part ({moved:,} times), where each "
-            f"belongs to one of {parts}.",
-        ),
+        _certain("records in rounds of other parts", f"{moved:,}", "none", moved > 0, others),
         seen.dealt_evenly(parts, rate, parts),
-        Finding(
-            "participation",
-            "rate at which records of a part take part",
-            f"{share:.4g}",
-            f"{rate:.4g}",
-            f"Records take part at a rate of {share:.4g} in their part's rounds, "
-            f"where {rate:.4g} was claimed, or not independently of who they are.",
-            smallest(p_values[:3]),
-        ),
+        _found(what, f"{share:.4g}", f"{rate:.4g}", reason, p_value),
         _drawn_afresh(p_values[3]),
     ]
 
@@ -509,26 +470,19 @@ def contributions(seen: DryRun) -> list[Finding]:
             own = norm * own / (own + plan.clip.gamma)
         times = max(times, float(np.max(np.abs(values[small]), initial=0.0)) / min(own, norm))
         length = max(length, float(np.max(np.abs(values[~small]), initial=0.0)) / norm)
-    most = round(times, 3)
+    most, limit = round(times, 3), claimed + TOLERANCE
+    counted = (
+        f"A record was counted {most:g} times in one round, where "
+        f"{'once' if claimed == 1 else f'{claimed} times at most'} is claimed."
+    )
+    long = (
+        f"Clipping does not hold: a contribution of length {length:.4g} C entered a sum whose "
+        "contributions are bounded by C."
+    )
+    often, far = f"at most {most:g}", f"at most {length:.6g} C"
     return [
-        certain(
-            "participation",
-            "times a record counts in a round",
-            f"at most {most:g}",
-            f"{claimed}",
-            times > claimed + TOLERANCE,
-            f"A record was counted {most:g} times in one round, where "
-            f"{'once' if claimed == 1 else f'{claimed} times at most'} is claimed.",
-        ),
-        certain(
-            "participation",
-            "length of a contribution",
-            f"at most {length:.6g} C",
-            f"{claimed} C",
-            length > claimed + TOLERANCE,
-            f"Clipping does not hold: a contribution of length {length:.4g} C entered a sum whose "
-            "contributions are bounded by C.",
-        ),
+        _certain("times a record counts in a round", often, f"{claimed}", times > limit, counted),
+        _certain("length of a contribution", far, f"{claimed} C", length > limit, long),
     ]
 
 
@@ -557,17 +511,13 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
     together = [math.sqrt(float(np.square(v).sum()) / groups) / norm for v, norm in seen.lengths]
     if not proportional(seen.plan):
         longest = max(together, default=0.0)
-        return [
-            certain(
-                "participation",
-                "length of all groups' updates over the root of their number",
-                f"at most {longest:.6g} C",
-                "1 C",
-                longest > 1 + TOLERANCE,
-                f"Clipping does not hold: {groups} orthogonal updates are together {longest:.4g} "
-                "times as long as updates of length C would be.",
-            )
-        ]
+        reason = (
+            f"Clipping does not hold: {groups} orthogonal updates are together {longest:.4g} "
+            "times as long as updates of length C would be."
+        )
+        what = "length of all groups' updates over the root of their number"
+        beyond = longest > 1 + TOLERANCE
+        return [_certain(what, f"at most {longest:.6g} C", "1 C", beyond, reason)]
     longest, whole_groups = max(together, default=0.0), True
     mates: list[int] = []  # of one random record of each batch
     others: list[int] = []  # records of the batch
@@ -578,39 +528,26 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
         if length > 0:
             mates.append(int(sizes[generator.integers(len(sizes))]) - 1)
             others.append(len(values) - 1)
+    farthest, beyond = f"at most {longest:.6g} C", longest > 1 + TOLERANCE
+    long = (
+        f"Clipping does not hold: a group's update of length {longest:.4g} C entered a sum "
+        "whose contributions are bounded by C."
+    )
+    odd = (
+        "Group updates are not what was claimed: lengths and numbers of records do not fit "
+        "groups in which every record counts once and whose mean is clipped to C."
+    )
+    mean, fits = "a group's update is the clipped mean of its records", not whole_groups
     found = [
-        certain(
-            "participation",
-            "length of a group's update",
-            f"at most {longest:.6g} C",
-            "1 C",
-            longest > 1 + TOLERANCE,
-            f"Clipping does not hold: a group's update of length {longest:.4g} C entered a sum "
-            "whose contributions are bounded by C.",
-        ),
-        certain(
-            "participation",
-            "a group's update is the clipped mean of its records",
-            "yes" if whole_groups else "no",
-            "yes",
-            not whole_groups,
-            "Group updates are not what was claimed: lengths and numbers of records do not fit "
-            "groups in which every record counts once and whose mean is clipped to C.",
-        ),
+        _certain("length of a group's update", farthest, "1 C", beyond, long),
+        _certain(mean, "yes" if whole_groups else "no", "yes", fits, odd),
     ]
     if groups > 1 and mates:
         # A record shares its group with each other one with chance 1/groups, independently.
-        shared = exact.uniform_binomial(mates, others, 1 / groups, generator)
-        found.append(
-            Finding(
-                "participation",
-                "records that share a group",
-                f"{sum(mates) / max(1, sum(others)):.4g}",
-                f"{1 / groups:.4g}",
-                "Records are not dealt to groups independently at random.",
-                exact.uniform_p(shared),
-            )
-        )
+        p_value = exact.uniform_p(exact.uniform_binomial(mates, others, 1 / groups, generator))
+        share, wanted = f"{sum(mates) / max(1, sum(others)):.4g}", f"{1 / groups:.4g}"
+        reason = "Records are not dealt to groups independently at random."
+        found.append(_found("records that share a group", share, wanted, reason, p_value))
     return found
 
 
@@ -659,12 +596,10 @@ def count_noise(seen: DryRun, generator: np.random.Generator) -> Finding:
             below += (1 - below) * float(generator.random())
         uniforms.append(below)
     width = float(np.std(ndtri(np.clip(uniforms, 1e-12, 1 - 1e-12))))
-    return Finding(
-        "noise",
-        "noise on the count of clipped contributions",
-        f"{width:.4g} of what is accounted",
-        "1",
+    reason = (
         f"The count that moves the clipping norm carries {width:.3g} times the noise that is "
-        "accounted for it.",
-        exact.uniform_p(np.clip(uniforms, 1e-300, 1 - 2**-53)),
+        "accounted for it."
     )
+    p_value = exact.uniform_p(np.clip(uniforms, 1e-300, 1 - 2**-53))
+    what, times = "noise on the count of clipped contributions", f"{width:.4g} of what is accounted"
+    return Finding("noise", what, times, "1", reason, p_value)

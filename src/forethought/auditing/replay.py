@@ -54,6 +54,7 @@ SECRET = (
     "for the operator, not for publication"
 )
 UNIT = 2.0**-53
+RELATIVE = "of what rounding allows"
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Compared:
     name: str
     off: float
     reason: str = ""
-    unit: str = "of what rounding allows"
+    unit: str = RELATIVE
 
     @property
     def violated(self) -> bool:
@@ -229,47 +230,40 @@ class _Witness:
             return
         self._replay.replayed += 1
 
+    def _say(self, name: str, off: float | bool, reason: str, unit: str = RELATIVE) -> None:
+        """Note a comparison: how far it is off, or whether both are equal."""
+        if isinstance(off, bool):
+            off = 0.0 if off else math.inf
+        self._replay.compared.append(Compared(name, off, reason, unit))
+
     def _compare(self, one: Round, noised: NoisedSum, bound: bytes) -> None:
-        say, where = self._replay.compared.append, f"round {one.index}"
-        same = noised.round == one
-        say(
-            Compared(
-                "numbers of a round",
-                0.0 if same else math.inf,
-                f"In {where} sampling, clip norm, noise or divisor are not what the plan says.",
-            )
-        )
+        where = f"round {one.index}"
+        reason = f"In {where} sampling, clip norm, noise or divisor are not what the plan says."
+        self._say("numbers of a round", bool(noised.round == one), reason)
         assert self._sum is not None
         batch = self._reference.batch(one)
         if self._parts:
             equal = np.array_equal(batch, self._indices)
             missing = len(np.setdiff1d(batch, self._indices))
             more = len(self._indices) - len(batch) + missing
-            say(
-                Compared(
-                    "batch",
-                    0.0 if equal else math.inf,
-                    f"The batch of {where} is not what its sampling draws from the stream: {more} "
-                    f"records are too many and {missing} are missing.",
-                )
+            reason = (
+                f"The batch of {where} is not what its sampling draws from the stream: {more} "
+                f"records are too many and {missing} are missing."
             )
-            self._sums(one, batch, equal, say, where)
-        self._noises(one, noised, bound, say, where)
+            self._say("batch", equal, reason)
+            self._sums(one, batch, equal, where)
+        self._noises(one, noised, bound, where)
         release = noised.vector.detach().cpu().numpy().tobytes()
         kept = self._replay._releases.setdefault((self._key, one.index), (bound, release))
         if kept[1] is not release:
-            say(
-                Compared(
-                    "a round run again",
-                    0.0 if kept == (bound, release) or kept[0] != bound else math.inf,
-                    f"{where.capitalize()} was run again and released with other noise on the same "
-                    "sum: averaging both undoes a part of the protection.",
-                )
+            reason = (
+                f"{where.capitalize()} was run again and released with other noise on the same "
+                "sum: averaging both undoes a part of the protection."
             )
+            same = kept == (bound, release) or kept[0] != bound
+            self._say("a round run again", same, reason)
 
-    def _sums(
-        self, one: Round, batch: Any, equal: bool, say: Callable[[Compared], None], where: str
-    ) -> None:
+    def _sums(self, one: Round, batch: Any, equal: bool, where: str) -> None:
         assert self._sum is not None
         for nudges in (NUDGES, MANY_NUDGES):
             found = summed(self._reference, one, batch, self._parts, self._records, nudges)
@@ -277,44 +271,25 @@ class _Witness:
             if off <= 1 or not equal:
                 break
         longest = found.longest / one.clip_norm
-        say(
-            Compared(
-                "length of the reference's contributions",
-                longest,
-                f"In {where} a contribution of {longest:.4g} C would be needed.",
-                "C",
-            )
+        reason = f"In {where} a contribution of {longest:.4g} C would be needed."
+        self._say("length of the reference's contributions", longest, reason, "C")
+        reason = (
+            f"In {where} release less noise is not the sum of the batch's contributions, each "
+            f"clipped to C: it is off by {off:.3g} times what rounding allows."
         )
-        say(
-            Compared(
-                "release less noise",
-                off,
-                f"In {where} release less noise is not the sum of the batch's contributions, each "
-                f"clipped to C: it is off by {off:.3g} times what rounding allows.",
-            )
-        )
+        self._say("release less noise", off, reason)
         if self._count is not None:
             norms = found.norms
             least = sum(most <= one.clip_norm or not math.isfinite(most) for _, most in norms)
             most = sum(low <= one.clip_norm or not math.isfinite(low) for low, _ in norms)
             counted = self._count + len(norms) / 2
-            say(
-                Compared(
-                    "count below the clipping norm",
-                    0.0 if least <= counted <= most else math.inf,
-                    f"In {where} {counted:g} contributions were counted as short, where "
-                    f"{least:g} to {most:g} are.",
-                )
+            reason = (
+                f"In {where} {counted:g} contributions were counted as short, where "
+                f"{least:g} to {most:g} are."
             )
+            self._say("count below the clipping norm", bool(least <= counted <= most), reason)
 
-    def _noises(
-        self,
-        one: Round,
-        noised: NoisedSum,
-        bound: bytes,
-        say: Callable[[Compared], None],
-        where: str,
-    ) -> None:
+    def _noises(self, one: Round, noised: NoisedSum, bound: bytes, where: str) -> None:
         total = self._sum
         assert total is not None
         released = noised.vector.detach().cpu().numpy()
@@ -334,25 +309,19 @@ class _Witness:
             ratios = np.abs(released - (total + noise)) / (room * sizes)
         off = float(np.max(np.where(released == total + noise, 0.0, ratios), initial=0.0))
         wrong = int(np.sum(~(ratios <= 1) & (released != total + noise)))
-        say(
-            Compared(
-                "noise, bit for bit",
-                off,
-                f"The noise of {where} is not the noise that belongs to its sum: {wrong:,} of "
-                f"{len(total):,} numbers differ.",
-            )
+        reason = (
+            f"The noise of {where} is not the noise that belongs to its sum: {wrong:,} of "
+            f"{len(total):,} numbers differ."
         )
+        self._say("noise, bit for bit", off, reason)
         if self._count is not None:
             wanted = self._reference.next_norm(one, self._count, bound)
             gap = abs(noised.next_clip_norm - wanted) / (2.0**-40 * wanted)
-            say(
-                Compared(
-                    "noise on the count, by the next norm",
-                    gap,
-                    f"After {where} the clipping norm moves to {noised.next_clip_norm:.6g} where "
-                    f"the noised count moves it to {wanted:.6g}.",
-                )
+            reason = (
+                f"After {where} the clipping norm moves to {noised.next_clip_norm:.6g} where "
+                f"the noised count moves it to {wanted:.6g}."
             )
+            self._say("noise on the count, by the next norm", gap, reason)
 
 
 def apart(total: Array, found: Sum, clip_norm: float) -> float:

@@ -33,11 +33,10 @@ from forethought.auditing.canaries import (
     watching,
 )
 from forethought.auditing.verdict import Finding, certain
+from forethought.gradients.batches import bits
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.sums import flat
-from forethought.gradients.vmap_mode import bits
-from forethought.rounds.contributions import Gradients
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Gradients, Loss
 from forethought.rounds.records import Records
 from forethought.training.run import train
 from forethought.values.contributions import Examples
@@ -91,6 +90,7 @@ def _frozen(value: Any, depth: int = 0) -> Any:
 
 
 Array = NDArray[np.float64]
+_certain = partial(certain, "sensitivity")
 
 # Rounding of single-precision sums, for each record of a batch and at least.
 ROUNDING, LEAST = 3e-7, 1e-4
@@ -157,14 +157,9 @@ def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:
 def planted_sensitivity(plan: Plan) -> Finding:
     """The worst known neighbours against the distance that is accounted."""
     moved, claimed = planted_distance(plan), claimed_distance(plan)
-    return certain(
-        "sensitivity",
-        "planted neighbours",
-        f"the sum moves by {moved:.4g} C",
-        f"{claimed:.4g} C",
-        moved > claimed * (1 + LEAST),
-        f"One record moves a sum by {moved:.3g} C, where {claimed:.3g} C is accounted.",
-    )
+    seen, beyond = f"the sum moves by {moved:.4g} C", moved > claimed * (1 + LEAST)
+    reason = f"One record moves a sum by {moved:.3g} C, where {claimed:.3g} C is accounted."
+    return _certain("planted neighbours", seen, f"{claimed:.4g} C", beyond, reason)
 
 
 @dataclass(frozen=True)
@@ -279,52 +274,34 @@ def model_sensitivity(
             if moved > worst.get(kind, (0.0, ""))[0]:
                 worst[kind] = (moved, case.weights)
         changed += changes(before, state_of(case.model))
-    slack, of = LEAST + ROUNDING * size, f"({size:,} records)"
+    slack, of = LEAST + ROUNDING * size, f"in a batch ({size:,} records)"
     mixed = "the examples of a batch are not kept apart in this model or loss"
-    found = []
-    for kind, limit, name, says, cause in (
-        (
-            "one",
-            1.0,
-            "one record's contribution",
-            "One record's contribution has length",
-            "clipping does not hold in this model",
-        ),
-        (
-            "gone",
-            1.0 if plan.groups is None else 2.0,
-            f"a record less in a batch {of}",
-            "Without one record a batch's sum moves by",
-            mixed,
-        ),
-        (
-            "replaced",
+    loose, less = "clipping does not hold in this model", 1.0 if plan.groups is None else 2.0
+    # Kind of distance → its limit, name, what is said of it and its cause.
+    kinds = {
+        "one": (1.0, "one record's contribution", "One record's contribution has length", loose),
+        "gone": (less, f"a record less {of}", "Without one record a batch's sum moves by", mixed),
+        "replaced": (
             2.0,
-            f"a record replaced in a batch {of}",
+            f"a record replaced {of}",
             "One replaced record moves a batch's sum by",
             mixed,
         ),
-    ):
+    }
+    found = []
+    for kind, (limit, name, says, cause) in kinds.items():
         if kind not in worst:
             continue
         moved, weights = worst[kind]
         where = f"{moved:.5g} C, at {weights} weights"
         text = f"{says} {moved:.5g} C at {weights} weights, where {limit:g} C is allowed: {cause}."
         beyond = moved > limit * (1 + slack)
-        found.append(certain("sensitivity", name, where, f"{limit:g} C", beyond, text))
+        found.append(_certain(name, where, f"{limit:g} C", beyond, text))
     found += _bits(model, batch, plan, loss)
     names = ", ".join(dict.fromkeys(changed))
-    found.append(
-        certain(
-            "sensitivity",
-            "buffers and attributes after private passes",
-            names or "unchanged",
-            "unchanged",
-            bool(changed),
-            f"The model keeps something of the records that it saw: {names} changed.",
-        )
-    )
-    return found
+    reason = f"The model keeps something of the records that it saw: {names} changed."
+    kept, seen = "buffers and attributes after private passes", names or "unchanged"
+    return [*found, _certain(kept, seen, "unchanged", bool(changed), reason)]
 
 
 def _bits(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> list[Finding]:
@@ -348,17 +325,13 @@ def _bits(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> list[Findi
         for gone in range(1, min(4, size))
         for few, many in zip(numbers(size - gone), whole, strict=True)
     )
-    return [
-        certain(
-            "sensitivity",
-            "bits of a record among fewer others",
-            f"{differing} numbers differ" if differing else "the same",
-            "the same",
-            bool(differing),
-            "A record's gradient has other last bits in a batch of another size: behind a kink of "
-            "the loss one record then moves the contributions of others.",
-        )
-    ]
+    reason = (
+        "A record's gradient has other last bits in a batch of another size: behind a kink of "
+        "the loss one record then moves the contributions of others."
+    )
+    seen = f"{differing} numbers differ" if differing else "the same"
+    what = "bits of a record among fewer others"
+    return [_certain(what, seen, "the same", bool(differing), reason)]
 
 
 def _cases(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> Iterator[_Case]:

@@ -231,7 +231,7 @@ def audit(
 
 
 def _self_test(console: Console, seed: int | None, as_json: bool) -> None:
-    from forethought.auditing.self_test import self_test
+    from forethought.auditing.audit import self_test
     from forethought.report import audit as report
 
     result = self_test(seed)

@@ -27,7 +27,7 @@ from forethought.convex.problems import (
     SoftmaxRegression,
 )
 from forethought.gradients.sums import flat
-from forethought.rounds.linear import LinearModel, LinearRecords, Slope, linear_sums
+from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, linear_sums
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.data.columns import Encoder, TableSchema
 from forethought.data.dataset import Dataset, Split, of_persons
-from forethought.data.files import DataError
-from forethought.data.reading import TableFormat
+from forethought.data.files import DataError, TableFormat
 from forethought.data.sources import load, names
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.files import DataError, finite
-from forethought.data.reading import AS_USUAL, TableFormat
+from forethought.data.files import AS_USUAL, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
 # A look at a column of a private table, for its owner alone: ``forethought init`` takes it.
@@ -100,6 +99,9 @@ class Seen:
 
 
 Common = Mapping[str, Any]  # of a column's options: ``missing`` and ``codes``
+Floats = NDArray[np.float32]
+Features = list[Floats]
+Drawn = tuple[NDArray[Any], pl.Series]
 Missing = Literal["refuse", "middle", "category"]
 POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")
 MOST_CATEGORIES = 1000
@@ -241,12 +243,10 @@ class Column(ABC):
     @abstractmethod
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
-    ) -> list[NDArray[np.float32]]:
+    ) -> Features:
         """Its features, without that of a missing entry; 0 where ``absent``."""
 
-    def _at_once(
-        self, name: str, entries: pl.Series, outside: Outside
-    ) -> NDArray[np.float32] | None:
+    def _at_once(self, name: str, entries: pl.Series, outside: Outside) -> Floats | None:
         """Its one feature, where every entry is as simple as can be; None: look at them."""
         return None
 
@@ -263,7 +263,7 @@ class Column(ABC):
         """
 
     @abstractmethod
-    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+    def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         """Made-up entries spread evenly over what is declared: for ONNX, and as in a table."""
 
     def _of_number(self, graph: OnnxGraph, value: str, *features: str) -> Written:
@@ -280,7 +280,7 @@ class Column(ABC):
 
     def encode(
         self, where: str, name: str, entries: pl.Series, first: int, outside: Outside
-    ) -> NDArray[np.float32]:
+    ) -> Floats:
         """Features of the column, float32, (entries, features).
 
         Args:
@@ -321,10 +321,8 @@ def register(kind: _Kind) -> _Kind:
     Raises:
         TypeError: something that every kind says is not said, or another kind has its name.
     """
-    lacking = sorted(kind.__abstractmethods__)
-    lacking += [
-        name for name in ("kind", "form", "bound", "usual_square") if not hasattr(kind, name)
-    ]
+    wanted = "kind", "form", "bound", "usual_square"
+    lacking = sorted(kind.__abstractmethods__) + [one for one in wanted if not hasattr(kind, one)]
     if lacking:
         raise TypeError(f"the kind of column {kind.__name__} does not say {', '.join(lacking)}")
     if KINDS.setdefault(kind.kind, kind) is not kind:
@@ -368,15 +366,13 @@ class Number(Column):
         if seen.whole and len(seen.words) == seen.present > 50 and not seen.many:
             return "drop", "a different whole number in every record: a running number?"
         known = _KNOWN.get(name.lower())
-        if known and known[0] <= low and seen.high <= known[1]:
-            value: dict[str, Any] = {"range": known}
-            why = "what it can be at all; correct it if you know better"
-        else:
+        value: dict[str, Any] = {"range": known}
+        why = "what it can be at all; correct it if you know better"
+        if not (known and known[0] <= low and seen.high <= known[1]):
             value = {"range": list(outward(low, seen.high, seen.whole))}
             why = "rounded from the file: declared by you once you have corrected it"
         if code is not None:
-            value["codes"] = [int(code)]
-            value["missing"] = "middle"
+            value |= {"codes": [int(code)], "missing": "middle"}
             why += f"; does {code:g} stand for a missing value?"
         found = _or_missing(value, seen, "middle")
         return found["range"] if set(found) == {"range"} else found, why
@@ -407,14 +403,11 @@ class Number(Column):
         return (name,)
 
     def to_value(self) -> Any:
-        found: dict[str, Any] = {"range": [self.low, self.high]}
-        if self.log:
-            found["log"] = True
-        return _table(found, self)
+        return _table({"range": [self.low, self.high]}, self, "log")
 
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
-    ) -> list[NDArray[np.float32]]:
+    ) -> Features:
         numbers = as_numbers(where, name, entries, absent, self.decimal)
         scaled = self._scaled(name, numbers, outside)
         return [np.where(np.isnan(numbers), np.float32(0), scaled)]
@@ -428,13 +421,11 @@ class Number(Column):
         scaled = graph.add("Div", graph.add("Sub", inside, middle), half)
         return self._of_number(graph, value, _between(graph, scaled, -1.0, 1.0))
 
-    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+    def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         values = generator.uniform(self.low, self.high, count)
         return values, pl.Series(values)
 
-    def _at_once(
-        self, name: str, entries: pl.Series, outside: Outside
-    ) -> NDArray[np.float32] | None:
+    def _at_once(self, name: str, entries: pl.Series, outside: Outside) -> Floats | None:
         if self.decimal != "." or self.codes or self.missing == "category":
             return None
         if entries.dtype != pl.String and not entries.dtype.is_numeric():
@@ -446,9 +437,7 @@ class Number(Column):
         numbers = values.to_numpy()
         return self._scaled(name, numbers, outside) if math.isfinite(numbers.sum()) else None
 
-    def _scaled(
-        self, name: str, numbers: NDArray[np.float64], outside: Outside
-    ) -> NDArray[np.float32]:
+    def _scaled(self, name: str, numbers: NDArray[np.float64], outside: Outside) -> Floats:
         inside = np.clip(numbers, self.low, self.high)
         outside.note(outside.clipped, name, int(((inside != numbers) & ~np.isnan(numbers)).sum()))
         if self.log:
@@ -493,12 +482,12 @@ class Plain(Column):
 
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
-    ) -> list[NDArray[np.float32]]:
+    ) -> Features:
         return [as_numbers(where, name, entries, absent, self.decimal).astype(np.float32)]
 
     def encode(
         self, where: str, name: str, entries: pl.Series, first: int, outside: Outside
-    ) -> NDArray[np.float32]:
+    ) -> Floats:
         if self != Plain():
             return super().encode(where, name, entries, first, outside)
         values = entries.cast(pl.Float64, strict=False)
@@ -522,7 +511,7 @@ class Plain(Column):
         value = graph.input(name, np.float64, self.describe())
         return self._of_number(graph, value, value)
 
-    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+    def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         values = generator.uniform(-3.0, 3.0, count)
         return values, pl.Series(values)
 
@@ -565,9 +554,8 @@ class Category(Column):
 
     def __post_init__(self) -> None:
         if not self.words or len(set(self.words)) < len(self.words):
-            raise UndeclaredError(
-                f"categories are one or more different words, not {list(self.words)!r}"
-            )
+            words = list(self.words)
+            raise UndeclaredError(f"categories are one or more different words, not {words!r}")
         if len(self.words) > MOST_CATEGORIES:
             raise UndeclaredError(
                 f"{len(self.words)} categories: at most {MOST_CATEGORIES}; drop a column of names"
@@ -582,16 +570,11 @@ class Category(Column):
         return super().absent(entries) & ~_words(entries).is_in(list(self.words))
 
     def to_value(self) -> Any:
-        found: dict[str, Any] = {"categories": list(self.words)}
-        if self.other:
-            found["other"] = True
-        if self.lenient:
-            found["lenient"] = True
-        return _table(found, self)
+        return _table({"categories": list(self.words)}, self, "other", "lenient")
 
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
-    ) -> list[NDArray[np.float32]]:
+    ) -> Features:
         words = _words(entries)
         strange = ~words.is_in(list(self.words)) & ~absent
         count = int(strange.sum())
@@ -629,7 +612,7 @@ class Category(Column):
         refused = () if self.other or self.lenient else (strange,)
         return Written(tuple(found), absent, refused)
 
-    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+    def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         words = generator.choice(np.array(self.words, dtype=object), count)
         return words, pl.Series(words.tolist(), dtype=pl.String)
 
@@ -684,20 +667,18 @@ class Date(Column):
 
     def to_value(self) -> Any:
         found: dict[str, Any] = {"date": [self.first.isoformat(), self.last.isoformat()]}
-        if self.written is not None:
-            found["format"] = self.written
-        return _table(found, self)
+        return _table(found if self.written is None else {**found, "format": self.written}, self)
 
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
-    ) -> list[NDArray[np.float32]]:
+    ) -> Features:
+        words = _words(entries)
         if entries.dtype == pl.Date or entries.dtype == pl.Datetime:
             days = entries.cast(pl.Date)
         elif self.written is None:
-            words = _words(entries).str.slice(0, 10)
-            days = words.str.to_date("%Y-%m-%d", strict=False)
+            days = words.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
         else:
-            days = _words(entries).str.to_date(self.written, strict=False)
+            days = words.str.to_date(self.written, strict=False)
         wrong = days.is_null() & ~absent
         if wrong.any():
             row = int(wrong.arg_true()[0])
@@ -720,25 +701,17 @@ class Date(Column):
         value = graph.input(name, np.float64, about)
         low, high = (float((day - EPOCH).days) for day in (self.first, self.last))
         twice = graph.add("Mul", value, graph.constant(2.0))
-        place = graph.add(
-            "Div", graph.add("Sub", twice, graph.constant(low + high)), graph.constant(high - low)
-        )
+        shifted = graph.add("Sub", twice, graph.constant(low + high))
+        place = graph.add("Div", shifted, graph.constant(high - low))
         # The season does not need the whole years, which single precision could not hold.
         turned = graph.add("Div", value, graph.constant(YEAR))
-        angle = graph.add(
-            "Mul",
-            graph.add("Sub", turned, graph.add("Floor", turned)),
-            graph.constant(2 * math.pi),
-        )
-        single = graph.cast(angle, np.float32)
-        place, sine, cosine = (
-            _between(graph, place, -1.0, 1.0),
-            graph.add("Sin", single),
-            graph.add("Cos", single),
-        )
-        return self._of_number(graph, value, place, sine, cosine)
+        of_year = graph.add("Sub", turned, graph.add("Floor", turned))
+        angle = graph.add("Mul", of_year, graph.constant(2 * math.pi))
+        single, place = graph.cast(angle, np.float32), _between(graph, place, -1.0, 1.0)
+        season = graph.add("Sin", single), graph.add("Cos", single)
+        return self._of_number(graph, value, place, *season)
 
-    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+    def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         first, last = ((day - EPOCH).days for day in (self.first, self.last))
         days = generator.integers(first, last, count, endpoint=True)
         return days.astype(np.float64), pl.Series([EPOCH + timedelta(int(day)) for day in days])
@@ -775,13 +748,13 @@ class Dropped(Column):
 
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
-    ) -> list[NDArray[np.float32]]:
+    ) -> Features:
         return []
 
     def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
         return Written()
 
-    def drawn(self, generator: np.random.Generator, count: int) -> tuple[NDArray[Any], pl.Series]:
+    def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         return np.zeros(count), pl.Series([None] * count)
 
 
@@ -813,8 +786,7 @@ def _column(value: Any, missing: str, decimal: str) -> Column:
     options = dict(value) if isinstance(value, Mapping) else {}
     policy = options.pop("missing", missing)
     codes = tuple(_real(code) for code in options.pop("codes", ()))
-    if policy not in POLICIES:
-        raise UndeclaredError(f"missing = {policy!r}: the choice is {', '.join(POLICIES)}")
+    _require_policy(policy)
     if policy == "drop-column":
         return Dropped("category")
     if isinstance(value, str):
@@ -828,6 +800,11 @@ def _column(value: Any, missing: str, decimal: str) -> Column:
     if options:
         raise UndeclaredError(f"unknown key {next(iter(options))!r}: the forms are {_forms()}")
     return found
+
+
+def _require_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        raise UndeclaredError(f"missing = {policy!r}: the choice is {', '.join(POLICIES)}")
 
 
 def _real(value: Any) -> float:
@@ -889,14 +866,9 @@ def _between(graph: OnnxGraph, value: str, low: float, high: float) -> str:
 
 
 def _looked_up(graph: OnnxGraph, value: str, table: dict[str, int], default: int) -> str:
-    return graph.add(
-        "LabelEncoder",
-        value,
-        domain="ai.onnx.ml",
-        keys_strings=list(table),
-        values_int64s=list(table.values()),
-        default_int64=default,
-    )
+    options: dict[str, Any] = {"keys_strings": list(table), "values_int64s": list(table.values())}
+    options["default_int64"] = default
+    return graph.add("LabelEncoder", value, domain="ai.onnx.ml", **options)
 
 
 def as_numbers(
@@ -929,7 +901,8 @@ def _words(entries: pl.Series) -> pl.Series:
     return entries.cast(pl.String).str.strip_chars().fill_null("")
 
 
-def _table(found: dict[str, Any], column: Column) -> dict[str, Any]:
+def _table(found: dict[str, Any], column: Column, *flags: str) -> dict[str, Any]:
+    found |= {flag: True for flag in flags if getattr(column, flag)}
     if column.missing != "refuse":
         found["missing"] = column.missing
     if column.codes:
@@ -967,10 +940,7 @@ class TableSchema:
     records_per_person: int = 4
 
     def __post_init__(self) -> None:
-        if self.missing not in POLICIES:
-            raise UndeclaredError(
-                f"missing = {self.missing!r}: the choice is {', '.join(POLICIES)}"
-            )
+        _require_policy(self.missing)
         if not self.columns:
             raise UndeclaredError("[data.columns] declares nothing: name every column in it")
         if self.target_range is not None:
@@ -1031,7 +1001,7 @@ class Encoder(Stored):
 
     def encode(
         self, frame: pl.DataFrame, where: str, first: int = 0, outside: Outside | None = None
-    ) -> NDArray[np.float32]:
+    ) -> Floats:
         """Features, float32, (rows, features).
 
         Args:
@@ -1042,12 +1012,10 @@ class Encoder(Stored):
         Raises:
             DataError: a column is not there, or an entry that its declaration does not cover.
         """
-        lacking = [name for name, kind in self.columns if kind.titles(name)]
-        lacking = [name for name in lacking if name not in frame.columns]
-        if lacking:
-            raise DataError.unexpected(
-                where, f"the columns {', '.join(frame.columns[:20])}", f"also {', '.join(lacking)}"
-            )
+        wanted = [name for name, kind in self.columns if kind.titles(name)]
+        if lacking := ", ".join(name for name in wanted if name not in frame.columns):
+            there = f"the columns {', '.join(frame.columns[:20])}"
+            raise DataError.unexpected(where, there, f"also {lacking}")
         noted = Outside() if outside is None else outside
         features = np.empty((len(frame), len(self.titles)), np.float32)
         at = 0
@@ -1059,7 +1027,7 @@ class Encoder(Stored):
                 at += width
         return features
 
-    def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> NDArray[np.float32]:
+    def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> Floats:
         """Values to regress on, scaled to [−1, 1] where a range is declared and clipped to it."""
         label = self.label or ""
         entries = frame[label]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,11 @@ class Dataset:
         return of_role(self.caveats, "not-covered")
 
 
+def usual_norm_of_pixels(shape: tuple[int, ...]) -> float:
+    """Usual norm of images in [0, 1], (N, …): pixels of photographs and drawings are 0.4 or so."""
+    return 0.4 * math.sqrt(math.prod(shape[1:]))
+
+
 def split_off(
     whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
 ) -> tuple[Split, Split]:
@@ -147,10 +153,12 @@ def cannot_split(examples: int, share: float, where: str = "") -> DataError:
 
 def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:
     """The place in [0, 1) of each identity by its keyed hash; below the share it is held out."""
-    hashes = b"".join(
-        [hashlib.blake2b(each, key=_SPLIT_KEY, digest_size=8).digest() for each in identities]
-    )
-    return np.frombuffer(hashes, "<u8").astype(np.float64) / 2.0**64
+    return _hashes(identities, _SPLIT_KEY).astype(np.float64) / 2.0**64
+
+
+def _hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
+    made = [hashlib.blake2b(each, key=key, digest_size=8).digest() for each in contents]
+    return np.frombuffer(b"".join(made), "<u8")
 
 
 def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
@@ -211,16 +219,10 @@ class Declared:
     @property
     def caveats(self) -> tuple[Caveat, ...]:
         """Names what was declared; nothing when nothing was."""
-        names = [
-            name
-            for name, given in (
-                ("the task", self.task),
-                ("the classes", self.classes),
-                ("the number of features", self.features),
-            )
-            if given is not None
-        ]
-        return (Caveat("declared-shape", ", ".join(names)),) if names else ()
+        words = "the task", "the classes", "the number of features"
+        given = zip(words, (self.task, self.classes, self.features), strict=True)
+        names = ", ".join(word for word, value in given if value is not None)
+        return (Caveat("declared-shape", names),) if names else ()
 
 
 class Labels:
@@ -320,10 +322,8 @@ class Labels:
         if values.dtype.kind != self.kinds.dtype.kind and self._order is not None:
             # Declared as words: a file whose labels happen to be numbers alone has none of them.
             values = np.char.strip(raw.astype(str)) if self.kinds.dtype.kind == "U" else values
-        if values.dtype.kind != self.kinds.dtype.kind:
-            known = np.zeros(len(values), bool)
-        else:
-            known = np.isin(values, self.kinds)
+        alike = values.dtype.kind == self.kinds.dtype.kind
+        known = np.isin(values, self.kinds) if alike else np.zeros(len(values), bool)
         if not known.all():
             row = int((~known).argmax())
             whose = "the training file's labels" if self._order is None else "the declared classes"
@@ -429,14 +429,8 @@ def of_persons(
     names = np.array([str(person) for person in persons])
     mask = kept(rows, names.tolist(), records_per_person)
     classes = int(values.max()) + 1 if labels and len(values) else None
-    return Dataset(
-        "arrays",
-        rows.at(mask),
-        None,
-        classes,
-        persons=names[mask],
-        records_per_person=records_per_person,
-    )
+    whose: dict[str, Any] = {"persons": names[mask], "records_per_person": records_per_person}
+    return Dataset("arrays", rows.at(mask), None, classes, **whose)
 
 
 def kept(rows: Split, persons: Sequence[str], most: int) -> NDArray[np.bool_]:
@@ -458,13 +452,7 @@ def _places(
         raise DataError("a row has no person: drop it, or give it one")
     number: dict[str, int] = {}
     owner = np.array([number.setdefault(person, len(number)) for person in persons], np.int64)
-    order = np.array(
-        [
-            int.from_bytes(hashlib.blake2b(row, key=_KEEP_KEY, digest_size=8).digest(), "little")
-            for row in row_contents(rows.inputs, rows.targets)
-        ],
-        np.uint64,
-    )
+    order = _hashes(row_contents(rows.inputs, rows.targets), _KEEP_KEY)
     sorted_rows = np.lexsort((order, owner))
     starts = np.searchsorted(owner[sorted_rows], np.arange(len(number)))
     place = np.empty(len(rows), np.int64)

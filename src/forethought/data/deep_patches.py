@@ -240,10 +240,7 @@ def pooled(images: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.
 
 
 def pooled_at(
-    image: torch.Tensor,
-    filters: Filters,
-    places: Sequence[Place],
-    fine: torch.Tensor | None = None,
+    image: torch.Tensor, filters: Filters, places: Sequence[Place], fine: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Pooled responses of one image, (1, channels, H, W), with its windows at several places.
 
@@ -299,9 +296,7 @@ def _in_windows(
         found = [
             _windows_of(W, (grid,), across, mirror, 0.5) @ part
             for grid, part in zip(
-                grids,
-                torch.split(rows.view(2, -1, W, both.shape[-1]), list(grids), 1),
-                strict=True,
+                grids, torch.split(rows.view(2, -1, W, both.shape[-1]), list(grids), 1), strict=True
             )
         ]
         for at, place in enumerate(here):

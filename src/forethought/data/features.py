@@ -16,11 +16,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from forethought.data import deep_patches, patches
-from forethought.data.dataset import Dataset, Split
+from forethought.data.dataset import Dataset, Split, usual_norm_of_pixels
 from forethought.data.deep_patches import deep_patch_features, shifted_patch_features
 from forethought.data.files import DataError, cache_folder, keep_array, kept_array
 from forethought.data.handwriting import deskewed, handwriting_features
-from forethought.data.images import usual_norm_of_pixels
 from forethought.data.patches import GRID, LEAST, MOST, patch_features
 from forethought.data.scattering import (
     ANGLES,

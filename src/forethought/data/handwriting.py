@@ -216,12 +216,7 @@ def _curve(random: np.random.Generator) -> NDArray[np.float64]:
     at = np.linspace(0, len(control) - 3, _POINTS, endpoint=False)
     first = at.astype(int)
     t = (at - first)[:, None]
-    weights = (
-        (1 - t) ** 3,
-        3 * t**3 - 6 * t**2 + 4,
-        -3 * t**3 + 3 * t**2 + 3 * t + 1,
-        t**3,
-    )
+    weights = ((1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3)
     curve: NDArray[np.float64] = sum(
         (w * control[first + i] for i, w in enumerate(weights)), np.zeros((1, 2))
     )

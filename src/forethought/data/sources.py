@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
+import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from io import BytesIO
@@ -21,9 +23,18 @@ from forethought.data.dataset import (
     Task,
     row_contents,
     split_off,
+    usual_norm_of_pixels,
 )
-from forethought.data.files import DAMAGE, DataError, data_folder, finite, read, resolve
-from forethought.data.images import load_cifar10, load_idx, scaled, usual_norm_of_pixels
+from forethought.data.files import (
+    DAMAGE,
+    ENDINGS,
+    DataError,
+    data_folder,
+    find,
+    finite,
+    read,
+    resolve,
+)
 from forethought.data.tables import Aside, load_table
 from forethought.values.caveats import Caveat
 
@@ -97,11 +108,9 @@ def wanted_arrays(path: Path, found: Collection[str]) -> tuple[str, ...]:
     if wanted[0] == "x_train" and {"x_test", "y_test"} & {*found}:
         wanted += ("x_test", "y_test")
     if not {*wanted} <= {*found}:
-        raise DataError.unexpected(
-            path,
-            f"the arrays {', '.join(found) or 'of none'}",
-            "x_train and y_train (perhaps with x_test and y_test), or x and y",
-        )
+        there = f"the arrays {', '.join(found) or 'of none'}"
+        needed = "x_train and y_train (perhaps with x_test and y_test), or x and y"
+        raise DataError.unexpected(path, there, needed)
     return wanted
 
 
@@ -125,9 +134,8 @@ def load_records(path: Path) -> NDArray[np.float32]:
         arrays = _archive(path)
         key = "x_test" if "x_test" in arrays else "x"
         if key not in arrays:
-            raise DataError.unexpected(
-                path, f"the arrays {', '.join(arrays) or 'of none'}", "x_test or x"
-            )
+            found = f"the arrays {', '.join(arrays) or 'of none'}"
+            raise DataError.unexpected(path, found, "x_test or x")
         inputs = arrays[key]
     return _inputs(str(path), inputs)
 
@@ -160,9 +168,8 @@ def _targets(
 
 def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: int) -> list[bytes]:
     if key not in arrays:
-        raise DataError.unexpected(
-            path, f"the arrays {', '.join(arrays)}", f"one named {key!r}, to split by"
-        )
+        found = f"the arrays {', '.join(arrays)}"
+        raise DataError.unexpected(path, found, f"one named {key!r}, to split by")
     values = _targets(path, key, arrays)
     if len(values) != examples:
         raise DataError.unexpected(path, f"{len(values)} entries in {key}", f"{examples}")
@@ -172,7 +179,7 @@ def _persons(path: Path, key: str, arrays: dict[str, NDArray[Any]], examples: in
 def _archive(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+            return dict(archive)
     except (*DAMAGE, zipfile.BadZipFile, ValueError, AttributeError, NotImplementedError) as error:
         raise DataError.unexpected(
             path, f"no readable archive of plain arrays ({error})", "a .npz file without objects"
@@ -182,9 +189,8 @@ def _archive(path: Path) -> dict[str, NDArray[Any]]:
 def _inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
     """An array of records as float32: bytes are pixels."""
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
-        raise DataError.unexpected(
-            where, f"{inputs.dtype} of shape {inputs.shape}", "numbers (N, features, …)"
-        )
+        found = f"{inputs.dtype} of shape {inputs.shape}"
+        raise DataError.unexpected(where, found, "numbers (N, features, …)")
     if inputs.dtype == np.uint8:
         inputs = scaled(_channels_first(inputs))
     inputs = np.ascontiguousarray(inputs, np.float32)
@@ -281,11 +287,9 @@ def load_svmlight(
     splits = []
     for file, (features, raw) in zip(paths, read_files, strict=True):
         if features.shape[0] * columns > _MOST_VALUES:
-            raise DataError.unexpected(
-                file,
-                f"{features.shape[0]} examples of {columns} features",
-                f"at most {_MOST_VALUES} values in all, since they are stored densely",
-            )
+            size = f"{features.shape[0]} examples of {columns} features"
+            most = f"at most {_MOST_VALUES} values in all, since they are stored densely"
+            raise DataError.unexpected(file, size, most)
         inputs = np.zeros((features.shape[0], columns), np.float32)
         inputs[:, : features.shape[1]] = features.toarray()
         finite(file, inputs)
@@ -328,6 +332,175 @@ def _sparse(path: Path) -> tuple[Any, NDArray[np.float64]]:
     return features, labels
 
 
+# MNIST and its relatives: the idx format of LeCun et al. (1998), gzipped or not.
+
+
+CLASSES = 10
+_FILES = {"train": "train", "test": "t10k"}
+
+
+def load_idx(name: str, folder: Path | None) -> Dataset:
+    """The data set ``name`` from its four idx files: 28 × 28 images, (N, 1, 28, 28) in [0, 1].
+
+    Raises:
+        DataError: a file is missing, damaged, or does not fit its partner.
+    """
+    train, test = (_part(name, folder, part) for part in ("train", "test"))
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        found, wanted = f"images of {test.inputs.shape[2:]} pixels", train.inputs.shape[2:]
+        raise DataError.unexpected(f"{name} test images", found, f"the training images' {wanted}")
+    norm = usual_norm_of_pixels(train.inputs.shape)
+    return Dataset(name, train, test, CLASSES, ("pixels divided by 255",), feature_norm=norm)
+
+
+def _part(name: str, folder: Path | None, part: str) -> Split:
+    stem = _FILES[part]
+    images_path = find(name, _spellings(f"{stem}-images", 3), folder)
+    labels_path = find(name, _spellings(f"{stem}-labels", 1), folder)
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+    if len(images) != len(labels):
+        wanted = f"one for each of the {len(images)} images"
+        raise DataError.unexpected(labels_path, f"{len(labels)} labels", wanted)
+    _require_classes(labels_path, labels)
+    if not images.size:
+        raise DataError.unexpected(images_path, f"shape {images.shape}", "at least one image")
+    return Split(scaled(images[:, None]), labels.astype(np.int64))
+
+
+def _spellings(stem: str, dimensions: int) -> tuple[str, ...]:
+    return tuple(
+        f"{stem}{mark}idx{dimensions}-ubyte{ending}" for mark in "-." for ending in (".gz", "")
+    )
+
+
+def scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Bytes as float32 in [0, 1]: divided by 255, the largest byte."""
+    return np.multiply(pixels, np.float32(1 / 255), dtype=np.float32)
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array of unsigned bytes in an idx file.
+
+    Raises:
+        DataError: another magic number, or more or fewer bytes than the header announces.
+    """
+    content = read(path)
+    expected, start = 0x0800 + dimensions, 4 + 4 * dimensions
+    magic = int.from_bytes(content[:4], "big")
+    if len(content) < start or magic != expected:
+        found = f"{len(content)} bytes that start with 0x{content[:4].hex()}"
+        number = f"the magic number 0x{expected:08x} (unsigned bytes in {dimensions} dimensions)"
+        raise DataError.unexpected(path, found, number)
+    header: NDArray[Any] = np.frombuffer(content, ">u4", dimensions, 4)
+    shape = tuple(int(size) for size in header)
+    if len(content) - start != math.prod(shape):
+        announced = f"{math.prod(shape)} as its header says: {' × '.join(map(str, shape))}"
+        raise DataError.unexpected(path, f"{len(content) - start} bytes of data", announced)
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+# CIFAR-10 (Krizhevsky 2009) in its binary layout: a folder, or straight from the archive.
+
+
+_SHAPE = (3, 32, 32)
+_ROW = 1 + 3 * 32 * 32
+_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST = "test_batch.bin"
+_UNPACKED = ("cifar-10-batches-bin", _TRAIN[0])
+_ARCHIVES = tuple(
+    f"{stem}.tar{ending}"
+    for stem in ("cifar-10-batches-bin", "cifar-10-binary")
+    for ending in (".xz", ".gz", "")
+)
+# Published with copies of the archive in which some images were decoded from a lossy copy.
+_INEXACT = "approx_rows.json"
+
+
+def load_cifar10(name: str, folder: Path | None) -> Dataset:
+    """50,000 and 10,000 colour images, (N, 3, 32, 32) in [0, 1]; nothing is unpacked to disk.
+
+    Raises:
+        DataError: a file is missing, damaged or of the wrong size, or a label is above 9.
+    """
+    found = find(name, (*_UNPACKED, *_ARCHIVES), folder)
+    batches = dict(_from_archive(found) if found.suffix in (".xz", ".gz", ".tar") else _from(found))
+    missing = [file for file in (*_TRAIN, _TEST) if file not in batches]
+    if missing:
+        raise DataError.unexpected(
+            found, f"no {', '.join(missing)}", f"the six files {_TRAIN[0]} … {_TEST}"
+        )
+    train, test = _split([batches[file] for file in _TRAIN]), _split([batches[_TEST]])
+    notes = ("pixels divided by 255", *_inexact(found.parent))
+    norm = usual_norm_of_pixels(train.inputs.shape)
+    return Dataset(name, train, test, CLASSES, notes, feature_norm=norm)
+
+
+def _split(batches: list[NDArray[np.uint8]]) -> Split:
+    inputs = np.empty((sum(map(len, batches)), *_SHAPE), np.float32)
+    at = 0
+    for rows in batches:
+        inputs[at : at + len(rows)] = scaled(rows[:, 1:]).reshape(-1, *_SHAPE)
+        at += len(rows)
+    return Split(inputs, np.concatenate([rows[:, 0] for rows in batches]).astype(np.int64))
+
+
+def _from(found: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    folder = found if found.is_dir() else found.parent
+    for file in (*_TRAIN, _TEST):
+        if (folder / file).exists():
+            yield file, _rows(folder / file, read(folder / file))
+
+
+def _from_archive(archive: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    # Decompressed in memory first: tarfile alone would never compare the checksum at the end.
+    content = read(archive)
+    try:
+        with tarfile.open(fileobj=BytesIO(content)) as members:
+            for member in members:
+                file = Path(member.name).name
+                batch = members.extractfile(member) if member.isfile() else None
+                if batch is not None and file in (*_TRAIN, _TEST):
+                    yield file, _rows(f"{archive}, {member.name}", batch.read())
+    except tarfile.TarError as error:
+        raise DataError.unexpected(
+            archive, f"a truncated or corrupt archive ({error})", "an intact one"
+        ) from error
+
+
+def _rows(path: Path | str, content: bytes) -> NDArray[np.uint8]:
+    if not content or len(content) % _ROW:
+        raise DataError.unexpected(
+            path, f"{len(content)} bytes", f"a multiple of {_ROW} (1 label and 3,072 pixel bytes)"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, _ROW)
+    _require_classes(path, rows[:, 0])
+    return rows
+
+
+def _require_classes(path: Path | str, labels: NDArray[np.uint8]) -> None:
+    wrong = labels >= CLASSES
+    if wrong.any():
+        row = int(wrong.argmax())
+        found = f"label {labels[row]} in example {row}"
+        raise DataError.unexpected(path, found, f"labels from 0 to {CLASSES - 1}")
+
+
+def _inexact(folder: Path) -> tuple[str, ...]:
+    path = folder / _INEXACT
+    if not path.exists():
+        return ()
+    try:
+        rows = sum(map(len, json.loads(read(path))["rows"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError.unexpected(
+            path, f"no list of rows ({error})", '{"rows": {"data_batch_1.bin": [4298, …], …}}'
+        ) from error
+    return (
+        f"{rows} images are not byte-exact but decoded from a lossy copy ({_INEXACT}); "
+        "all labels are exact",
+    )
+
+
 # Sets without a test part of their own, sets with one, and formats of the user's own files.
 _BUNDLED: dict[str, Callable[[str, Path | None, float | None], Dataset]] = {
     "digits": load_digits,
@@ -341,21 +514,7 @@ _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
 _FORMATS = ("svmlight", "csv", "npz", "parquet", "excel")
 _TABLES = ("csv", "parquet", "excel")
 _TESTED = (*_TABLES, "svmlight")  # may have a file of its own for testing
-_ENDINGS = {
-    **dict.fromkeys(("csv", "tsv", "txt", "data"), "csv"),
-    **dict.fromkeys(("svm", "svmlight", "libsvm"), "svmlight"),
-    "npz": "npz",
-    **dict.fromkeys(("parquet", "pq"), "parquet"),
-    **dict.fromkeys(("xlsx", "xlsm", "xlsb", "xls", "ods"), "excel"),
-}
-FIXED = (
-    "scattering",
-    "patches",
-    "deep-patches",
-    "shifted-patches",
-    "handwriting",
-    "deskewed",
-)
+FIXED = ("scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed")
 FEATURES = (*FIXED, "auto", "pixels")
 
 
@@ -427,14 +586,13 @@ def load(
     labels = () if label is None or isinstance(label, str) else tuple(label)
     declared = Declared(task, None if classes is None else tuple(classes), width)
     tested = test is not None
+    own_test = kind in _ORIGINAL or tested
     person = schema is not None and schema.person is not None
     refused = {
         "label= goes with a table, such as csv:PATH, only": label is not None and not tabular,
         f"declared columns go with {', '.join(_TABLES)}:PATH only": schema and not tabular,
         "test= goes with tables and svmlight:PATH only": tested and kind not in _TESTED,
-        "has a test part of its own; leave holdout out": (
-            holdout is not None and (kind in _ORIGINAL or tested)
-        ),
+        "has a test part of its own; leave holdout out": own_test and holdout is not None,
         "split_by= goes with tables and npz:PATH, without test=": (
             split_by is not None and (tested or kind not in (*_TABLES, "npz"))
         ),
@@ -494,14 +652,12 @@ def load(
 
 
 def _unknown(source: str) -> str:
-    ending = Path(source.lower().removesuffix(".gz")).suffix.removeprefix(".")
-    kind = _ENDINGS.get(ending, "" if ":" in source or not Path(source).is_file() else "csv")
+    ending = Path(source.lower().removesuffix(".gz")).suffix
+    kind = ENDINGS.get(ending, "" if ":" in source or not Path(source).is_file() else "csv")
     if kind:
         return f"{source!r} looks like a file: write its format before it, as in '{kind}:{source}'"
-    near = difflib.get_close_matches(
-        source.partition(":")[0], [*_BUNDLED, *_ORIGINAL, *_FORMATS], 1
-    )
-    hint = (
-        f" Did you mean {near[0] + ':PATH' if near[0] in _FORMATS else near[0]!r}?" if near else ""
-    )
+    known = [*_BUNDLED, *_ORIGINAL, *_FORMATS]
+    near = difflib.get_close_matches(source.partition(":")[0], known, 1)
+    close = [f"{name}:PATH" if name in _FORMATS else name for name in near]
+    hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown data source {source!r}.{hint} The sources are {', '.join(names())}"

@@ -37,8 +37,7 @@ from forethought.data.dataset import (
     label_column,
     share_held_out,
 )
-from forethought.data.files import DataError, read
-from forethought.data.reading import Kind, Table, TableFormat
+from forethought.data.files import DataError, Kind, Table, TableFormat, read
 from forethought.values.caveats import Caveat
 
 # What a table probably is when it cannot be what it seems: the remedy for each.
@@ -105,13 +104,11 @@ def unknown_column(path: Path, names: list[str], wanted: str, purpose: str) -> D
                 "(and decimal points)"
             )
     shown = ", ".join(names[:20])
-    near = difflib.get_close_matches(
-        wanted.strip().lower(), [name.strip().lower() for name in names], 1, 0.7
-    )
+    known = [name.strip().lower() for name in names]
+    near = difflib.get_close_matches(wanted.strip().lower(), known, 1, 0.7)
     hint = ""
     if near:
-        close = next(name for name in names if name.strip().lower() == near[0])
-        hint = f". Did you mean {close!r}?"
+        hint = f". Did you mean {names[known.index(near[0])]!r}?"
     elif names[0].startswith("#") or sum(map(bool, names)) == 1:
         hint = ". The first line must hold the names: remove what is above it"
     elif any(re.fullmatch(r"[-+]?\d+(\.\d+)?", name) for name in names):
@@ -275,15 +272,11 @@ class _Text:
                     )
             if not words and numeric:
                 break
+        columns: dict[str, Column] = dict.fromkeys(numeric, Plain())
         for name, found in words.items():
             require_words(self.path, name, sorted(found))
-        return {
-            name: Plain()
-            if name in numeric
-            else Category("middle", words=tuple(sorted(words[name])), lenient=True)
-            for name in self.names
-            if name in numeric or name in words
-        }
+            columns[name] = Category("middle", words=tuple(sorted(found)), lenient=True)
+        return {name: columns[name] for name in self.names if name in columns}
 
 
 def _mostly_numbers(entries: pl.Series) -> bool:
@@ -314,11 +307,8 @@ def _first_lines(path: Path) -> tuple[list[str], list[str]]:
 
 def _looks_like_names(first: list[str], second: list[str]) -> bool:
     """Words only, all different, above at least one number."""
-    return (
-        len(set(first)) == len(first)
-        and not any(map(_is_number, first))
-        and any(map(_is_number, second))
-    )
+    different = len(set(first)) == len(first)
+    return different and not any(map(_is_number, first)) and any(map(_is_number, second))
 
 
 def _is_number(entry: str) -> bool:
@@ -459,24 +449,13 @@ def load_table(
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     notes = ("numbers scaled from their declared ranges to [-1, 1]",)
     norm = encoder.usual_norm
+    loaded = Dataset(name, train, held, classes, notes, caveats, owners, encoder, feature_norm=norm)
     if aside.person is None or owners is None:
-        return Dataset(
-            name, train, held, classes, notes, caveats, owners, encoder, feature_norm=norm
-        )
+        return loaded
     most = schema.records_per_person
     mask = kept(train, owners.tolist(), most)
-    return Dataset(
-        name,
-        train.at(mask),
-        held,
-        classes,
-        notes,
-        caveats,
-        encoder=encoder,
-        persons=owners[mask],
-        records_per_person=most,
-        feature_norm=norm,
-    )
+    whose: dict[str, Any] = {"persons": owners[mask], "records_per_person": most}
+    return replace(loaded, train=train.at(mask), sites=None, **whose)
 
 
 class _Rows(NamedTuple):
@@ -613,11 +592,8 @@ def _declared(
     if schema.person is not None:
         aside = replace(aside, person=schema.person, split_by=aside.split_by or schema.person)
     columns = schema.parsed()
-    for name, purpose in (
-        *((label, "a label") for label in aside.targets),
-        (aside.site, "the site"),
-        (aside.person, "the person"),
-    ):
+    taken = dict.fromkeys(aside.targets, "a label")
+    for name, purpose in (*taken.items(), (aside.site, "the site"), (aside.person, "the person")):
         if name in columns and columns[name].titles(name):
             raise UndeclaredError(
                 f"{path}: {name!r} is {purpose} and a feature at once: take it out of "
@@ -659,14 +635,10 @@ def _require_declared(path: Path, names: list[str], aside: set[str], declared: s
 
 def _tell(path: Path, outside: Outside, rows: int) -> None:
     """Tell the owner, on their machine, where the declarations do not fit the table."""
-    found = [
-        f"{name}: {count} of {rows} {what}"
-        for kind, what in (
-            (outside.clipped, "outside the declared range, clipped to it"),
-            (outside.unknown, "words that are not declared"),
-        )
-        for name, count in kind.items()
-    ]
+    clipped, unknown = "outside the declared range, clipped to it", "words that are not declared"
+    kinds = (outside.clipped, clipped), (outside.unknown, unknown)
+    every = ((name, count, what) for kind, what in kinds for name, count in kind.items())
+    found = [f"{name}: {count} of {rows} {what}" for name, count, what in every]
     if found:
         warnings.warn(
             f"{path}: {'; '.join(found[:10])}. For your eyes only; correct [data.columns] where it "

@@ -1,19 +1,35 @@
-"""torch's private functions, in one place, and why a pass over the lanes stopped."""
+"""The boundary of a pass: why it stops, torch's private functions, and what must be put back.
+
+What must be put back is the state that a model keeps, and all that Python can remember outside.
+"""
 
 from __future__ import annotations
 
+import array
+import contextvars
+import datetime
+import decimal
+import dis
 import functools
 import inspect
+import operator
+import random
 import re
+import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch._library.custom_ops import OPDEFS
+from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
@@ -549,3 +565,894 @@ _RELIED_ON: dict[str, Callable[[], bool]] = {
     "hooks on saved tensors and nodes": _hooks_are_refused,
     "masks of attention": _attention_masks,
 }
+
+
+# The state that a model keeps between passes, and that Python can remember outside of it.
+
+
+# What a model keeps between passes: put back after every pass, whatever the pass wrote.
+#
+# A pass writes what it computed from private records, without noise. Values are compared, not
+# versions only, since writes through NumPy leave no trace.
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+STANDARD = frozenset(vars(nn.Module()))  # what every module has
+_HOOKS = tuple(sorted(name for name in STANDARD if "ward_" in name and "hook" in name))
+_CHANGEABLE = (Tensor, np.ndarray, tuple, list, dict, set, deque)
+_PLAIN = (int, float, str, complex, bytes)
+
+
+def _copied(value: Any, depth: int = 4) -> Any:
+    """The value with tensors and built-in containers copied; anything else as it is."""
+    if isinstance(value, nn.Parameter):
+        return value
+    if isinstance(value, Tensor):
+        return value if wrapped(value) else value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if depth and type(value) in (list, tuple, deque):
+        return [_copied(leaf, depth - 1) for leaf in value]
+    if depth and type(value) in (dict, OrderedDict):
+        return {key: _copied(leaf, depth - 1) for key, leaf in value.items()}
+    if type(value) is set:
+        return set(value)
+    return value
+
+
+def _same(value: Any, kept: Any, depth: int = 4) -> bool:
+    if isinstance(value, nn.Parameter):
+        return value is kept
+    if isinstance(value, Tensor):
+        if value is kept or wrapped(value):
+            return value is kept
+        return (
+            isinstance(kept, Tensor)
+            and value.shape == kept.shape
+            and value.dtype == kept.dtype
+            and _equal(value.detach(), kept)
+        )
+    if isinstance(value, np.ndarray):
+        return isinstance(kept, np.ndarray) and np.array_equal(value, kept, equal_nan=True)
+    if depth and type(value) in (list, tuple, deque):
+        return (
+            isinstance(kept, list)
+            and len(value) == len(kept)
+            and all(_same(one, two, depth - 1) for one, two in zip(value, kept, strict=True))
+        )
+    if depth and type(value) in (dict, OrderedDict):
+        return (
+            isinstance(kept, dict)
+            and value.keys() == kept.keys()
+            and all(_same(value[key], kept[key], depth - 1) for key in value)
+        )
+    if type(value) is set:
+        return bool(value == kept)
+    return value is kept or (type(value) is type(kept) and _plainly_equal(value, kept))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.equal(one, other)) or (
+        one.is_floating_point()
+        and bool(torch.equal(one.isnan(), other.isnan()))
+        and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+    )
+
+
+def _untouched(now: Any, before: Any) -> bool:
+    # Dictionaries compare objects by identity first, which is all that is needed and fast.
+    try:
+        return bool(now == before)
+    except Exception:  # tensors that were replaced cannot be compared so
+        return False
+
+
+def _plainly_equal(value: Any, kept: Any) -> bool:
+    return type(value) in _PLAIN and bool(value == kept)
+
+
+def _restore(value: Any, kept: Any) -> Any:
+    """The original object with its kept content."""
+    if isinstance(value, nn.Parameter) or value is kept:
+        return value
+    with torch.no_grad():
+        if isinstance(value, Tensor):
+            if value.shape != kept.shape:
+                value.resize_(kept.shape)
+            if not _equal(value.detach(), kept):
+                value.detach().copy_(kept)
+        elif isinstance(value, np.ndarray):
+            value[...] = kept
+        elif type(value) in (list, deque):
+            value.clear()
+            value.extend(kept)
+        elif type(value) in (dict, OrderedDict) or type(value) is set:
+            value.clear()
+            value.update(kept)
+    return value
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """One module's snapshot: its attributes, its three tables, and contents that can change."""
+
+    name: str
+    module: nn.Module
+    attributes: dict[str, Any]
+    tables: tuple[dict[str, Any], ...]
+    hooks: list[tuple[Any, Any]]
+    contents: list[tuple[str, Any, Any]]
+
+    def differing(self) -> list[str]:
+        """Attributes that are another object than they were."""
+        now, before = self.module.__dict__, self.attributes
+        tables = [now.get(name) for name in _TABLES]
+        if _untouched(now, before) and all(map(_untouched, tables, self.tables)):
+            return []
+        found = [
+            key
+            for key, value in before.items()
+            if now.get(key, _MISSING) is not value and not _plainly_equal(now.get(key), value)
+        ]
+        if len(now) != len(before):
+            found += [key for key in now if key not in before]
+        for name, table in zip(_TABLES, self.tables, strict=True):
+            current = now[name]
+            found += [k for k, value in table.items() if current.get(k, _MISSING) is not value]
+            if len(current) != len(table):
+                found += [key for key in current if key not in table]
+        return found
+
+    def rewritten(self) -> list[tuple[str, Any, Any]]:
+        """Contents that are no longer what they were."""
+        return [one for one in self.contents if not _same(one[1], one[2])]
+
+
+def _snapshot(name: str, module: nn.Module) -> _Kept:
+    attributes = module.__dict__.copy()
+    tables = tuple([attributes[table].copy() for table in _TABLES])
+    contents = [
+        (key, value, _copied(value))
+        for key, value in attributes.items()
+        if key not in STANDARD and isinstance(value, _CHANGEABLE)
+    ]
+    contents += [
+        (k, buffer, _copied(buffer)) for k, buffer in tables[1].items() if buffer is not None
+    ]
+    hooks = [
+        (attributes[key], attributes[key].copy())
+        for key in _HOOKS
+        if hasattr(attributes.get(key), "clear")
+    ]
+    return _Kept(name, module, attributes, tables, hooks, contents)
+
+
+class State:
+    """A snapshot of everything that modules hold: attributes, buffers, submodules, parameters.
+
+    Attributes, and the built-in containers, arrays and tensors in them, are kept by value; of
+    parameters only whether they were written to.
+    """
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self._kept = [_snapshot(name, module) for name, module in modules]
+        self._parameters = [
+            (f"{kept.name}.{key}" if kept.name else key, parameter, parameter._version)
+            for kept in self._kept
+            for key, parameter in kept.tables[0].items()
+            if parameter is not None
+        ]
+
+    def changes(self) -> dict[str, Any]:
+        """The differences of the model from the snapshot: ``module.attribute`` → what is there
+        now."""
+        found = {}
+        for kept in self._kept:
+            names = [*kept.differing(), *(name for name, *_ in kept.rewritten())]
+            for name in dict.fromkeys(names):
+                label = f"{kept.name}.{name}" if kept.name else name
+                found[label] = getattr(kept.module, name, None)
+        return found
+
+    def restore(self) -> None:
+        """Put everything back; parameters, whose values are not kept, are left as they are."""
+        for kept in self._kept:
+            for _, value, before in kept.rewritten():
+                _restore(value, before)
+            for now, before in kept.hooks:  # also those that a pass installed
+                if len(now) != len(before):
+                    now.clear()
+                    now.update(before)
+            if not kept.differing():
+                continue
+            now = kept.module.__dict__
+            for name, table in zip(_TABLES, kept.tables, strict=True):
+                kept.attributes[name].clear()
+                kept.attributes[name].update(table)
+            now.clear()
+            now.update(kept.attributes)
+
+    def parameters_changed(self) -> list[str]:
+        """Names of parameters that were written to."""
+        return [
+            name for name, parameter, version in self._parameters if parameter._version != version
+        ]
+
+
+def copied(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes by value, to compare later ones with."""
+    return {name: _copied(value) for name, value in changes.items()}
+
+
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """True if two passes changed the model in the same way; ``other`` is copied."""
+    return _same(one, other)
+
+
+def changes_itself(changed: Iterable[str], why: str) -> Refused:
+    """The refusal of a model that changes itself."""
+    return Refused(
+        f"the model changes itself while it runs: {', '.join([*changed][:5])} {why}; compute it "
+        "from the example alone, or keep it fixed during private training"
+    )
+
+
+class Generators:
+    """The states of the generators that a forward pass may draw from."""
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        self._torch = torch.get_rng_state()
+        self._dtype = torch.get_default_dtype()
+        self._cuda = {d: torch.cuda.get_rng_state(d) for d in devices if d.type == "cuda"}
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002 - the one that user code may use
+
+    def restore(self) -> None:
+        """Draw again what was drawn."""
+        torch.set_default_dtype(self._dtype)
+        torch.set_rng_state(self._torch)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+
+
+# What Python code can remember outside modules: objects, closures, globals, generators, settings.
+#
+# Values of the examples reach Python only through questions that the lanes answer
+# (:mod:`.vmap_mode`), or where examples run one at a time. Before the first of these, everything
+# that model and loss can reach is noted here, and put back before other examples see it. What can
+# be reached and is not understood is refused. Trusted are the code of the standard library and of
+# installed packages, and what their objects keep outside Python's attributes.
+
+
+LIMIT = 200_000  # objects: far more than any model's own
+_MISSING: Any = object()
+_LIBRARIES = frozenset({"torch", "numpy", "forethought", *sys.stdlib_module_names}) - {"__main__"}
+# Whose objects keep nothing of a model's: their attributes are not followed.
+_OPAQUE = ("logging", "torch._", "torch.fx", "torch.jit", "torch.distributed.", "torch.autograd")
+# Whose objects are as much the user's as what holds them.
+_PASSING = frozenset({"builtins", "collections", "functools", "weakref", "types"})
+_WAITING = frozenset({"threading", "_thread", "queue", "_queue", "multiprocessing", "asyncio"})
+_ATOMS = frozenset({int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device})
+# Written in C, without anything in them that could change.
+_FIXED = (
+    *(int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)),
+    *(range, slice, BaseException, types.CodeType, types.GenericAlias, types.UnionType),
+    *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, re.Pattern, re.Match),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller, random.SystemRandom),
+    *(torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(torch.finfo, torch.iinfo, np.dtype, np.ufunc, np.generic),
+    torch.jit.ScriptFunction,  # a graph and its constants
+)
+_CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+# Words by which code reaches names that it does not spell out.
+_OF_ITS_MODULE = frozenset({"globals", "eval", "exec", "__globals__"})
+_OF_MODULES = frozenset({"getattr", "setattr", "delattr", "vars", "attrgetter", "__dict__"})
+_OF_ANY_MODULE = frozenset({"__import__", "import_module"})
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # of a type's flags
+
+Undo = Callable[[], object]
+
+
+def of_user(module: object) -> bool:
+    """True if a module is the user's own, and not one of Python or of an installed package.
+
+    Args:
+        module: its name. Anything else names none: a class may keep a descriptor under
+            ``__module__``, and it is the user's then.
+    """
+    name = module if isinstance(module, str) else ""
+    if name.partition(".")[0] in _LIBRARIES:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or file is None or not _installed(file)
+
+
+def _home(kind: type) -> str:
+    """The name of a class's module; empty where the class keeps something else there."""
+    return kind.__module__ if isinstance(kind.__module__, str) else ""
+
+
+@functools.cache
+def _installed(file: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def _native(kind: type) -> type | None:
+    """The class written in C that gives objects more than attributes; None: there is none."""
+    for base in kind.__mro__[:-1]:
+        parent = base.__base__
+        assert parent is not None  # only object has none
+        slots = vars(base).get("__slots__", ())
+        named = {*((slots,) if isinstance(slots, str) else slots)} - {"__dict__", "__weakref__"}
+        places = len(named) + ("__dict__" in vars(base)) + ("__weakref__" in vars(base))
+        longer = base.__basicsize__ - parent.__basicsize__ > 8 * places
+        if longer or base.__itemsize__ != parent.__itemsize__:
+            return base
+    return None
+
+
+def _own(value: Any, held: bool) -> bool:
+    """True if what a value holds is held by the user's code; ``held``: the value itself is."""
+    if isinstance(value, types.FunctionType):
+        return of_user(value.__globals__.get("__name__"))
+    if isinstance(value, type):
+        return of_user(value.__module__)
+    module = _home(type(value))
+    return held if module in _PASSING or isinstance(value, nn.Module) else of_user(module)
+
+
+class _Mentions(NamedTuple):
+    """Names in code: globals, imported modules, attributes, and those that it writes to."""
+
+    names: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    parts: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+
+
+@functools.lru_cache(maxsize=8192)
+def _mentions(code: types.CodeType) -> _Mentions:
+    names, modules, written = set[str](), set[str](), set[str]()
+    # Words may be names too, as in globals()["x"] and getattr(helpers, "x").
+    parts = {part for part in code.co_consts if isinstance(part, str) and part.isidentifier()}
+    for step in dis.get_instructions(code):
+        how, name = step.opname, step.argval
+        if not isinstance(name, str):
+            continue
+        if how == "IMPORT_NAME":
+            modules.add(name)
+        elif how.endswith(("_GLOBAL", "_NAME")):
+            names.add(name)
+        elif how.endswith(("_ATTR", "_METHOD", "IMPORT_FROM")):
+            parts.add(name)
+        if how.startswith(("STORE_", "DELETE_")):
+            written.add(name)
+    found = [_Mentions(*map(frozenset, (names, modules, parts, written)))]
+    found += [_mentions(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return _Mentions(*(frozenset().union(*column) for column in zip(*found, strict=True)))
+
+
+@dataclass
+class _Space:
+    """The names of a module of the user's that code can reach, and what they stood for.
+
+    Attributes:
+        wanted: what the module's own functions say. open: they reach names that they do not say.
+        reached: the module itself can be reached, so that its names are attributes.
+    """
+
+    scope: dict[str, Any]
+    wanted: set[str] = field(default_factory=set)
+    open: bool = False
+    reached: bool = False
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def undo(self) -> None:
+        """Every name stands again for what it stood for."""
+        for name, value in self.kept.items():
+            if self.scope.get(name, _MISSING) is value:
+                continue
+            if value is _MISSING:
+                del self.scope[name]
+            else:
+                self.scope[name] = value
+        if self.open:
+            for name in self.scope.keys() - self.kept.keys():
+                if not name.startswith("__"):
+                    del self.scope[name]
+
+
+class ExternalState:
+    """A snapshot of all Python objects that ``roots`` can reach.
+
+    Args:
+        known: modules whose own attributes are looked after elsewhere.
+
+    Attributes:
+        waits: whose lock or queue is among them: a pass that begins again could wait for it for
+            ever.
+
+    Raises:
+        Refused: something among them is not understood, or there is too much of it.
+    """
+
+    def __init__(self, known: Iterable[nn.Module], *roots: Any) -> None:
+        self.waits = ""
+        self._undo: list[Undo] = [_settings()]
+        modules = list(known)
+        self._known = {id(module) for module in modules}
+        self._weights = {id(p) for module in modules for p in module._parameters.values()}
+        self._seen: dict[int, tuple[Any, bool]] = {}  # keeps objects, so that an id stays a name
+        self._kinds: dict[type, tuple[type | None, _Way | None]] = {}
+        self._spaces: dict[int, _Space] = {}
+        self._parts, self._written = set[str](), set[str]()
+        self._open = False  # code reaches parts of modules that it does not name
+        operators = [one for one in list(OPDEFS.values()) if of_user(one._init_fn.__module__)]
+        # What is still to be followed, who holds it, and whether that is the user's own.
+        self._pending = [(root, "the model or loss", True) for root in (*roots, *operators)]
+        self._pending.append((decimal.getcontext(), "Python", False))
+        while self._pending or self._more_names():
+            value, holder, strict = self._pending.pop()
+            before = self._seen.get(id(value))
+            if before is not None and (before[1] or not strict):
+                continue
+            self._seen[id(value)] = value, strict
+            if len(self._seen) > LIMIT:
+                raise Refused(
+                    "values of the examples reach Python, and model and loss can reach more than "
+                    f"{LIMIT:,} Python objects, too many to put back: keep large tables as "
+                    "tensors or arrays, and data sets out of what model and loss can reach"
+                )
+            own = _own(value, strict)
+            label = _label(value, holder) if own else holder
+            for part in self._note(value, holder, strict):
+                if type(part) not in _ATOMS:
+                    self._pending.append((part, label, own))
+        self._undo += [space.undo for space in self._spaces.values()]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for undo in self._undo:
+            undo()
+
+    def _note(self, value: Any, holder: str, strict: bool) -> Iterator[Any]:
+        kind = type(value)
+        if isinstance(value, types.ModuleType):
+            self._module(value)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif id(value) in self._known:
+            # What it holds itself is known (:class:`State`), but not what that holds.
+            for table in (value._modules, value._parameters, value._buffers):
+                yield from table.values()
+            for name, content in vars(value).items():
+                if name not in STANDARD:
+                    yield content
+                elif content and name.endswith("_hooks"):
+                    yield from content.values()
+            yield kind
+        else:
+            if kind not in self._kinds:
+                self._kinds[kind] = _native(kind), _noted(kind)
+            native, noted = self._kinds[kind]
+            if native is not None:
+                if noted is not None:
+                    yield from noted(self, value)
+                elif strict and not _of_a_library(value):
+                    raise Refused(_not_understood(value, holder))
+            if strict and native is not _LOCAL and _home(kind).partition(".")[0] in _WAITING:
+                self.waits = self.waits or f"{holder} keeps a {kind.__name__}"
+            if isinstance(value, nn.Module | CustomOpDef) or not _home(kind).startswith(_OPAQUE):
+                yield from self._attributes(value)
+            yield kind
+
+    def _module(self, module: types.ModuleType) -> None:
+        if of_user(module.__name__):
+            self._space(vars(module)).reached = True
+
+    def _space(self, scope: dict[str, Any]) -> _Space:
+        return self._spaces.setdefault(id(scope), _Space(scope))
+
+    def _more_names(self) -> bool:
+        """Follow names of the user's modules that code says by now; whether there are more."""
+        for space in list(self._spaces.values()):
+            scope = space.scope
+            names = space.wanted | self._parts if space.reached else space.wanted
+            if space.open or (space.reached and self._open):
+                names = names | {name for name in scope if not name.startswith("__")}
+            for name in names - space.kept.keys():
+                value = scope.get(name, _MISSING)
+                if value is not _MISSING:
+                    space.kept[name] = value
+                    label = f"module {scope.get('__name__')}"
+                    self._pending.append((value, label, True))
+                elif name in self._written:
+                    space.kept[name] = _MISSING
+        return bool(self._pending)
+
+    def _tensor(self, value: Tensor) -> Iterator[Any]:
+        yield value.__dict__  # what was hung on it
+        if wrapped(value):
+            return
+        if value.is_leaf:
+            gradient = value.grad
+            self._undo.append(functools.partial(_give_back_gradient, value, gradient))
+            yield gradient
+        if id(value) in self._weights:
+            return
+        kept = value.detach().clone()
+
+        def undo() -> None:
+            with torch.no_grad():
+                if value.shape != kept.shape:
+                    value.resize_(kept.shape)
+                if not torch.equal(value, kept):
+                    value.detach().copy_(kept)
+
+        self._undo.append(undo)
+
+    def _function(self, function: types.FunctionType) -> Iterator[Any]:
+        scope = function.__globals__
+        cells = function.__closure__ or ()
+        if not of_user(scope.get("__name__")):
+            # Wrapped around what is the user's, as by torch.no_grad().
+            for cell in cells:
+                content = next(_content(cell), None)
+                if isinstance(content, _CALLED) or of_user(type(content).__module__):
+                    yield content
+            return
+        yield from (*cells, function.__defaults__, function.__kwdefaults__)
+        mentions = _mentions(function.__code__)
+        words = mentions.names | mentions.parts
+        self._parts |= mentions.parts
+        self._written |= mentions.written
+        self._open = self._open or not words.isdisjoint(_OF_MODULES)
+        space = self._space(scope)
+        space.wanted |= mentions.names
+        space.open = space.open or not words.isdisjoint(_OF_ITS_MODULE)
+        if not words.isdisjoint(_OF_ANY_MODULE) or words >= {"sys", "modules"}:
+            yield from list(sys.modules.values())
+        for name in mentions.modules:
+            yield sys.modules.get(name)
+            yield sys.modules.get(f"{scope.get('__package__')}.{name}")
+
+    def _cell(self, cell: types.CellType) -> Iterator[Any]:
+        for content in _content(cell):
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", content))
+            yield content
+
+    def _class(self, kind: type) -> Iterator[Any]:
+        # Attributes of a class are shared by everything that the class makes.
+        made = kind.__flags__ & _HEAP and not kind.__flags__ & _IMMUTABLE
+        if made and of_user(kind.__module__) and _native(kind) is not kind:
+            self._undo.append(functools.partial(_give_back_names, kind, dict(vars(kind))))
+            for name, value in list(vars(kind).items()):
+                code = isinstance(value, types.FunctionType | staticmethod | classmethod | property)
+                if code or not name.startswith(("__", "_abc_")):
+                    yield value
+            yield type(kind)
+        yield from (base for base in kind.__mro__[1:] if of_user(base.__module__))
+
+    def _attributes(self, value: Any) -> Iterator[Any]:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            yield attributes
+        for base in type(value).__mro__:
+            if "__slots__" in vars(base):
+                for place in vars(base).values():
+                    if isinstance(place, types.MemberDescriptorType):
+                        content = _slot(place, value)
+                        undo = functools.partial(_give_back_slot, place, value, content)
+                        self._undo.append(undo)
+                        if content is not _MISSING:
+                            yield content
+
+
+def _label(value: Any, holder: str) -> str:
+    if isinstance(value, types.FunctionType | type):
+        return value.__qualname__
+    kind = type(value)
+    return holder if _home(kind) in _PASSING else kind.__qualname__
+
+
+def _not_understood(value: Any, holder: str) -> str:
+    kind = type(value)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{_home(kind)}.{name}"
+    if isinstance(value, Iterator):
+        return (
+            f"{holder} keeps an iterator ({name}) while values of the examples reach Python: how "
+            "far it goes would tell of them; use a list"
+        )
+    return (
+        f"{holder} keeps a {name} while values of the examples reach Python: what it remembers of "
+        "them cannot be put back. Keep numbers, lists, dicts, arrays or tensors, or make it anew "
+        "in every pass"
+    )
+
+
+def _of_a_library(value: Any) -> bool:
+    """True if it is what a library has under a name of its own, such as a function in C."""
+    if any(value is screen for screen in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
+        return True
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or of_user(module):
+        return False
+    return getattr(sys.modules.get(module), name, None) is value
+
+
+# What objects of classes written in C hold: how it is put back, and what else can be reached.
+Noted = tuple[Undo | None, Iterable[Any]]
+
+
+def _dict(value: dict[Any, Any]) -> Noted:
+    kind = OrderedDict if isinstance(value, OrderedDict) else dict
+    kept = dict(value.items()) if kind is dict else OrderedDict(kind.items(value))
+    made = getattr(value, "default_factory", None)
+
+    def undo() -> None:
+        if not _alike(kind.items(value), kept.items()):
+            kind.clear(value)
+            kind.update(value, kept)
+
+    return undo, (made, *kept.keys(), *kept.values())
+
+
+def _list(value: Any) -> Noted:
+    kind: Any = deque if isinstance(value, deque) else list
+    kept = list(kind.__iter__(value))
+
+    def undo() -> None:
+        if len(value) != len(kept) or any(map(operator.is_not, kind.__iter__(value), kept)):
+            kind.clear(value)
+            kind.extend(value, kept)
+
+    return undo, kept
+
+
+def _set(value: set[Any]) -> Noted:
+    kept = set.copy(value)
+
+    def undo() -> None:
+        set.clear(value)
+        set.update(value, kept)
+
+    return undo, list(kept)
+
+
+def _alike(items: Any, kept: Any) -> bool:
+    return len(items) == len(kept) and all(
+        one is other and value is before
+        for (one, value), (other, before) in zip(items, kept, strict=True)
+    )
+
+
+def _row(value: Any) -> Noted:
+    kept = value[:]
+
+    def undo() -> None:
+        if len(value) == len(kept):  # a view of it allows nothing else
+            value[:] = kept
+        else:
+            del value[:]
+            value.extend(kept)
+
+    return undo, ()
+
+
+def _ndarray(value: np.ndarray[Any, Any]) -> Noted:
+    kept = value.copy()
+
+    def undo() -> None:
+        if value.flags.writeable:
+            value[...] = kept
+
+    return undo, list(value.flat) if value.dtype.hasobject else ()
+
+
+def _numpys(value: Any) -> Noted:
+    bits = value.bit_generator if isinstance(value, np.random.Generator) else value
+    return functools.partial(setattr, bits, "state", bits.state), ()
+
+
+def _context(value: decimal.Context) -> Noted:
+    kept = value.copy()
+
+    def undo() -> None:
+        for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp", "flags", "traps"):
+            setattr(value, name, getattr(kept, name))
+
+    return undo, ()
+
+
+def _storage(value: torch.UntypedStorage) -> Noted:
+    kept = value.clone()  # type: ignore[no-untyped-call]
+    return lambda: value.copy_(kept), ()
+
+
+def _reset(value: Any) -> Noted:
+    get = value.getstate if hasattr(value, "getstate") else value.get_state
+    put = value.setstate if hasattr(value, "setstate") else value.set_state
+    return functools.partial(put, get()), ()
+
+
+def _holds(*names: str) -> Callable[[Any], Noted]:
+    return lambda value: (None, [getattr(value, name, None) for name in names])
+
+
+_UNDERSTOOD: dict[Any, Callable[[Any], Noted]] = {
+    _FIXED: lambda value: (None, ()),
+    tuple | frozenset: lambda value: (None, value),
+    dict: _dict,
+    list | deque: _list,
+    set: _set,
+    types.MethodType: _holds("__self__", "__func__"),
+    types.BuiltinMethodType | types.MethodWrapperType: _holds("__self__"),
+    functools.partial: _holds("func", "args", "keywords"),
+    # What is cached can be computed again.
+    functools._lru_cache_wrapper: lambda value: (value.cache_clear, (value.__wrapped__,)),
+    property: _holds("fget", "fset", "fdel"),
+    staticmethod | classmethod: _holds("__func__"),
+    types.MappingProxyType: lambda value: (None, [*value.keys(), *value.values()]),
+    weakref.ref: lambda value: (None, (value(),)),
+    np.ndarray: _ndarray,
+    bytearray | array.array: _row,
+    memoryview: _holds("obj"),
+    np.random.Generator | np.random.BitGenerator: _numpys,
+    random.Random | np.random.RandomState | torch.Generator: _reset,
+    decimal.Context: _context,
+    torch.UntypedStorage: _storage,
+    super: _holds("__self__"),
+    threading.local: _holds(),  # attributes, of the thread in which passes run
+    # Every pass runs in a context of its own: what it sets goes with it.
+    contextvars.ContextVar: lambda value: (None, (value.get(None),)),
+}
+_LOCAL = _native(threading.local)
+_Way = Callable[[ExternalState, Any], Iterable[Any]]
+
+
+def _noted(kind: type) -> _Way | None:
+    """The note of an object of a class written in C; it answers what can be reached from it."""
+    if issubclass(kind, Tensor):
+        return ExternalState._tensor
+    if issubclass(kind, types.FunctionType):
+        return ExternalState._function
+    if issubclass(kind, types.CellType):
+        return ExternalState._cell
+    for kinds, note in _UNDERSTOOD.items():
+        if issubclass(kind, kinds):
+            return functools.partial(_keep, note)
+    return None
+
+
+def _keep(note: Callable[[Any], Noted], surroundings: ExternalState, value: Any) -> Iterable[Any]:
+    undo, parts = note(value)
+    if undo is not None:
+        surroundings._undo.append(undo)
+    return parts
+
+
+def _content(cell: types.CellType) -> Iterator[Any]:
+    try:
+        yield cell.cell_contents
+    except ValueError:  # empty
+        return
+
+
+def _slot(place: types.MemberDescriptorType, value: Any) -> Any:
+    try:
+        return place.__get__(value)
+    except AttributeError:
+        return _MISSING
+
+
+def _give_back_slot(place: Any, value: Any, kept: Any) -> None:
+    now = _slot(place, value)
+    if now is not kept:
+        place.__delete__(value) if kept is _MISSING else place.__set__(value, kept)
+
+
+def _give_back_gradient(value: Tensor, kept: Tensor | None) -> None:
+    if value.grad is not kept:
+        value.grad = kept
+
+
+def _give_back_names(kind: type, kept: dict[str, Any]) -> None:
+    now = vars(kind)
+    for name in [*now.keys() - kept.keys()]:
+        type.__delattr__(kind, name)
+    for name, value in kept.items():
+        if now.get(name, _MISSING) is not value:
+            type.__setattr__(kind, name, value)
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (np.geterr, lambda kept: np.seterr(**kept)),
+    (np.get_printoptions, lambda kept: np.set_printoptions(**kept)),
+)
+
+
+def _settings() -> Undo:
+    """Puts the settings of torch and NumPy back."""
+    before = [get() for get, _ in _SETTINGS]
+
+    def undo() -> None:
+        for (get, put), kept in zip(_SETTINGS, before, strict=True):
+            if get() != kept:
+                put(kept)
+
+    return undo
+
+
+# What is kept between passes of a model: only speed and the comparison of losses depend on it.
+
+
+@dataclass
+class ModelMemory:
+    """The memory between passes of a model on which only speed depends.
+
+    Attributes:
+        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
+            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
+    """
+
+    unshared: bool = False
+    without: frozenset[str] = frozenset()
+    asks: bool = False
+    judged: list[weakref.ref[Any]] = field(default_factory=list)
+    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
+
+    def has_judged(self, loss: Any) -> bool:
+        """True if the loss was compared with that of a whole batch."""
+        self.judged = [known for known in self.judged if known() is not None]
+        return any(known() == loss for known in self.judged)
+
+    def judge(self, loss: Any) -> None:
+        """It was."""
+        self.judged.append(_weak(loss))
+
+    def found(self, loss: Any, key: Any) -> Any:
+        """The answer that :meth:`note` kept of the loss under this key; None: nothing."""
+        self.probed = [known for known in self.probed if known[0]() is not None]
+        for kept, named, value in self.probed:
+            if named == key and kept() == loss:
+                return value
+        return None
+
+    def note(self, loss: Any, key: Any, value: Any) -> None:
+        """Keep a value for :meth:`found`."""
+        self.probed.append((_weak(loss), key, value))
+
+
+def _weak(loss: Any) -> weakref.ref[Any]:
+    return weakref.WeakMethod(loss) if isinstance(loss, types.MethodType) else weakref.ref(loss)
+
+
+_REMEMBERED: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
+
+
+def memory_of(model: nn.Module) -> ModelMemory:
+    """The memory of the model so far."""
+    return _REMEMBERED.setdefault(model, ModelMemory())
+
+
+def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
+    """The parameters whose gradients are wanted, by name.
+
+    Raises:
+        ValueError: none; there is nothing to do ``what`` to.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"the model has no parameter with requires_grad=True: nothing to {what}")
+    return trained

@@ -14,13 +14,26 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from forethought.gradients import batches, boundary, rules, sums, terms, vmap_mode
-from forethought.gradients.batches import MULTIPLES, Batch, Blocks, Loss
-from forethought.gradients.boundary import RefusedError
-from forethought.gradients.passes import SlowGradientsWarning, contributions, memory_of, trained_of
-from forethought.gradients.state import Generators, State, changes_itself
+from forethought.gradients.batches import (
+    FINGERPRINT,
+    MULTIPLES,
+    Batch,
+    Blocks,
+    Fingerprint,
+    Loss,
+    bits,
+)
+from forethought.gradients.boundary import (
+    Generators,
+    RefusedError,
+    State,
+    changes_itself,
+    memory_of,
+    trained_of,
+)
+from forethought.gradients.passes import SlowGradientsWarning, contributions
 from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, clip_and_sum
 from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
-from forethought.gradients.vmap_mode import FINGERPRINT, Fingerprint, bits
 from forethought.turns import turns
 from forethought.values.checks import real, whole
 
@@ -102,11 +115,7 @@ _FORWARD = {kind: kind.forward for kind in _KINDS}
 
 
 def uses_of(
-    model: nn.Module,
-    loss: Loss,
-    inputs: Any,
-    targets: Any,
-    trained: Mapping[str, nn.Parameter],
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, trained: Mapping[str, nn.Parameter]
 ) -> list[SingleUseLinear] | None:
     """Every trained layer's inputs and output gradients, (B, …, m) and (B, …, n).
 
@@ -261,13 +270,8 @@ def _collect(module: nn.Module, layers: list[nn.Module]) -> bool:
 
 
 def _altered(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _plain(layers: list[nn.Module], inputs: Any) -> bool:
@@ -284,36 +288,23 @@ def _plain(layers: list[nn.Module], inputs: Any) -> bool:
         for p in (layer.weight, layer.bias):
             if p is None:
                 continue
-            if (
-                type(p) is not nn.Parameter
-                or type(p.data) is not Tensor
-                or p.dtype != kind
-                or p.device != device
-                or p._backward_hooks
-                or getattr(p, "_post_accumulate_grad_hooks", None)
-                or id(p) in seen  # used twice
-            ):
-                return False
+            plain = type(p) is nn.Parameter and type(p.data) is Tensor
+            hooks = p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+            if not plain or hooks or (p.dtype, p.device) != (kind, device) or id(p) in seen:
+                return False  # the last: it is used twice
             seen.add(id(p))
     return bool(seen) and not torch.is_autocast_enabled(device.type) and not boundary.interrupted()
 
 
 def _own_cross_entropy(loss: Any) -> bool:
-    return (
-        type(loss) is nn.CrossEntropyLoss
-        and loss.reduction == "none"
-        and type(loss).forward is _CROSS_ENTROPY
-        and not _altered(loss)
-    )
+    kind = type(loss)
+    own = kind is nn.CrossEntropyLoss and kind.forward is _CROSS_ENTROPY
+    return own and loss.reduction == "none" and not _altered(loss)
 
 
 def _plain_cross_entropy(loss: Any) -> bool:
-    return (
-        _own_cross_entropy(loss)
-        and loss.weight is None
-        and loss.label_smoothing == 0
-        and loss.ignore_index < 0
-    )
+    plain = _own_cross_entropy(loss) and loss.weight is None
+    return plain and loss.label_smoothing == 0 and loss.ignore_index < 0
 
 
 _CROSS_ENTROPY = nn.CrossEntropyLoss.forward
@@ -573,17 +564,14 @@ def watched(
         drawn_for: which of how many contributions they are: each has its own random numbers.
     """
     watch = Fingerprint(len(drawn_for[0]))
-    kept, drawn, generators = (
-        FINGERPRINT.set(watch),
-        vmap_mode.DRAWN_FOR.set(drawn_for),
-        Generators([]),
-    )
+    kept, drawn = FINGERPRINT.set(watch), batches.DRAWN_FOR.set(drawn_for)
+    generators = Generators([])
     torch.default_generator.manual_seed(0)
     try:
         found = compute(rows, real, blocks)
     finally:
         FINGERPRINT.reset(kept)
-        vmap_mode.DRAWN_FOR.reset(drawn)
+        batches.DRAWN_FOR.reset(drawn)
         generators.restore()
     return [*_numbers(found, model), watch.marks]
 
@@ -759,9 +747,8 @@ def declared_contributions(
             state.restore()
             which = int(torch.randint(size, (), generator=_CHOICE))
             index = torch.tensor([which])
-            one = _losses(
-                model, loss, batches.select(inputs, index), batches.select(targets, index), dims, 1
-            )
+            some, wanted = (batches.select(tree, index) for tree in (inputs, targets))
+            one = _losses(model, loss, some, wanted, dims, 1)
             alone = torch.autograd.grad(one.sum(), leaves, allow_unused=True)
     finally:
         state.restore()
@@ -995,16 +982,12 @@ def clipped_sums(
         subject = Subject(model, loss, trained)
         shape = subject.tried((inputs, targets), blocks)
         [*cut] = shape.cut(size)
+        data = inputs, targets
+        options: dict[str, Any] = {"clip": clip, "blocks": shape}
         if len(cut) > 1:  # more than were planned for: each part by itself
-            parts = [
-                batches.mapped((inputs, targets), itemgetter(at)) for at in batches.in_a_row(sizes)
-            ]
-            return [
-                clipped_sum(model, loss, x, y, bound, clip=clip, blocks=shape) for x, y in parts
-            ]
-        found_of = subject.gradients(
-            batches.filled((inputs, targets), 0, size, cut[0][2]), size, shape
-        )
+            parts = (batches.mapped(data, itemgetter(at)) for at in batches.in_a_row(sizes))
+            return [clipped_sum(model, loss, x, y, bound, **options) for x, y in parts]
+        found_of = subject.gradients(batches.filled(data, 0, size, cut[0][2]), size, shape)
         if isinstance(found_of, list):
             found = iter(clip_uses_parts(found_of, trained, some, bound, clip))
         else:

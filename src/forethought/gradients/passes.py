@@ -10,11 +10,9 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from types import MethodType
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +21,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary, vmap_mode
-from forethought.gradients.batches import LONG, MULTIPLES, Batch, Loss, repeated
-from forethought.gradients.boundary import NotVectorisable, Refused, is_lane, rows
-from forethought.gradients.state import (
+from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, Batch, Loss, repeated
+from forethought.gradients.boundary import (
     ExternalState,
     Generators,
+    NotVectorisable,
+    Refused,
     State,
     alike,
     changes_itself,
     copied,
+    is_lane,
+    memory_of,
+    rows,
+    trained_of,
 )
 from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
-from forethought.gradients.vmap_mode import FINGERPRINT, ParameterViews, Settings, VmapMode
+from forethought.gradients.vmap_mode import ParameterViews, Settings, VmapMode
 from forethought.turns import turns
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
@@ -136,10 +139,8 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         )
     one, other = values.detach().double(), found.detach().double()
     finite = torch.isfinite(one) & torch.isfinite(other)
-    scale = torch.maximum(one.abs(), other.abs())[finite]
-    if scale.numel() and bool(
-        ((one - other).abs()[finite] > 0.05 * scale + 1e-3 * scale.max()).any()
-    ):
+    scale, gap = torch.maximum(one.abs(), other.abs())[finite], (one - other).abs()[finite]
+    if scale.numel() and bool((gap > 0.05 * scale + 1e-3 * scale.max()).any()):
         raise Refused(
             "the loss gives an example another value when it sees the whole batch (in-batch "
             "negatives, mining, dividing by the batch size): give each example a loss of its own, "
@@ -147,71 +148,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         )
 
 
-# What is kept between passes of a model: only speed and the comparison of losses depend on it.
-
-
-@dataclass
-class ModelMemory:
-    """The memory between passes of a model on which only speed depends.
-
-    Attributes:
-        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
-            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
-    """
-
-    unshared: bool = False
-    without: frozenset[str] = frozenset()
-    asks: bool = False
-    judged: list[weakref.ref[Any]] = field(default_factory=list)
-    probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
-
-    def has_judged(self, loss: Any) -> bool:
-        """True if the loss was compared with that of a whole batch."""
-        self.judged = [known for known in self.judged if known() is not None]
-        return any(known() == loss for known in self.judged)
-
-    def judge(self, loss: Any) -> None:
-        """It was."""
-        self.judged.append(_weak(loss))
-
-    def found(self, loss: Any, key: Any) -> Any:
-        """The answer that :meth:`note` kept of the loss under this key; None: nothing."""
-        self.probed = [known for known in self.probed if known[0]() is not None]
-        for kept, named, value in self.probed:
-            if named == key and kept() == loss:
-                return value
-        return None
-
-    def note(self, loss: Any, key: Any, value: Any) -> None:
-        """Keep a value for :meth:`found`."""
-        self.probed.append((_weak(loss), key, value))
-
-
-def _weak(loss: Any) -> weakref.ref[Any]:
-    return weakref.WeakMethod(loss) if isinstance(loss, MethodType) else weakref.ref(loss)
-
-
-_REMEMBERED: WeakKeyDictionary[nn.Module, ModelMemory] = WeakKeyDictionary()
-
-
-def memory_of(model: nn.Module) -> ModelMemory:
-    """The memory of the model so far."""
-    return _REMEMBERED.setdefault(model, ModelMemory())
-
-
 # From a batch to every example's gradients: passes over lanes, and what is done when one stops.
-
-
-def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
-    """The parameters whose gradients are wanted, by name.
-
-    Raises:
-        ValueError: none; there is nothing to do ``what`` to.
-    """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
-        raise ValueError(f"the model has no parameter with requires_grad=True: nothing to {what}")
-    return trained
 
 
 def contributions(
@@ -338,13 +275,10 @@ class _Attempt:
             return {name: Separate(torch.stack(of_name)) for name, of_name in rows.items()}
         if len(parts) == 1:
             return dict(parts[0][1])
+        apart = [(index, terms, self._width(index)) for index, terms in parts if index is not None]
         return {
             name: Split(
-                [
-                    (index, Filled(bounded(terms[name]), len(index), self._width(index)))
-                    for index, terms in parts
-                    if index is not None
-                ],
+                [(i, Filled(bounded(terms[name]), len(i), width)) for i, terms, width in apart],
                 self.batch.lanes,
             )
             for name in self.trained
@@ -414,7 +348,7 @@ class _Attempt:
     def _all_parts(
         self, one: Callable[..., Any], settings: Settings
     ) -> list[tuple[Tensor | None, Any]]:
-        self._drawn_for, width = vmap_mode.DRAWN_FOR.get() or (None, self.batch.lanes)
+        self._drawn_for, width = batches.DRAWN_FOR.get() or (None, self.batch.lanes)
         asked = self._known.asks or self._drawn_for is not None
         self._masks = vmap_mode.Masks(width) if asked else None
         pending: list[Tensor | None] = [None]
@@ -478,11 +412,7 @@ class _Attempt:
             self._restore()
 
     def _forward(
-        self,
-        index: Tensor | None,
-        size: int,
-        places: ParameterViews,
-        settings: Settings,
+        self, index: Tensor | None, size: int, places: ParameterViews, settings: Settings
     ) -> tuple[Tensor, VmapMode]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
@@ -585,15 +515,9 @@ class _Attempt:
         first = first and not self._known.has_judged(self.loss)
         answers: list[tuple[Any, Tensor]] | None = [] if first else None
         try:
-            found = one_at_a_time(
-                self.model,
-                self.loss,
-                self.batch,
-                self.trained if differentiate else None,
-                self._state,
-                self._restore,
-                answers,
-            )
+            trained = self.trained if differentiate else None
+            work = self.model, self.loss, self.batch, trained
+            found = one_at_a_time(*work, self._state, self._restore, answers)
             if answers:
                 outputs, values = zip(*answers, strict=True)
                 targets = batches.mapped(self.batch.targets, lambda leaf: leaf[: len(values)])
@@ -885,17 +809,10 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
             way = ", ".join(dict.fromkeys(way for _, way in uses))
             way = f"{way}, joined" if len(uses) > 1 else way
         rule = ", ".join(dict.fromkeys(rules)) or "none"
-        rows.append(
-            Choice(
-                name,
-                tuple(parameter.shape),
-                f"{rule} ×{len(uses)}" if len(uses) > 1 else rule,
-                way,
-                _held(terms[name]),
-                size * parameter.numel() * width,
-                next((_REASONS[r] for r in rules if r in _REASONS), ""),
-            )
-        )
+        rule = f"{rule} ×{len(uses)}" if len(uses) > 1 else rule
+        held, written = _held(terms[name]), size * parameter.numel() * width
+        reason = next((_REASONS[r] for r in rules if r in _REASONS), "")
+        rows.append(Choice(name, tuple(parameter.shape), rule, way, held, written, reason))
     _show(rows, size)
     return tuple(rows)
 
@@ -926,17 +843,11 @@ def _held(value: Any) -> int:
 
 def _show(rows: list[Choice], size: int) -> None:
     heads = ("parameter", "shape", "function", "norm by", "held MB", "batch × parameter MB")
-    cells = [
-        (
-            row.parameter,
-            "×".join(map(str, row.shape)) or "scalar",
-            row.rules,
-            row.way,
-            f"{row.held / 1e6:.2f}",
-            f"{row.written / 1e6:.2f}",
-        )
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        shape = "×".join(map(str, row.shape)) or "scalar"
+        sizes = f"{row.held / 1e6:.2f}", f"{row.written / 1e6:.2f}"
+        cells.append((row.parameter, shape, row.rules, row.way, *sizes))
     widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads))]
     print(f"batch of {size}")
     for line in [heads, *cells]:

@@ -367,11 +367,7 @@ class _Certificate:
     """Bounds on the errors of the terms' sums."""
 
     def __init__(
-        self,
-        held: Sequence[BoundedTerm],
-        factors: Tensor,
-        measured: Measured,
-        limits: Limits,
+        self, held: Sequence[BoundedTerm], factors: Tensor, measured: Measured, limits: Limits
     ) -> None:
         self._held, self._factors, self._measured, self._limits = held, factors, measured, limits
         self._reach = measured.reach()

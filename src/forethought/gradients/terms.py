@@ -833,12 +833,8 @@ class Placed(Moved):
 
     def moved(self, rows: Tensor) -> Tensor:
         whole = rows.new_zeros(rows.shape[0], *self.shape)
-        step = whole[0].numel()
-        view = whole.as_strided(
-            (rows.shape[0], *self.geometry.size),
-            (step, *self.geometry.stride),
-            self.geometry.offset,
-        )
+        size, step = (rows.shape[0], *self.geometry.size), whole[0].numel()
+        view = whole.as_strided(size, (step, *self.geometry.stride), self.geometry.offset)
         view.copy_(rows)
         return whole
 
@@ -979,8 +975,7 @@ class Split(_Several):
 
     def without(self, bad: Tensor) -> Split:
         return Split(
-            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts],
-            self.size,
+            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts], self.size
         )
 
 
@@ -1193,12 +1188,8 @@ class Convolved(_Exact):
         pixels = gram(flat.mT, flat.mT).view(-1, *space, *space)
         outputs = gram(grads.mT, grads.mT)
         for number, cell in enumerate(product(*(range(n) for n in self.window.size))):
-            where = [
-                slice(at * d, at * d + s * (n - 1) + 1, s)
-                for at, d, s, n in zip(
-                    cell, self.window.dilation, self.window.stride, out, strict=True
-                )
-            ]
+            steps = zip(cell, self.window.dilation, self.window.stride, out, strict=True)
+            where = [slice(at * d, at * d + s * (n - 1) + 1, s) for at, d, s, n in steps]
             part = pixels[(slice(None), *where, *where)]
             if not number:
                 total = part.clone(memory_format=torch.contiguous_format)
@@ -1208,11 +1199,9 @@ class Convolved(_Exact):
         # A patch's norm from its pixels' norms, which are bounds.
         longest = lengths(flat.mT).view(-1, 1, *space).square()
         ones = longest.new_ones(1, 1, *self.window.size)
-        dims = len(space)
-        convolution = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
-        long = convolution(
-            longest, ones, stride=self.window.stride, dilation=self.window.dilation
-        ).flatten(1)
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[len(space) - 1]
+        spread: dict[str, Any] = {"stride": self.window.stride, "dilation": self.window.dilation}
+        long = convolution(longest, ones, **spread).flatten(1)
         sides = long.clamp(min=0).sqrt() * (1 + 2.0**-30), lengths(grads.mT)
         masses = (sides[0] * sides[1]).sum(1) * (1 + 2.0**-30)
         return torch.stack([gram_product(total, outputs), masses, torch.maximum(*sides).amax(1)], 1)
@@ -1221,14 +1210,9 @@ class Convolved(_Exact):
         weight = image.new_empty(gradient.shape[1], image.shape[1] // groups, *self.window.size)
         dims = len(self.window.size)
         window = (self.window.stride, self.window.padding, self.window.dilation)
-        result: Tensor = torch.ops.aten.convolution_backward(
-            *(gradient, image, weight, None),
-            *window,
-            False,
-            [0] * dims,
-            groups,
-            (False, True, False),
-        )[1]
+        rest = False, [0] * dims, groups, (False, True, False)
+        backward = torch.ops.aten.convolution_backward
+        result: Tensor = backward(gradient, image, weight, None, *window, *rest)[1]
         return result
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:

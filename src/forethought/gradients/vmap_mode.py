@@ -8,7 +8,6 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary
-from forethought.gradients.batches import Loss
+from forethought.gradients.batches import FINGERPRINT, Loss
 from forethought.gradients.boundary import (
     GETTERS,
     NotVectorisable,
@@ -35,73 +34,6 @@ from forethought.gradients.boundary import (
 )
 from forethought.gradients.terms import Dense, OneHot, Outer, Slot, Term, combine, slot, wide
 from forethought.turns import turns
-
-# A fingerprint of every number that a pass computes, for each example: to compare two passes.
-#
-# Numbers that a sum is formed from do not show all: behind a kink of a loss a last bit is hidden
-# until it is a whole contribution. So every value on the way forward is taken in, and every
-# gradient on the way back.
-
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ODD = 0x5851F42D4C957F2D
-
-
-def bits(values: Tensor) -> Tensor:
-    """The same memory as whole numbers: equal where every bit is, numbers or not."""
-    values = values.detach().contiguous()
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    return values.view(_BITS[values.element_size()])
-
-
-class Fingerprint:
-    """Takes in what passes over the examples compute.
-
-    Attributes:
-        marks: one fingerprint an example, int64: equal where all numbers are, up to the chance of
-            2^-64 that others have the same.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.marks = torch.zeros(size, dtype=torch.int64)
-        self.begin(size)
-
-    def begin(self, width: int) -> None:
-        """A pass over so many examples begins; what one before took in and did not keep is lost."""
-        self._now = torch.zeros(width, dtype=torch.int64)
-        self._number = 0
-
-    def see(self, whole: Tensor, dim: int = 0) -> None:
-        """A value, with the examples along ``dim``; its gradient too, once it is known."""
-        self._number += 2
-        number = self._number
-        self._add(whole, dim, number)
-        if whole.requires_grad:
-            whole.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: self._add(gradient, dim, number + 1)
-            )
-
-    def keep(self, index: Tensor | None = None, count: int | None = None) -> None:
-        """The pass is over: its first ``count`` examples are those of ``index``."""
-        places = slice(None) if index is None else index
-        self.marks[places] = self._now[:count]
-
-    def _add(self, whole: Tensor, dim: int, number: int) -> None:
-        if whole.layout is not torch.strided or not whole.numel():
-            return
-        rows = bits(whole.movedim(dim, 0)).flatten(1) if whole.dim() > 1 else bits(whole)[:, None]
-        if len(rows) != len(self._now):
-            return
-        places = torch.arange(rows.shape[1], device=rows.device) * (2 * number + 1) * _ODD
-        # Whole numbers modulo 2^64: in any order the same.
-        self._now += (rows.long() * (places | 1)).sum(1).to(self._now.device) * (2 * number + 1)
-
-
-FINGERPRINT: ContextVar[Fingerprint | None] = ContextVar("WATCH", default=None)
-# Which of how many examples the rows of a pass are: each keeps its random numbers at every place.
-DRAWN_FOR: ContextVar[tuple[Tensor, int] | None] = ContextVar("DRAWN_FOR", default=None)
-
 
 # What a call of a torch function does: writes to its argument, draws numbers, makes a tensor.
 
@@ -141,9 +73,8 @@ def opened(function: FunctionType) -> FunctionType:
 
     asked = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     scope = {**function.__globals__, **dict.fromkeys(asked, never)}
-    copy = FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
-    )
+    rest = function.__name__, function.__defaults__, function.__closure__
+    copy = FunctionType(function.__code__, scope, *rest)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -176,13 +107,8 @@ def changes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool
 
 
 _WRITES: dict[Any, bool] = {}
-_INPLACE = frozenset(
-    f"__i{name}__"
-    for name in (
-        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
-        *("and", "or", "xor", "lshift", "rshift"),
-    )
-)
+_OPERATIONS = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
+_INPLACE = frozenset(f"__i{name}__" for name in _OPERATIONS.split())
 
 
 # Random numbers of lanes that run apart: each lane keeps the ones it drew together.
@@ -352,12 +278,8 @@ class Draws:
 def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
     """Reduce (B, …) per example to (B, *shape): the reverse of broadcasting ``shape``."""
     extra = values.dim() - 1 - len(shape)
-    dims = [*range(1, 1 + extra)]
-    dims += [
-        1 + extra + i
-        for i, size in enumerate(shape)
-        if size == 1 and values.shape[1 + extra + i] != 1
-    ]
+    dims, given = [*range(1, 1 + extra)], values.shape[1 + extra :]
+    dims += [1 + extra + i for i, size in enumerate(shape) if size == 1 and given[i] != 1]
     total = wide(values)
     total = total.sum(dims) if dims else total
     return total.reshape(values.shape[0], *shape)
@@ -583,13 +505,10 @@ def vjp_rows(
     try:
         return list(torch.autograd.grad(outputs, leaves, rows, is_grads_batched=True, **kept))
     except RuntimeError:
-        each = [
-            torch.autograd.grad(outputs, leaves, [row[i] for row in rows], **kept)
-            for i in range(size)
-        ]
-    return [
-        None if column[0] is None else torch.stack(column) for column in zip(*each, strict=True)
-    ]
+        of = ([row[i] for row in rows] for i in range(size))
+        each = [torch.autograd.grad(outputs, leaves, one, **kept) for one in of]
+    columns = zip(*each, strict=True)
+    return [None if column[0] is None else torch.stack(column) for column in columns]
 
 
 def _table_term(place: LookedUp, term: Term) -> Term:
@@ -633,17 +552,10 @@ class Site:
         """The use that the rule sees: the examples in front everywhere."""
         out, *dims = self.dims
         assert out is not None  # an output without examples is never tapped
-        values = {
-            name: self._front(value, dim)
-            for name, value, dim in zip(self.saved, saved, dims, strict=True)
-        }
-        return Use(
-            self.arguments,
-            self.parameters,
-            values,
-            gradient.movedim(out, 0) if out else gradient,
-            frozenset(self.trained),
-        )
+        every = zip(self.saved, saved, dims, strict=True)
+        values = {name: self._front(value, dim) for name, value, dim in every}
+        gradient = gradient.movedim(out, 0) if out else gradient
+        return Use(self.arguments, self.parameters, values, gradient, frozenset(self.trained))
 
     def _front(self, value: Tensor, dim: int | None) -> Tensor:
         if dim is None:
@@ -980,11 +892,11 @@ class VmapMode(TorchFunctionMode):
                 names.append(name)
                 values.append(value.detach())
                 dims.append(at)
+        known = {*parameters, *rule.saved}
         rest = {
             name: value
             for name, value in arguments.items()
-            if not isinstance(value, Tensor)
-            or not (name in parameters or name in rule.saved or is_lane(value))
+            if not isinstance(value, Tensor) or not (name in known or is_lane(value))
         }
         site = Site(rule, trained, rest, parameters, tuple(names), tuple(dims), self.size)
         self.count(trained)
@@ -1186,12 +1098,8 @@ def _repeated(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str
 def _index(mode: VmapMode, index: Any) -> Any:
     """The index with masks of the examples turned into positions; None if there are none."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(
-        isinstance(p, Tensor)
-        and is_lane(p)
-        and (p.dtype in (torch.bool, torch.uint8) or not p.dim())
-        for p in parts
-    ):
+    mine = (p for p in parts if isinstance(p, Tensor) and is_lane(p))
+    if not any(p.dtype in (torch.bool, torch.uint8) or not p.dim() for p in mine):
         return None
     found: list[Any] = []
     for part in parts:
@@ -1235,10 +1143,7 @@ def _packed(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         lengths = torch.tensor(_value(mode, T.tolist, (lengths,), {}))
     if not is_lane(values):
         return NotImplemented
-    answers = each(mode, func, (values, lengths, batch_first), {})
-    with outside():
-        whole = torch.stack([data for data, _ in answers])
-    return lane(whole, 0, mode.level), answers[0][1]
+    return _padded(mode, func, (values, lengths, batch_first), {})
 
 
 @handles(boundary.PAD)
@@ -1339,26 +1244,22 @@ def call(mode: VmapMode, kind: Any, args: tuple[Any, ...], own: Callable[..., An
     )
     places = [i for i, value in enumerate(args) if isinstance(value, Tensor) and is_lane(value)]
     wholes = [physical(args[i]) for i in places]
-    needs = tuple(
-        isinstance(value, Tensor)
-        and grown
-        and (physical(value)[0] if is_lane(value) else value).requires_grad
-        for value in args
-    )
+    plain = [physical(v)[0] if isinstance(v, Tensor) and is_lane(v) else v for v in args]
+    needs = tuple(isinstance(v, Tensor) and grown and v.requires_grad for v in plain)
     notes = _Notes(needs)
     shape: list[Any] = []
     dims: list[int] = []
 
     def run() -> list[Tensor]:
         with _inside(mode) as level:
-            plain = list(args)
+            given = list(args)
             for i, (whole, dim) in zip(places, wholes, strict=True):
-                plain[i] = mode.followed(lane(whole.detach(), dim, level))
+                given[i] = mode.followed(lane(whole.detach(), dim, level))
             if boundary.sets_up_context(kind):
-                result = kind.forward(*plain)
-                kind.setup_context(notes, tuple(plain), result)
+                result = kind.forward(*given)
+                kind.setup_context(notes, tuple(given), result)
             else:
-                result = kind.forward(notes, *plain)
+                result = kind.forward(notes, *given)
             results = result if isinstance(result, tuple) else (result,)
             shape.append(isinstance(result, tuple))
             found = []
@@ -1416,10 +1317,7 @@ def _checkpointed(
             function(*args, **kwargs)
 
     parts = own(again)
-    with (
-        outside(),
-        boundary.saving_hooks(None),
-    ):  # torch's own, which keep each lane's values where they are
+    with outside(), boundary.saving_hooks(None):  # torch's own, which keep values where they are
         next(parts)
     try:
         yield
@@ -1512,9 +1410,7 @@ def _array(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @handles(torch.Tensor.requires_grad_)
-def _wants_gradient(
-    mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _wanted(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0]  # nobody could see that gradient: inner differentiation goes another way
 
 
@@ -1709,10 +1605,7 @@ def loss_in_lanes(
             return (None,) * len(points)
         leaves = (mode.anchor, *trained.values(), *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except (
-        Exception,
-        boundary.PassAborted,
-    ) as error:  # the general way finds out, and says, what is wrong
+    except (Exception, boundary.PassAborted) as error:  # the general way says what is wrong
         own_fault(error)
         return None
     direct, at_points = gradients[: len(trained)], gradients[len(trained) :]

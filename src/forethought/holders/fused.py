@@ -25,24 +25,26 @@ from forethought.federated.federation import Federation, FederationError
 from forethought.federated.rules import cohort_of
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.batches import UNIT, Blocks
+from forethought.gradients.boundary import Generators
 from forethought.gradients.clipped import clipped_sum
-from forethought.gradients.state import Generators
 from forethought.holders.simulator import OVERHEAD, LogNormal, Result, SimulatedStar, Times, Work
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import PROCESSES, Pool, processes
-from forethought.rounds.contributions import accumulate
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss, accumulate
 from forethought.rounds.private_sum import generator_of, input_hash
 from forethought.rounds.randomness import (
+    Batches,
     BoundNoise,
     GaussianNoise,
+    Indices,
     Secrets,
     Stream,
     encoded,
+    poisson_count,
     seed_of,
+    uniform_subset,
 )
 from forethought.rounds.records import Records, TensorRecords
-from forethought.rounds.sampling import Batches, Indices, poisson_count, uniform_subset
 from forethought.training.records import warn_of_another_model
 from forethought.turns import turns
 from forethought.values.contributions import Examples

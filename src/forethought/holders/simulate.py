@@ -45,8 +45,7 @@ from forethought.holders.simulator import (
 from forethought.holders.topology import Topology, topology_of
 from forethought.holders.trainer import Holder, SharedModel, released
 from forethought.holders.workers import PROCESSES, InProcess, Workers
-from forethought.rounds.contributions import check_loss
-from forethought.rounds.losses import Loss, default_loss
+from forethought.rounds.contributions import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import TRANSCRIPT, Transcript

@@ -41,7 +41,7 @@ from forethought.holders.trainer import (
     randomness_of,
     released,
 )
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
 from forethought.rounds.transcript import TRANSCRIPT

@@ -24,8 +24,7 @@ from forethought.accounting.statement import Randomness
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LEDGER
 from forethought.holders.simulator import HolderError, Result
-from forethought.rounds.contributions import require_images
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss, require_images
 from forethought.rounds.private_sum import (
     Layout,
     NoisedSum,
@@ -34,12 +33,11 @@ from forethought.rounds.private_sum import (
     RoundError,
     add_together,
 )
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, blank
-from forethought.rounds.sampling import Indices
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import descent_of
-from forethought.training.folder import KEYS, Keys, optimizer_state, restore_optimizer, wipe
+from forethought.training.descent import descent_of, optimizer_state, restore_optimizer
+from forethought.training.folder import KEYS, Keys, wipe
 from forethought.training.records import warn_of_another_model
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Correlated, LocalRounds, first_round

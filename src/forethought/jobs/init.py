@@ -14,8 +14,7 @@ import numpy as np
 from forethought.data import DataError, TableFormat
 from forethought.data.columns import Seen, outward, proposal
 from forethought.data.features import best_features, reason_for
-from forethought.data.files import DAMAGE, read
-from forethought.data.reading import Kind, Table, kind_of
+from forethought.data.files import DAMAGE, Kind, Table, kind_of, read
 from forethought.data.sources import shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.job import toml_key, toml_value
@@ -228,7 +227,7 @@ def _features(shape: tuple[int, ...]) -> list[str]:
 
 
 def _of_idx(path: Path) -> str:
-    from forethought.data.images import load_idx
+    from forethought.data.sources import load_idx
 
     folder = path.parent
     name = folder.name if folder.name in _ORIGINAL else "mnist"

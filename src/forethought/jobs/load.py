@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Encoder
-    from forethought.rounds.losses import Loss
+    from forethought.rounds.contributions import Loss
     from forethought.training.records import Arranged
 
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from forethought.holders.cluster import ActorContext
     from forethought.holders.taking_part import Share, TookPart
     from forethought.holders.trainer import SharedModel
-    from forethought.rounds.losses import Loss
+    from forethought.rounds.contributions import Loss
 
 MODEL, FIRST, FIRST_PORT = "model.safetensors", "first.npy", 8760
 SERVER_NAME = "server"
@@ -237,7 +237,7 @@ def own_records(
 
 def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> float | None:
     """The model's accuracy on the job's held-out data, if it has any."""
-    from forethought.rounds.losses import default_loss
+    from forethought.rounds.contributions import default_loss
     from forethought.rounds.records import as_records, blank
     from forethought.training.metrics import evaluate
 
@@ -279,7 +279,7 @@ def _as_member(
     """
     from forethought.holders.taking_part import Share
     from forethought.holders.trainer import end
-    from forethought.rounds.losses import default_loss
+    from forethought.rounds.contributions import default_loss
     from forethought.rounds.randomness import Seeds
     from forethought.rounds.records import as_records, blank
     from forethought.training.records import require_fit

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
 from forethought.data.features import features_of
-from forethought.data.reading import Table, kind_of
+from forethought.data.files import Table, kind_of
 from forethought.data.sources import load_records
 from forethought.jobs.job import JobError
 from forethought.jobs.load import CARD_NAME, PREPARED, ModelCard

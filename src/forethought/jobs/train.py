@@ -190,7 +190,7 @@ def prepare(
     loaded.require_metrics()
     if resume is not None:
         from forethought.training.folder import PLAN
-        from forethought.training.phases import phases_of
+        from forethought.training.search import phases_of
 
         phased = phases_of(resume)
         if phased is not None:
@@ -286,8 +286,8 @@ def run(
 ) -> Run:
     """Train what was prepared and leave a run folder."""
     from forethought.training.execution import leads, threads
-    from forethought.training.phases import train_until
     from forethought.training.run import train
+    from forethought.training.search import train_until
 
     loaded = prepared.loaded
     settings = loaded.request.job.run
@@ -337,7 +337,7 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
 
 def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:
     """Write what the model is worth on held-out records beside it."""
-    from forethought.rounds.losses import mixing_layers
+    from forethought.rounds.contributions import mixing_layers
     from forethought.training.folder import RESULTS, replace_file
     from forethought.training.metrics import measured, outputs_of
 

@@ -16,7 +16,7 @@ from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
 from forethought.report.terminal import BOLD, figures
 
 if TYPE_CHECKING:
-    from forethought.auditing.self_test import SelfTest
+    from forethought.auditing.audit import SelfTest
 
 
 def show_audit(console: Console, audit: Audit) -> None:

@@ -1,4 +1,4 @@
-"""Contributions of every kind, clipped and added to a round's sum.
+"""Contributions of every kind, clipped and added to a round's sum; their losses, one a record.
 
 A kind of contribution is a value of :data:`forethought.values.plan.CONTRIBUTIONS`; a new one is a
 frozen dataclass there and a function from an :class:`Addition` to norms in :data:`CONTRIBUTORS`.
@@ -7,7 +7,8 @@ frozen dataclass there and a function from an :class:`Addition` to norms in :dat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from forethought.gradients import BatchDims, ClippingRule, Dense, Term, clipped_sum
-from forethought.gradients.batches import Blocks, batch_size, planned
-from forethought.gradients.clipped import placed
+from forethought.gradients import BatchDims, ClippingRule, Dense, clipped_sum
+from forethought.gradients.batches import Blocks, batch_size, even_parts, filled, planned
+from forethought.gradients.boundary import ExternalState, Refused, State
+from forethought.gradients.clipped import cross_entropy_slope, placed, rows_alike, separable
 from forethought.gradients.sums import CHARGE, clip_and_sum, flat
-from forethought.rounds.linear import linear_sums
+from forethought.gradients.terms import Bounds, Outer, Term, lengths
 from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
-from forethought.rounds.losses import Loss, undisturbed
-from forethought.rounds.randomness import Stream
-from forethought.rounds.records import Records, blank
-from forethought.rounds.sampling import Indices, assign_groups
-from forethought.rounds.team import Team
+from forethought.rounds.randomness import Indices, Stream, assign_groups
+from forethought.rounds.records import PIECE, Records, blank, digest_of
+from forethought.turns import turns
 from forethought.values.contributions import (
     Augmentation,
     Contribution,
@@ -291,10 +292,8 @@ def _added(addition: Addition, updates: Mapping[str, Tensor]) -> Tensor:
         whole = torch.cat([value.flatten(1) for value in updates.values()], 1).neg_()
         found, norms = addition.clipped({"": Dense(whole)}, {"": whole[0]})
         pieces = torch.split(found[""], [value[0].numel() for value in updates.values()])
-        sums = {
-            name: piece.view(value.shape[1:])
-            for (name, value), piece in zip(updates.items(), pieces, strict=True)
-        }
+        each = zip(updates.items(), pieces, strict=True)
+        sums = {name: piece.view(value.shape[1:]) for (name, value), piece in each}
     accumulate(addition.into, sums)
     return norms.double()
 
@@ -378,22 +377,6 @@ def part_of(batch: Batch, indices: Indices) -> Batch:
         raise ValueError("a group is one contribution: add all of its records together")
     dealt = np.searchsorted(chosen, members)
     return Batch(indices, dealt, len(chosen), batch.round_size, draws)
-
-
-def share_of(batch: Batch, team: Team) -> Batch:
-    """The contributions that one process of a team computes: every ``size``-th."""
-    if team.size == 1:
-        return batch
-    draws = batch.draws
-    if batch.member_of is None:
-        every = slice(team.rank, None, team.size)
-        own = batch.indices[every]
-        return Batch(own, None, len(own), batch.round_size, None if draws is None else draws[every])
-    mine = batch.member_of % team.size == team.rank
-    count = len(range(team.rank, batch.count, team.size))
-    members = batch.member_of[mine] // team.size
-    own = batch.indices[mine]
-    return Batch(own, members, count, batch.round_size, None if draws is None else draws[mine])
 
 
 def _places(batch: Indices, indices: Indices) -> Indices:
@@ -575,3 +558,252 @@ def check_loss(
             clipped_sum(model, loss, inputs, targets, 1.0, groups)
             return
         clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)
+
+
+# Losses with one value per example, and passes over records that leave nothing in a model.
+
+
+# A pass over records leaves nothing in the model: what it wrote is put back.
+
+
+@contextmanager
+def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
+    """Buffers, attributes and modes of all modules are afterwards as they were before.
+
+    What a forward pass writes into them comes from the records and carries no noise. So does what
+    it leaves in objects, closures and generators that the model or the loss can reach.
+
+    Raises:
+        ValueError: an iterator among these, which cannot be put back.
+    """
+    with turns:
+        before = State(model.named_modules())
+        try:
+            surroundings = ExternalState(model.modules(), model, loss)
+        except Refused as reason:
+            raise ValueError(str(reason)) from None
+        try:
+            yield
+        finally:
+            surroundings.restore()
+            with torch.no_grad():
+                before.restore()
+
+
+def mixing_layers(model: torch.nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """Batch normalisation in training mode, which normalises by the batch it sees."""
+    layers = ((n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm))
+    return [(name, layer) for name, layer in layers if layer.training]
+
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+@separable(cross_entropy_slope)
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of logits (batch, classes, …) with labels, shape (batch, …)."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+@separable()
+def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Squared error summed over all but the batch; outputs (batch, 1) fit targets (batch)."""
+    if outputs.shape != targets.shape and outputs.numel() == targets.numel():
+        outputs = outputs.reshape(targets.shape)
+    if outputs.shape != targets.shape:
+        raise ValueError(
+            f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} must have one "
+            "shape for squared error: for classes give whole numbers (targets.long()), for "
+            "anything else give loss="
+        )
+    squares = (outputs - targets).square()
+    return squares.flatten(1).sum(1) if targets.ndim > 1 else squares
+
+
+@separable()
+def label_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross entropy of several labels, meant over them; outputs, targets (batch, labels)."""
+    values = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+    return values.flatten(1).mean(1)
+
+
+def default_loss(targets: Any) -> Loss:
+    """Cross entropy for labels, squared error for floating-point targets.
+
+    Raises:
+        TypeError: targets that are no tensor need ``loss=``.
+    """
+    if not isinstance(targets, torch.Tensor):
+        kind = type(targets).__name__
+        raise TypeError(f"targets of type {kind} have no default loss: give loss=")
+    return squared_error if targets.is_floating_point() else cross_entropy
+
+
+def correct(outputs: Any, targets: Any) -> int | None:
+    """The number of labels that were hit, or None where outputs and targets are no
+    classification."""
+    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        return None
+    if targets.is_floating_point() or (outputs.ndim, targets.ndim) != (2, 1):
+        return None
+    return int((outputs.argmax(1) == targets).sum())
+
+
+# Clipped gradients of a linear model: one product with the matrix of records for all of them.
+
+
+# Rows of a product at a time, at most.
+ROWS = 1 << 12
+
+Slope = Callable[[Tensor, Tensor], Tensor]
+"""(outputs (B, k), targets (B, …)) → the derivative of each record's loss, (B, k), row by row."""
+
+
+class LinearModel(torch.nn.Module):
+    """Outputs X @ weight, and the derivative of the loss by them.
+
+    Args:
+        inputs, outputs: the weight's shape; it starts at zero, in float64.
+        slope: of the loss. Row b of what it returns must depend on row b of its arguments only.
+    """
+
+    def __init__(self, inputs: int, outputs: int, slope: Slope) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(inputs, outputs, dtype=torch.float64))
+        self.slope = slope
+        self._blocks: dict[int, Blocks] = {}
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features @ self.weight
+
+    def slopes(self, features: Tensor, targets: Tensor, examples: int) -> Tensor:
+        """The derivative of every record's loss by its outputs, (B, k).
+
+        In blocks whose rows follow from the number of all records, so that a record's bits do not
+        depend on how many others there are.
+
+        Args:
+            examples: of which the batch is drawn.
+        """
+        blocks = self._blocks.get(examples)
+        if blocks is None:
+            blocks = self._blocks[examples] = self._tried(even_parts(examples, ROWS), targets)
+        found = []
+        for start, end, rows in blocks.cut(len(features)):
+            part, wanted = filled((features, targets), start, end, rows)
+            found.append(self.slope(part @ self.weight, wanted)[: end - start])
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _tried(self, blocks: Blocks, targets: Tensor) -> Blocks:
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(self.weight.shape, generator=generator).to(self.weight)
+        for tried in (blocks, *blocks.others()):
+            size = tried.sizes[0]
+            rows = torch.randn(size, len(weight), generator=generator).to(weight)
+            wanted = torch.zeros((size, *targets.shape[1:])).to(targets)
+
+            def compute(rows: Tensor, wanted: Tensor = wanted) -> Tensor:
+                outputs = rows @ weight
+                return torch.cat([outputs, self.slope(outputs, wanted).reshape(outputs.shape)], 1)
+
+            if size == 1 or rows_alike(compute, rows):
+                return tried
+        return Blocks((1,))
+
+
+class LinearRecords:
+    """Records of a linear model: a matrix in float64, whose rows' norms are taken once.
+
+    Args:
+        features: shape (N, d), finite. targets: one row a record.
+    """
+
+    def __init__(self, features: Tensor, targets: Tensor) -> None:
+        if features.ndim != 2 or not targets.ndim or len(features) != len(targets):
+            raise ValueError(
+                "a linear model needs a matrix of features and one target a row: shapes "
+                f"{tuple(features.shape)} and {tuple(targets.shape)}"
+            )
+        # Whole blocks, so that none has to be filled up in every round.
+        count, blocks = len(features), even_parts(len(features), ROWS)
+        rows = sum(size for _, _, size in blocks.cut(count))
+        self.filled = filled((features.double(), targets), 0, count, rows)
+        self.features, self.targets = (leaf[:count] for leaf in self.filled)
+        self.lengths = torch.cat([lengths(part) for part in torch.split(self.features, PIECE)])
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def take(self, indices: Indices) -> tuple[Any, Any]:
+        if not len(indices):
+            return None, None
+        rows = torch.from_numpy(indices)
+        return self.features[rows], self.targets[rows]
+
+    def some(self, indices: Indices) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, targets and proven norms of the rows; all of them without a copy."""
+        if len(indices) == len(self.features):  # every one once: a sum has no order
+            return self.features, self.targets, self.lengths
+        rows = torch.from_numpy(indices)
+        return self.features[rows], self.targets[rows], self.lengths[rows]
+
+    def digest(self, key: bytes) -> str:
+        return digest_of((self.features, self.targets), key)
+
+
+@dataclass
+class MeasuredOuter(Outer):
+    """x_b ⊗ s_b in the shape of a linear model's weight, with norms of the x_b that are known.
+
+    ``measured``: proven upper bounds of ‖x_b‖, shape (B,).
+    """
+
+    measured: Tensor | None = None
+
+    def bounds(self) -> Bounds:
+        left, _ = self.blocks[0]
+        if self.measured is None or not isinstance(left, Tensor):
+            return super().bounds()
+        slopes = lengths(left[:, 0])
+        return Bounds(slopes * self.measured, None, slopes + self.measured)
+
+
+def linear_sums(
+    model: torch.nn.Module,
+    records: Any,
+    indices: Indices,
+    clip_norm: float,
+    rule: ClippingRule,
+    round_size: int,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The clipped sum of a linear model's gradients, and their norms.
+
+    Args:
+        model: a :class:`LinearModel`. records: :class:`LinearRecords`.
+        indices: of the batch. clip_norm: C. rule: turns norms into factors.
+        round_size: contributions of the whole round.
+
+    Returns:
+        "weight" → float64, shape (d, k); norms before clipping, shape (batch,), float64.
+
+    Raises:
+        TypeError: another model, or other records.
+    """
+    if not isinstance(model, LinearModel) or not isinstance(records, LinearRecords):
+        raise TypeError(
+            "a plan of linear examples sums over a LinearModel and LinearRecords, not "
+            f"{type(model).__name__} and {type(records).__name__}"
+        )
+    features, targets, measured = records.some(indices)
+    with torch.no_grad():
+        whole = len(indices) == len(records)
+        rows, wanted = records.filled if whole else (features, targets)
+        slopes = model.slopes(rows, wanted, len(records))[: len(features)]
+        if slopes.shape != (len(features), model.weight.shape[1]):
+            raise ValueError(
+                f"the slope must have the outputs' shape {(len(features), model.weight.shape[1])}, "
+                f"not {tuple(slopes.shape)}"
+            )
+        block = (slopes.double().unsqueeze(1), features.unsqueeze(1))
+        terms: dict[str, Term] = {"weight": MeasuredOuter([block], True, measured)}
+        return clip_and_sum(terms, {"weight": model.weight}, clip_norm, rule, round_size)

@@ -15,10 +15,9 @@ from torch.func import functional_call, grad, vmap
 
 from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import Loss
-from forethought.gradients.boundary import Refused
+from forethought.gradients.boundary import ExternalState, Refused, State
 from forethought.gradients.clipped import declared_separable
 from forethought.gradients.passes import Alone
-from forethought.gradients.state import ExternalState, State
 from forethought.gradients.vmap_mode import seeded
 from forethought.turns import turns
 from forethought.values.contributions import INNER, Local, imported
@@ -272,11 +271,8 @@ class OneByOne:
     def __init__(self, model: nn.Module, loss: Loss, local: Local, held: int | None = None) -> None:
         self._function = None if local.function is None else imported(local.function)
         self._loss, self._local, self._held = loss, local, held
-        self._enclosure: Enclosure | Bare = (
-            Bare(model)
-            if self._function is None and separable(model, loss)
-            else Enclosure(model, loss, self._function)
-        )
+        bare = self._function is None and separable(model, loss)
+        self._enclosure = Bare(model) if bare else Enclosure(model, loss, self._function)
         self._weights = [torch.empty_like(value) for value in self._enclosure.first]
         self._pieces = self._enclosure.joined.part(self._weights)
 
@@ -317,8 +313,8 @@ class OneByOne:
                 self._backward(alone, inputs, targets, size)
             else:
                 rows = lambda leaf, at=order: leaf[at.to(leaf.device)]  # noqa: E731
-                some = (batches.mapped(inputs, rows), batches.mapped(targets, rows))
-                self._backward(alone, *some, len(order))
+                some, wanted = (batches.mapped(tree, rows) for tree in (inputs, targets))
+                self._backward(alone, some, wanted, len(order))
             taken.step(joined.join([_slope(p) for p in parameters]), weights)
         return dict(zip(trained, joined.part(taken.moved), strict=True))
 
@@ -458,12 +454,10 @@ class SideBySide:
                 which there are at most :attr:`lanes`. seeds: one a group.
         """
         lanes, places = len(groups), self._local.step or 1
-        taken = [
-            [at if order is None else at[order] for order in steps(len(at), self._local, seed)]
-            if len(at)
-            else []
-            for at, seed in zip(groups, seeds, strict=True)
-        ]
+        taken: list[list[Tensor]] = []
+        for at, seed in zip(groups, seeds, strict=True):
+            orders = steps(len(at), self._local, seed) if len(at) else ()
+            taken.append([at if order is None else at[order] for order in orders])
         seeded(seeds[0])  # of dropout: every lane draws in every step
         start = [value.expand(lanes, *value.shape) for value in self._trained.values()]
         weights = [value.clone() for value in start]

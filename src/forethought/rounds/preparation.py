@@ -13,9 +13,8 @@ from torch import Tensor
 
 from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records
-from forethought.rounds.sampling import Indices
 from forethought.rounds.transcript import Transcript
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import (
@@ -102,9 +101,8 @@ class Vectors:
                 share: Tensor = (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
                 return flat * share
             centre = torch.tensor(self._centre, dtype=torch.float64, device=flat.device)
-            left: Tensor = (flat - centre).norm(dim=1, keepdim=True) * (
-                REACH / asked.reach / LIKELY
-            )
+            left: Tensor = (flat - centre).norm(dim=1, keepdim=True)
+            left = left * (REACH / asked.reach / LIKELY)
             limit = math.log(WITHIN)
             # A record at the centre, whose logarithm is infinite, counts as the nearest one.
             return left.log().clamp(-limit, limit)
@@ -154,9 +152,8 @@ class Constants:
         if not self.shift:
             return tensor
         shape = (1, -1, *(1,) * (tensor.dim() - 2))
-        shift, scale = (
-            torch.tensor(part, dtype=torch.float64).view(shape) for part in (self.shift, self.scale)
-        )
+        both = (torch.tensor(part, dtype=torch.float64) for part in (self.shift, self.scale))
+        shift, scale = (part.view(shape) for part in both)
         found = (tensor.double() - shift) / scale
         if self.limits is not None:
             found = found.clamp(*self.limits)
@@ -287,17 +284,11 @@ class Prepared(Stored):
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Prepared:
-        found = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values["constants"].items()
-        }
-        return cls(
-            build(Preparation, values["preparation"]),
-            values["examples"],
-            build(Constants, found),
-            values["seeded"],
-            Transcript.from_values(values["transcript"]),
-        )
+        given = values["constants"].items()
+        found = {name: tuple(one) if isinstance(one, list) else one for name, one in given}
+        asked, constants = build(Preparation, values["preparation"]), build(Constants, found)
+        transcript = Transcript.from_values(values["transcript"])
+        return cls(asked, values["examples"], constants, values["seeded"], transcript)
 
     @classmethod
     def load(cls, path: str | Path) -> Prepared:

@@ -10,15 +10,17 @@ grid. Optimizers, messages to a server and mixing steps take noised sums and not
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
 from blake3 import blake3
+from torch import distributed
 
 from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
@@ -30,16 +32,17 @@ from forethought.rounds.contributions import (
     Addition,
     Batch,
     Gradients,
+    Loss,
     accumulate,
     dealt,
     part_of,
-    share_of,
 )
-from forethought.rounds.losses import Loss
 from forethought.rounds.randomness import (
+    Batches,
     BoundNoise,
     CorrelatedNoise,
     GaussianNoise,
+    Indices,
     Secrets,
     Stream,
     add_grid_noise,
@@ -48,8 +51,6 @@ from forethought.rounds.randomness import (
     seed_of,
 )
 from forethought.rounds.records import Records, TensorRecords, content
-from forethought.rounds.sampling import Batches, Indices
-from forethought.rounds.team import Team
 from forethought.rounds.transcript import Transcript
 from forethought.turns import turns
 from forethought.values.contributions import Examples
@@ -88,11 +89,8 @@ class Layout:
 
     def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Name → the parameter's part of a flat vector, in its shape, sharing memory."""
-        pieces = torch.split(vector, self._lengths)
-        return {
-            name: piece.view(shape)
-            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
-        }
+        parts = zip(self.names, torch.split(vector, self._lengths), self.shapes, strict=True)
+        return {name: piece.view(shape) for name, piece, shape in parts}
 
 
 # The clipping norm from round to round, which the quantile rule moves.
@@ -158,11 +156,8 @@ class NoisedSum:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The mean by parameter, in the parameters' shapes and precisions."""
-        views = self.layout.views(self.mean())
-        return {
-            name: views[name].to(dtype)
-            for name, dtype in zip(self.layout.names, self.layout.dtypes, strict=True)
-        }
+        views = zip(self.layout.views(self.mean()).items(), self.layout.dtypes, strict=True)
+        return {name: view.to(dtype) for (name, view), dtype in views}
 
 
 class Witness(Protocol):
@@ -302,10 +297,9 @@ class PrivateRounds:
         indices = self._batches(chosen)
         batch = dealt(chosen.contribution, indices, chosen, self._groups)
         if chosen.augmentation is not None:
-            batch = replace(
-                batch,
-                draws=self._augment.at(index).integers(0, 2**64, len(indices), dtype=np.uint64),
-            )
+            numbers = self._augment.at(index)
+            draws = numbers.integers(0, 2**64, len(indices), dtype=np.uint64)
+            batch = replace(batch, draws=draws)
         return PrivateSum(self, chosen, share_of(batch, self.team), indices)
 
     def seed_model(self, index: int) -> None:
@@ -392,9 +386,8 @@ class PrivateRounds:
             self._gaussian.add_to(vector, std, generator)
         if counted is not None and count is not None:
             share = noised_share(count, chosen, counted, generator)
-            self.clip_norm = next_clip_norm(
-                chosen.clip_norm, share, chosen.clip.quantile, chosen.clip.quantile_rate
-            )
+            towards = chosen.clip.quantile, chosen.clip.quantile_rate
+            self.clip_norm = next_clip_norm(chosen.clip_norm, share, *towards)
         noised = object.__new__(NoisedSum)
         values = (self.layout, self.clip_norm, chosen, vector)
         for name, value in zip(NoisedSum.__slots__, values, strict=True):
@@ -644,3 +637,150 @@ def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
 
 def _inputs(records: Records) -> torch.Size | None:
     return records.inputs.shape[1:] if isinstance(records, TensorRecords) else None
+
+
+def share_of(batch: Batch, team: Team) -> Batch:
+    """The contributions that one process of a team computes: every ``size``-th."""
+    if team.size == 1:
+        return batch
+    draws = batch.draws
+    if batch.member_of is None:
+        every = slice(team.rank, None, team.size)
+        own = batch.indices[every]
+        return Batch(own, None, len(own), batch.round_size, None if draws is None else draws[every])
+    mine = batch.member_of % team.size == team.rank
+    count = len(range(team.rank, batch.count, team.size))
+    members = batch.member_of[mine] // team.size
+    own = batch.indices[mine]
+    return Batch(own, members, count, batch.round_size, None if draws is None else draws[mine])
+
+
+# Processes that compute one run together, data-parallel, and agree on every release.
+
+
+if distributed.is_available():
+    # Its functions keep the group of the moment of import as their default. Imported later (as
+    # torch.func does) it holds the group beyond its end, and gloo's threads, still running while
+    # the interpreter shuts down, now and then abort the process.
+    import torch.distributed.nn.functional
+
+_Value = TypeVar("_Value")
+
+
+class TeamError(ValueError):
+    """The processes of a run do not agree; nothing more is released."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """One process by itself; see :class:`ProcessGroup` for several.
+
+    Args:
+        rank: which process this is, from 0. The first one keeps the run folder.
+        size: how many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """True if this process keeps the folder and reports."""
+        return self.rank == 0
+
+    def first(self, work: Callable[[], _Value]) -> _Value:
+        """The result of ``work`` in the first process, or the error that it raises there, for
+        all."""
+        return work()
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by its sum over the processes, in place."""
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The processes' one-dimensional tensors end to end."""
+        return tensor
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Each flag: whether it is set in any process. All wait for each other."""
+        return flags
+
+    def require_same(self, value: object, what: str) -> None:
+        """Refuse processes that differ.
+
+        Raises:
+            TeamError: says in what.
+        """
+
+    def require_equal(self, found: bytes, what: str) -> None:
+        """Refuse processes whose bytes (as many, a multiple of 4) differ; quick, for every round.
+
+        Raises:
+            TeamError: says of what they are.
+        """
+
+
+class ProcessGroup(Team):
+    """The processes of torch's default process group, on any backend."""
+
+    def first(self, work: Callable[[], _Value]) -> _Value:
+        found: list[Any] = [None, None]
+        if self.leads:
+            try:
+                found[0] = work()
+            except Exception as error:
+                found[1] = error
+        distributed.broadcast_object_list(found, src=0)
+        if found[1] is not None:
+            raise found[1]
+        value: _Value = found[0]
+        return value
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        distributed.all_reduce(tensor)
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, tensor.cpu())
+        return torch.cat(found).to(tensor.device)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        found = torch.tensor(flags or (False,), dtype=torch.int32, device=_device())
+        distributed.all_reduce(found)
+        return tuple(bool(count) for count in found[: len(flags)])
+
+    def require_same(self, value: object, what: str) -> None:
+        found: list[Any] = [None] * self.size
+        digest = hashlib.sha256(repr(value).encode()).hexdigest()
+        distributed.all_gather_object(found, digest)
+        wrong = [rank for rank, other in enumerate(found) if other != found[0]]
+        if wrong:
+            raise TeamError(
+                f"process {wrong[0]} has another {what} than process 0: all processes of a run "
+                "need the same"
+            )
+
+    def require_equal(self, found: bytes, what: str) -> None:
+        words = torch.from_numpy(np.frombuffer(found, dtype=np.uint32).astype(np.int64))
+        # The largest and the smallest of every word in one message.
+        extremes = torch.cat([words, -words]).to(_device())
+        distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
+        if not torch.equal(extremes.cpu(), torch.cat([words, -words])):
+            raise TeamError(
+                f"the processes of this run have another {what} each, by a last bit at least: one "
+                "noise must not meet two sums, so nothing is released. Use another backend of "
+                "torch.distributed, or one process"
+            )
+
+
+def _device() -> str:
+    """The device on which the process group's messages have to be."""
+    return "cuda" if distributed.get_backend() == "nccl" else "cpu"
+
+
+def present_team() -> Team:
+    """The processes of torch's default process group where there is one, or this one alone."""
+    if distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+        if size > 1:
+            return ProcessGroup(distributed.get_rank(), size)
+    return Team()

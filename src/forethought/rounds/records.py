@@ -10,7 +10,7 @@ import torch
 from blake3 import blake3
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from forethought.rounds.sampling import Indices
+from forethought.rounds.randomness import Indices
 
 # Records that are read and hashed at a time.
 PIECE = 4096

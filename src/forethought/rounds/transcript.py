@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,15 +77,10 @@ class _Run:
         strategy: Strategy | None,
         times: int,
     ) -> bool:
-        return (
-            self.noises == noises
-            and self.times == times
-            and getattr(self.like, "strategy", None) == strategy
-            and self.origin == released.origin
-            and self.like.sampling == released.sampling
-            and self.like.clipping == released.contribution.clipping
-            and self.like.groups == _groups(released)
-        )
+        own, kind = self.like, released.contribution.clipping
+        drawn = getattr(own, "strategy", None), own.sampling, own.clipping, own.groups
+        alike = drawn == (strategy, released.sampling, kind, _groups(released))
+        return alike and (self.noises, self.times, self.origin) == (noises, times, released.origin)
 
 
 class Transcript:
@@ -184,13 +180,10 @@ class Transcript:
         """
         if not self._runs:
             raise TranscriptError("nothing was released")
+        sigmas = (_together(run.noises if once else run.together) for run in self._runs)
         parts = (
-            replace(
-                run.like,
-                noise_multiplier=_together(run.noises if once else run.together),
-                count=run.count,
-            )
-            for run in self._runs
+            replace(run.like, noise_multiplier=sigma, count=run.count)
+            for run, sigma in zip(self._runs, sigmas, strict=True)
         )
         return Mechanism(*parts, adjacency=adjacency)
 
@@ -308,17 +301,8 @@ def _together(noises: Iterable[tuple[str, float]]) -> float:
 
 
 def _shapes(mechanism: Mechanism) -> list[tuple[Any, ...]]:
-    return [
-        (
-            part.noise_multiplier,
-            part.count,
-            part.sampling,
-            part.clipping,
-            part.groups,
-            getattr(part, "strategy", None),
-        )
-        for part in mechanism
-    ]
+    own = operator.attrgetter("noise_multiplier", "count", "sampling", "clipping", "groups")
+    return [(*own(part), getattr(part, "strategy", None)) for part in mechanism]
 
 
 def _same(one: float, other: float, joined: bool) -> bool:

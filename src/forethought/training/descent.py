@@ -38,11 +38,8 @@ class IterateAverage:
         self._averaging = averaging
         self._parameters = dict(parameters)
         self._start = rounds - math.ceil(averaging.fraction * rounds)
-        self._average = (
-            {}
-            if averaging.kind == "none"
-            else {name: value.detach().clone() for name, value in self._parameters.items()}
-        )
+        averaged = {} if averaging.kind == "none" else self._parameters
+        self._average = {name: value.detach().clone() for name, value in averaged.items()}
         self._pairs = [(self._average[name], self._parameters[name]) for name in self._average]
 
     def update(self, done: int) -> None:
@@ -151,8 +148,7 @@ class AdamBC(torch.optim.Optimizer):
         for group, parameter, gradient, state in _moving(self):
             first, second = group["betas"]
             if not state:
-                state["mean"] = torch.zeros_like(parameter)
-                state["square"] = torch.zeros_like(parameter)
+                state["mean"], state["square"] = (torch.zeros_like(parameter) for _ in range(2))
                 state["steps"], state["noise"], state["spread"] = 0, 0.0, 0.0
             state["steps"] += 1
             state["mean"].lerp_(gradient, 1 - first)
@@ -246,11 +242,9 @@ def make_optimizer(
     kind = _find(optimizer.name)
     if needs_closure(kind):
         raise ValueError(_LOOKS.format(name=optimizer.name))
-    options = dict(optimizer.options)
-    known = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "lr"}
-    takes_any = any(
-        p.kind is p.VAR_KEYWORD for p in inspect.signature(kind.__init__).parameters.values()
-    )
+    options, taken = dict(optimizer.options), inspect.signature(kind.__init__).parameters
+    known = set(taken) - {"self", "params", "lr"}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     unknown = sorted(set(options) - known)
     if unknown and not takes_any:
         raise ValueError(
@@ -366,12 +360,8 @@ class LowPass:
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """The state that a continued run needs: tensors, and JSON-ready values."""
-        tensors = {
-            f"{name}{at}": value
-            for name, past in zip(("moment", "mean"), self._past, strict=True)
-            for at, value in enumerate(past)
-        }
-        c, ones = self._ones
+        named, (c, ones) = zip(("moment", "mean"), self._past, strict=True), self._ones
+        tensors = {f"{name}{at}": value for name, past in named for at, value in enumerate(past)}
         return tensors, {"answers": c, "ones": ones, "spread": self._spread.tolist()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
@@ -545,7 +535,7 @@ class Descent:
         if self._filter is None:
             return {}, {}
         tensors, values = self._filter.state()
-        return {**tensors, **{f"last/{name}": part for name, part in self._last.items()}}, values
+        return tensors | {f"last/{name}": part for name, part in self._last.items()}, values
 
     def restore_filter(
         self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
@@ -597,3 +587,37 @@ def descent_of(
             "correlated noise cancels over the rounds by itself: drop them, or noise='correlated'"
         )
     return Descent(parameters, own, make_filter(plan.gradient_filter, plan.rounds))
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as tensors and plain values; step sizes follow from the plan.
+
+    Raises:
+        TypeError: state of a kind that can be stored in neither.
+    """
+    held = optimizer.state_dict()["state"].items()
+    every = {f"{at}/{name}": value for at, state in held for name, value in state.items()}
+    tensors = {key: value for key, value in every.items() if isinstance(value, torch.Tensor)}
+    values = {key: value for key, value in every.items() if key not in tensors}
+    for key, value in values.items():
+        if not (value is None or isinstance(value, bool | int | float | str)):
+            raise TypeError(
+                f"{type(optimizer).__name__} keeps {key.partition('/')[2]!r} as "
+                f"{type(value).__name__}, which cannot be stored in a checkpoint; use another "
+                "optimizer or train without out"
+            )
+    return tensors, values
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
+) -> None:
+    """The inverse of :func:`optimizer_state`."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *values.items()):
+        index, _, name = key.partition("/")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -16,8 +16,8 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import distributed
 
+from forethought.rounds.private_sum import Team, present_team
 from forethought.rounds.randomness import Seeds
-from forethought.rounds.team import Team, present_team
 from forethought.values.checks import whole
 
 # Where to train: a device that torch knows and this machine has, or one clear line.
@@ -111,11 +111,8 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, folder: Path | None, rounds: int) -> None:
         self.folder, self.rounds = folder, rounds
-        how = (
-            "it had no run folder, so it cannot be resumed"
-            if folder is None
-            else f"resume it with resume=True and out={str(folder)!r}"
-        )
+        how = f"resume it with resume=True and out={str(folder)!r}"
+        how = "it had no run folder, so it cannot be resumed" if folder is None else how
         super().__init__(f"interrupted after {rounds} rounds; {how}")
 
 
@@ -180,8 +177,7 @@ def alone(name: str) -> None:
     Raises:
         ValueError: names the function that several processes can run.
     """
-    size = present_team().size
-    if size > 1:
+    if (size := present_team().size) > 1:
         raise ValueError(
             f"{name} runs in one process, this is one of {size}: train one plan with "
             "forethought.train, or start a single process"
@@ -283,11 +279,8 @@ def settled(
         if not isinstance(value, kind | None):
             raise TypeError(f"{name} must be a forethought.{kind.__name__}, not {value!r}")
     given: dict[str, Any] = {name: value for name, value in short.items() if value is not None}
-    of_seeds = {
-        own: given.pop(name)
-        for name, own in (("seed", "sampling"), ("noise_seed", "noise"))
-        if name in given
-    }
+    own = {"seed": "sampling", "noise_seed": "noise"}
+    of_seeds = {own[name]: given.pop(name) for name in own if name in given}
     if (execution is not None and given) or (seeds is not None and of_seeds):
         raise ValueError(
             f"{', '.join({**given, **of_seeds})} is said twice: in execution= or seeds=, and by "

@@ -7,17 +7,16 @@ import csv
 import errno
 import functools
 import hashlib
-import itertools
 import json
 import os
 import platform
 import re
 import secrets
 import shutil
-import sys
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -35,6 +34,7 @@ from forethought import __version__
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
+from forethought.gradients.boundary import of_user
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
@@ -108,12 +108,10 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
         key: 32 bytes.
     """
     modules = dict(model.named_modules())
+    kinds = dict.fromkeys(map(type, modules.values()))
+    hooked = [getattr(module, hooks) for module in modules.values() for hooks in _HOOKS]
     held: dict[str, Any] = {
-        "code of model or loss, or a value that it names": [
-            loss,
-            *dict.fromkeys(map(type, modules.values())),
-            *(getattr(module, hooks) for module in modules.values() for hooks in _HOOKS),
-        ],
+        "code of model or loss, or a value that it names": [loss, *kinds, *hooked],
         "plain attributes of the model": {
             name: {part: value for part, value in vars(module).items() if part not in OF_TORCH}
             for name, module in modules.items()
@@ -166,11 +164,8 @@ def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str
     Raises:
         CheckpointError: names what differs and how to set it back.
     """
-    changed = [
-        f"{name} was {saved[name]}, is {present.get(name)}"
-        for name in sorted(saved)
-        if saved[name] != present.get(name)
-    ]
+    differing = (name for name in sorted(saved) if saved[name] != present.get(name))
+    changed = [f"{name} was {saved[name]}, is {present.get(name)}" for name in differing]
     if changed:
         raise CheckpointError(
             f"cannot resume here: {'; '.join(changed)}. Rounds after the last checkpoint are "
@@ -228,45 +223,25 @@ def _feed(value: Any, take: Callable[[bytes], None], seen: dict[int, Any], wide:
         take(b"again")
         return
     seen[id(value)] = value  # kept, so that nothing else is there
-    for part in _wide_parts(value) if wide else _parts(value):
+    for part in _parts(value, wide):
         _feed(part, take, seen, wide)
 
 
-def _wide_parts(value: Any) -> list[Any]:
-    """:func:`_parts`, with what the user's own code names wherever it is."""
+def _of_user_s_own(value: Any) -> list[Any]:
+    """The parts of something with what the user's own code names, wherever that is."""
+    kind = type(value)
     if isinstance(value, classmethod | staticmethod):
         return ["method", value.__func__]
     if isinstance(value, property):
         return ["property", value.fget]
     if isinstance(value, type):
-        if not _of_user(value.__module__):
+        if not of_user(value.__module__):
             return [value.__qualname__]
         held = {name: part for name, part in vars(value).items() if _speaks(name, part)}
         return ["class", value.__qualname__, held, list(value.__bases__)]
-    if isinstance(value, FunctionType):
-        if not _of_user(value.__module__):
-            return [value.__qualname__]
-        named = _named(value)
-        return [*_of_function(value), {name: named[name] for name in sorted(named)}]
-    if isinstance(value, torch.nn.Module):
-        return ["module", _architecture(value), type(value), dict(value.state_dict())]
-    plain = isinstance(value, functools.partial | Mapping | tuple | list | set | frozenset)
-    if plain or isinstance(value, MethodType):
-        return _parts(value)
-    kind = type(value)
-    if kind is not SimpleNamespace and not _of_user(kind.__module__):
+    if kind is not SimpleNamespace and not of_user(kind.__module__):
         return [kind.__qualname__]
     return [kind, dict(getattr(value, "__dict__", {}))]
-
-
-def _of_user(module: str | None) -> bool:
-    """True if a module is the user's own, and not an installed or a standard one."""
-    package = (module or "").partition(".")[0]
-    if package == "__main__":
-        return True
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    installed = package in sys.stdlib_module_names or package == "forethought"
-    return not installed and file is not None and "site-packages" not in file
 
 
 def _speaks(name: str, part: Any) -> bool:
@@ -282,14 +257,14 @@ def _named(function: FunctionType) -> dict[str, Any]:
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, ModuleType):
-            if _of_user(value.__name__):
+            if of_user(value.__name__):
                 found.update((f"{name}.{part}", vars(value).get(part)) for part in names)
         elif value is not None:
             found[name] = value
     return found
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: Any, wide: bool) -> list[Any]:
     """The parts of something, its kind first."""
     if isinstance(value, functools.partial):
         return ["partial", value.func, list(value.args), dict(value.keywords)]
@@ -302,9 +277,16 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, MethodType):
         return ["method", value.__func__, value.__self__]
     if isinstance(value, FunctionType):
-        return _of_function(value)
+        if not wide:
+            return _of_function(value)
+        if not of_user(value.__module__):
+            return [value.__qualname__]
+        return [*_of_function(value), dict(sorted(_named(value).items()))]
     if isinstance(value, torch.nn.Module):
-        return ["module", _architecture(value), dict(value.state_dict())]
+        kind = [type(value)] if wide else []
+        return ["module", _architecture(value), *kind, dict(value.state_dict())]
+    if wide:
+        return _of_user_s_own(value)
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         return [_ADDRESS.sub("", repr(value))]
     called = vars(type(value)).get("__call__")
@@ -324,14 +306,8 @@ def _of_function(function: FunctionType) -> list[Any]:
         own = isinstance(found, FunctionType) and found.__module__ == function.__module__
         if own or isinstance(found, bool | int | float | str | torch.Tensor | np.ndarray):
             named[name] = found
-    return [
-        function.__qualname__,
-        _code(function.__code__),
-        function.__defaults__,
-        function.__kwdefaults__,
-        cells,
-        named,
-    ]
+    defaults = function.__defaults__, function.__kwdefaults__
+    return [function.__qualname__, _code(function.__code__), *defaults, cells, named]
 
 
 def _names(code: CodeType) -> list[str]:
@@ -486,45 +462,6 @@ def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) ->
     return state.hexdigest()
 
 
-def optimizer_state(
-    optimizer: torch.optim.Optimizer,
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as tensors and plain values; step sizes follow from the plan.
-
-    Raises:
-        TypeError: state of a kind that can be stored in neither.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    values: dict[str, Any] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        for name, value in state.items():
-            key = f"{index}/{name}"
-            if isinstance(value, torch.Tensor):
-                tensors[key] = value
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                values[key] = value
-            else:
-                raise TypeError(
-                    f"{type(optimizer).__name__} keeps {name!r} as {type(value).__name__}, which "
-                    "cannot be stored in a checkpoint; use another optimizer or train without out"
-                )
-    return tensors, values
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, torch.Tensor],
-    values: Mapping[str, Any],
-) -> None:
-    """The inverse of :func:`optimizer_state`."""
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in (*tensors.items(), *values.items()):
-        index, _, name = key.partition("/")
-        state.setdefault(int(index), {})[name] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
 class ReleasedRounds:
     """The releases that may have been made, in a file that only grows.
 
@@ -548,10 +485,7 @@ class ReleasedRounds:
     @classmethod
     def peek(cls, folder: Path) -> dict[int, int]:
         """Round → how often it may have been released, as the file in ``folder`` says."""
-        found: dict[int, int] = {}
-        for index, _ in _releases(folder / RELEASED):
-            found[index] = found.get(index, 0) + 1
-        return found
+        return dict(Counter(index for index, _ in _releases(folder / RELEASED)))
 
     def note(self, index: int, bound: bytes) -> int:
         """Write a release down, before its noise is drawn.
@@ -593,11 +527,8 @@ class ReleasedRounds:
             CheckpointError: entries of before the checkpoint are gone or others.
         """
         entries, expected = mark
-        found = blake3()
-        held = 0
-        for index, bound in itertools.islice(_releases(folder / RELEASED), int(entries)):
-            found.update(_entry(index, bound))
-            held += 1
+        kept = [_entry(*one) for one in _releases(folder / RELEASED)][: int(entries)]
+        held, found = len(kept), blake3(b"".join(kept))
         if [held, found.hexdigest()] != [entries, expected]:
             raise CheckpointError(
                 f"cannot resume: {folder / RELEASED} lists what was released, and {entries} "
@@ -628,10 +559,8 @@ def _releases(path: Path) -> Iterator[tuple[int, bytes]]:
     """The whole entries of a list of releases."""
     content = path.read_bytes() if path.is_file() else b""
     for start in range(0, len(content) - _ENTRY + 1, _ENTRY):
-        yield (
-            int.from_bytes(content[start : start + 8], "little"),
-            content[start + 8 : start + _ENTRY],
-        )
+        entry = content[start : start + _ENTRY]
+        yield int.from_bytes(entry[:8], "little"), entry[8:]
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
@@ -805,9 +734,8 @@ class RunFolder:
     def _untouched(self) -> bool:
         # A run that died while it set the folder up leaves an empty checkpoint folder at most, and
         # what it was writing under another name.
-        entries = [
-            path for path in self.path.iterdir() if path.name != LOCK and not _half_written(path)
-        ]
+        found = (path for path in self.path.iterdir() if path.name != LOCK)
+        entries = [path for path in found if not _half_written(path)]
         return not entries or (
             entries == [self.checkpoint]
             and all(path.name.startswith(".") for path in self.checkpoint.iterdir())
@@ -954,13 +882,9 @@ class RunFolder:
 
     def load_history(self) -> tuple[Metrics, ...]:
         """The history that :meth:`save_results` wrote."""
-        private = self.path / DIAGNOSTICS
-        return tuple(
-            from_csv(
-                (self.path / METRICS).read_text(encoding="utf-8"),
-                private.read_text(encoding="utf-8") if private.is_file() else None,
-            )
-        )
+        public, private = self.path / METRICS, self.path / DIAGNOSTICS
+        more = private.read_text(encoding="utf-8") if private.is_file() else None
+        return tuple(from_csv(public.read_text(encoding="utf-8"), more))
 
     def erase_phases(self) -> None:
         """Delete the folders of a run's phases, the keys in them first."""
@@ -1020,14 +944,12 @@ class Checkpointer:
         settings: Mapping[str, Any],
     ) -> None:
         self.folder, self._plan, self._keys = folder, plan, keys
-        self._identity, self._environment = identity, environment
-        self._fixed = {
+        self._fixed: dict[str, Any] = {
             "identity": identity,
             "environment": environment,
             "watched": dict(watched),
-            "context": "",
-            **settings,
         }
+        self._fixed |= {"context": "", **settings}
         self._due = 0.0
         self._released: ReleasedRounds | None = None
 
@@ -1059,10 +981,10 @@ class Checkpointer:
         Raises:
             CheckpointError: it is not, or rounds would be repeated under other rounding.
         """
-        require_same(saved.values["identity"], self._identity)
+        require_same(saved.values["identity"], self._fixed["identity"])
         ReleasedRounds.require(self.folder.checkpoint, saved.values.get("released", _NOTHING))
         if max(ReleasedRounds.peek(self.folder.checkpoint), default=-1) >= saved.round:
-            require_same_environment(saved.values["environment"], self._environment)
+            require_same_environment(saved.values["environment"], self._fixed["environment"])
         context, before = saved.values["context"], saved.values["watched"]
         changed = [name for name, now in self._fixed["watched"].items() if before[name] != now]
         if changed:
@@ -1213,9 +1135,7 @@ def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
     parent = folder.resolve().parent
     if not parent.is_dir():
         return None
-    for place, path in enumerate(sorted(parent.glob(f"*/{MODEL}"))):
-        if place == NEIGHBOURS:
-            break
+    for path in sorted(parent.glob(f"*/{MODEL}"))[:NEIGHBOURS]:
         if _same_weights(path, present):
             try:
                 spent = _spent(Statement.load(path.parent / STATEMENT))
@@ -1266,19 +1186,14 @@ class RunSummary:
         """
         if not (folder / "statement.json").is_file():
             raise ValueError(f"{folder} holds no finished run: there is no statement.json in it")
-        path = folder / "metrics.csv"
+        path = folder / METRICS
         if not path.is_file():
             raise ValueError(f"{folder} is not complete: its metrics.csv is gone")
         with path.open(encoding="utf-8", newline="") as file:
             metrics = tuple(csv.DictReader(file))
-        return cls(
-            folder,
-            Plan.load(folder / "plan.json"),
-            Statement.load(folder / "statement.json"),
-            metrics,
-            tuple(sorted((folder / "figures").glob("*.png"))),
-            Results.load(folder / "results.json"),
-        )
+        plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
+        figures = tuple(sorted((folder / FIGURES).glob("*.png")))
+        return cls(folder, plan, statement, metrics, figures, Results.load(folder / RESULTS))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -1324,23 +1239,19 @@ class UnfinishedRun:
             )
         plan, saved = Plan.load(folder / "plan.json"), Checkpoint.read(run.checkpoint).values
         phases = saved.get("phases")
-        times = ReleasedRounds.peek(run.checkpoint)
+        times, spent = ReleasedRounds.peek(run.checkpoint), None
         if phases is None:
             history = saved["history"]
             released = max(times, default=-1) + 1
+            done = _released(plan, times, released) if released else None
+            spent = 0.0 if done is None else epsilon(done, plan.delta).upper
         else:
             history = [row for phase in phases for row in phase["history"]]
-            released = sum(
-                phase["rounds"]["count"] for phase in phases if phase["accuracy"] is not None
-            )
+            ended = (phase for phase in phases if phase["accuracy"] is not None)
+            released = sum(phase["rounds"]["count"] for phase in ended)
             if phases and phases[-1]["accuracy"] is None:
                 current = RunFolder(folder / PHASES / f"{len(phases):02d}")
                 released += max(ReleasedRounds.peek(current.checkpoint), default=-1) + 1
-        spent = None
-        if phases is None:
-            spent = 0.0
-            if released:
-                spent = epsilon(_released(plan, times, released), plan.delta).upper
         last = from_values(history[-1:])
         values = {name: getattr(last[0], name) for name in PUBLIC} if last else {}
         public = {name: value for name, value in values.items() if value is not None}
@@ -1365,16 +1276,7 @@ def _released(plan: Plan, times: Mapping[int, int], rounds: int) -> Mechanism:
         return plan.mechanism.first(before + rounds)
     done = Transcript()
     for index in range(rounds):
-        one = plan.round(index)
-        done.append(
-            one,
-            one.noise_std,
-            one.clip_norm,
-            one.count_noise,
-            one.strategy,
-            times.get(index, 1),
-        )
+        one, often = plan.round(index), times.get(index, 1)
+        done.append(one, one.noise_std, one.clip_norm, one.count_noise, one.strategy, often)
     found = done.mechanism(plan.mechanism.adjacency)
-    if not before:
-        return found
-    return plan.mechanism.first(before) + found
+    return plan.mechanism.first(before) + found if before else found

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.losses import Loss, correct, mixing_layers, undisturbed
+from forethought.rounds.contributions import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
 
 # Batch normalisation after private training: whose statistics evaluation uses.
@@ -51,15 +51,19 @@ def public_statistics(
         for _, layer in layers:
             layer.train()
             layer.momentum = 1.0
-        args = (
-            inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
-        )
-        functional_call(model, dict(parameters), args, inputs if isinstance(inputs, dict) else {})
+        functional_call(model, dict(parameters), *_arguments(inputs))
         return {
             f"{name}.{kind}" if name else kind: getattr(layer, kind).clone()
             for name, layer in layers
             for kind in ("running_mean", "running_var")
         }
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's arguments by place and by name, from inputs in any form."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
 
 
 def settle_statistics(model: nn.Module, inputs: Any) -> None:
@@ -240,18 +244,6 @@ def _r_squared(a: Answers) -> Figure:
     return Figure(1 - gaps / plain if plain else math.nan)
 
 
-def _mean_error(a: Answers) -> Figure:
-    return _mean(np.abs(a.scores - a.targets), 0.0)
-
-
-def _root_mean_error(a: Answers) -> Figure:
-    return Figure(math.sqrt(float(np.square(a.scores - a.targets).mean())))
-
-
-def _middle_error(a: Answers) -> Figure:
-    return Figure(float(np.median(np.abs(a.scores - a.targets))))
-
-
 _OF_CLASSES: dict[str, Measure] = {
     "accuracy": _accuracy,
     "AUC": _auc,
@@ -269,9 +261,11 @@ MEASURES: dict[str, Mapping[str, Measure]] = {
     "multilabel": {**_OF_CLASSES, "all labels right": _all_right},
     "regression": {
         "R²": _r_squared,
-        "mean absolute error": _mean_error,
-        "root mean squared error": _root_mean_error,
-        "median absolute error": _middle_error,
+        "mean absolute error": lambda a: _mean(np.abs(a.scores - a.targets), 0.0),
+        "root mean squared error": lambda a: Figure(
+            math.sqrt(float(np.square(a.scores - a.targets).mean()))
+        ),
+        "median absolute error": lambda a: Figure(float(np.median(np.abs(a.scores - a.targets)))),
     },
 }
 # What is measured where nobody says what.
@@ -422,11 +416,7 @@ def evaluate(
             layer.train()
         for indices in np.array_split(np.arange(size), max(1, -(-size // EVALUATION_BATCH))):
             inputs, targets = records.take(indices)
-            inputs = placed(inputs, dims)
-            args = () if isinstance(inputs, dict) else inputs
-            args = tuple(args) if isinstance(args, list) else args
-            kwargs = inputs if isinstance(inputs, dict) else {}
-            outputs = functional_call(model, parameters, args, kwargs)
+            outputs = functional_call(model, parameters, *_arguments(placed(inputs, dims)))
             outputs = outputs_in_front(outputs, dims)
             values = loss(outputs, targets).double()
             # A model that computes its own loss gives the mean of its batch.
@@ -482,16 +472,10 @@ class Results:
             return None
         values = json.loads(path.read_text(encoding="utf-8"))
         values.pop("schema")
-        return cls(
-            values["examples"],
-            {name: Figure(**figure) for name, figure in values["figures"].items()},
-            values["baseline"],
-            tuple(values["classes"]),
-            tuple(values["recall"]),
-            tuple(tuple(row) for row in values["confusion"]),
-            values["weak"],
-            values.get("task", "classification" if values["classes"] else "regression"),
-        )
+        values.setdefault("task", "classification" if values["classes"] else "regression")
+        values |= {name: tuple(values[name]) for name in ("classes", "recall")}
+        values["figures"] = {name: Figure(**one) for name, one in values["figures"].items()}
+        return cls(**{**values, "confusion": tuple(map(tuple, values["confusion"]))})
 
     def sentences(self) -> tuple[str, ...]:
         """The result in words, its baseline beside it."""
@@ -560,16 +544,8 @@ def measured(
             baseline[name] = plain.value
     called = tuple(map(str, classes or ()))
     confusion, recall = _confusion(answers, len(called))
-    return Results(
-        len(targets),
-        figures,
-        baseline,
-        called,
-        recall,
-        confusion,
-        _weak(task, answers, nothing),
-        task,
-    )
+    weak = _weak(task, answers, nothing)
+    return Results(len(targets), figures, baseline, called, recall, confusion, weak, task)
 
 
 def _confusion(
@@ -597,9 +573,7 @@ def _weak(task: str, answers: Answers, nothing: Answers) -> bool:
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)
     assert figure is not None and plain is not None
     assert figure.low is not None and figure.high is not None
-    if task == "regression":
-        return figure.high >= plain.value
-    return figure.low <= plain.value
+    return figure.high >= plain.value if task == "regression" else figure.low <= plain.value
 
 
 def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:

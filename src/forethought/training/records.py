@@ -19,7 +19,7 @@ from forethought.data.files import DataError
 from forethought.gradients import BatchDims, check_model
 from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.losses import (
+from forethought.rounds.contributions import (
     Loss,
     cross_entropy,
     label_cross_entropy,
@@ -28,8 +28,8 @@ from forethought.rounds.losses import (
     undisturbed,
 )
 from forethought.rounds.preparation import Constants, Prepared, require_prepared
+from forethought.rounds.randomness import Indices
 from forethought.rounds.records import Records, TensorRecords, as_records, blank, content
-from forethought.rounds.sampling import Indices
 from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.values.caveats import Caveat
@@ -68,9 +68,10 @@ def warn_of_other_features(plan: Plan, model: torch.nn.Module, norm: float | Non
 
 
 def _found(plan: Plan, model: torch.nn.Module, norm: float | None) -> tuple[str, ...]:
-    if plan.assumed is None:
-        return ()
-    return differences(plan.assumed, trained_parameters(model), is_linear(model), norm)
+    own = plan.assumed
+    return (
+        () if own is None else differences(own, trained_parameters(model), is_linear(model), norm)
+    )
 
 
 def _warn(sentences: Iterable[str]) -> None:
@@ -152,11 +153,8 @@ def require_fit(
     if not isinstance(records, TensorRecords):
         return
     targets = records.targets
-    if (
-        loss in (cross_entropy, person_loss)
-        and isinstance(outputs, torch.Tensor)
-        and outputs.ndim == targets.ndim + 1
-    ):
+    scored = isinstance(outputs, torch.Tensor) and outputs.ndim == targets.ndim + 1
+    if loss in (cross_entropy, person_loss) and isinstance(outputs, torch.Tensor) and scored:
         classes = outputs.shape[1 if loss is cross_entropy else -1]
         _require_labels(targets[targets != IGNORED], classes, name)
     if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
@@ -375,12 +373,8 @@ def coincide(records: Records, held_out: Records, name: str = "test") -> bool:
 def _digests(records: Records) -> Iterator[bytes]:
     for start in range(0, len(records), PIECE):
         indices = np.arange(start, min(start + PIECE, len(records)))
-        leaves = [
-            leaf
-            for leaf in torch.utils._pytree.tree_leaves(records.take(indices))
-            if isinstance(leaf, torch.Tensor)
-        ]
-        rows = [_rows(leaf, len(indices)) for leaf in leaves]
+        leaves = torch.utils._pytree.tree_leaves(records.take(indices))
+        rows = [_rows(leaf, len(indices)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for place in range(len(indices)):
             row = b"".join(part[place] for part in rows)
             yield hashlib.blake2b(row, digest_size=16).digest()
@@ -562,31 +556,25 @@ class Centring:
     @torch.no_grad()
     def begin(self) -> None:
         """Weights for features become weights for centred ones, with the same scores."""
-        if self.layer is None:
-            return
-        weight, bias = self.layer.weight, self.layer.bias
-        shift, scale = self._tensors()
-        bias += (weight.double() @ shift).to(bias.dtype)
-        weight *= scale.to(weight.dtype)
+        for weight, bias, shift, scale in self._tensors():
+            bias += (weight.double() @ shift).to(bias.dtype)
+            weight *= scale.to(weight.dtype)
 
     @torch.no_grad()
     def end(self) -> None:
         """The inverse of :meth:`begin`."""
-        if self.layer is None:
-            return
-        weight, bias = self.layer.weight, self.layer.bias
-        shift, scale = self._tensors()
-        weight /= scale.to(weight.dtype)
-        bias -= (weight.double() @ shift).to(bias.dtype)
+        for weight, bias, shift, scale in self._tensors():
+            weight /= scale.to(weight.dtype)
+            bias -= (weight.double() @ shift).to(bias.dtype)
 
-    def _tensors(self) -> tuple[Tensor, Tensor]:
-        where = self.layer.weight.device
-        shift, scale = self.constants.shift, self.constants.scale
-        # In double precision: the features' means may be many times their spread.
-        return (
-            torch.tensor(shift, dtype=torch.float64, device=where),
-            torch.tensor(scale, dtype=torch.float64, device=where),
-        )
+    def _tensors(self) -> Iterator[tuple[Tensor, ...]]:
+        """The layer's weight and bias, shift and scale; nothing where nothing is centred."""
+        if self.layer is not None:
+            weight, constants = self.layer.weight, self.constants
+            # In double precision: the features' means may be many times their spread.
+            like: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
+            both = (torch.tensor(part, **like) for part in (constants.shift, constants.scale))
+            yield weight, self.layer.bias, *both
 
 
 class CentredRecords:
@@ -607,10 +595,8 @@ class CentredRecords:
         inputs, targets = self._records.take(indices)
         if inputs is None:
             return None, None
-        shift, scale = (
-            part.to(inputs.device, inputs.dtype).view(inputs.shape[1:])
-            for part in (self._shift, self._scale)
-        )
+        both = (part.to(inputs.device, inputs.dtype) for part in (self._shift, self._scale))
+        shift, scale = (part.view(inputs.shape[1:]) for part in both)
         return (inputs - shift).div_(scale), targets  # no second copy: features take much memory
 
     def digest(self, key: bytes) -> str:

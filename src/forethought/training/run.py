@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,16 +18,24 @@ from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.rounds.contributions import check_loss
-from forethought.rounds.losses import Loss, default_loss, mixing_layers, undisturbed
+from forethought.rounds.contributions import (
+    Loss,
+    check_loss,
+    default_loss,
+    mixing_layers,
+    undisturbed,
+)
 from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
-from forethought.rounds.private_sum import PrivateRounds
-from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.private_sum import PrivateRounds, Team, present_team
+from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.sampling import Indices
-from forethought.rounds.team import Team, present_team
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import IterateAverage, descent_of
+from forethought.training.descent import (
+    IterateAverage,
+    descent_of,
+    optimizer_state,
+    restore_optimizer,
+)
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -46,9 +55,7 @@ from forethought.training.folder import (
     environment,
     identity,
     locked,
-    optimizer_state,
     remember,
-    restore_optimizer,
     trained_before,
     watched,
 )
@@ -101,11 +108,7 @@ def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
     found = dict.fromkeys(rounds, math.inf if composed else total)
     if composed is None:
         return found
-    noisy = 0
-    for part in mechanism:
-        if part.noise_multiplier == 0:
-            break
-        noisy += part.count
+    noisy = sum(part.count for part in takewhile(lambda part: part.noise_multiplier, mechanism))
     # A round without noise gives no guarantee from there on.
     finite = [count for count in rounds if count <= noisy]
     if finite:
@@ -131,17 +134,11 @@ class Loop:
         self, task: Task, secrets: Secrets, settings: Mapping[str, Any], statement: Statement
     ) -> None:
         self._task, self.plan, self.model, self.done = task, task.plan, task.model, 0
-        plan, team = task.plan, task.team
+        plan = task.plan
         parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
-        self.private = PrivateRounds(
-            plan.privacy,
-            parameters,
-            task.loss,
-            secrets,
-            micro_batch=task.execution.micro_batch,
-            team=team,
-            batch_dims=task.batch_dims,
-        )
+        how: dict[str, Any] = {"team": task.team, "batch_dims": task.batch_dims}
+        how["micro_batch"] = task.execution.micro_batch
+        self.private = PrivateRounds(plan.privacy, parameters, task.loss, secrets, **how)
         self.descent = descent_of(plan, parameters)
         self.history: list[Metrics] = []
         self.average = IterateAverage(plan.averaging, parameters, plan.rounds)
@@ -239,16 +236,17 @@ class Loop:
         """Everything that changes from round to round, as of the last :meth:`add_up`."""
         tensors, values = optimizer_state(self.descent.optimizer)
         filtered, filter_values = self.descent.filter_state()
+        bound = torch.tensor(list(b"".join(self.private.bound)), dtype=torch.uint8)
+        owned = {
+            "model": _untied(self.model.state_dict()),  # the format refuses shared memory
+            "average": self.average.state(),
+            "optimizer": tensors,
+            "filter": filtered,
+            "noise": {"bound": bound},
+        }
         return Checkpoint(
             self.done,
-            {
-                # Cloned where tied: the format refuses shared memory.
-                **{f"model/{k}": v for k, v in _untied(self.model.state_dict()).items()},
-                **{f"average/{k}": v for k, v in self.average.state().items()},
-                **{f"optimizer/{k}": v for k, v in tensors.items()},
-                **{f"filter/{k}": v for k, v in filtered.items()},
-                "noise/bound": torch.tensor(list(b"".join(self.private.bound)), dtype=torch.uint8),
-            },
+            {f"{owner}/{k}": v for owner, held in owned.items() for k, v in held.items()},
             {
                 "optimizer": values,
                 "filter": filter_values,
@@ -539,16 +537,8 @@ def opened_task(
     if batch_dims is not None:
         where = f"inputs {batch_dims.inputs}, outputs {batch_dims.outputs}"
         caveats.append(Caveat("batch-dims", where))
-    return Task(
-        model,
-        records,
-        held_out,
-        plan,
-        chosen,
-        execution=execution,
-        caveats=tuple(caveats),
-        batch_dims=batch_dims,
-    )
+    of_call: dict[str, Any] = {"execution": execution, "batch_dims": batch_dims}
+    return Task(model, records, held_out, plan, chosen, caveats=tuple(caveats), **of_call)
 
 
 def _centred(task: Task) -> Task:

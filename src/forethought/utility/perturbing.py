@@ -20,7 +20,7 @@ from forethought.data.dataset import PersonRows
 from forethought.gradients import batches
 from forethought.models.networks import TemperedSigmoid
 from forethought.planning.defaults import default_delta
-from forethought.rounds.losses import Loss, correct
+from forethought.rounds.contributions import Loss, correct
 from forethought.rounds.records import as_records
 from forethought.training.records import opened
 from forethought.training.run import train

@@ -18,7 +18,7 @@ from torch import nn
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
-from forethought.rounds.losses import Loss
+from forethought.rounds.contributions import Loss
 from forethought.training.run import train
 from forethought.turns import turns
 from forethought.values.checks import one_of, real, whole

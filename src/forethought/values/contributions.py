@@ -422,7 +422,7 @@ class LinearExamples:
     """Every record's gradient is a contribution, and the model is a linear map of the record.
 
     The same contributions as those of :class:`Examples`, from one product with the matrix of all
-    records (:mod:`forethought.rounds.linear`).
+    records (:mod:`forethought.rounds.contributions`).
     """
 
     kind: ClassVar[str] = "linear-examples"

@@ -2,7 +2,7 @@
 
 A kind says itself everything that follows from it (:class:`Sampling`): what is not said is refused
 where the class is defined, and nothing is inherited from another kind. How it is drawn stands in
-:mod:`forethought.rounds.sampling`, its theorems in :mod:`forethought.accounting.theorems`; see
+:mod:`forethought.rounds.randomness`, its theorems in :mod:`forethought.accounting.theorems`; see
 docs/adding_a_sampling.md.
 """
 

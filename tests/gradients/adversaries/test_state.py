@@ -18,7 +18,7 @@ import torch
 from adversaries.attack import Attack, Attacks, D, Run, classify, head, withstand
 from torch import Tensor, nn
 
-from forethought.gradients import state
+from forethought.gradients import boundary
 
 attack = Attacks()
 
@@ -640,5 +640,5 @@ def test_more_objects_than_can_be_noted_are_refused(monkeypatch: pytest.MonkeyPa
         return Run(forward, head=head(), table=[[0.0] for _ in range(2_000)]), classify
 
     withstand(Attack(make, "either"))
-    monkeypatch.setattr(state, "LIMIT", 2_000)
+    monkeypatch.setattr(boundary, "LIMIT", 2_000)
     withstand(Attack(make, "refused"))
