@@ -168,6 +168,7 @@ class LedgerState:
         state: the trainer's, of the last one. acknowledged: updates that the server surely has.
         outgoing: those it may not have, oldest first.
         base: version of the model that the last one was computed on; -1: there is none.
+        begun: with which round the next update was begun; "": it was not, or needs no such word.
     """
 
     updates: int = 0
@@ -176,6 +177,7 @@ class LedgerState:
     acknowledged: int = 0
     outgoing: tuple[Update, ...] = ()
     base: int = -1
+    begun: str = ""
 
 
 class Ledger(Protocol):

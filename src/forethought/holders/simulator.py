@@ -342,8 +342,12 @@ class StarSimulator(_Simulator):
                 self._send(_TO_SERVER, client, effect.message)
             elif isinstance(effect, events.Compute):
                 varies = self._varies[self.federation.members[client].plan]
-                size = self._size(client, effect.round) if varies else 1.0
-                about = effect.round, effect.base, effect.model, effect.part, effect.parts
+                place = effect.planned
+                size = self._size(client, place) if varies else 1.0
+                if effect.sampling is not None:
+                    plan = self.federation.plan(client)
+                    size *= effect.sampling.expected_batch(plan.examples) / plan.batch
+                about = place, effect.base, effect.model, effect.part, effect.parts, effect.sampling
                 self._train(Work(client, *about), effect, size)
             elif isinstance(effect, events.Commit):
                 self._commit(client, effect.release)

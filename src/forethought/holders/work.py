@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,8 +23,9 @@ class Work:
     """One update that a client computes.
 
     Args:
-        client: who. round: number of its update. base: version of the weights.
-        model: has the weights. part, parts: see :class:`~forethought.exchange.events.Compute`.
+        client: who. round: place of its update in its plan. base: version of the weights.
+        model: has the weights. part, parts, sampling: see
+            :class:`~forethought.exchange.events.Compute`.
     """
 
     client: int
@@ -33,6 +34,7 @@ class Work:
     model: HasVector
     part: int = 0
     parts: int = 1
+    sampling: Any = None
 
     @property
     def weights(self) -> Vector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from forethought.federated.secure_aggregation.masking import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
+from forethought.federated.sizes import fitted
 from forethought.holders.times import Times, Way
 from forethought.jobs.holders import (
     SYNTHETIC,
@@ -30,6 +32,7 @@ from forethought.jobs.load import require_possible
 from forethought.jobs.request import Request
 from forethought.planning.holders import FederatedPlan, predict
 from forethought.planning.plan_request import growing
+from forethought.planning.search import in_phases
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 
@@ -162,6 +165,7 @@ def agreed(
     fewest = updates_of(local, lead.rounds)
     nearest = min(fewest, fewest + 1, key=lambda n: abs(first_round(local, n) - lead.rounds))
     rounds = section.rounds or max(1, nearest)
+    lengths = phase_lengths(section, rounds)
     rate = lead.mean_batch / lead.examples
     typical_speed = float(np.median(speeds))
     plans: dict[tuple[int, int, Budget], int] = {}
@@ -176,7 +180,14 @@ def agreed(
         if key not in plans:
             plans[key] = len(made)
             found = holder_plan(job, lead, *key, first_round(local, rounds), parameters)
-            made.append(growing(found, section.growth, local if isinstance(local, int) else 1))
+            if section.sizes is not None:
+                made.append(fitted(found) if section.sizes.value.refusal(found) is None else found)
+            elif lengths:
+                ends = [first_round(local, sum(lengths[:k])) for k in range(len(lengths) + 1)]
+                each = [end - begin for begin, end in pairwise(ends)]
+                made.append(in_phases(found, each, section.phases, section.shrink))
+            else:
+                made.append(growing(found, section.growth, local if isinstance(local, int) else 1))
         name = section.client[client].name if section.client else f"client-{client}"
         weight = float(size if section.weights == "size" else 1)
         members.append(
@@ -203,10 +214,32 @@ def agreed(
         section.seed,
         cadence=section.cadence,
         refreshes=section.refreshes,
+        phases=lengths,
+        taking=taken(section, len(lengths)),
+        sizes=None if section.sizes is None else section.sizes.value,
     )
     if section.secure is not None:
         federation = secured(federation, settings_of(section, count))
     return federation, budgets
+
+
+def phase_lengths(section: FederationSection, rounds: int) -> tuple[int, ...]:
+    """The global rounds of each phase, as equal as can be; (): no phases."""
+    count = section.phases if isinstance(section.phases, int) else len(section.phases or ())
+    if count > rounds:
+        raise JobError(f"{rounds} rounds do not make {count} phases: ask for more rounds")
+    return tuple(rounds // count + (k < rounds % count) for k in range(count))
+
+
+def taken(section: FederationSection, phases: int) -> tuple[tuple[int, ...], ...]:
+    """For each client the phases that it takes part in, from 0; (): all do in all."""
+    if all(table.phases is None for table in section.client):
+        return ()
+    everything = tuple(range(phases))
+    return tuple(
+        everything if table.phases is None else tuple(number - 1 for number in table.phases)
+        for table in section.client
+    )
 
 
 def settings_of(section: FederationSection, clients: int) -> SecureAggregation:
