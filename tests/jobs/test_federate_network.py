@@ -558,3 +558,43 @@ def test_a_client_is_killed_in_a_phase_and_takes_part_in_a_later_one(tmp_path: P
     statement = Statement.load(tmp_path / "b" / "statement.json")
     verify(statement)
     assert len(statement.mechanism) == 20 and statement.guarantee < 4.0
+
+
+@pytest.mark.slow
+def test_newer_models_are_taken_in_mid_round_between_processes(tmp_path: Path) -> None:
+    """Algorithm 4's refreshes over gRPC: at their times, whatever else, and it ends in time."""
+    path, rounds = tmp_path / "job.toml", 6
+    more = f'rounds = {rounds}\nrule = "published"\ncadence = 0.4\nrefreshes = 2'
+    path.write_text(JOB.replace("rounds = 6", more))
+    request, keys = from_file(path), tmp_path / "keys"
+    jobs.make_everybody(request, keys)
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    server = in_thread(
+        lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
+        results,
+        "server",
+    )
+    shells = {}
+    for name in "ab":
+        words = ["forethought", "federate", "client", str(path), "--keys", str(keys / name)]
+        words += ["--out", str(tmp_path / name), "--address", address]
+        shells[name] = Shell(words, tmp_path, tmp_path / f"log-{name}")
+    storage, begin = FolderStorage(tmp_path / "b"), time.monotonic()
+    while not (tmp_path / "b" / "ledger").exists() or len(counted(storage)) < 2:
+        assert time.monotonic() < begin + PATIENCE, (tmp_path / "log-b").read_text()
+        time.sleep(0.01)
+    if shells["b"].process.poll() is None:  # in the middle of a round: its parts are lost with it
+        shells["b"].end(signal.SIGKILL)
+        shells["b"].start()
+    for name, shell in shells.items():
+        assert shell.process.wait(PATIENCE) == 0, (tmp_path / f"log-{name}").read_text()
+    server.join(PATIENCE)
+    served, _ = results["server"]
+    assert served.finished and [one.updates for one in served.status.clients] == [rounds, rounds]
+    assert counted(storage) == [*range(1, rounds + 1)]
+    # A computation takes at least a beat of its cadence, at whose thirds newer models are taken.
+    assert time.monotonic() - begin > 0.4 * (rounds - 3)
+    for name in "ab":
+        statement = Statement.load(tmp_path / name / "statement.json")
+        assert "refresh-times" in {caveat.code for caveat in statement.caveats}
+        assert len(statement.mechanism) == rounds and statement.guarantee <= 4.0
