@@ -1,4 +1,4 @@
-"""What a mean costs whose bits do not depend on the order of updates: python benchmarks/exact_mean.py
+"""The cost of a mean whose bits do not depend on the order: python benchmarks/exact_mean.py
 
 Whole numbers add up the same in any order: every weighted number is rounded to a multiple of 2^-40
 and added in 64 bits. Printed is processor time for each update of a million parameters.

@@ -4,8 +4,8 @@ All carriers pass the same one: every update is applied exactly once, whoever wa
 last model is, to the last bit, the one of a simulation. gRPC's processes are a server and clients.
 Flower's are a SuperLink, which is not killed, the process of a ServerApp, and nodes that stay.
 
-A gossip's links pass the same list: workers are actors of Ray, or processes over gRPC. Each of their
-events is played again in a simulation, to the same bits: what came, came once and in order.
+A gossip's links pass the same list: workers are actors of Ray, or processes over gRPC. Each of
+their events is played again in a simulation, to the same bits: all came once and in order.
 """
 
 from __future__ import annotations
