@@ -235,6 +235,8 @@ def test_who_cannot_afford_another_round_says_goodbye(monkeypatch: pytest.Monkey
             else:
                 effects = machine.handle(from_server(model(len(done))))
         assert 0 < len(done) < 6
+        # A goodbye that is lost is said again.
+        assert sent(machine.handle(on.Woken(9.0)), Leave)
 
 
 def trained(**changes: Any) -> ClientTrainer:

@@ -89,6 +89,7 @@ class ClientMachine:
         "_place",
         "_sizes",
         "_state",
+        "_used_up",
         "base",
         "federation",
         "me",
@@ -105,7 +106,7 @@ class ClientMachine:
     ) -> None:
         # Where sizes are chosen: who chooses, and what it chooses from.
         self._sizes = federation.guard(me)
-        self._state, self._chosen = b"", ""
+        self._state, self._chosen, self._used_up = b"", "", False
         if policy is not None:
             policy.require(federation, me)
         ledger = _NOTHING if ledger is None else ledger
@@ -206,7 +207,7 @@ class ClientMachine:
                 joined.append(on.Wake(self._held[0]))
             if self.part_at is not None:
                 joined.append(on.Wake(self.part_at))
-            return joined
+            return [*joined, self._no_more()] if self._used_up else joined
         if isinstance(event, on.Stopped):
             self._halted = True
             return [self._leave("stopped"), on.Done("stopped by its owner")]
@@ -315,7 +316,7 @@ class ClientMachine:
             if not self._chosen:
                 chosen = self._sizes.next(self.updates, self._state)
                 if chosen is None:
-                    return [self._leave("plan used up")]
+                    return [self._no_more()]
                 self._chosen = text_of(chosen)
             asked.append(on.Begin(self.updates, self._chosen))
         self._computing = True
@@ -334,7 +335,12 @@ class ClientMachine:
         """Nothing until a later phase; goodbye where there is none of this client's."""
         due = self._due()
         later = any(own.stop > due for own in self.federation.places(self.me))
-        return [] if later else [self._leave("plan used up")]
+        return [] if later else [self._no_more()]
+
+    def _no_more(self) -> on.Effect:
+        """Goodbye where nobody else can know that the plan is used up: said until the end."""
+        self._used_up = True
+        return self._leave("plan used up")
 
     def _computed(self, done: Computed) -> Effects:
         if not self._computing or done.round != self.updates:
