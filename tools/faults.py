@@ -3,6 +3,7 @@
 python tools/faults.py federation --seeds 100000             # machines under planted faults
 python tools/faults.py gossip --seeds 1000                   # the same of a gossip's workers
 python tools/faults.py gossip --liars --seeds 10000          # and one of five lies
+python tools/faults.py federation --masks --seeds 10000      # a hostile server over masks
 python tools/faults.py gossip --kills 100 --engine ray       # real processes, killed and stopped
 python tools/faults.py federation --kills 100 --engine flower
 
@@ -22,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trials import ViolationError, federation, gossip
+from trials import ViolationError, federation, gossip, masks
 
 
 def progress(of: int) -> Callable[[int], None]:
@@ -114,6 +115,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--liars", action="store_true", help="one of five lies, or the server")
+    parser.add_argument("--masks", action="store_true", help="a federation's hostile server")
     real = parser.add_argument_group("real processes")
     real.add_argument("--kills", type=int, default=0, help="so often is killed or stopped")
     real.add_argument(
@@ -141,6 +143,10 @@ def main(words: list[str] | None = None) -> int:
             if problem := possible(asked.engine, asked.rule):
                 parser.error(problem)
             found = kills(asked.kills, asked.engine, asked.rule, asked.compression, asked.first)
+        elif asked.masks:
+            counted = {"events": "events", "crashes": "crashes", "attacks": "attempts of its own"}
+            counted |= {"opened": "of them opened"}
+            found = machines(masks.run_trials, asked.seeds, asked.first, counted, True)
         elif asked.of == "gossip":
             counted = {"events": "events", "crashes": "crashes", "releases": "releases"}
             counted["exchanges"] = "exchanges"

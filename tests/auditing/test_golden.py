@@ -21,7 +21,6 @@ from forethought.accounting.tradeoff import from_epsilon_delta, gaussian
 from forethought.auditing import (
     attack,
     exact_tests,
-    inference,
     noise,
     participation,
     sensitivity,
@@ -125,12 +124,12 @@ def of_scores() -> dict[str, Any]:
         std = noise.scales(PLANS[name])
         made = [attack.simulate(mechanism, std, 300, shift, source()) for shift in distance]
         played = [attack.log_likelihood_ratio(mechanism, std, seen, *distance) for seen in made]
-        games = inference.Games(played[1], played[0], independent=name != "subsets")
+        games = attack.Games(played[1], played[0], independent=name != "subsets")
         found[name] = [games.inside[:4], games.outside[:4]]
         if name in ("poisson", "subsets", "correlated"):
             finding, chosen = attack.judge(PLANS[name], games, distance)
             found[name] += [finding, chosen, attack.summarise(PLANS[name], games, chosen)]
-            found[name] += [inference.guessed(games), inference.points(games, 4)]
+            found[name] += [attack.guessed(games), attack.points(games, 4)]
     directed = attack._few_records(PLANS["groups"])
     seen = source().standard_normal((directed.rounds, 1))
     found["directed"] = attack._directed_score(directed, seen)
@@ -141,7 +140,7 @@ def of_tests() -> dict[str, Any]:
     """Single tests and bounds."""
     z, counts, claim = source().standard_normal(300), [3, 0, 7, 40], gaussian(1.0)
     joint = [
-        inference.JointErrors(false, 300, missed, 280, 1.3, independent).p_value(claim)
+        attack.JointErrors(false, 300, missed, 280, 1.3, independent).p_value(claim)
         for false, missed in ((20, 90), (60, 150), (0, 0))
         for independent in (True, False)
     ]
@@ -164,15 +163,15 @@ def of_tests() -> dict[str, Any]:
         ],
         "joint": joint,
         "guesses": [
-            inference.epsilon_of_guesses(*given, 1e-5, 0.05)
+            attack.epsilon_of_guesses(*given, 1e-5, 0.05)
             for given in ((1_000, 200, 170), (2_000, 40, 40), (300, 300, 201), (300, 100, 51))
         ],
         "one run": [
-            inference.one_run_p_value(*given, of)
+            attack.one_run_p_value(*given, of)
             for given in ((1_000, 200, 170), (2_000, 40, 40), (300, 300, 151), (300, 60, 50))
             for of in (claim, from_epsilon_delta(0.8, 0.01))
         ],
-        "one run f-DP": inference.one_run_fdp_epsilon(
+        "one run f-DP": attack.one_run_fdp_epsilon(
             ft.Mechanism(ft.Rounds(2.0, 4, ft.FullBatch())), [(100, 85), (400, 280)], 2_000, 1e-5
         ),
         "thresholds": attack.decision_rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -202,8 +203,8 @@ class TakesAnother(ServerMachine):
 
 
 LIED_TO = {
-    "makes anew": (Kinds(client=MakesAnew), "another content"),
-    "asks the server": (Kinds(client=AsksTheServer), "another content"),
+    "makes anew": (Kinds(client=MakesAnew), "another content|in its phases|two updates"),
+    "asks the server": (Kinds(client=AsksTheServer), "another content|private rounds"),
     "any norm": (Kinds(server=AnyNorm), "moved to a length"),
     "one leaves": (Kinds(server=OneLeaves), "stopped by another one"),
     "takes another": (Kinds(server=TakesAnother), "applied twice"),
@@ -214,7 +215,7 @@ LIED_TO = {
 def test_bugs_that_a_liar_finds_are_caught(name: str) -> None:
     kinds, words = LIED_TO[name]
     found = caught(kinds, liar=True)
-    assert words in found
+    assert re.search(words, found), found
 
 
 def test_nothing_is_violated_beside_a_liar() -> None:

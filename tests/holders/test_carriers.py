@@ -1,4 +1,5 @@
-"""What every carrier of a federation's frames must do: gRPC's connections, and Flower's messages.
+"""What every carrier must do: of a federation's frames gRPC's connections and Flower's messages, of
+a gossip's Ray's actors and gRPC's connections.
 
 `trials.carriers` says what is judged. Flower's environment is made under build, which takes PyPI;
 without it these tests are skipped.
@@ -6,11 +7,19 @@ without it these tests are skipped.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
-from trials.carriers import ENGINES, EngineMissingError, flower_python, run_carrier
+from trials.carriers import (
+    ENGINES,
+    LINKS,
+    EngineMissingError,
+    flower_python,
+    run_carrier,
+    run_links,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -36,3 +45,20 @@ def test_killed_at_any_moment_every_update_is_applied_exactly_once(
 
 def test_frames_of_twelve_million_bytes_arrive(engine: str, tmp_path: Path) -> None:
     run_carrier(engine, "synchronous", tmp_path, parameters=3_000_000, rounds=2)
+
+
+@pytest.fixture(params=LINKS)
+def links(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray" and importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    return str(request.param)
+
+
+def test_links_of_a_graph_lose_and_double_nothing_whoever_is_killed_or_slow(links: str) -> None:
+    """Killed, back, stopped for seconds: every event played again gives the same bits."""
+    found = run_links(links, seed=5, blows=3)
+    assert found.killed + found.stopped >= 2
+
+
+def test_links_of_a_graph_carry_frames_of_four_million_bytes(links: str) -> None:
+    run_links(links, parameters=1_000_000, rounds=3)

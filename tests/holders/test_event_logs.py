@@ -29,7 +29,7 @@ START = np.zeros(D, dtype=np.float32)
 SPEEDS = (1.0, 1.5, 2.25, 1.0, 4.0)
 WAY = Way(0.125, 4096.0)
 # Fields that are younger than the digests, and what they hold where nobody asks for more.
-LATER = {"life": 0, "part": 0, "parts": 1}
+LATER = {"life": 0, "part": 0, "parts": 1, "place": -1, "sampling": None}
 
 
 def nearer(work: Work) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -26,6 +26,7 @@ from forethought.data import load
 from forethought.data.synthetic import share_of, shares, write_share
 from forethought.exchange.keys import Keys
 from forethought.exchange.messages import Endpoint, Model
+from forethought.exchange.storage import FolderStorage, counted
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.statements import Policy
 from forethought.holders.flower import answer_requests
@@ -513,3 +514,86 @@ def test_a_secure_federation_goes_on_without_a_client_that_was_killed(tmp_path: 
     for name in ("a", "b", "c"):
         statement = Statement.load(tmp_path / name / "statement.json")
         assert statement.accountant["dropouts"] == 1 and statement.guarantee <= 4.0
+
+
+@pytest.mark.slow
+def test_a_client_is_killed_in_a_phase_and_takes_part_in_a_later_one(tmp_path: Path) -> None:
+    """Nothing is lost or doubled: each round of its phases is released once, of the others none."""
+    path, rounds = tmp_path / "job.toml", 30
+    phases = f"rounds = {rounds}\nphases = [1.0, 1.0, 2.0]"
+    path.write_text(JOB.replace("rounds = 6", phases) + "phases = [1, 3]\n")
+    request, keys = from_file(path), tmp_path / "keys"
+    jobs.make_everybody(request, keys)
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    words = ["forethought", "federate", "client", str(path), "--keys", str(keys / "b")]
+    words += ["--out", str(tmp_path / "b"), "--address", address]
+    shell = Shell(words, tmp_path, tmp_path / "log")
+    threads = [
+        in_thread(
+            lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
+            results,
+            "server",
+        ),
+        in_thread(
+            lambda: jobs.take_part_in_job(request, keys / "a", tmp_path / "a", address=address),
+            results,
+            "a",
+        ),
+    ]
+    storage, begin = FolderStorage(tmp_path / "b"), time.monotonic()
+    for at in (4, 13):  # in its first phase, and in the third
+        while not (tmp_path / "b" / "ledger").exists() or len(counted(storage)) < at:
+            assert time.monotonic() < begin + PATIENCE, (tmp_path / "log").read_text()
+            time.sleep(0.01)
+        if shell.process.poll() is None:
+            shell.end(signal.SIGKILL)
+            shell.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert shell.process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+    served, _ = results["server"]
+    assert served.finished and [one.updates for one in served.status.clients] == [30, 20]
+    assert counted(storage) == [*range(1, 11), *range(21, 31)]
+    statement = Statement.load(tmp_path / "b" / "statement.json")
+    verify(statement)
+    assert len(statement.mechanism) == 20 and statement.guarantee < 4.0
+
+
+@pytest.mark.slow
+def test_newer_models_are_taken_in_mid_round_between_processes(tmp_path: Path) -> None:
+    """Algorithm 4's refreshes over gRPC: at their times, whatever else, and it ends in time."""
+    path, rounds = tmp_path / "job.toml", 6
+    more = f'rounds = {rounds}\nrule = "published"\ncadence = 0.4\nrefreshes = 2'
+    path.write_text(JOB.replace("rounds = 6", more))
+    request, keys = from_file(path), tmp_path / "keys"
+    jobs.make_everybody(request, keys)
+    address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
+    server = in_thread(
+        lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
+        results,
+        "server",
+    )
+    shells = {}
+    for name in "ab":
+        words = ["forethought", "federate", "client", str(path), "--keys", str(keys / name)]
+        words += ["--out", str(tmp_path / name), "--address", address]
+        shells[name] = Shell(words, tmp_path, tmp_path / f"log-{name}")
+    storage, begin = FolderStorage(tmp_path / "b"), time.monotonic()
+    while not (tmp_path / "b" / "ledger").exists() or len(counted(storage)) < 2:
+        assert time.monotonic() < begin + PATIENCE, (tmp_path / "log-b").read_text()
+        time.sleep(0.01)
+    if shells["b"].process.poll() is None:  # in the middle of a round: its parts are lost with it
+        shells["b"].end(signal.SIGKILL)
+        shells["b"].start()
+    for name, shell in shells.items():
+        assert shell.process.wait(PATIENCE) == 0, (tmp_path / f"log-{name}").read_text()
+    server.join(PATIENCE)
+    served, _ = results["server"]
+    assert served.finished and [one.updates for one in served.status.clients] == [rounds, rounds]
+    assert counted(storage) == [*range(1, rounds + 1)]
+    # A computation takes at least a beat of its cadence, at whose thirds newer models are taken.
+    assert time.monotonic() - begin > 0.4 * (rounds - 3)
+    for name in "ab":
+        statement = Statement.load(tmp_path / name / "statement.json")
+        assert "refresh-times" in {caveat.code for caveat in statement.caveats}
+        assert len(statement.mechanism) == rounds and statement.guarantee <= 4.0

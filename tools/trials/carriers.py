@@ -3,6 +3,9 @@
 All carriers pass the same one: every update is applied exactly once, whoever was killed, and so the
 last model is, to the last bit, the one of a simulation. gRPC's processes are a server and clients.
 Flower's are a SuperLink, which is not killed, the process of a ServerApp, and nodes that stay.
+
+A gossip's links pass the same list: workers are actors of Ray, or processes over gRPC. Each of
+their events is played again in a simulation, to the same bits: all came once and in order.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import numpy as np
 from trials import ViolationError
 from trials.parties import PID, federation, free_port, last_model, make_client, prepare
 
-ENGINES = ("grpc", "flower")
+ENGINES, LINKS = ("grpc", "flower"), ("ray", "sites")
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("parties.py")
 CLIENTS = 2
@@ -231,6 +234,26 @@ class Carried:
     killed: int = 0
     stopped: int = 0
     seconds: float = 0.0
+
+
+def run_links(
+    engine: str, *, seed: int = 0, parameters: int = 10, rounds: int = 390, blows: int = 0
+) -> Carried:
+    """One gossip over a graph's links, with kills and stops at random moments.
+
+    Raises:
+        ViolationError: as :class:`trials.kills.KillTrial` has it.
+    """
+    from trials.kills import KillTrial
+    from trials.processes import CLASSES, prepared
+
+    begin = time.monotonic()
+    options = {"rounds": rounds, "features": parameters // CLASSES - 1}
+    with prepared(engine, seed, workers=4 if blows else 2, **options) as setting:
+        found = KillTrial(setting, blows).run()
+    if not blows and found.releases < rounds * setting.workers:
+        raise ViolationError(f"{engine}, seed {seed}: {found.releases} releases, nobody was killed")
+    return Carried(found.killed, found.stopped, time.monotonic() - begin)
 
 
 def run_carrier(

@@ -115,8 +115,12 @@ def trial_federation(
     slack: bool,
     lost: bool,
     padded: bool = False,
+    taking: tuple[tuple[int, ...], ...] | None = None,
 ) -> Federation:
-    """``lost``: clients may stop for good, so that nobody may be waited for for ever."""
+    """``lost``: clients may stop for good, so that nobody may be waited for for ever.
+
+    ``taking``: in two phases, and who takes part in which.
+    """
     plan = Plan(
         Mechanism(Rounds(1.0, updates, Poisson(0.5))),
         20,
@@ -141,6 +145,8 @@ def trial_federation(
         absence=12.0 if rule == "asynchronous" and bounded else None,
         resend=3.0,
         cadence=2.0 if padded else None,
+        phases=() if taking is None else (updates // 2, updates - updates // 2),
+        taking=taking or (),
     )
 
 
@@ -179,7 +185,7 @@ class Trial:
             faults = Faults(backups=self.random.random() < 0.25)
         self.faults = faults
         draw = self.random.random
-        self.federation = trial_federation(
+        made = (
             self.random.choice(("synchronous", "asynchronous", "published")),
             MEMBERS if liar else self.random.randint(2, 4),
             UPDATES if liar else self.random.randint(2, 4),
@@ -188,6 +194,7 @@ class Trial:
             bool(faults.backups) or liar,
             draw() < 0.2,
         )
+        self.federation = trial_federation(*made, self._taking(made[1]))
         # Who lies (the server in every fifth trial), and how often.
         self.liar, self.lying = None, 0.0
         if liar:
@@ -208,9 +215,18 @@ class Trial:
         self.contents: dict[tuple[int, int], set[bytes]] = {}
         self.released: dict[tuple[int, int], set[bytes]] = {}
         self.noise: dict[bytes, bytes] = {}
+        # Client and place in its plan → the update that was computed there.
+        self.rounds: dict[tuple[int, int], int] = {}
         self.acknowledged: set[tuple[int, int]] = set()
         self.cut: set[int] = set()
         self.restored_backup: set[int] = set()
+
+    def _taking(self, clients: int) -> tuple[tuple[int, ...], ...] | None:
+        """In every third trial two phases; the first client takes part in both."""
+        draw = random.Random(f"phases {self.seed}")
+        if draw.random() < 2 / 3:
+            return None
+        return ((0, 1), *(draw.choice(((0,), (1,), (0, 1))) for _ in range(clients - 1)))
 
     def run(self) -> Tally:
         """To the end.
@@ -343,14 +359,20 @@ class Trial:
             raise self._violation(
                 f"client {me} put the noise of round {compute.round} on two models"
             )
+        place = compute.planned
+        if not any(place in own for own in self.federation.places(me)):
+            raise self._violation(
+                f"client {me} computed place {place}: beyond its plan, or not in its phases"
+            )
+        at = self.rounds.setdefault((me, place), compute.round)
+        if at != compute.round and me not in self.restored_backup:
+            raise self._violation(f"client {me} computed place {place} for two updates")
         noise = np.frombuffer(key[:12], dtype=np.uint8).astype(np.float32).reshape(3, 4).sum(1)
         vector = noise / np.float32(2000)
         if self.federation.exchanged == "weights":
             vector = compute.vector + vector - np.float32(0.25)
         state = struct.pack("<q", compute.round)
-        return on.Computed(
-            compute.round, compute.base, vector, compute.round + 1, hashed, state, now
-        )
+        return on.Computed(compute.round, compute.base, vector, place + 1, hashed, state, now)
 
     def _do(self, process: _Process, event: Any) -> None:
         try:

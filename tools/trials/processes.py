@@ -82,7 +82,8 @@ class Setting:
             processes follow any order.
         workers, rounds: K and R; each worker plans twice R.
         rule, compression: of the gossip. port: where torchrun's processes meet.
-        gradient: seconds that a gradient takes more.
+        gradient: seconds that a gradient takes more. features: of a record; a model has two
+            weights for each.
     """
 
     folder: Path
@@ -94,6 +95,7 @@ class Setting:
     compression: str = "none"
     port: int = 0
     gradient: float = 0.02
+    features: int = FEATURES
 
     def own(self, me: int) -> Path:
         """A worker's folder."""
@@ -102,7 +104,7 @@ class Setting:
     @property
     def start(self) -> Vector:
         """The first weights of all."""
-        return np.zeros((FEATURES + 1) * CLASSES, dtype=np.float32)
+        return np.zeros((self.features + 1) * CLASSES, dtype=np.float32)
 
     def gossip(self) -> Gossip:
         """What all agree on; between sites with the roster's keys in it."""
@@ -129,7 +131,7 @@ class Setting:
 
     def shared(self) -> SharedModel:
         """The model of all, with the first weights."""
-        model = torch.nn.Linear(FEATURES, CLASSES)
+        model = torch.nn.Linear(self.features, CLASSES)
         shared = SharedModel(model)
         shared.write(self.start)
         return shared
@@ -138,7 +140,7 @@ class Setting:
         """A worker's records: two overlapping clouds; nothing of it is private."""
         draw = np.random.default_rng([self.seed, me])
         targets = draw.integers(0, CLASSES, RECORDS)
-        inputs = draw.standard_normal((RECORDS, FEATURES)) + targets[:, None]
+        inputs = draw.standard_normal((RECORDS, self.features)) + targets[:, None]
         records = TensorRecords(
             torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets)
         )

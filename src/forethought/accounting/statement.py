@@ -299,6 +299,25 @@ def _count(rows: Iterable[Release]) -> int:
 STOPPED = frozenset({"phases-fixed", "stopped-early"})
 
 
+def _left_in(mechanism: Mechanism, releases: Sequence[Release]) -> Mechanism | None:
+    """The rounds that were released where others were left out; None: several releases a round."""
+    if len({row.name for row in releases if row.name not in OF_NO_ROUND}) != 1:
+        return None
+    parts, left = list(mechanism), []
+    for row in releases:
+        count = row.count
+        while count and parts:
+            like = parts.pop(0)
+            if math.isclose(like.noise_multiplier, row.noise_multiplier, rel_tol=_ROUNDING):
+                left.append(replace(like, count=min(count, like.count)))
+                count -= left[-1].count
+                if not count and like.count > left[-1].count:
+                    parts.insert(0, replace(like, count=like.count - left[-1].count))
+        if count:
+            return None
+    return Mechanism(*left, adjacency=mechanism.adjacency)
+
+
 def difference(
     releases: Iterable[Release],
     mechanism: Mechanism,
@@ -331,7 +350,7 @@ def difference(
         sums = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
         done_rounds = max(map(_count, sums.values()), default=0)
         if 0 < done_rounds < len(mechanism):
-            mechanism = mechanism.first(done_rounds)
+            mechanism = _left_in(mechanism, releases) or mechanism.first(done_rounds)
     names = of_the_rounds(releases, len(mechanism))
     if not names:
         return f"no release is listed {len(mechanism)} times, once in each round"

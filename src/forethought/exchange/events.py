@@ -132,6 +132,8 @@ class Compute:
     Args:
         part: of so many ``parts`` of the update's batch, which are asked for in order, each on a
             model of its own. Only the last one is answered.
+        place: of the update in the client's plan; -1: its number.
+        sampling: of its batch, where its size is chosen; None: as planned.
     """
 
     round: int
@@ -139,6 +141,13 @@ class Compute:
     model: HasVector
     part: int = 0
     parts: int = 1
+    place: int = -1
+    sampling: Any = None
+
+    @property
+    def planned(self) -> int:
+        """Its place in the client's plan."""
+        return self.round if self.place < 0 else self.place
 
     @property
     def vector(self) -> Vector:
@@ -161,6 +170,18 @@ class Release:
     input_hash: bytes
     state: bytes
     update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Write into the ledger, durably, with which round an update begins, before it does.
+
+    Args:
+        round: number of the update. rounds: the round that it is accounted as, as JSON.
+    """
+
+    round: int
+    rounds: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,4 +210,6 @@ class Snapshot:
     """A good time to store the server's whole state and begin a new journal."""
 
 
-Effect: TypeAlias = Send | Wake | Alarm | Done | Compute | Commit | Acknowledged | Append | Snapshot
+Effect: TypeAlias = (
+    Send | Wake | Alarm | Done | Compute | Begin | Commit | Acknowledged | Append | Snapshot
+)

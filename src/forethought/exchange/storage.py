@@ -181,6 +181,7 @@ class LedgerState:
         state: the trainer's, of the last one. acknowledged: updates that the server surely has.
         outgoing: those it may not have, oldest first.
         base: version of the model that the last one was computed on; -1: there is none.
+        begun: with which round the next update was begun; "": it was not, or needs no such word.
     """
 
     updates: int = 0
@@ -189,6 +190,7 @@ class LedgerState:
     acknowledged: int = 0
     outgoing: tuple[Update, ...] = ()
     base: int = -1
+    begun: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -392,7 +394,27 @@ class _Released:
     confirmed: bytes
 
 
-_RECORDS: tuple[type, ...] = (_Opening, _Released)
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An update that was begun with a round that was chosen for it."""
+
+    round: int
+    rounds: str
+
+
+_RECORDS: tuple[type, ...] = (_Opening, _Released, _Begun)
+
+
+class Allows(Protocol):
+    """Says which releases a budget allows; raises where one is not."""
+
+    def before(self, state: bytes, text: str) -> None:
+        """May this round begin after what ``state`` has released?"""
+        ...
+
+    def after(self, state: bytes, text: str) -> None:
+        """Is the release that ``state`` ends with the one that was begun, and allowed?"""
+        ...
 
 
 class ClientLedger:
@@ -402,13 +424,18 @@ class ClientLedger:
         storage: where, under the name "ledger".
         endpoint: of the client; signs what goes out.
         data: says which data it is about: a digest under the client's own secret.
+        allows: asked before a round begins and before its release is written; None: the plan
+            says by itself what is released.
 
     Raises:
         LedgerError: it belongs to another run, client or data. LogError: it is damaged.
     """
 
-    def __init__(self, storage: Storage, endpoint: Endpoint, data: str) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self, storage: Storage, endpoint: Endpoint, data: str, allows: Allows | None = None
+    ) -> None:
+        self._endpoint, self._allows = endpoint, allows
+        self._begun = _Begun(-1, "")
         self._log = RecordLog(storage, LEDGER)
         self._opening = _Opening(endpoint.run_id, endpoint.me, data)
         self._released: list[_Released] = []
@@ -428,6 +455,8 @@ class ClientLedger:
         for record in records[1:]:
             if isinstance(record, _Released):
                 self._take(record)
+            elif isinstance(record, _Begun):
+                self._begun = record
             else:
                 raise LedgerError("this ledger has two beginnings: restore it from a copy")
 
@@ -441,7 +470,35 @@ class ClientLedger:
             acknowledged=waiting[0] if waiting else len(self._released),
             base=self._released[-1].base if self._released else -1,
             outgoing=tuple(self._update(self._released[round].frame) for round in waiting),
+            begun=self._pending,
         )
+
+    @property
+    def _pending(self) -> str:
+        return self._begun.rounds if self._begun.round == len(self._released) else ""
+
+    def begin(self, round: int, rounds: str) -> None:
+        """Write down with which round the next update begins, before it does.
+
+        The same again changes nothing.
+
+        Raises:
+            LedgerError: not the next update, or it was begun with another round.
+            BudgetExceededError: what is allowed does not hold it; nothing is written.
+            OSError: cannot be written.
+        """
+        if round != len(self._released) or (self._pending and self._pending != rounds):
+            raise LedgerError(
+                f"update {round} cannot begin with {rounds}: the ledger holds "
+                f"{len(self._released)} updates, the next one begun with "
+                f"{self._pending or 'nothing'}"
+            )
+        if self._pending:
+            return
+        if self._allows is not None:
+            self._allows.before(self._state, rounds)
+        self._begun = _Begun(round, rounds)
+        self._log.append(_bytes(self._begun))
 
     def commit(self, release: Release) -> None:
         """Write a release and its signed frame in one atomic write.
@@ -478,6 +535,10 @@ class ClientLedger:
                 f"update {release.round} after {release.rounds} private rounds cannot be released: "
                 f"the ledger holds {due} updates of {self._rounds} rounds"
             )
+        if self._allows is not None:
+            if not self._pending:
+                raise LedgerError(f"update {release.round} was never begun: it is not released")
+            self._allows.after(release.state, self._pending)
         self._log.append(bytes([_RECORDS.index(_Released)]), *parts_of(new))
         self._unwritten = b""
         self._take(new)
@@ -528,6 +589,8 @@ class ClientLedger:
         for record in self._released:
             last = record.round == len(self._released) - 1
             records.append(_bytes(replace(record, state=self._state if last else b"")))
+        if self._pending:
+            records.append(_bytes(self._begun))
         self._log.rewrite(records)
         self._stale = 0
 
@@ -548,15 +611,15 @@ def counted(storage: Storage) -> list[int]:
     return [record.rounds for record in records if isinstance(record, _Released)]
 
 
-def _bytes(record: _Opening | _Released) -> bytes:
+def _bytes(record: _Opening | _Released | _Begun) -> bytes:
     return bytes([_RECORDS.index(type(record))]) + encode(record)
 
 
-def _parsed(record: bytes) -> _Opening | _Released:
+def _parsed(record: bytes) -> _Opening | _Released | _Begun:
     if not record or record[0] >= len(_RECORDS):
         raise LedgerError("the ledger was written by another version: go on with that one")
     try:
-        found: _Opening | _Released = decode(_RECORDS[record[0]], memoryview(record)[1:])
+        found: _Opening | _Released | _Begun = decode(_RECORDS[record[0]], memoryview(record)[1:])
     except DecodeError as error:
         raise LedgerError(f"the ledger was written by another version: {error}") from None
     return found

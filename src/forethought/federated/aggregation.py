@@ -53,7 +53,9 @@ class Mean:
 
     A few vectors at a time are added in float32, in the order of their clients; their sums in
     float64, so that a million clients lose nothing. The bits of so few clients' mean do not depend
-    on who came first.
+    on who came first. Those of more may, in the last digit: adding whole numbers instead costs an
+    update of a million parameters 1.3 ms in place of 0.4, where all else that a round without
+    training does for it is 0.8 (benchmarks/exact_mean.py).
 
     Args:
         bound: vectors are shortened to this distance from ``centre``; None: they are not.

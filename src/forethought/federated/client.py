@@ -8,6 +8,7 @@ is what its ledger holds, a prefix of its plan.
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -37,8 +38,11 @@ from forethought.exchange.messages import (
 from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation
 from forethought.federated.own_model import OwnModel
+from forethought.federated.sizes import text_of
 from forethought.federated.statements import Policy
 from forethought.federated.steps import step_size
+from forethought.values.mechanism import Rounds
+from forethought.values.samplings import Sampling
 
 Effects = list[on.Effect]
 
@@ -69,6 +73,7 @@ class ClientMachine:
         "_acknowledged",
         "_asynchronous",
         "_begun",
+        "_chosen",
         "_computing",
         "_halted",
         "_held",
@@ -81,6 +86,10 @@ class ClientMachine:
         "_origin",
         "_outgoing",
         "_parts",
+        "_place",
+        "_sizes",
+        "_state",
+        "_used_up",
         "base",
         "federation",
         "me",
@@ -95,6 +104,9 @@ class ClientMachine:
         policy: Policy | None = None,
         life: int = 0,
     ) -> None:
+        # Where sizes are chosen: who chooses, and what it chooses from.
+        self._sizes = federation.guard(me)
+        self._state, self._chosen, self._used_up = b"", "", False
         if policy is not None:
             policy.require(federation, me)
         ledger = _NOTHING if ledger is None else ledger
@@ -104,6 +116,12 @@ class ClientMachine:
         self.base = -1
         self._last = ledger.base
         self._limit = federation.updates(me)
+        if self._sizes is not None:
+            self._state, self._chosen = ledger.state, ledger.begun
+        # Places of the plan that are behind: updates, and what a phase left out.
+        self._place = self.updates
+        if federation.phases:
+            self._place = federation.updates_of_rounds(ledger.rounds)
         self._acknowledged = ledger.acknowledged
         self._outgoing = {update.round: update for update in ledger.outgoing} or None
         self._computing = False
@@ -166,7 +184,13 @@ class ClientMachine:
         assert self._newest is not None
         part, self._parts = self._parts, self._parts + 1
         parts = self.federation.refreshes + 1
-        return Compute(self.updates, self._origin, self._newest, part, parts)
+        place = self._place if self.federation.phases else -1
+        about = part, parts, place, self._sampling()
+        return Compute(self.updates, self._origin, self._newest, *about)
+
+    def _sampling(self) -> Sampling | None:
+        """That of the present update, where its size was chosen."""
+        return Rounds.from_dict(json.loads(self._chosen)).sampling if self._chosen else None
 
     def _handled(self, event: on.Event) -> Effects:
         if isinstance(event, Received):
@@ -183,7 +207,7 @@ class ClientMachine:
                 joined.append(on.Wake(self._held[0]))
             if self.part_at is not None:
                 joined.append(on.Wake(self.part_at))
-            return joined
+            return [*joined, self._no_more()] if self._used_up else joined
         if isinstance(event, on.Stopped):
             self._halted = True
             return [self._leave("stopped"), on.Done("stopped by its owner")]
@@ -276,16 +300,47 @@ class ClientMachine:
         if not self._asynchronous:
             if self.base <= self._last:
                 return []  # asked before: what was computed is sent until it is answered
-        elif not self.federation.permits(self.base, self.updates):
+        elif not self.federation.permits(self.base, self._due()):
             return []
         if self.updates >= self._limit:
             if self._asynchronous:
                 return []
             return [self._leave("plan used up")]
+        if self.federation.phases:
+            place = self.federation.place(self.me, self._place, self.base)
+            if place is None:
+                return self._between_phases()
+            self._place = place
+        asked: Effects = []
+        if self._sizes is not None:
+            if not self._chosen:
+                chosen = self._sizes.next(self.updates, self._state)
+                if chosen is None:
+                    return [self._no_more()]
+                self._chosen = text_of(chosen)
+            asked.append(on.Begin(self.updates, self._chosen))
         self._computing = True
         self._begun, self._parts, self._origin = self._now, 0, self.base
-        asked: Effects = [self._ask()]
+        asked.append(self._ask())
         return asked if self.part_at is None else [*asked, on.Wake(self.part_at)]
+
+    def _due(self) -> int:
+        """The place in the plan of the next update, by the newest model's phase."""
+        federation = self.federation
+        if not federation.phases:
+            return self.updates
+        return max(self._place, federation.begins(federation.phase(self.base)))
+
+    def _between_phases(self) -> Effects:
+        """Nothing until a later phase; goodbye where there is none of this client's."""
+        due = self._due()
+        later = any(own.stop > due for own in self.federation.places(self.me))
+        return [] if later else [self._no_more()]
+
+    def _no_more(self) -> on.Effect:
+        """Goodbye where nobody else can know that the plan is used up: said until the end."""
+        self._used_up = True
+        return self._leave("plan used up")
 
     def _computed(self, done: Computed) -> Effects:
         if not self._computing or done.round != self.updates:
@@ -296,6 +351,9 @@ class ClientMachine:
             self._outgoing = {}
         self._outgoing[done.round] = update
         self.updates += 1
+        self._place += 1
+        if self._sizes is not None:
+            self._state, self._chosen = done.state, ""
         self._last = done.base
         release = Release(done.round, done.base, done.rounds, done.input_hash, done.state, update)
         own = self.base == done.base or self.federation.refreshes > 0

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from forethought.federated.sizes import Guard, Sizes
 from forethought.values.checks import imported, one_of, real, whole
-from forethought.values.mechanism import LocalRounds, first_round, updates_of
+from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
 from forethought.values.plan import Plan, other_terms, promised, step_sizes
 from forethought.values.serialisation import Stored, build, canonical
 from forethought.values.use import Averaging
@@ -211,6 +214,11 @@ class Federation(Stored):
         seed: of the cohorts, which are public.
         server_key: the server's Ed25519 key, 32 bytes in hexadecimal; "" in a simulation.
         nonce: drawn with the roster, so that no two runs have one name; "" in a simulation.
+        phases: the updates of each phase, one after the other; (): there is one phase. The phase is
+            the newest model's: whoever missed rounds of an earlier one does not make them up.
+        sizes: how clients choose their sample sizes within a filter; None: as planned.
+        taking: for each member the phases that it takes part in, from 0, fixed before the run; ():
+            everybody takes part in all.
 
     Raises:
         FederationError: parts that contradict each other.
@@ -218,7 +226,7 @@ class Federation(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/federation/1"
     CALLED: ClassVar[str] = "federation"
-    LATER: ClassVar[tuple[str, ...]] = ("refreshes",)
+    LATER: ClassVar[tuple[str, ...]] = ("refreshes", "phases", "taking", "sizes")
 
     members: tuple[Member, ...]
     plans: tuple[Plan, ...]
@@ -242,6 +250,9 @@ class Federation(Stored):
     nonce: str = ""
     cadence: float | None = None
     refreshes: int = 0
+    phases: tuple[int, ...] = ()
+    taking: tuple[tuple[int, ...], ...] = ()
+    sizes: Sizes | None = None
 
     def __post_init__(self) -> None:
         for name in ("parameters", "rounds"):
@@ -256,8 +267,15 @@ class Federation(Stored):
             value = getattr(self, name)
             if value is not None:
                 real(name, value, above=0)
+        object.__setattr__(self, "phases", tuple(whole("phases", one) for one in self.phases))
+        taking = tuple(tuple(sorted(set(own))) for own in self.taking)
+        object.__setattr__(self, "taking", taking)
         self._check_members()
         self._check_rule()
+        if self.phases or self.taking:
+            self._check_phases()
+        if self.sizes is not None:
+            self._check_sizes(self.sizes)
 
     def _check_members(self) -> None:
         if not self.members:
@@ -332,17 +350,120 @@ class Federation(Stored):
                     "clipped together: leave refreshes out"
                 )
 
+    def _check_sizes(self, sizes: Sizes) -> None:
+        refused = {
+            "secure": "masks share one noise out among all",
+            "phases": "a phase has one sample size",
+            "refreshes": "the parts of a round are dealt from one planned batch",
+        }
+        for name, why in refused.items():
+            if getattr(self, name):
+                raise FederationError(f"sizes= and {name}=: {why}; leave one of the two out")
+        if self.local_rounds != 1:
+            raise FederationError("a size is chosen for one round: set local_rounds to 1")
+        for plan in self.plans:
+            if (why_not := sizes.refusal(plan)) is not None:
+                raise FederationError(f"sizes=: {why_not}")
+
+    def _check_phases(self) -> None:
+        if sum(self.phases) != self.rounds:
+            raise FederationError(
+                f"phases of {', '.join(map(str, self.phases))} updates are not the {self.rounds} "
+                "rounds of the federation"
+            )
+        if self.secure is not None:
+            raise FederationError(
+                "phases change who adds how much noise, and secure aggregation shares one noise "
+                "out among a fixed number of clients: leave one of the two out"
+            )
+        for plan in self.plans:
+            if any(part.sampling.rounds_per_epoch > 1 for part in plan.mechanism):
+                raise FederationError(
+                    "a phase that is left out may end inside an epoch, whose other rounds hold the "
+                    "records that it has not: plan with Poisson batches"
+                )
+        everywhere = set(range(len(self.phases)))
+        if self.taking and (
+            len(self.taking) != len(self.members)
+            or not all(own and set(own) <= everywhere for own in self.taking)
+            or set().union(*self.taking) != everywhere
+        ):
+            raise FederationError(
+                f"taking= says for each member at least one of the phases 0 to "
+                f"{len(everywhere) - 1}, and every phase needs somebody"
+            )
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(self.phases))
+
+    def phase(self, place: int) -> int:
+        """The phase of a model's version, or of an update by its place in the plan."""
+        return min(bisect_right(self._ends, place), max(0, len(self.phases) - 1))
+
+    def begins(self, phase: int) -> int:
+        """The first place of a phase."""
+        return self._ends[phase - 1] if phase else 0
+
+    def takes(self, client: int, phase: int) -> bool:
+        """True if a member takes part in a phase."""
+        return not self.taking or phase in self.taking[client]
+
+    def takers(self, version: int) -> tuple[bool, ...]:
+        """For each member, whether it takes part in the phase of a version."""
+        phase = self.phase(version)
+        return tuple(self.takes(client, phase) for client in range(len(self.members)))
+
+    def places(self, client: int) -> list[range]:
+        """Places in a member's plan of the updates that it may make: a range for each phase."""
+        end = min(self.rounds, self.updates_of(self.plan(client)))
+        starts, ends = [0, *self._ends[:-1]], self._ends or [end]
+        found = [range(min(a, end), min(b, end)) for a, b in zip(starts, ends, strict=True)]
+        return [own for phase, own in enumerate(found) if self.takes(client, phase)]
+
+    def place(self, client: int, done: int, version: int) -> int | None:
+        """The place in a member's plan of the update that it computes next; None: none yet.
+
+        Args:
+            done: places that are behind it. version: of its newest model.
+        """
+        place = max(done, self.begins(self.phase(version))) if self.phases else done
+        return place if any(place in own for own in self.places(client)) else None
+
+    def planned(self, client: int) -> Mechanism:
+        """All that a member may release: the rounds of its phases."""
+        parts = [
+            self.plan(client).mechanism.between(
+                self.first_round(own.start), self.first_round(own.stop)
+            )
+            for own in self.places(client)
+            if own
+        ]
+        return sum(parts[1:], parts[0])
+
+    def guard(self, client: int) -> Guard | None:
+        """The guard over a member's sample sizes; None: they are as planned."""
+        if self.sizes is None:
+            return None
+        return Guard(self.plan(client), self.sizes, self.parameters)
+
     def plan(self, client: int) -> Plan:
         """A member's plan."""
         return self.plans[self.members[client].plan]
 
     def updates(self, client: int) -> int:
         """The most updates that a member sends: its plan's rounds, at most one a global round."""
+        if self.phases:
+            return sum(map(len, self.places(client)))
         return min(self.rounds, self.updates_of(self.plan(client)))
 
     def updates_of(self, plan: Plan) -> int:
         """The number of updates that a plan's rounds make."""
         return updates_of(self.local_rounds, plan.rounds)
+
+    def updates_of_rounds(self, rounds: int) -> int:
+        """The number of updates that so many private rounds end."""
+        return updates_of(self.local_rounds, rounds)
 
     def first_round(self, update: int) -> int:
         """The number of private rounds before a client's update."""
@@ -381,6 +502,8 @@ class Federation(Stored):
         known["plans"] = tuple(Plan.from_dict(row) for row in values["plans"])
         for name, kind in _PARTS.items():
             known[name] = build(kind, values[name], name)
+        if values["sizes"] is not None:
+            known["sizes"] = build(Sizes, values["sizes"], "sizes")
         return cls(**known)
 
 
@@ -420,7 +543,10 @@ _PARTS: dict[str, type[Any]] = {
 
 
 # Of a federation's rules, those that a client's own job says and no server may change.
-_AGREED = ("rule", "exchanged", "delay", "cohort", "cadence", "secure", "parameters", "refreshes")
+_AGREED = (
+    *("rule", "exchanged", "delay", "cohort", "cadence", "secure", "parameters", "refreshes"),
+    *("phases", "taking", "sizes"),
+)
 
 
 def require_contract(federation: Federation, own: Federation, client: int) -> None:

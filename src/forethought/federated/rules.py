@@ -164,11 +164,19 @@ class Asynchronous:
         there = ~(self._absent | self._gone)
         if not self._active.any() and not there.any() and not self._gone.all():
             return False  # everyone who is not through is away
-        self.finished = not self._active.any()
+        self.finished = not (self._active.any() or self._later())
         self.version += 1
         self.model = self.weights.copy()
+        if self._federation.phases:
+            # What somebody missed of a phase, or left out, is not owed in the next one.
+            self._credit = np.maximum(self._credit, self.version - self._done)
         self._count()
         return True
+
+    def _later(self) -> bool:
+        """True if somebody takes part in a later phase who is not in this one."""
+        gone = self._gone | self._absent
+        return bool((~gone & (self._done < self._limits) & ~self._takes).any())
 
     def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
         limit = self._federation.absence
@@ -192,12 +200,14 @@ class Asynchronous:
         done = self._done[client]
         return bool(
             not (self._absent[client] or self._gone[client])
+            and self._takes[client]
             and done < self._limits[client]
             and done + self._credit[client] <= self.version
         )
 
     def _count(self) -> None:
-        self._active = ~(self._absent | self._gone) & (self._done < self._limits)
+        self._takes = takers(self._federation, self.version)
+        self._active = ~(self._absent | self._gone) & (self._done < self._limits) & self._takes
         self._behind = int((self._active & (self._done + self._credit <= self.version)).sum())
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
@@ -342,7 +352,8 @@ class Synchronous:
         self.finished = not self._waiting
 
     def _cohort(self) -> tuple[int, ...]:
-        able = np.flatnonzero(~self._gone & (self._next < self._limits))
+        takes = takers(self._federation, self.version)
+        able = np.flatnonzero(~self._gone & (self._next < self._limits) & takes)
         return cohort_of(self._federation, self.version, able)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
@@ -374,6 +385,13 @@ class Synchronous:
         self._aggregate.restore(
             {own: arrays[name] for name, (kind, _, own) in parts.items() if kind == "came"}
         )
+
+
+def takers(federation: Federation, version: int) -> NDArray[np.bool_]:
+    """For each member, whether it takes part in the phase of a version."""
+    if not federation.taking:
+        return np.ones(len(federation.members), dtype=bool)
+    return np.array(federation.takers(version))
 
 
 def cohort_of(federation: Federation, version: int, able: NDArray[np.int64]) -> tuple[int, ...]:

@@ -25,11 +25,13 @@ from typing import Any, Literal, get_args
 
 from forethought.accounting import statement
 from forethought.accounting.accountants import AGGREGATE, SECURE_AGGREGATION
+from forethought.accounting.adaptive import PHASES_ALONE
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import Randomness, Statement, StatementError, account
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.masking import SecureAggregation
-from forethought.rounds.transcript import Transcript
+from forethought.federated.sizes import charged
+from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
 from forethought.values.plan import Plan, grid
@@ -65,25 +67,93 @@ def client_statement(
         TranscriptError: what was released is not the beginning of the plan.
     """
     one_of("view", view, VIEWS)
-    plan = federation.plan(client)
+    plan = plan_made(federation, client, transcript)
+    own = _phase_notes(federation, client, transcript)
+    accountant = accountant_of(federation, client, view)
+    if federation.sizes is not None:
+        kept = charged(federation.plan(client), transcript)
+        accountant = kept.details()
+        spent = f"{100 * kept.fraction_used:.1f} % of it is used"
+        own = (Caveat("sizes-by-results", f"the rule {federation.sizes.kind!r}; {spent}"),)
+        plan = plan.with_(not_covered=[one for one in plan.not_covered if one != PHASES_ALONE])
     count = federation.first_round(federation.updates(client))
-    if transcript is not None:
+    if federation.phases:
+        count = len(plan.mechanism)
+    elif transcript is not None:
         count = len(transcript)
-        if not count:
-            raise FederationError(
-                f"{federation.members[client].name!r} released nothing, which costs nothing: there "
-                "is no statement to write"
-            )
-        transcript.require(plan.mechanism.first(count))
+        if count:
+            transcript.require(plan.mechanism.first(count))
+    if transcript is not None and not len(transcript):
+        raise FederationError(
+            f"{federation.members[client].name!r} released nothing, which costs nothing: there is "
+            "no statement to write"
+        )
     return account(
         plan,
         delta,
         released=count,
         releases=() if transcript is None else transcript.releases(),
-        not_covered=(*notes(federation), *not_covered),
+        not_covered=(*notes(federation), *own, *not_covered),
         randomness=randomness,
-        accountant=accountant_of(federation, client, view),
+        accountant=accountant,
     )
+
+
+def plan_made(federation: Federation, client: int, transcript: Transcript | None = None) -> Plan:
+    """The plan that a client's statement is about: of the phases that it takes part in, or of the
+    sizes that it chose."""
+    plan = federation.plan(client)
+    if federation.sizes is not None and transcript is not None and len(transcript):
+        return plan.with_(
+            mechanism=transcript.mechanism(plan.mechanism.adjacency),
+            not_covered=(*plan.not_covered, PHASES_ALONE),
+        )
+    if not federation.phases:
+        return plan
+    return plan.with_(mechanism=federation.planned(client))
+
+
+def _phase_notes(
+    federation: Federation, client: int, transcript: Transcript | None
+) -> tuple[Caveat, ...]:
+    """The rounds that a client released in which phases, each with the ε that it has alone.
+
+    All phases that the client takes part in were fixed before the run, and all of their rounds are
+    accounted: who leaves or comes back may do so for what results showed. What it releases is then
+    a function of what it would have released otherwise, round by round, whatever it left out.
+
+    Raises:
+        TranscriptError: a round that was released outside of them, or otherwise than planned.
+    """
+    if not federation.phases:
+        return ()
+    plan = federation.plan(client)
+    done = [] if transcript is None else transcript.ranges()
+    words, within = [], 0
+    for phase in range(len(federation.phases)):
+        places = next(
+            (own for own in federation.places(client) if own and federation.phase(own[0]) == phase),
+            range(0),
+        )
+        if not places:
+            words.append(f"phase {phase + 1} left out")
+            continue
+        begin, end = (federation.first_round(at) for at in (places.start, places.stop))
+        made = [range(max(begin, r.start), min(end, r.stop)) for r in done]
+        count = sum(map(len, made))
+        within += count
+        alone = account(plan.with_(mechanism=plan.mechanism.between(begin, end))).guarantee
+        of_all = f"all {end - begin}" if transcript is None else f"{count} of {end - begin}"
+        words.append(f"phase {phase + 1}: {of_all} rounds, by itself epsilon {at_most(alone)}")
+    if transcript is not None and len(transcript):
+        if within != len(transcript):
+            raise TranscriptError(
+                f"{len(transcript)} rounds were released, {within} of them in the phases of "
+                f"{federation.members[client].name!r}: no statement is written"
+            )
+        parts = [plan.mechanism.between(one.start, one.stop) for one in done]
+        transcript.require(sum(parts[1:], parts[0]))
+    return (Caveat("phases-fixed", "; ".join(words)),)
 
 
 def gain(federation: Federation, client: int, known: int = 0) -> float:
@@ -154,16 +224,25 @@ def shared(
     """
     members = len(federation.members)
     whole("holders", holders, most=members)
+    if federation.sizes is not None:
+        raise FederationError(
+            "sizes that are chosen by results are accounted by a filter of each client's own, and "
+            "no theorem here adds filters up: a person at several clients has no statement"
+        )
     if transcripts is None:
         mechanisms = [
-            federation.plan(client).mechanism.first(
+            plan_made(federation, client).mechanism
+            if federation.phases
+            else federation.plan(client).mechanism.first(
                 federation.first_round(federation.updates(client))
             )
             for client in range(members)
         ]
     else:
         mechanisms = [
-            transcript.mechanism(federation.plan(client).mechanism.adjacency)
+            plan_made(federation, client).mechanism
+            if federation.phases
+            else transcript.mechanism(federation.plan(client).mechanism.adjacency)
             for client, transcript in enumerate(transcripts)
             if len(transcript)
         ]
@@ -229,7 +308,7 @@ def _arrivals(federation: Federation) -> Caveat:
 
 def accountant_of(federation: Federation, client: int, view: View) -> dict[str, Any] | None:
     """The accountant of a client's releases against ``view``; None: as they are."""
-    if view == "server":
+    if view == "server" or federation.sizes is not None:
         return None
     if view == "secure-server":
         return _behind_masks(federation, client)
@@ -287,6 +366,7 @@ def _one_sum_a_round(federation: Federation) -> bool:
         or federation.robust.kind != "mean"
         or federation.cohort is not None
         or federation.deadline is not None
+        or federation.phases
     ):
         return False
     if federation.exchanged == "gradients":

@@ -39,7 +39,8 @@ def longest_update(federation: Federation, client: int, start: float = 0.0) -> f
         ∞ where the local optimizer has no known bound.
     """
     plan = federation.plan(client)
-    mean = _longest(plan, federation.parameters)
+    larger = 1.0 if federation.sizes is None else federation.sizes.most
+    mean = _longest(plan, federation.parameters, larger)
     if federation.exchanged == "gradients":
         return mean
     options = dict(plan.optimizer.options)
@@ -56,7 +57,7 @@ def longest_update(federation: Federation, client: int, start: float = 0.0) -> f
     return moved * (1 + 1e-6)
 
 
-def _longest(plan: Plan, parameters: int | None) -> float:
+def _longest(plan: Plan, parameters: int | None, larger: float) -> float:
     dimension = math.sqrt(parameters or 1)
     longest = 0.0
     first = 0
@@ -68,7 +69,8 @@ def _longest(plan: Plan, parameters: int | None) -> float:
             if plan.clip.rule == "quantile":
                 norm *= math.exp(min(plan.clip.quantile_rate * plan.rounds * 2, 50.0))
             b = chosen.divisor
-            most = min(b + math.sqrt(2 * b * TAIL) + TAIL, float(max(chosen.examples, b)))
+            came = b * larger
+            most = min(came + math.sqrt(2 * came * TAIL) + TAIL, float(max(chosen.examples, b)))
             noise = chosen.noise_multiplier * (dimension + math.sqrt(2 * TAIL))
             longest = max(longest, norm * (most + noise) / b)
         first += part.count

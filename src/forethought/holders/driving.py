@@ -321,6 +321,8 @@ class ClientDriver(Driver):
                     self._witness.note(effect.release.round + 1)
             case on.Acknowledged():
                 self.ledger.acknowledged(effect.round)
+            case on.Begin():
+                self.ledger.begin(effect.round, effect.rounds)
             case on.Compute():
                 self._compute(effect)
             case _:

@@ -93,6 +93,14 @@ def require_fusible(federation: Federation, times: Times) -> None:
             federation.deadline is not None,
             "after a deadline a round goes on with those who came; drop deadline",
         ),
+        (
+            federation.sizes is not None,
+            "clients choose their own sizes; drop sizes",
+        ),
+        (
+            bool(federation.phases),
+            "clients may leave phases out; drop phases",
+        ),
         (bool(times.outages), "clients that are away delay or miss rounds; drop the outages"),
         (
             any(plan.rounds < federation.rounds for plan in plans),

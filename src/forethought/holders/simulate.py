@@ -177,10 +177,11 @@ class Simulation:
 
         save_file(self.shared.model.state_dict(), str(folder / "model.safetensors"))
         agreed = {topology.file: topology.agreed.to_json()}
-        for name, plan, statement, made in zip(
-            topology.names, topology.plans, run.statements, run.transcripts, strict=True
+        for place, (name, statement, made) in enumerate(
+            zip(topology.names, run.statements, run.transcripts, strict=True)
         ):
             if statement is not None:
+                plan = topology.made(place, made)
                 own = folder / f"{topology.holder}s" / name
                 own.mkdir(parents=True, exist_ok=True)
                 statement.save(own, {PLAN: plan.to_json(), TRANSCRIPT: made.to_json(), **agreed})
@@ -512,7 +513,7 @@ def simulate(
         )
         shared.write(start)
         holders = [
-            Holder(plan, one, chosen, secrets.of(k), micro_batch)
+            Holder(plan, one, chosen, secrets.of(k), micro_batch, topology.skips, topology.sized)
             for k, (plan, one) in enumerate(zip(topology.plans, records, strict=True))
         ]
         running = Simulation(

@@ -268,8 +268,9 @@ class Work:
     """One update that a client computes.
 
     Args:
-        client: who. round: number of its update. base: version of the weights.
-        model: has the weights. part, parts: see :class:`~forethought.exchange.events.Compute`.
+        client: who. round: place of its update in its plan. base: version of the weights.
+        model: has the weights. part, parts, sampling: see
+            :class:`~forethought.exchange.events.Compute`.
     """
 
     client: int
@@ -278,6 +279,7 @@ class Work:
     model: HasVector
     part: int = 0
     parts: int = 1
+    sampling: Any = None
 
     @property
     def weights(self) -> Vector:
@@ -667,8 +669,12 @@ class StarSimulator(_Simulator):
                 self._send(_TO_SERVER, client, effect.message)
             elif isinstance(effect, events.Compute):
                 varies = self._varies[self.federation.members[client].plan]
-                size = self._size(client, effect.round) if varies else 1.0
-                about = effect.round, effect.base, effect.model, effect.part, effect.parts
+                place = effect.planned
+                size = self._size(client, place) if varies else 1.0
+                if effect.sampling is not None:
+                    plan = self.federation.plan(client)
+                    size *= effect.sampling.expected_batch(plan.examples) / plan.batch
+                about = place, effect.base, effect.model, effect.part, effect.parts, effect.sampling
                 self._train(Work(client, *about), effect, size)
             elif isinstance(effect, events.Commit):
                 self._commit(client, effect.release)

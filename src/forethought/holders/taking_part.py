@@ -163,7 +163,7 @@ class _Part:
         topology, me = self.topology, self.me
         randomness = randomness_of(self.secrets, topology.agreed.plan(me))
         evidence = {
-            PLAN: stated.agreed.plan(me).to_json(),
+            PLAN: stated.made(me, transcript).to_json(),
             TRANSCRIPT: transcript.to_json(),
             topology.file: topology.agreed.to_json(),
             **files,
@@ -198,7 +198,8 @@ def _part(
         storage = FolderStorage(folder)
         returning = storage.read(LEDGER) is not None
         endpoint = Endpoint(agreed.run_id, me, keys.signing, known, length)
-        ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity))
+        allows = agreed.guard(me) if isinstance(agreed, Federation) else None
+        ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity), allows)
         state = ledger.read()
         witness = None
         if share.witness is not None:
@@ -207,7 +208,15 @@ def _part(
         plan = agreed.plan(me)
         trainer = ClientTrainer(
             shared,
-            Holder(plan, share.records, share.loss, own.secrets, share.micro_batch),
+            Holder(
+                plan,
+                share.records,
+                share.loss,
+                own.secrets,
+                share.micro_batch,
+                skips=topology.skips,
+                sized=topology.sized,
+            ),
             topology.local_rounds,
             gradients=topology.gradients,
             state=state.state,
@@ -273,9 +282,9 @@ def take_part_as_client(
         def compute(asked: Compute) -> Computed | None:
             found: Result | None
             if asked.parts == 1:
-                found = trainer.compute(asked.round, asked.vector)
+                found = trainer.compute(asked.planned, asked.vector, asked.sampling)
             else:
-                found = trainer.compute_part(asked.round, asked.vector, asked.part, asked.parts)
+                found = trainer.compute_part(asked.planned, asked.vector, asked.part, asked.parts)
             return None if found is None else found.answer(asked, time.monotonic())
 
         driver = carry(

@@ -71,6 +71,20 @@ class Star(_Topology):
         return self.agreed.exchanged == "gradients"
 
     @property
+    def skips(self) -> bool:
+        """True if rounds of a plan may be left out."""
+        return bool(self.agreed.phases)
+
+    @property
+    def sized(self) -> bool:
+        """True if holders choose their sample sizes."""
+        return self.agreed.sizes is not None
+
+    def made(self, client: int, transcript: Transcript) -> Plan:
+        """The plan that the statement of a client's releases is about."""
+        return of_clients.plan_made(self.agreed, client, transcript)
+
+    @property
     def views(self) -> tuple[of_clients.View, ...]:
         """Those against whom a client's statement is."""
         return ("server" if self.agreed.secure is None else "secure-server",)
@@ -104,12 +118,18 @@ class Graph(_Topology):
     agreed: Gossip
     local_rounds: ClassVar[LocalRounds] = 1
     gradients: ClassVar[bool] = True
+    skips: ClassVar[bool] = False
+    sized: ClassVar[bool] = False
     views: ClassVar[tuple[of_workers.View, ...]] = ("neighbours", "outsider")
 
     @property
     def most(self) -> int:
         """Updates of all workers, at most."""
         return self.agreed.total
+
+    def made(self, worker: int, transcript: Transcript) -> Plan:
+        """The plan that the statement of a worker's releases is about."""
+        return self.agreed.plan(worker)
 
     def statement(
         self,

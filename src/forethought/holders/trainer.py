@@ -42,6 +42,7 @@ from forethought.training.records import warn_of_another_model
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Correlated, LocalRounds, first_round
 from forethought.values.plan import Plan, step_sizes
+from forethought.values.samplings import Sampling
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"
@@ -101,6 +102,8 @@ class Holder:
         plan: its own. records: exactly as many as its plan says. secrets: of sampling and noise.
         loss: one value per example.
         micro_batch: examples whose gradients are held at once.
+        skips: rounds of the plan may be left out, by phases.
+        sized: sample sizes are chosen from the norms of what was released, which are kept.
     """
 
     plan: Plan
@@ -108,6 +111,8 @@ class Holder:
     loss: Loss
     secrets: Secrets = field(repr=False)
     micro_batch: int | None = None
+    skips: bool = False
+    sized: bool = False
 
     def __post_init__(self) -> None:
         if len(self.records) != self.plan.examples:
@@ -178,6 +183,9 @@ class ClientTrainer:
             holder.secrets,
             micro_batch=holder.micro_batch,
         )
+        self.private.skips = holder.skips
+        # L2 norms of the released means.
+        self.norms: list[float] = []
         if state:
             self._restore(state)
 
@@ -186,13 +194,16 @@ class ClientTrainer:
         """The releases, round by round."""
         return self.private.transcript
 
-    def compute(self, round: int, weights: Vector) -> Result:
+    def compute(self, round: int, weights: Vector, sampling: Sampling | None = None) -> Result:
         """The client's update number ``round`` on these weights.
+
+        Args:
+            sampling: of its batch; None: as planned.
 
         Raises:
             RoundError: out of order.
         """
-        return compute_together([self], [round], weights)[0]
+        return compute_together([self], [round], weights, [sampling])[0]
 
     def compute_part(self, round: int, weights: Vector, part: int, parts: int) -> Result | None:
         """One part of an update that exchanges gradients; the update with the last one.
@@ -222,6 +233,8 @@ class ClientTrainer:
         hashed, first = total.input_hash, first_round(self.local_rounds, round)
         end = first_round(self.local_rounds, round + 1)
         noised = total.release()
+        if self.holder.sized:
+            self.norms.append(float(noised.mean().norm()))
         if self._gradients:
             self.noised = noised
             vector = _narrow_mean(noised)
@@ -244,6 +257,7 @@ class ClientTrainer:
             "transcript": self.transcript.to_values(),
             "clip_norm": self.private.clip_norm,
             "optimizer": values,
+            **({"norms": self.norms} if self.holder.sized else {}),
         }
         metadata = {_VALUES: json.dumps(held)}
         if not tensors:
@@ -257,6 +271,7 @@ class ClientTrainer:
         held = values_of(state)
         self.private.transcript = Transcript.from_values(held["transcript"])
         self.private.clip_norm = float(held["clip_norm"])
+        self.norms = list(held.get("norms", ()))
         restore_optimizer(self._descent.optimizer, tensors, held["optimizer"])
 
 
@@ -277,12 +292,18 @@ def _narrow_mean(noised: NoisedSum) -> Vector:
 
 
 def compute_together(
-    trainers: Sequence[ClientTrainer], rounds: Sequence[int], weights: Vector
+    trainers: Sequence[ClientTrainer],
+    rounds: Sequence[int],
+    weights: Vector,
+    samplings: Sequence[Sampling | None] | None = None,
 ) -> list[Result]:
     """One update of several clients that share a model, on the same weights.
 
     Their first rounds share the passes over all their examples; each has its own batch, noise and
     transcript.
+
+    Args:
+        samplings: of their batches; None: as planned.
 
     Raises:
         RoundError: an update out of order.
@@ -292,8 +313,10 @@ def compute_together(
     shared.write(weights)
     with lead.private:
         sums = [
-            one.private.open(first_round(one.local_rounds, round))
-            for one, round in zip(trainers, rounds, strict=True)
+            one.private.open(first_round(one.local_rounds, round), sampling)
+            for one, round, sampling in zip(
+                trainers, rounds, samplings or [None] * len(trainers), strict=True
+            )
         ]
         add_together(sums, shared.model, [one.holder.records for one in trainers])
         return [

@@ -113,7 +113,8 @@ class InProcess:
             self._results |= last
             return last
         trainers = [self._trainer(work.client) for work in group]
-        found = compute_together(trainers, [w.round for w in group], group[0].weights)
+        places, samplings = zip(*((w.round, w.sampling) for w in group), strict=True)
+        found = compute_together(trainers, places, group[0].weights, samplings)
         own = {work.client: one for work, one in zip(group, found, strict=True)}
         self._results |= own
         return own

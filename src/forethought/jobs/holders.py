@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
@@ -20,6 +21,7 @@ from forethought.federated.secure_aggregation.masking import (
     SecureAggregationError,
 )
 from forethought.federated.secure_aggregation.shared_noise import secured
+from forethought.federated.sizes import fitted
 from forethought.gossip.compression import Compression
 from forethought.gossip.gossip import Gossip, Trust, digest_of
 from forethought.gossip.gossip import Member as Worker
@@ -58,6 +60,7 @@ from forethought.jobs.load import (
 from forethought.planning import defaults
 from forethought.planning.holders import FederatedPlan, GossipPlan, predict, predict_gossip
 from forethought.planning.plan_request import growing
+from forethought.planning.search import in_phases
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
@@ -372,6 +375,7 @@ def _federation(
     fewest = updates_of(local, lead.rounds)
     nearest = min(fewest, fewest + 1, key=lambda n: abs(first_round(local, n) - lead.rounds))
     rounds = section.rounds or max(1, nearest)
+    lengths = _phase_lengths(section, rounds)
     rate, typical = lead.mean_batch / lead.examples, float(np.median(speeds))
 
     def batch(client: int, size: int) -> int:
@@ -382,6 +386,12 @@ def _federation(
 
     def planned(size: int, batch: int, budget: Budget) -> Plan:
         found = _plan(job, lead, size, batch, budget, first_round(local, rounds), network)
+        if section.sizes is not None:
+            return fitted(found) if section.sizes.value.refusal(found) is None else found
+        if lengths:
+            ends = [first_round(local, sum(lengths[:k])) for k in range(len(lengths) + 1)]
+            each = [end - begin for begin, end in pairwise(ends)]
+            return in_phases(found, each, section.phases, section.shrink)
         return growing(found, section.growth, local if isinstance(local, int) else 1)
 
     batches = [batch(client, size) for client, size in enumerate(sizes)]
@@ -402,11 +412,33 @@ def _federation(
         server=ServerOptimizer(**section.server.model_dump()),
         robust=Robust(**section.robust.model_dump()),
         averaging=lead.averaging,
+        phases=lengths,
+        taking=_taken(section, len(lengths)),
+        sizes=None if section.sizes is None else section.sizes.value,
         **{name: getattr(section, name) for name in FEDERATION_KEYS},
     )
     if section.secure is None:
         return federation
     return secured(federation, _secure_aggregation(section, len(sizes)))
+
+
+def _phase_lengths(section: FederationSection, rounds: int) -> tuple[int, ...]:
+    """The global rounds of each phase, as equal as can be; (): no phases."""
+    count = section.phases if isinstance(section.phases, int) else len(section.phases or ())
+    if count > rounds:
+        raise JobError(f"{rounds} rounds do not make {count} phases: ask for more rounds")
+    return tuple(rounds // count + (k < rounds % count) for k in range(count))
+
+
+def _taken(section: FederationSection, phases: int) -> tuple[tuple[int, ...], ...]:
+    """For each client the phases that it takes part in, from 0; (): all do in all."""
+    if all(table.phases is None for table in section.client):
+        return ()
+    everything = tuple(range(phases))
+    return tuple(
+        everything if table.phases is None else tuple(number - 1 for number in table.phases)
+        for table in section.client
+    )
 
 
 def _secure_aggregation(section: FederationSection, clients: int) -> SecureAggregation:

@@ -36,6 +36,7 @@ from forethought.federated.federation import (
     ServerKind,
     local_rounds_of,
 )
+from forethought.federated.sizes import Sizes
 from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Named as MixingKind
 from forethought.options import keys, table
@@ -182,6 +183,13 @@ class MemberTable(_Section):
     folder: str | None = None
 
 
+class ClientTable(MemberTable):
+    """One ``[[federation.client]]``; ``phases``: the numbers, from 1, of those that it takes part
+    in, fixed before the run; by default all."""
+
+    phases: tuple[Annotated[int, Field(strict=True, ge=1)], ...] | None = None
+
+
 class WorkerTable(MemberTable):
     """One ``[[gossip.worker]]``; ``address`` is host:port, where neighbours reach it."""
 
@@ -282,13 +290,33 @@ class DelayTable(_Section):
         return Delay(self.kind, self.most)
 
 
+class SizesTable(_Section):
+    """``[federation.sizes]``: how clients choose their sample sizes within a filter."""
+
+    kind: str = "signal"
+    most: _Float = Field(default=4.0, ge=1, le=1000)
+    delay: _Int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        Sizes(self.kind, self.most, self.delay)  # refuses what is none
+        return self
+
+    @property
+    def value(self) -> Sizes:
+        """The rule as a federation holds it."""
+        return Sizes(self.kind, self.most, self.delay)
+
+
 class FederationSection(HoldersSection):
     """Everything of a federation that is not data, model, budget or training.
 
     ``rounds`` are global rounds (of each client, where updates are asynchronous); ``local_rounds``
     are private rounds (steps) in one of them, or a list: of a client's first updates, the last
     number holds for all later ones. ``local_epochs`` says the same in passes over the client's
-    own records. ``growth`` is the last sample size over the first.
+    own records. ``growth`` is the last sample size over the first. ``phases`` cuts the rounds into
+    so many phases of one budget, with less and less noise (each ``shrink`` times that of the one
+    before), or, as a list, into one phase for each epsilon, a budget of its own.
 
     Of simulations: ``fused`` (one private sum a cohort: the law of the global model at the cost of
     one machine, and no statement of any client).
@@ -298,7 +326,10 @@ class FederationSection(HoldersSection):
     member = "client"
 
     clients: _Int | None = Field(default=None, ge=1)
-    client: tuple[MemberTable, ...] = ()
+    client: tuple[ClientTable, ...] = ()
+    phases: Annotated[int, Field(strict=True, ge=2)] | tuple[_Float | _Int, ...] | None = None
+    shrink: _Float = Field(default=0.85, gt=0, lt=1)
+    sizes: SizesTable | None = None
     local_rounds: Annotated[LocalRounds, PlainValidator(local_rounds_of)] | None = None
     local_epochs: _Float | None = Field(default=None, gt=0)
     rule: Rule = "synchronous"
@@ -320,6 +351,15 @@ class FederationSection(HoldersSection):
     def _agree(self) -> Self:
         if self.local_rounds is not None and self.local_epochs is not None:
             raise ValueError("give local_rounds (steps) or local_epochs, not both")
+        count = self.phases if isinstance(self.phases, int) else len(self.phases or ())
+        if self.phases is not None and (count < 2 or self.growth != 1):
+            raise ValueError(
+                "phases = 3, or a list of two or more epsilons, goes without growth: a phase has "
+                "one sample size"
+            )
+        own = [number for table in self.client for number in table.phases or ()]
+        if (own and max(own) > count) or any(table.phases == () for table in self.client):
+            raise ValueError(f"a client's phases are numbers from 1 to phases = {self.phases}")
         return self
 
 

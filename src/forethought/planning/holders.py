@@ -182,9 +182,9 @@ def predicted_seconds(federation: Federation, times: Times) -> float:
 
 def _alike(federation: Federation) -> bool:
     # Equal plans cost the same against everybody where their weights are equal too.
-    return len({(member.plan, member.weight) for member in federation.members}) == len(
-        {member.plan for member in federation.members}
-    )
+    return not federation.taking and len(
+        {(member.plan, member.weight) for member in federation.members}
+    ) == len({member.plan for member in federation.members})
 
 
 def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> ClientCost:
@@ -195,6 +195,9 @@ def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> 
     if federation.secure is not None:
         secure = client_statement(federation, client, "secure-server").guarantee
     first = plan.mechanism.first(rounds)
+    if federation.phases:
+        first = federation.planned(client)
+        rounds = len(first)
     return ClientCost(
         name=federation.members[client].name,
         examples=plan.examples,
@@ -218,7 +221,7 @@ def _splits(federation: Federation, times: Times) -> list[Split]:
     typical = federation.plan(len(federation.members) // 2)
     an_epoch = max(1, round(typical.examples / typical.round(0).divisor))
     wanted: set[LocalRounds] = {federation.local_rounds}
-    if federation.exchanged == "weights":
+    if federation.exchanged == "weights" and not (federation.phases or federation.sizes):
         wanted |= {1, an_epoch, 2 * an_epoch, 5 * an_epoch, total}
     found = []
     for local in wanted:

@@ -19,6 +19,7 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
+from forethought.accounting.calibration import least_multiplier
 from forethought.accounting.dominating_pair import gaussian_delta, gaussian_delta_bounds
 from forethought.accounting.exact import calibrate
 from forethought.accounting.interval import at_most, bisected, warn_if_wide
@@ -666,7 +667,60 @@ def _closed_form(
         return None, f"Theorem B.4 allows no such phase: {error}"
 
 
-def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
+def in_phases(
+    plan: Plan, lengths: Sequence[int], phases: int | Sequence[float] | None, shrink: float = SHRINK
+) -> Plan:
+    """A holder's plan in phases of so many rounds each.
+
+    Args:
+        plan: with one kind of rounds and a budget.
+        lengths: rounds of each phase, together the plan's.
+        phases: how many, of one budget: see :func:`plan_phases`. Or the ε of each, a budget of its
+            own at the plan's δ, whose noise is then the least that keeps it. shrink: see there.
+
+    Raises:
+        PlanError: what :func:`plan_phases` refuses; or all phases together spend more than the
+            plan's budget.
+    """
+    if isinstance(phases, int):
+        return plan_phases(plan, phases=phases, shrink=shrink, lengths=lengths)
+    if plan.budget is None or len(plan.mechanism.rounds) > 1 or plan.preparation is not None:
+        raise PlanError("phases are cut from a plan of equal rounds, with a budget")
+    like, adjacency = plan.mechanism.rounds[0], plan.mechanism.adjacency
+    parts = []
+    for epsilon, length in zip(phases or (), lengths, strict=True):
+        own = Budget(float(epsilon), plan.delta)
+        sigma = least_multiplier(
+            own, like.sampling, length, like.clipping, adjacency, group=plan.records_per_person
+        )
+        parts.append(replace(like, noise_multiplier=sigma, count=length))
+    mechanism = Mechanism(*parts, adjacency=adjacency)
+    spent = exact.epsilon(mechanism, plan.delta, plan.records_per_person).upper
+    if spent > plan.budget.epsilon:
+        raise PlanError(
+            f"phases of epsilon {', '.join(f'{one:g}' for one in phases or ())} spend "
+            f"{at_most(spent)} together, the budget is {plan.budget.epsilon:g}: take smaller ones, "
+            "or a larger epsilon in [budget]"
+        )
+    kept = tuple(pair for pair in plan.reasons if pair[0] != "noise")
+    why = tuple(
+        (
+            f"phase {number}",
+            f"{part.count} rounds with σ = {part.noise_multiplier:.4g}, ε {own:g} by itself; all "
+            f"phases together {at_most(spent)}",
+        )
+        for number, (part, own) in enumerate(zip(parts, phases or (), strict=True), start=1)
+    )
+    return plan.with_(mechanism=mechanism, reasons=(*kept, *why))
+
+
+def plan_phases(
+    plan: Plan,
+    *,
+    phases: int = 3,
+    shrink: float = SHRINK,
+    lengths: Sequence[int] | None = None,
+) -> Plan:
     """A plan's rounds and budget, spread over phases of less and less noise.
 
     Every phase has as many rounds, σ smaller by ``shrink``, the largest sample size that exact
@@ -677,6 +731,7 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
     Args:
         plan: with one kind of rounds and a budget; clipping, optimizer and the rest are kept.
         phases: how many. shrink: in (0, 1).
+        lengths: rounds of each, together the plan's; default: as equal as can be.
 
     Raises:
         PlanError: no budget, several parts, or fewer rounds than phases.
@@ -699,7 +754,8 @@ def plan_phases(plan: Plan, *, phases: int = 3, shrink: float = SHRINK) -> Plan:
         return plan
     like, budget = plan.mechanism.rounds[0], plan.budget
     batch = max(1, round(like.sampling.expected_batch(plan.examples)))
-    lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
+    if lengths is None:
+        lengths = [plan.rounds // count + (j < plan.rounds % count) for j in range(count)]
     shares = [(2**j - 1) / (2**count - 1) for j in range(1, count + 1)]
     targets = [
         _epsilon_of(math.sqrt(share) * defaults.budget_mu(budget), budget) for share in shares[:-1]

@@ -56,6 +56,7 @@ from forethought.turns import turns
 from forethought.values.contributions import Examples
 from forethought.values.mechanism import Correlated
 from forethought.values.plan import Privacy, Round, grid
+from forethought.values.samplings import Sampling
 
 # A model's trainable parameters laid end to end: the vector that is summed and noised.
 
@@ -211,11 +212,13 @@ class PrivateRounds:
             set it when a run continues.
         how: gradients are computed; another loss counts from the next round that is added to.
         context: bytes that the noise is bound to besides: what is known to have changed.
+        skips: rounds may be left out: they are never opened, and release nothing.
         witness: of an audit, see :data:`WITNESS`.
     """
 
     note: Callable[[int, bytes], int] | None = None
     context = b""
+    skips = False
 
     def __init__(
         self,
@@ -280,20 +283,26 @@ class PrivateRounds:
         with turns:  # not while another thread's model draws
             self._generator.set_state(self._kept.pop())
 
-    def open(self, index: int) -> PrivateSum:
+    def open(self, index: int, sampling: Sampling | None = None) -> PrivateSum:
         """The private sum of round ``index``, with its batch drawn.
+
+        Args:
+            sampling: of its batch, in place of the planned one; what it is divided by stays as
+                planned. Then the transcript is not the plan's: a filter has to allow it.
 
         Raises:
             RoundError: a round out of order, or opened before.
         """
-        due = max(len(self.transcript), self._opened + 1)
-        if index != due:
+        due = max(self.transcript.next, self._opened + 1)
+        if index < due or (index > due and not self.skips):
             raise RoundError(
                 f"round {index} cannot be opened: round {due} is next. Every round is opened once, "
                 "in order; its noise must never meet two different sums"
             )
         self._opened = index
         chosen = self.privacy.round(index, self.clip_norm)
+        if sampling is not None:
+            chosen = replace(chosen, sampling=sampling)
         indices = self._batches(chosen)
         batch = dealt(chosen.contribution, indices, chosen, self._groups)
         if chosen.augmentation is not None:
@@ -341,8 +350,8 @@ class PrivateRounds:
 
     def _about(self, chosen: Round) -> bytes:
         """All of a round but its number, with the layout and the context of the run."""
-        # Of one plan it follows from the part and the norm, and is the same for many rounds.
-        key = (chosen.origin, chosen.clip_norm, self.context)
+        # Of one plan it follows from these, and is the same for many rounds.
+        key = (chosen.origin, chosen.clip_norm, chosen.sampling, self.context)
         if self._written[0] != key:
             about = (replace(chosen, index=0), self._laid_out, self.context)
             self._written = key, encoded(about)
@@ -376,6 +385,8 @@ class PrivateRounds:
             self.bound.append(bound)
         correlated = self._correlated_noise(chosen)
         drawn = None if correlated is None else correlated.strategy
+        if self.skips:
+            self.transcript.skip(chosen.index)
         self.transcript.append(chosen, std, chosen.clip_norm, counted, drawn, releases)
         generator = self._noise.at(bound)
         if correlated is not None and std:

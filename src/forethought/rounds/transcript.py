@@ -90,10 +90,30 @@ class Transcript:
         self._runs: list[_Run] = []
         self._others: dict[tuple[str, float], int] = {}
         self._rounds = 0
+        # Rounds of the plan that were left out: before which release, and how many.
+        self._skipped: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
-        """Rounds so far."""
+        """Rounds that were released."""
         return self._rounds
+
+    @property
+    def next(self) -> int:
+        """The round of the plan that is due."""
+        return self._rounds + sum(count for _, count in self._skipped)
+
+    def skip(self, index: int) -> None:
+        """Go on with a round of the plan; those before it that were not released never are."""
+        if index > self.next:
+            self._skipped.append((self._rounds, index - self.next))
+
+    def ranges(self) -> list[range]:
+        """The rounds of the plan that were released, ascending."""
+        found, before, at = [], 0, 0
+        for place, count in (*self._skipped, (self._rounds, 0)):
+            found.append(range(at, at + place - before))
+            at, before = at + place - before + count, place
+        return [one for one in found if one]
 
     def append(
         self,
@@ -124,10 +144,10 @@ class Transcript:
         Raises:
             TranscriptError: a round that was released already, or out of order.
         """
-        if released.index != self._rounds:
-            what = "again" if released.index < self._rounds else "before its turn"
+        if released.index != self.next:
+            what = "again" if released.index < self.next else "before its turn"
             raise TranscriptError(
-                f"round {released.index} would be released {what}: {self._rounds} rounds were. "
+                f"round {released.index} would be released {what}: round {self.next} is due. "
                 "Rounds are released once, in order"
             )
         # A quotient that rounds differently from the plan's own multiplier is that multiplier.
@@ -160,6 +180,7 @@ class Transcript:
         """Take in another run's rounds behind these, and its other releases."""
         for run in later._runs:
             self._runs.append(replace(run, origin=run.origin + self._rounds))
+        self._skipped += [(place + self._rounds, count) for place, count in later._skipped]
         for key, count in later._others.items():
             self._others[key] = self._others.get(key, 0) + count
         self._rounds += later._rounds
@@ -244,6 +265,7 @@ class Transcript:
                 for run in self._runs
             ],
             "others": [[name, sigma, count] for (name, sigma), count in self._others.items()],
+            **({"skipped": [list(pair) for pair in self._skipped]} if self._skipped else {}),
         }
 
     def to_json(self) -> str:
@@ -258,7 +280,6 @@ class Transcript:
             ValueError, TypeError, LookupError: something else.
         """
         values = parse(text)
-        exact_keys(TRANSCRIPT, values, {"schema", "rounds", "others"})
         if values.pop("schema") != TRANSCRIPT_SCHEMA:
             raise ValueError(f"{TRANSCRIPT} is of a schema that this version cannot read")
         return cls.from_values(values)
@@ -266,8 +287,10 @@ class Transcript:
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Transcript:
         """The inverse of :meth:`to_values`."""
-        exact_keys("transcript", values, {"rounds", "others"})
+        known = {"rounds", "others", *({"skipped"} & set(values))}
+        exact_keys("transcript", values, known)
         transcript = cls()
+        transcript._skipped = [(int(at), int(count)) for at, count in values.get("skipped", ())]
         for row in values["rounds"]:
             noises = tuple((str(name), float(sigma)) for name, sigma in row["noises"])
             like, times = Rounds.from_dict(row["like"]), row.get("times", 1)

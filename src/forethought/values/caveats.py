@@ -422,6 +422,12 @@ KINDS: dict[str, Kind] = {
         "the phases after the first were chosen by the accuracy of those before: {detail}",
         "Feldman and Zrnic 2021, Theorem 4.3; Smith and Thakurta 2022",
     ),
+    "sizes-by-results": Kind(
+        "choice",
+        "the sample sizes were chosen by what was released before, each round only where a filter "
+        "of this budget allowed it: {detail}",
+        "Feldman and Zrnic 2021, Theorem 4.3",
+    ),
     "noise-by-releases": Kind(
         "choice",
         "the noise of every round followed from the noised sums before it: {detail}",

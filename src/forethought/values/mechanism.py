@@ -301,6 +301,10 @@ class Mechanism(Stored):
                 parts.append(replace(part, count=part.count - taken))
         return Mechanism(*parts, adjacency=self.adjacency)
 
+    def between(self, begin: int, end: int) -> Mechanism:
+        """The mechanism of the rounds from ``begin`` to before ``end``; raises as :meth:`after`."""
+        return (self.after(begin) if begin else self).first(end - begin)
+
     def _values(self) -> dict[str, Any]:
         return {"adjacency": self.adjacency, "rounds": [part.to_dict() for part in self.rounds]}
 

@@ -168,7 +168,7 @@ class SecureServer(ServerMachine):
     def _lost(self, now: float) -> list[Effect]:
         """No sum of this version will be opened: on to the next."""
         self._attempted = None
-        text = f"round {self.version}: too few clients are left who mask with each other"
+        text = f"round {self.version}: no sum of it is opened that is any good; on to the next one"
         decided = self._requesting(self._decide(Closed(-1 - self.version), now), now)
         return [Alarm("secure-round-lost", text), *decided]
 
@@ -255,6 +255,10 @@ class SecureServer(ServerMachine):
         for client, number in sorted(current.numbers.items()):
             if client not in current.survivors:
                 effects.append(Send(client, Refusal(number, current.round, "late")))
+        begun = isinstance(self.rule, Synchronous) and self.rule.begun
+        if self.version == current.round and not begun:
+            # Honest noise reaches no such sum, and it is not opened again: nobody else goes on.
+            return [*effects, *self._lost(now)]
         return [*effects, *self._closed(now)]
 
     def _closed(self, now: float) -> list[Effect]:

@@ -1,0 +1,201 @@
+"""Phases with budgets of their own: who takes part in which, and what that releases and costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forethought as ft
+from forethought.accounting import exact
+from forethought.accounting.statement import Statement
+from forethought.accounting.verification import verify
+from forethought.exchange import events as on
+from forethought.exchange.messages import SERVER, Leave
+from forethought.exchange.storage import LedgerState
+from forethought.federated.client import ClientMachine
+from forethought.federated.federation import Federation, FederationError, require_contract
+from forethought.federated.statements import client_statement, shared
+from forethought.holders.simulate import simulate
+from forethought.holders.simulator import Times
+from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
+from forethought.planning.plan_request import PlanError
+from forethought.planning.search import in_phases
+from forethought.rounds.private_sum import RoundError
+from forethought.rounds.randomness import Secrets, Seeds
+from forethought.rounds.transcript import Transcript, TranscriptError
+from forethought.values.mechanism import Budget
+
+from .machines import federation, from_server, model, of, plan, sent, vector
+
+TAKING = ((0, 1, 2), (0, 2), (1,))
+
+
+def phased(rounds: int = 6, **changes: Any) -> Federation:
+    parts = [ft.Rounds(2.0 - k / 2, rounds // 3, ft.Poisson(0.5)) for k in range(3)]
+    own = plan(rounds).with_(mechanism=ft.Mechanism(*parts))
+    known = {"plans": (own,), "phases": (rounds // 3,) * 3, "taking": TAKING}
+    return federation(3, rounds, **{**known, **changes})
+
+
+def computed(asked: on.Compute) -> on.Computed:
+    return on.Computed(asked.round, asked.base, vector(), asked.planned + 1, b"", b"s", 0.0)
+
+
+def test_a_phase_that_a_client_left_out_is_not_made_up() -> None:
+    machine = ClientMachine(phased(), 1)
+    places = []
+    for version in range(6):
+        for asked in of(machine.handle(from_server(model(version))), on.Compute):
+            places.append((version, asked.round, asked.planned))
+            machine.handle(computed(asked))
+    assert places == [(0, 0, 0), (1, 1, 1), (4, 2, 4), (5, 3, 5)]
+
+
+def test_who_was_away_goes_on_with_the_phase_that_the_others_are_in() -> None:
+    ledger = LedgerState(updates=1, rounds=1, base=0, acknowledged=1)
+    machine = ClientMachine(phased(taking=()), 0, ledger)
+    (asked,) = of(machine.handle(from_server(model(4))), on.Compute)
+    assert (asked.round, asked.planned) == (1, 4)
+    machine.handle(computed(asked))
+    again = ClientMachine(phased(taking=()), 0, replace(ledger, updates=2, rounds=5, base=4))
+    (asked,) = of(again.handle(from_server(model(5))), on.Compute)
+    assert (asked.round, asked.planned) == (2, 5)
+    machine = ClientMachine(phased(rule="asynchronous", taking=()), 0, replace(ledger, rounds=6))
+    assert sent(machine.handle(from_server(model(6))), Leave)[0].reason == "plan used up"
+
+
+@pytest.mark.parametrize("rule", ["synchronous", "asynchronous", "published"])
+def test_each_client_releases_its_phases_and_no_other_round(rule: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"rule": rule}
+    if rule != "synchronous":
+        changes["exchanged"] = "gradients"
+    torch.manual_seed(3)
+    agreed = phased(parameters=8, architecture="", **changes)
+    net = torch.nn.Linear(3, 2)
+    agreed = replace(agreed, architecture=SharedModel(net).architecture)
+    data = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(3)]
+    run = simulate(net, data, agreed, Times([1.0] * 3), out=tmp_path / "out")
+    made = [[(r.start, r.stop) for r in one.ranges()] for one in run.transcripts]
+    assert made == [[(0, 6)], [(0, 2), (4, 6)], [(2, 4)]]
+    for client, statement in enumerate(run.statements):
+        assert statement is not None
+        own = agreed.planned(client)
+        assert statement.mechanism == own
+        assert statement.guarantee == exact.epsilon(own, statement.delta).upper
+        folder = tmp_path / "out" / "clients" / f"c{client}"
+        kept = Statement.load(folder / "statement.json")
+        beside = ft.Plan.from_json((folder / "plan.json").read_text())
+        assert verify(kept, beside).guarantee == statement.guarantee
+        again = Transcript.from_json((folder / "transcript.json").read_text())
+        assert again.ranges() == run.transcripts[client].ranges()
+    assert run.statements[2] is not None and run.statements[0] is not None
+    assert run.statements[2].guarantee < run.statements[0].guarantee
+    said = " ".join(map(str, run.statements[1].caveats if run.statements[1] else ()))
+    assert "phase 1: 2 of 2 rounds" in said and "phase 2 left out" in said
+
+
+def trainer(skips: bool) -> ClientTrainer:
+    torch.manual_seed(5)
+    net = torch.nn.Linear(3, 2)
+    from forethought.rounds.contributions import default_loss
+    from forethought.rounds.records import as_records
+
+    targets = torch.arange(40) % 2
+    records = as_records((torch.randn(40, 3), targets), torch.float32, torch.device("cpu"))
+    own, secrets = phased().plan(0), Secrets.draw(Seeds())
+    holder = Holder(own, records, default_loss(targets), secrets, skips=skips)
+    return ClientTrainer(SharedModel(net), holder, gradients=True)
+
+
+def test_rounds_are_left_out_forwards_only_and_only_by_phases() -> None:
+    one = trainer(skips=True)
+    start = one.shared.read()
+    one.compute(0, start)
+    one.compute(4, start)
+    assert one.transcript.ranges() == [range(1), range(4, 5)] and len(one.transcript) == 2
+    for round in (4, 2, 0):
+        with pytest.raises(RoundError, match="round 5 is next"):
+            one.compute(round, start)
+    again = ClientTrainer(one.shared, one.holder, gradients=True, state=one.state())
+    assert again.transcript.next == 5
+    with pytest.raises(RoundError, match="round 0 is next"):
+        trainer(skips=False).compute(1, start)
+
+
+def test_a_statement_counts_all_phases_that_were_agreed_on_and_says_what_was_released() -> None:
+    one = trainer(skips=True)
+    start = one.shared.read()
+    for round in (0, 4, 5):
+        one.compute(round, start)
+    agreed = phased(taking=((0, 2), (0, 1, 2), (1,)))
+    made = client_statement(agreed, 0, transcript=one.transcript)
+    # Who leaves may do so for what results showed: what it left out counts, too.
+    assert made.mechanism == agreed.planned(0) and len(made.mechanism) == 4
+    said = next(str(c) for c in made.caveats if c.code == "phases-fixed")
+    assert "phase 1: 1 of 2 rounds" in said and "phase 3: 2 of 2 rounds" in said
+    assert verify(made).guarantee == made.guarantee
+    with pytest.raises(TranscriptError, match="1 of them in the phases"):
+        client_statement(replace(agreed, taking=((0,), (1, 2), (1,))), 0, transcript=one.transcript)
+    whole = client_statement(phased(), 0).guarantee
+    assert made.guarantee < whole
+    assert shared(agreed, 1).guarantee >= whole - 1e-9
+
+
+def test_phases_have_a_budget_of_their_own_or_share_one() -> None:
+    made = plan(9).with_(budget=Budget(4.0, 1e-3))
+    own = in_phases(made, (3, 3, 3), [1.0, 0.5, 2.0])
+    for part, epsilon in zip(own.mechanism.rounds, (1.0, 0.5, 2.0), strict=True):
+        alone = exact.epsilon(ft.Mechanism(part), 1e-3).upper
+        assert 0.99 * epsilon < alone <= epsilon and part.count == 3
+    assert exact.epsilon(own.mechanism, 1e-3).upper <= 4.0
+    together = in_phases(made, (4, 3, 2), 3)
+    assert [part.count for part in together.mechanism] == [4, 3, 2]
+    assert exact.epsilon(together.mechanism, 1e-3).upper <= 4.0
+    with pytest.raises(PlanError, match="spend"):
+        in_phases(made, (3, 3, 3), [4.0, 4.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"phases": (2, 2)}, "are not the 6 rounds"),
+        ({"taking": ((0,), (1,))}, "every phase needs somebody"),
+        ({"taking": ((0,), (1,), (1,))}, "every phase needs somebody"),
+        ({"taking": ((0, 1, 2, 3), (1,), (1,))}, "every phase needs somebody"),
+        ({"taking": ((0, 1, 2), (), (1,))}, "every phase needs somebody"),
+        ({"phases": (), "taking": TAKING}, "are not the 6 rounds"),
+        ({"secure": {"clients": 3}}, "secure aggregation shares one noise"),
+    ],
+)
+def test_phases_that_contradict_are_refused(changes: Any, words: str) -> None:
+    with pytest.raises(FederationError, match=words):
+        phased(**changes)
+
+
+def test_a_client_takes_phases_of_its_own_job_only() -> None:
+    agreed = phased()
+    for name, value in (("phases", (1, 2, 3)), ("taking", ()), ("taking", (TAKING[0],) * 3)):
+        other = replace(agreed, **{name: value})
+        with pytest.raises(FederationError, match=f"has {name}"):
+            require_contract(other, agreed, 0)
+        assert other.run_id != agreed.run_id
+    values = json.loads(agreed.to_json())
+    assert Federation.from_dict(values) == agreed
+    assert not {"phases", "taking"} & set(json.loads(federation().to_json()))
+
+
+def test_the_server_asks_those_of_a_phase() -> None:
+    from forethought.exchange.messages import Join, Model
+    from forethought.federated.server import ServerMachine
+
+    server = ServerMachine(phased(), vector())
+    asked = []
+    for client in range(3):
+        effects = server.handle(on.Received(client, Join(0, -1), 0.0))
+        asked += [e.to for e in of(effects, on.Send) if isinstance(e.message, Model)]
+    assert asked == [0, 1] and SERVER == -1
