@@ -118,9 +118,9 @@ def rechained(entries: list[dict[str, Any]], signer: Signer | None = None) -> st
     return canonical({"schema": "forethought/book/1", "entries": made, "head": previous})
 
 
-def changed(at: int, **values: Any) -> Callable[[list[dict[str, Any]]], None]:
+def changed(number: int, /, **values: Any) -> Callable[[list[dict[str, Any]]], None]:
     def change(entries: list[dict[str, Any]]) -> None:
-        entries[at - 1]["values"].update(values)
+        entries[number - 1]["values"].update(values)
 
     return change
 

@@ -195,13 +195,16 @@ class Line:
         self._path, self._listener = path, socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.cut: str | None = None
-        self.for_good = False
+        self.for_good = self.closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if self.closed:
+                    client.close()
+                    return
                 threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:
@@ -222,8 +225,7 @@ class Line:
                 while data := client.recv(65536):
                     if self.cut and b"COMMIT" in data:
                         how, self.cut = self.cut, None
-                        if self.for_good:
-                            self._listener.close()
+                        self.closed = self.for_good
                         if how == "after":
                             muted.set()
                             server.sendall(data)
