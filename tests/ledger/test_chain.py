@@ -70,7 +70,7 @@ TAMPERED = {
 }
 
 
-@pytest.mark.parametrize("what", TAMPERED)
+@pytest.mark.parametrize("what", TAMPERED, ids=lambda what: what.replace(" ", "_"))
 def test_an_edit_is_found(url: str, full: Store, what: str) -> None:
     assert not full.verify(full.entries()[4].hash)
     engine = connected(address(url), 5.0)
@@ -162,12 +162,31 @@ IMPOSSIBLE = {
 }
 
 
-@pytest.mark.parametrize("what", IMPOSSIBLE)
+@pytest.mark.parametrize("what", IMPOSSIBLE, ids=lambda what: what.replace(" ", "_"))
 def test_an_export_that_cannot_be_is_found(full: Store, what: str) -> None:
     values = json.loads(full.export())
     assert not verify_export(rechained(values["entries"]))
     IMPOSSIBLE[what](values["entries"])
     assert verify_export(rechained(values["entries"]))
+
+
+def test_an_export_that_was_edited_is_found(full: Store) -> None:
+    whole = json.loads(full.export())
+    for at in range(len(whole["entries"])):
+        edited = json.loads(json.dumps(whole))
+        edited["entries"][at]["values"]["actor"] = "nobody"
+        assert "was changed" in verify_export(json.dumps(edited))[0]
+
+
+def test_an_entry_that_is_left_out_between_others_is_found(full: Store) -> None:
+    """Every hash fits its entry, and lives can be so: only the links tell."""
+    values = json.loads(full.export())
+    del values["entries"][6]
+    for number, entry in enumerate(values["entries"], 1):
+        new = chained(number, entry["kind"], entry["values"], entry["previous"], None)
+        entry.update(number=number, hash=new.hash)
+    values["head"] = values["entries"][-1]["hash"]
+    assert "does not follow" in verify_export(json.dumps(values))[0]
 
 
 def test_an_export_is_whole(full: Store) -> None:
