@@ -804,7 +804,8 @@ def _row(connection: Connection, number: int) -> Row[Any]:
 
 def _reservation(row: Row[Any]) -> Reservation:
     # Its own columns follow the costs in the order of a reservation's fields.
-    return Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *row[4:])
+    own: tuple[Any, ...] = tuple(row)[4:]
+    return Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *own)
 
 
 def _at(data: str, part: str) -> tuple[Any, Any]:
