@@ -671,6 +671,11 @@ class Store(Book):
             except DBAPIError as error:
                 trouble = failure(error)
             looked = True
+            if trouble.kind == "stop" and sent:
+                # It has ended, and holds nothing up: the book can be asked at once.
+                if rows := self._rows(select(ENTRIES).where(ENTRIES.c.call == name)):
+                    return _entry(rows[0]).values
+                sent = False
             if trouble.kind == "stop" or time.monotonic() > until:
                 raise self._given_up(kind, name, trouble, sent)
             time.sleep(random.uniform(0.01, 0.2))
