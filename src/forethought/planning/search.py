@@ -19,9 +19,8 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
-from forethought.accounting.calibration import least_multiplier
 from forethought.accounting.dominating_pair import gaussian_delta, gaussian_delta_bounds
-from forethought.accounting.exact import calibrate
+from forethought.accounting.exact import calibrate, noise_multiplier
 from forethought.accounting.interval import at_most, bisected, warn_if_wide
 from forethought.options import table
 from forethought.papers.calculators import Phase, phase_calculator
@@ -690,9 +689,8 @@ def in_phases(
     parts = []
     for epsilon, length in zip(phases or (), lengths, strict=True):
         own = Budget(float(epsilon), plan.delta)
-        sigma = least_multiplier(
-            own, like.sampling, length, like.clipping, adjacency, group=plan.records_per_person
-        )
+        given = like.sampling, length, like.clipping, adjacency, None, plan.records_per_person
+        sigma = noise_multiplier(own, *given, warn=False)
         parts.append(replace(like, noise_multiplier=sigma, count=length))
     mechanism = Mechanism(*parts, adjacency=adjacency)
     spent = exact.epsilon(mechanism, plan.delta, plan.records_per_person).upper
