@@ -13,8 +13,8 @@ from forethought.statistics.kinds import Histogram as Histogram
 from forethought.statistics.kinds import Mean as Mean
 from forethought.statistics.kinds import Statistic as Statistic
 from forethought.statistics.kinds import Sum as Sum
-from forethought.statistics.release import Released as Released
-from forethought.statistics.release import Request as Request
-from forethought.statistics.release import release as release
-from forethought.statistics.release import request as request
+from forethought.statistics.released import Released as Released
+from forethought.statistics.released import Request as Request
+from forethought.statistics.released import release as release
+from forethought.statistics.released import request as request
 from forethought.statistics.sections import statistic as statistic

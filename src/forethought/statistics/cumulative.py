@@ -15,6 +15,7 @@ other, with its own norm and its own inverse.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -71,16 +72,45 @@ def decoded(noised: Array) -> Array:
     return np.asarray(np.convolve(noised, inverse(bins))[:bins], dtype=np.float64)
 
 
-def noise_of_sums(bins: int, share: float = 0.0) -> Array:
-    """Standard deviation of each running sum, less a share of the last one, by that of C·h.
-
-    Shape (bins,).
-    """
+@cache
+def _matrix(bins: int) -> Array:
+    """A·C⁻¹: from noise on C·h to noise on the running sums."""
     running = np.cumsum(inverse(bins))
     rows = np.zeros((bins, bins))
     for place in range(bins):
         rows[place, : place + 1] = running[place::-1]
-    return np.asarray(np.linalg.norm(rows - share * running[::-1], axis=1))
+    return rows
+
+
+def noise_of_sums(bins: int, share: float | None) -> Array:
+    """Standard deviation of each running sum against a share of the total, in that of C·h.
+
+    Args:
+        share: of the last sum, noise and all. None: the total is known, and sums are those of
+            :func:`settled`.
+
+    Returns:
+        Shape (bins,).
+    """
+    rows = _matrix(bins)
+    last = rows[-1]
+    if share is None:
+        return np.asarray(
+            np.linalg.norm(rows - np.outer(rows @ last / (last @ last), last), axis=1)
+        )
+    return np.asarray(np.linalg.norm(rows - share * last, axis=1))
+
+
+def settled(counts: Sequence[Array], total: float) -> list[Array]:
+    """Counts of which all together are so many: the best guess, given what noise does to them.
+
+    Args:
+        counts: one or several axes, each with noise of one strength on its C·h.
+    """
+    shares = [np.diff(_matrix(len(part)) @ _matrix(len(part))[-1], prepend=0.0) for part in counts]
+    off = sum(float(part.sum()) for part in counts) - total
+    off /= sum(float(part.sum()) for part in shares)
+    return [part - off * share for part, share in zip(counts, shares, strict=True)]
 
 
 def rising(counts: Array) -> Array:

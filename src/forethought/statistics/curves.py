@@ -17,6 +17,7 @@ from forethought.statistics.cumulative import (
     noise_of_sums,
     norm,
     rising,
+    settled,
 )
 from forethought.statistics.kinds import (
     NORMAL,
@@ -81,7 +82,10 @@ class Quantiles(Statistic):
         return encoded(binned(numbers, self.range, self.bins))
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        sums = np.cumsum(rising(decoded(noised)))
+        counts = decoded(noised)
+        if self.all_count:
+            (counts,) = settled([counts], examples)
+        sums = np.cumsum(rising(counts))
         total = max(1.0, float(sums[-1]))
         low, high = self.range
         edges = np.linspace(low, high, self.bins + 1)
@@ -94,7 +98,7 @@ class Quantiles(Statistic):
 
         found = []
         for share in self.at:
-            spread = float(noise_of_sums(self.bins, share).max()) * std / total
+            spread = self._noise(share) * std / total
             near = NORMAL * spread
             far = NORMAL * math.sqrt(spread**2 + share * (1 - share) / total)
             place = bin_of(share)
@@ -106,8 +110,11 @@ class Quantiles(Statistic):
         return tuple(found)
 
     def expected(self, std: float, examples: int) -> float:
-        worst = max(float(noise_of_sums(self.bins, share).max()) for share in self.at)
+        worst = max(map(self._noise, self.at))
         return std * worst * largest(len(self.at)) / examples
+
+    def _noise(self, share: float) -> float:
+        return float(noise_of_sums(self.bins, None if self.all_count else share).max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,18 +182,15 @@ class Survival(Statistic):
 
     def at_risk(self, std: float) -> float:
         """The number at risk below which the curve is not stated: many times its noise."""
-        return _WELL_KNOWN * std * float(noise_of_sums(self.steps)[-1])
+        return _WELL_KNOWN * std * float(noise_of_sums(self.steps, 0.0)[-1])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        events, censored = self._counts(noised)
-        curve, last = self._curve(events, censored, self.at_risk(std))
-        smooth = rising(events), rising(censored)
-
-        def computed(counts: Array) -> Array:
-            return self._curve(counts[: self.steps], counts[self.steps :], 0.0)[0]
-
-        whole_counts = np.concatenate(smooth)
-        spreads = _spreads(computed, whole_counts, self._counts_at_once, std, self.size)
+        total = examples if self.all_count else None
+        counts = self._counts(noised, total)
+        curve, last = self._curve(counts, self.at_risk(std))
+        smooth = np.concatenate([rising(part) for part in np.split(counts, [self.steps])])
+        draws = _strayed(lambda found: self._curve(found)[0], smooth, self._noise, std, self.size)
+        spreads = _spreads(*draws)
         width = self.until / self.steps
         names = [
             f"{width * (step + 1):.6g}" + ("" if step <= last else " (not stated)")
@@ -196,28 +200,24 @@ class Survival(Statistic):
 
     def expected(self, std: float, examples: int) -> float:
         shares = -np.diff(np.exp(-np.linspace(0, math.log(10), self.steps + 1)), append=0)
-        counts = examples * shares
-        whole_counts = np.concatenate([0.4 * counts[:-1], 0.6 * counts])
-        whole_counts[-1] = counts[-1]
+        counts = np.concatenate([0.4 * shares[:-1], 0.6 * shares]) * examples
+        counts[-1] = examples * shares[-1]
+        draws = _strayed(lambda found: self._curve(found)[0], counts, self._noise, std, self.size)
+        return float(np.quantile(np.abs(draws[0]).max(axis=1), 0.95))
 
-        def computed(found: Array) -> Array:
-            return self._curve(found[: self.steps], found[self.steps :], 0.0)[0]
+    def _counts(self, noised: Array, total: float | None) -> Array:
+        parts = [decoded(part) for part in np.split(noised, [self.steps])]
+        return np.concatenate(parts if total is None else settled(parts, total))
 
-        draws = _strayed(computed, whole_counts, self._counts_at_once, std, self.size)[0]
-        return float(np.quantile(draws.max(axis=1), 0.95))
+    def _noise(self, noise: Array) -> Array:
+        return self._counts(noise, 0.0 if self.all_count else None)
 
-    def _counts(self, noised: Array) -> tuple[Array, Array]:
-        events, censored = np.split(noised, [self.steps])
-        return decoded(events), decoded(censored)
-
-    def _counts_at_once(self, noised: Array) -> Array:
-        return np.concatenate(self._counts(noised))
-
-    def _curve(self, events: Array, censored: Array, least: float) -> tuple[Array, int]:
+    def _curve(self, counts: Array, least: float = 1.0) -> tuple[Array, int]:
         """Survival at the end of each step, and the last step that is known well."""
+        events, censored = np.split(counts, [self.steps])
         risk = events.sum() + censored.sum() - np.cumsum(events) - np.cumsum(censored[:-1])
         risk += events + censored[:-1] / 2
-        known = np.minimum.accumulate(risk) > max(least, 1.0)
+        known = np.minimum.accumulate(risk) > least
         last = int(known.sum()) - 1
         hazard = np.where(known, events / np.maximum(risk, 1.0), 0.0)
         # The mean of e^(−h) and 1 − h, both of which noise moves evenly: Σ ln(1 − h), for h of
@@ -246,7 +246,7 @@ class AUC(Statistic):
     label: str = "label"
     positive: str = "1"
     range: Any = (0.0, 1.0)
-    bins: int = 256
+    bins: int = 128
     kind: ClassVar[str] = "auc"
     unit: ClassVar[str] = "area"
 
@@ -281,26 +281,33 @@ class AUC(Statistic):
         )
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        counts = self._counts(noised)
-        smooth = np.concatenate([rising(part) for part in np.split(counts, 2)])
-        value, ties = float(self._area(counts)[0]), _ties(smooth)
-        spreads = _spreads(self._area, smooth, self._counts, std, self.size)
-        inside = np.array([min(1.0, max(0.0, value))])
-        found = _around([self.name], inside, tuple(one + ties for one in spreads), (0.0, 1.0))
-        return tuple(found)
+        counts = self._rising(self._counts(noised, examples if self.all_count else None))
+        near, far = _strayed(self._area, counts, self._noise, std, self.size)
+        # Counts that cannot be negative draw the area towards 1/2: by as much as once more.
+        off, ties = near.mean(axis=0), _ties(counts)
+        spreads = tuple(one + ties for one in _spreads(near - off, far - off))
+        value = (self._area(counts) - off).clip(0, 1)
+        return _around([self.name], value, spreads, (0.0, 1.0))
 
     def expected(self, std: float, examples: int) -> float:
         edges = np.linspace(0, 1, self.bins + 1)
         positive = examples / 2 * np.diff(edges**2)
         counts = np.concatenate([positive, positive[::-1]])
-        draws = _strayed(self._area, counts, self._counts, std, self.size)[0]
-        return float(np.quantile(draws[:, 0], 0.95)) + _ties(counts)
+        draws = _strayed(self._area, counts, self._noise, std, self.size)[0]
+        return float(np.quantile(np.abs(draws - draws.mean()), 0.95)) + _ties(counts)
 
-    def _counts(self, noised: Array) -> Array:
-        return np.concatenate([decoded(part) for part in np.split(noised, 2)])
+    def _counts(self, noised: Array, total: float | None) -> Array:
+        parts = [decoded(part) for part in np.split(noised, 2)]
+        return np.concatenate(parts if total is None else settled(parts, total))
+
+    def _noise(self, noise: Array) -> Array:
+        return self._counts(noise, 0.0 if self.all_count else None)
+
+    def _rising(self, counts: Array) -> Array:
+        return np.concatenate([rising(part) for part in np.split(counts, 2)])
 
     def _area(self, counts: Array) -> Array:
-        positive, negative = np.split(counts, 2)
+        positive, negative = np.split(self._rising(counts), 2)
         below = np.cumsum(negative) - negative / 2
         pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
         return np.array([float(positive @ below) / pairs])
@@ -329,28 +336,19 @@ def _strayed(
         Two arrays of shape (repeats, numbers).
     """
     generator = np.random.default_rng(size)
-    centre = computed(counts)
-    total = max(1.0, float(counts.sum()))
+    centre, total = computed(counts), float(counts.sum())
+    shares = counts / total if total > 0 else np.full(len(counts), 1 / len(counts))
     noise = [decode(std * generator.standard_normal(size)) for _ in range(_REPEATS)]
-    drawn = generator.multinomial(round(total), counts / total, _REPEATS)
-    near = [np.abs(computed(counts + one) - centre) for one in noise]
-    far = [np.abs(computed(own + one) - centre) for own, one in zip(drawn, noise, strict=True)]
+    drawn = generator.multinomial(max(1, round(total)), shares, _REPEATS)
+    near = [computed(counts + one) - centre for one in noise]
+    far = [computed(own + one) - centre for own, one in zip(drawn, noise, strict=True)]
     return np.array(near), np.array(far)
 
 
-def _spreads(
-    computed: Callable[[Array], Array],
-    counts: Array,
-    decode: Callable[[Array], Array],
-    std: float,
-    size: int,
-) -> tuple[Array, Array]:
+def _spreads(near: Array, far: Array) -> tuple[Array, Array]:
     """Half widths of the two intervals of every number."""
-    counts = counts if counts.sum() > 0 else np.full(len(counts), 1 / len(counts))
-    near, far = (
-        np.quantile(one, 0.95, axis=0) for one in _strayed(computed, counts, decode, std, size)
-    )
-    return near, np.maximum(near, far)
+    half, wide = (np.quantile(np.abs(one), 0.95, axis=0) for one in (near, far))
+    return half, np.maximum(half, wide)
 
 
 def _around(
