@@ -45,6 +45,8 @@ def test_a_declaration_says_how_entries_are_written(tmp_path: Path) -> None:
     )
     read = rows(path, {"n", "w"}, schema)
     assert np.array_equal(read.numbers("n", "skip"), [1.5, np.nan], equal_nan=True)
+    again = rows(read.frame, {"n"}, schema)
+    assert np.array_equal(again.numbers("n", "skip"), [1.5, np.nan], equal_nan=True)
 
 
 def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:
