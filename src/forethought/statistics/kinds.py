@@ -313,7 +313,7 @@ class Sum(Statistic):
 
     def tally(self, rows: Rows) -> Array:
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
-        steps = np.rint(np.clip(numbers, *self.range) / self._step).clip(*self._ends)
+        steps = np.rint(np.clip(numbers, *self.range) / self._step)
         return np.array([steps[~np.isnan(steps)].sum()])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
