@@ -466,7 +466,7 @@ class Histogram(Statistic):
 
 
 def largest(count: int) -> float:
-    """That which the largest of so many standard normal numbers, in size, is below with 95 %."""
+    """The bound that the largest of so many normal numbers, in size, is below with 95 %."""
     return float(-ndtri(-math.expm1(math.log(0.95) / count) / 2))
 
 
