@@ -158,8 +158,17 @@ class Book(Protocol):
     def accounts(self) -> Sequence[Account]:
         """All accounts, by name."""
 
-    def reserve(self, data: str, charge: Charge, *, purpose: str = "") -> Reservation:
+    def fits(self, data: str, charge: Charge) -> bool:
+        """True if :meth:`reserve` would take the charge now; nothing is taken."""
+
+    def reserve(
+        self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
+    ) -> Reservation:
         """Take a charge from what is left.
+
+        Args:
+            call: a name of this call, at most 64 characters, drawn at random: the same call said
+                again returns the same reservation, as after an answer that was lost.
 
         Raises:
             OverBudgetError: it does not fit. BookError: no such account, another adjacency or
