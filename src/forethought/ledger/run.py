@@ -9,13 +9,15 @@ with the same reservation, whose number lies in it.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
+import math
 import os
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -54,7 +56,9 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
         else:
             token = os.environ.get(TOKEN, "").strip()
         if not token:
-            raise BookError(f"the service at {url} needs a token: name its token_file, or set {TOKEN}")
+            raise BookError(
+                f"the service at {url} needs a token: name its token_file, or set {TOKEN}"
+            )
         return RemoteBook(url, token)
     from forethought.ledger.store import open_book
 
@@ -140,9 +144,7 @@ class Ledger:
                 _keep(path, self, found)
             if found["number"] is None:
                 try:
-                    made = book.reserve(
-                        self.data, charge, purpose=self.purpose, call=found["call"]
-                    )
+                    made = book.reserve(self.data, charge, purpose=self.purpose, call=found["call"])
                 except BookError:
                     _forget(path)
                     raise
@@ -245,6 +247,7 @@ class Paid:
         self._before = held.mark if held.released is None else held.released
         self._mark, self._noted, self._settled = self._before, 0, held.status == "settled"
         self._again: list[int] = []
+        self._twice = 0, 1  # rounds up to there are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
 
     def paid(
@@ -289,38 +292,48 @@ class Paid:
             self._mark, self._at = mark, now
         self._noted = max(self._noted, rounds)
 
-    def again(self, rounds: int) -> None:
-        """Pay for another release of round ``rounds``, and of all that a former process may have
-        released after it.
+    def again(self, rounds: int, times: int) -> None:
+        """Pay for release number ``times`` of round ``rounds``, before it is made.
+
+        Releases of a round are about one batch, so together they are one of σ/√times, which is paid
+        anew: the first payment alone would count on batches that are drawn apart. With it are paid
+        all rounds after it that a former process may have released, or all that there are where it
+        is a copy of this process that releases them too.
 
         Raises:
             OverBudgetError: it does not fit. BookError: rounds that mean nothing by themselves.
         """
-        if self._again or rounds > self._before:
+        if rounds <= self._twice[0] and times <= self._twice[1]:
             return
+        last = self._before if rounds <= self._before else len(self.mechanism)
         try:
-            part = self.mechanism.first(self._before)
+            part = self.mechanism.first(last)
             part = part if rounds == 1 else part.after(rounds - 1)
         except UnsupportedMechanismError as error:
             raise BookError(
                 f"round {rounds} would be released again with another sum, which cannot be paid "
                 f"for by itself ({error}): set back what changed, or start a new run"
             ) from None
+        root = math.sqrt(times) * (1 + 2.0**-50)  # never less than it is
+        joined = [replace(one, noise_multiplier=one.noise_multiplier / root) for one in part]
         made = self._book.reserve(
             self._ledger.data,
-            Charge(part, self._group, self._ledger.partition),
+            Charge(
+                Mechanism(*joined, adjacency=part.adjacency), self._group, self._ledger.partition
+            ),
             purpose=f"rounds of reservation {self.number} released again",
             call=f"{self._call[:24]} again {secrets.token_hex(8)}",
         )
         self._book.begin(made.number, f"again {secrets.token_hex(8)}")
         self._book.settle(made.number, len(part))
         self._again.append(made.number)
+        self._twice = last, times
 
-    def settle(self, rounds: int | None = None) -> str:
-        """Settle with the rounds that the transcript has; None: all. What the book then says.
+    def settle(self, rounds: int | None = None) -> tuple[str, str]:
+        """Settle with the rounds that the transcript has; None: all.
 
         Returns:
-            The evidence for the run's statement, as JSON.
+            What the book then says: the evidence for the run's statement, as JSON, and in words.
         """
         released = len(self.mechanism) if rounds is None else rounds
         if released < self._noted:
@@ -342,7 +355,8 @@ class Paid:
             "released": released,
             "total": {**asdict(total), "by_part": dict(total.by_part)},
         }
-        return json.dumps(values, indent=2, sort_keys=True) + "\n"
+        text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+        return text, in_words(values)
 
     def __enter__(self) -> Self:
         self._depth += 1
@@ -357,26 +371,27 @@ class Paid:
         self._depth -= 1
         if self._depth:
             return
+        over = kind is None and self._settled
         try:
-            if kind is not None and not self._settled:
-                fresh = self._noted == 0 and self._before == 0
-                if fresh or self._path is None:
-                    # Whoever kept the model of an interrupted run kept no more than was noted.
+            lost = self._path is None or (self._noted == 0 and self._before == 0)
+            if kind is not None and not self._settled and lost:
+                # Whoever kept the model of an interrupted run kept no more than was noted. A book
+                # that cannot be reached keeps the whole charge.
+                with contextlib.suppress(BookError):
                     self._book.settle(self.number, max(self._noted, self._before))
-                    self._settled = True
-            if self._settled and (kind is None or self._noted == 0):
+                    self._settled = over = True
+            if over:
                 _forget(self._path)
         finally:
             self._book.close()
 
 
-def in_words(evidence: str) -> str:
+def in_words(found: Mapping[str, Any]) -> str:
     """The data set's total after a run, as its statement says it.
 
     Args:
-        evidence: of :meth:`Paid.settle`.
+        found: the values of the evidence of :meth:`Paid.settle`.
     """
-    found = parse(evidence)
     total, budget = found["total"], found["budget"]
     return (
         f"everything that the book has of {found['data']!r} comes to ε {at_most(total['epsilon'])} "

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
 from forethought.values.plan import Round
@@ -28,6 +30,40 @@ ROUNDING = 1e-12
 
 class TranscriptError(RuntimeError):
     """The releases are not what was accounted; there is no statement for them."""
+
+
+class Paid(Protocol):
+    """A run's reservation in the book of its data set; `forethought.ledger.run.Paid` is one.
+
+    Rounds are numbered from 1, as they are in the mechanism that was reserved.
+    """
+
+    @property
+    def mechanism(self) -> Mechanism: ...
+
+    def ahead(self, rounds: int) -> None:
+        """Called before round ``rounds`` reaches anything outside the process."""
+
+    def again(self, rounds: int, times: int) -> None:
+        """Called before a round is released for the second, third … time."""
+
+    def settle(self, rounds: int | None = None) -> tuple[str, str]:
+        """Called with the rounds that were released (None: all); gives the statement's evidence,
+        and what it says in words."""
+
+
+class Payer(Protocol):
+    """The budget that runs are paid from; `forethought.Ledger` is one."""
+
+    def paid(
+        self,
+        mechanism: Mechanism,
+        *,
+        group: int = 1,
+        folder: Path | None = None,
+        resume: bool = False,
+    ) -> AbstractContextManager[Paid]:
+        """Called before any record is read. Raises ValueError: it does not fit."""
 
 
 @dataclass(frozen=True)
