@@ -178,6 +178,45 @@ def attested(envelope: str, key: Path | None = None) -> Attested:
     return Attested(subjects, content["predicate"], _fingerprint(fits[0]) if fits else None)
 
 
+class Signer:
+    """A private key that has been read, for many signatures.
+
+    Args:
+        path: PEM file of an Ed25519 private key; :func:`generate` makes one.
+
+    Raises:
+        OSError: no such file. SignatureError: no such key in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._key = _private_key(path)
+        #: 32 bytes in hexadecimal.
+        self.public_key = self._key.public_key().public_bytes_raw().hex()
+
+    def sign(self, kind: str, payload: bytes) -> str:
+        """The signature of a payload of a kind (see :func:`encoded`), in base64."""
+        return base64.b64encode(self._key.sign(encoded(kind, payload))).decode()
+
+
+def public_key_of(path: Path) -> str:
+    """The public key, in hexadecimal, of a PEM file that holds it or its private key.
+
+    Raises:
+        OSError: no such file. SignatureError: no Ed25519 key in it.
+    """
+    if b"PRIVATE KEY" in path.read_bytes():
+        return Signer(path).public_key
+    return _public_key(path).public_bytes_raw().hex()
+
+
+def signed_by(public_key: str, kind: str, payload: bytes, signature: str) -> bool:
+    """Say whether a signature, as :meth:`Signer.sign` gives it, is of the payload by the key."""
+    try:
+        return _fits(bytes.fromhex(public_key), _bytes(signature), encoded(kind, payload))
+    except ValueError:
+        return False
+
+
 def encoded(kind: str, payload: bytes) -> bytes:
     """The bytes under a DSSE signature: PAE(UTF8(payload type), payload)."""
     name = kind.encode()
