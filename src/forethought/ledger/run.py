@@ -131,7 +131,7 @@ class Ledger:
         """
         charge = Charge(mechanism, whole("group", group), self.partition)
         book = self.book()
-        path = None if folder is None else folder / RESERVATION
+        path, held = None if folder is None else folder / RESERVATION, None
         try:
             found = _kept(path, self) if resume and path is not None else None
             if found is not None and found["number"] is not None:
@@ -150,7 +150,8 @@ class Ledger:
                     raise
                 found["number"] = made.number
                 _keep(path, self, found)
-            held = book.begin(found["number"], found["run"])
+            if held is None or held.status != "settled":
+                held = book.begin(found["number"], found["run"])
             return Paid(self, book, held, path, found["call"])
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(mechanism))(
