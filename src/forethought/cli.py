@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forethought.commands import account, holders, plan, train
+from forethought.commands import account, holders, ledger, plan, train
 from forethought.commands.command import app, fail, of_the_system
 
 # As help lists them.
@@ -25,6 +25,7 @@ COMMANDS: tuple[object, ...] = (
 app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback))
 app.add_typer(holders.federate)
 app.add_typer(holders.gossip)
+app.add_typer(ledger.ledger)
 
 
 def _version(wanted: bool) -> None:

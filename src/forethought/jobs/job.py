@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset, TableSchema
+    from forethought.ledger.run import Ledger
     from forethought.planning.plan_request import PlanRequest
 
 
@@ -571,6 +572,27 @@ class RunSection(_Section):
     metrics: tuple[str, ...] | None = None
 
 
+class LedgerSection(_Section):
+    """The book that the run is paid from: everything that it can release is reserved first.
+
+    ``token_file`` is for a service (https://…); ``partition`` says that only records of one part
+    are touched: "site=A".
+    """
+
+    url: StrictStr
+    data: StrictStr
+    purpose: StrictStr | None = _Line
+    token_file: Path | None = None
+    partition: StrictStr | None = None
+
+    def ledger(self, purpose: str | None) -> Ledger:
+        """The book, with the job's own purpose where the section says none."""
+        from forethought.ledger.run import Ledger
+
+        words = self.purpose or purpose or ""
+        return Ledger(self.url, self.data, words, self.token_file, self.partition)
+
+
 class Job(_Section):
     """A whole request. ``Job.load(path)`` reads a TOML file, ``Job(**tables)`` the same in Python.
 
@@ -585,6 +607,7 @@ class Job(_Section):
     training: TrainingSection = TrainingSection()
     run: RunSection = RunSection()
     about: AboutSection = AboutSection()
+    ledger: LedgerSection | None = None
     federation: FederationSection | None = None
     gossip: GossipSection | None = None
 
@@ -626,6 +649,11 @@ class Job(_Section):
             site=self._site,
             schema=section.table_schema(),
         )
+
+    @property
+    def payer(self) -> Ledger | None:
+        """The book that the job's runs are paid from; None: it names none."""
+        return None if self.ledger is None else self.ledger.ledger(self.about.purpose)
 
     @property
     def features(self) -> int | str | None:

@@ -10,6 +10,7 @@ from html import escape
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.ledger.book import Book, Entry, Reservation
+from forethought.ledger.history import Point, history
 from forethought.values.mechanism import Mechanism
 
 # Points of the curve, at most; and its place in the picture.

@@ -20,13 +20,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.ledger.book import Account, Book, BookError, Charge, OverBudgetError, Reservation
 from forethought.values.checks import whole
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 from forethought.values.serialisation import parse, write_text
+
+if TYPE_CHECKING:
+    from forethought.ledger.store import Store
 
 # In a folder: the reservation of the run in it, and what the book said when it was settled.
 RESERVATION, EVIDENCE = "reservation.json", "ledger.json"
@@ -60,10 +63,24 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
                 f"the service at {url} needs a token: name its token_file, or set {TOKEN}"
             )
         return RemoteBook(url, token)
+    return stored(url)
+
+
+def stored(url: str, key: Path | None = None) -> Store:
+    """The book in a database, in the name of this machine's user.
+
+    Args:
+        key: that signs or signed it; None: the variable FORETHOUGHT_LEDGER_KEY names it.
+
+    Raises:
+        BookError: no such book, or another key.
+    """
     from forethought.ledger.store import open_book
 
-    key = os.environ.get(KEY)
-    return open_book(url, actor=getpass.getuser(), key=None if key is None else Path(key))
+    named = os.environ.get(KEY)
+    if key is None and named:
+        key = Path(named)
+    return open_book(url, actor=getpass.getuser(), key=key)
 
 
 @dataclass(frozen=True)
