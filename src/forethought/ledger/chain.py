@@ -1,9 +1,355 @@
-"""Entries chained by hash and signed, and what a book must look like after them."""
+"""Entries chained by hash and signed, and what a book must look like after them.
+
+Each entry's hash covers its number, kind and values and the hash before it; in a signed book each
+hash is signed, in entry 1's words by one key. Playing the entries again gives accounts, sums and
+lives of reservations; a book or an export that shows anything else was tampered with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+from forethought.ledger.book import (
+    Account,
+    BookError,
+    Charge,
+    Entry,
+    Reservation,
+    Role,
+)
+from forethought.ledger.totals import Rule, Sums
+from forethought.values.mechanism import Budget, Mechanism
+from forethought.values.serialisation import build, canonical, digest, exact_keys, parse, plain
+from forethought.values.signing import SignatureError, Signer, public_key_of, signed_by
+
+EXPORT = "forethought/book/1"
+_SIGNED = "application/vnd.forethought.entry"
+ROLES: tuple[Role, ...] = get_args(Role)
+# Sums by data set and partition; "" is what touched all records.
+Holdings: TypeAlias = Mapping[tuple[str, str], Sums]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One whom a token names. revoked: it no longer opens anything."""
+
+    name: str
+    role: Role
+    revoked: bool = False
+
+
+def chained(
+    number: int, kind: str, values: Mapping[str, Any], previous: str, signer: Signer | None
+) -> Entry:
+    """The entry that follows the one whose hash is ``previous``."""
+    hashed = _hash(number, kind, values, previous)
+    signature = signer.sign(_SIGNED, hashed.encode()) if signer else None
+    return Entry(number, kind, values, previous, hashed, signature)
+
+
+def _hash(number: int, kind: str, values: Mapping[str, Any], previous: str) -> str:
+    return digest({"number": number, "kind": kind, "values": values, "previous": previous})
+
+
+def persons_digest(persons: Iterable[bytes]) -> str:
+    """One text for a set of persons' hashes: what an entry says of those it registers."""
+    return "sha256:" + hashlib.sha256(b"".join(sorted(persons))).hexdigest()
+
+
+def charge_values(charge: Charge) -> dict[str, Any]:
+    """A charge as JSON; :func:`charge_from` reads it back."""
+    return {
+        "mechanism": charge.mechanism.to_dict(),
+        "group": charge.group,
+        "partition": charge.partition,
+    }
+
+
+def charge_from(values: Mapping[str, Any]) -> Charge:
+    """The inverse of :func:`charge_values`. Raises ValueError."""
+    exact_keys("charge", values, {"mechanism", "group", "partition"})
+    mechanism = Mechanism.from_dict(values["mechanism"])
+    return Charge(mechanism, values["group"], values["partition"])
+
+
+def account_values(account: Account) -> dict[str, Any]:
+    """An account as JSON; :func:`account_from` reads it back."""
+    return asdict(account)
+
+
+def account_from(values: Mapping[str, Any]) -> Account:
+    """The inverse of :func:`account_values`. Raises ValueError."""
+    return build(Account, {**values, "budget": build(Budget, values["budget"])}, "account")
+
+
+# The life of a reservation. What is said again changes nothing and returns what was given.
+
+
+def begun(held: Reservation, run: str) -> Reservation:
+    """The reservation once a run has begun. Raises BookError: another run has it, or it is over."""
+    if held.status not in ("reserved", "active"):
+        raise BookError(f"reservation {held.number} is over ({held.status}): reserve anew")
+    if held.run not in (None, run):
+        raise BookError(f"reservation {held.number} has been begun by run {held.run!r}: no second")
+    return replace(held, status="active", run=run)
+
+
+def marked(held: Reservation, rounds: int) -> Reservation:
+    """The reservation with its mark at ``rounds``, or where it was, if that is higher."""
+    _active(held)
+    return replace(held, mark=max(held.mark, _rounds(held, rounds)))
+
+
+def settled(held: Reservation, rounds: int) -> Reservation:
+    """The reservation settled with ``rounds`` released."""
+    if held.released == rounds:
+        return held
+    _active(held)
+    return replace(held, status="settled", released=_rounds(held, rounds))
+
+
+def ended(held: Reservation, rounds: int) -> Reservation:
+    """The reservation ended by a decision, with no fewer rounds than its mark."""
+    if held.released == rounds:
+        return held
+    if held.released is not None:
+        raise _is_over(held)
+    if _rounds(held, rounds) < held.mark:
+        raise BookError(
+            f"reservation {held.number} may have released {held.mark} rounds: it cannot end with "
+            f"{rounds}, only with {held.mark} to {len(held.charge.mechanism)}"
+        )
+    return replace(held, status="ended", released=rounds)
+
+
+def _active(held: Reservation) -> None:
+    if held.status == "reserved":
+        raise BookError(f"reservation {held.number} has not begun: begin it with its run's name")
+    if held.status != "active":
+        raise _is_over(held)
+
+
+def _is_over(held: Reservation) -> BookError:
+    return BookError(
+        f"reservation {held.number} is over: {held.status} with {held.released} rounds released"
+    )
+
+
+def _rounds(held: Reservation, rounds: int) -> int:
+    planned = len(held.charge.mechanism)
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= planned:
+        raise BookError(
+            f"reservation {held.number} is of {planned} rounds: say 0 to {planned}, not {rounds!r}"
+        )
+    return rounds
+
+
+@dataclass
+class State:
+    """What a book's tables hold after its entries.
+
+    Attributes:
+        rules, accounts: by data set. reservations, costs: by number; what each is charged now.
+        sums, persons: by data set and partition, "" for all records. registered: entry → data set,
+            partition and digest of the persons that it added. tokens: name → holder, token's hash.
+    """
+
+    accounts: dict[str, Account] = field(default_factory=dict)
+    rules: dict[str, Rule] = field(default_factory=dict)
+    reservations: dict[int, Reservation] = field(default_factory=dict)
+    costs: dict[int, Sums] = field(default_factory=dict)
+    sums: dict[tuple[str, str], Sums] = field(default_factory=dict)
+    persons: dict[tuple[str, str], int] = field(default_factory=dict)
+    registered: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    tokens: dict[str, tuple[Holder, str]] = field(default_factory=dict)
+
+    def play(self, entry: Entry) -> None:
+        """Go on with the next entry. Raises ValueError, LookupError, TypeError: it cannot be."""
+        values = entry.values
+        match entry.kind:
+            case "book":
+                pass
+            case "account":
+                account = account_from(values["account"])
+                _require(account.data not in self.accounts, f"a second account {account.data!r}")
+                self.accounts[account.data] = account
+                self.rules[account.data] = Rule.from_dict(values["rule"])
+                self.sums[account.data, ""] = self.rules[account.data].nothing
+            case "partition":
+                at = values["data"], values["partition"] or ""
+                self.sums.setdefault(at, self.rules[at[0]].nothing)
+                self.persons[at] = self.persons.get(at, 0) + values["new"]
+                if values["new"]:
+                    self.registered[entry.number] = *at, values["persons"]
+            case "token":
+                holder = Holder(values["name"], values["role"])
+                _require(holder.name not in self.tokens, f"a second token of {holder.name!r}")
+                self.tokens[holder.name] = holder, values["hash"]
+            case "revoke":
+                holder, hashed = self.tokens[values["name"]]
+                self.tokens[holder.name] = replace(holder, revoked=True), hashed
+            case "reserve":
+                self._reserve(entry)
+            case "begin" | "mark" | "settle" | "end":
+                self._live(entry.kind, values)
+            case _:
+                raise ValueError(f"an entry of kind {entry.kind!r}, which no book has")
+
+    def _reserve(self, entry: Entry) -> None:
+        values = entry.values
+        made = reserved_by(values)
+        _require(made.number == len(self.reservations) + 1, "a reservation without its turn")
+        rule, account = self.rules[made.data], self.accounts[made.data]
+        _require(account.until is None or made.at[:10] <= account.until, "the account had ended")
+        costs = tuple(values["costs"])
+        if not covers(costs, rule.costs(made.charge)):
+            raise ValueError(f"reservation {made.number} costs more than it was charged")
+        self.reservations[made.number], self.costs[made.number] = made, costs
+        self._add(made, costs)
+        _require(
+            rule.fits(sum_of(rule, made.data, self.sums, made.charge.partition)),
+            f"reservation {made.number} does not fit into the budget",
+        )
+
+    def _live(self, kind: str, values: Mapping[str, Any]) -> None:
+        number = values["reservation"]
+        held = self.reservations[number]
+        if kind == "begin":
+            after = begun(held, values["run"])
+        elif kind == "mark":
+            after = marked(held, values["rounds"])
+        else:
+            after = (settled if kind == "settle" else ended)(held, values["rounds"])
+            costs, rule = tuple(values["costs"]), self.rules[held.data]
+            if not covers(costs, rule.costs(held.charge, values["rounds"])):
+                raise ValueError(f"reservation {number} is charged less than it released")
+            change = tuple(
+                now - before for now, before in zip(costs, self.costs[number], strict=True)
+            )
+            self._add(held, change)
+            self.costs[number] = costs
+        _require(after != held, f"an entry that changes nothing in reservation {number}")
+        self.reservations[number] = after
+
+    def _add(self, held: Reservation, change: Sums) -> None:
+        at = held.data, held.charge.partition or ""
+        self.sums[at] = tuple(map(sum, zip(self.sums[at], change, strict=True)))
+
+
+def _require(good: bool, otherwise: str) -> None:
+    if not good:
+        raise ValueError(otherwise)
+
+
+def covers(charged: Sums, costs: Sums) -> bool:
+    """Say whether a charge of another day, or another machine's last digits, is not too small."""
+    return len(charged) == len(costs) and all(
+        paid + 1 + (paid >> 30) >= cost for paid, cost in zip(charged, costs, strict=True)
+    )
+
+
+def sum_of(rule: Rule, data: str, sums: Holdings, partition: str | None = None) -> Sums:
+    """The sums of the record of an account that most is charged to.
+
+    Args:
+        partition: only records in this part; None: in any.
+    """
+    own = {part: held for (owner, part), held in sums.items() if owner == data}
+    whole = own.pop("")
+    if partition is not None:
+        scheme = partition.split("=", 1)[0]
+        own = {p: s for p, s in own.items() if p == partition or p.split("=", 1)[0] != scheme}
+    return rule.total(whole, own)
+
+
+def reserved_by(values: Mapping[str, Any]) -> Reservation:
+    """The reservation that an entry of kind "reserve" makes."""
+    return Reservation(
+        values["reservation"],
+        values["data"],
+        charge_from(values["charge"]),
+        "reserved",
+        values["actor"],
+        values["purpose"],
+        at=values["at"],
+    )
+
+
+def play(entries: Iterable[Entry], head: str | None, key: str | None) -> tuple[State, list[str]]:
+    """Check a chain and play it; what is behind a problem in the chain is not played.
+
+    Args:
+        head: a hash that must be in it.
+        key: the public key, in hexadecimal, that must have signed all; None: the one it names.
+
+    Returns:
+        The state, and the problems: in the chain, in signatures, in lives and sums.
+    """
+    state, problems = State(), list[str]()
+    before: Entry | None = None
+    seen = False
+    for number, entry in enumerate(entries, 1):
+        if broken := _broken(entry, number, before):
+            return state, [*problems, broken]
+        try:
+            if before is None:
+                named = entry.values["key"]
+                _require(key in (None, named), "the book is not signed with the key that was given")
+                key = named if key is None else key
+            _require(key is None or _signed(entry, key), "no signature of the book's key")
+            earlier = before is not None and entry.values["at"] < before.values["at"]
+            _require(not earlier, "earlier than the entry before it")
+            state.play(entry)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            problems.append(f"entry {number} ({entry.kind}) cannot be: {error}")
+        before, seen = entry, seen or entry.hash == head
+    if before is None:
+        problems.append("the book has no entries")
+    if head is not None and not seen:
+        problems.append(f"no entry has the hash {head}: the book was set back, or is another one")
+    return state, problems
+
+
+def _broken(entry: Entry, number: int, before: Entry | None) -> str | None:
+    if entry.number != number:
+        return f"entry {number} is missing: entry {entry.number} stands in its place"
+    if entry.previous != (before.hash if before else ""):
+        return f"entry {number} does not follow the one before it: one of them was replaced"
+    if entry.hash != _hash(number, entry.kind, entry.values, entry.previous):
+        return f"entry {number} was changed after it was written"
+    if (entry.kind == "book") != (number == 1):
+        return f"entry {number} is of kind {entry.kind!r}: a book begins once, with its first entry"
+    return None
+
+
+def _signed(entry: Entry, key: str) -> bool:
+    signature = entry.signature
+    return signature is not None and signed_by(key, _SIGNED, entry.hash.encode(), signature)
+
+
+def export(entries: Sequence[Entry]) -> str:
+    """A book's entries as JSON: all that :func:`verify_export` needs."""
+    values = [plain(asdict(entry)) for entry in entries]
+    return canonical({"schema": EXPORT, "entries": values, "head": entries[-1].hash})
+
+
+def exported(text: str) -> list[Entry]:
+    """The entries in an export. Raises BookError: no export of a book."""
+    try:
+        values = parse(text)
+        exact_keys("export", values, {"schema", "entries", "head"})
+        if values["schema"] != EXPORT:
+            raise ValueError(f"schema {values['schema']!r}, expected {EXPORT!r}")
+        found = [build(Entry, entry, "entry") for entry in values["entries"]]
+        if not found or found[-1].hash != values["head"]:
+            raise ValueError("its last entry is not the head that it names")
+    except (ValueError, TypeError) as error:
+        raise BookError(f"not an export of a book: {error}") from None
+    return found
 
 
 def verify_export(text: str, *, head: str | None = None, key: Path | None = None) -> Sequence[str]:
@@ -14,4 +360,8 @@ def verify_export(text: str, *, head: str | None = None, key: Path | None = None
         key: PEM file of the key (public or private) that must have signed every entry; None: the
             one that the book names, which shows only that nothing was changed since.
     """
-    raise NotImplementedError
+    try:
+        wanted = public_key_of(key) if key else None
+        return play(exported(text), head, wanted)[1]
+    except (BookError, SignatureError) as error:
+        return [str(error)]

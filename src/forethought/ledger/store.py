@@ -1,21 +1,86 @@
-"""A book in a database: SQLite (one file) or PostgreSQL, with one text."""
+"""A book in a database: SQLite (one file) or PostgreSQL, with one text.
+
+Every change is one transaction that holds the book's head, appends one entry to the chain and
+brings the tables to what follows from it. The costs of a charge are computed before it; inside are
+whole numbers that are added and compared, whatever the number of entries before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from forethought.ledger.book import Account, Book, Charge, Entry, Reservation, Role, Total
+from sqlalchemy import Connection, Engine, Row, func, insert, inspect, select, update
+from sqlalchemy.exc import DBAPIError
+
+from forethought.ledger import chain
+from forethought.ledger.book import (
+    Account,
+    Book,
+    BookError,
+    Charge,
+    Entry,
+    NotAllowedError,
+    OverBudgetError,
+    Reservation,
+    Role,
+    Total,
+)
+from forethought.ledger.chain import Holder as Holder
+from forethought.ledger.chain import Holdings, sum_of
+from forethought.ledger.database import (
+    ACCOUNTS,
+    ENTRIES,
+    HEAD,
+    PERSONS,
+    RESERVATIONS,
+    SUMS,
+    TABLES,
+    TOKENS,
+    Failure,
+    address,
+    connected,
+    durable,
+    failure,
+    form_of,
+    new_file,
+    one,
+    reading,
+    shown,
+)
+from forethought.ledger.migrations import upgrade
+from forethought.ledger.totals import Rule, Sums
+from forethought.values.checks import one_of, suggestion, whole
+from forethought.values.mechanism import ADJACENCIES
+from forethought.values.serialisation import canonical, parse
+from forethought.values.signing import SignatureError, Signer, public_key_of
+
+_LOG = logging.getLogger(__name__)
+# A clock may be so far behind another machine's before it is spoken of.
+_SKEW = timedelta(minutes=5)
+# Persons that are looked up with one statement.
+_AT_ONCE = 500
+# Whoever may write entries of a kind; analysts the reservations that they made.
+_MAY: dict[str, tuple[Role, ...]] = {
+    **dict.fromkeys(("account", "partition", "token", "revoke"), ("owner",)),
+    **dict.fromkeys(("reserve", "begin", "mark", "settle", "end"), ("owner", "analyst")),
+}
 
 
-@dataclass(frozen=True)
-class Holder:
-    """Whom a token names. revoked: it no longer opens anything."""
-
-    name: str
-    role: Role
-    revoked: bool = False
+def now() -> datetime:
+    """This machine's clock, in UTC."""
+    return datetime.now(UTC)
 
 
 def create(url: str, *, actor: str, key: Path | None = None) -> Store:
@@ -29,7 +94,42 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
     Raises:
         BookError: there is a book already, or the database cannot be reached.
     """
-    raise NotImplementedError
+    where, signer = address(url), _signer(key)
+    file = new_file(where)
+    kept = _Kept(connected(where, 60.0), shown(where), 60.0, signer)
+    values = {
+        "book": secrets.token_hex(16),
+        "key": signer.public_key if signer else None,
+        "actor": _name("the actor", actor),
+        "at": _text(now()),
+    }
+    first = chain.chained(1, "book", values, "", signer)
+    try:
+        with kept.told():
+            if file:
+                with kept.engine.connect() as connection:
+                    connection.connection.driver_connection.execute(  # type: ignore[union-attr]
+                        "PRAGMA journal_mode = WAL"
+                    )
+            with kept.engine.begin() as connection:
+                durable(connection)
+                names = set(inspect(connection).get_table_names())
+                if taken := sorted(names & set(TABLES.tables)):
+                    raise BookError(
+                        f"{kept.url} has tables of these names already: {', '.join(taken)}; a book "
+                        "has a database, or a schema, of its own"
+                    )
+                upgrade(connection)
+                connection.execute(insert(HEAD).values(id=1, number=0, hash="", at=""))
+                _append(connection, first, "book")
+    except BaseException:
+        kept.engine.dispose()
+        if file:
+            for end in ("", "-wal", "-shm"):
+                file.with_name(file.name + end).unlink(missing_ok=True)
+        raise
+    kept.engine.dispose()
+    return open_book(url, actor=actor, key=key)
 
 
 def open_book(
@@ -48,31 +148,194 @@ def open_book(
         key: the private key that signs entries (a signed book takes changes from nobody else), or
             the public one that must have signed them, for reading.
         migrate: bring a book of an older version to this one's form.
-        patience: seconds to wait for others who write.
+        patience: seconds to wait for others who write, and for a server that is gone.
 
     Raises:
         BookError: no such book, no book at all, of an older or a newer version, another key.
     """
-    raise NotImplementedError
+    where = address(url)
+    one_of("role", role, chain.ROLES)
+    try:
+        public = None if key is None else public_key_of(key)
+        signer = _signer(key) if key and b"PRIVATE" in key.read_bytes() else None
+    except (OSError, SignatureError) as error:
+        raise BookError(f"the book's key cannot be read: {error}") from None
+    kept = _Kept(connected(where, patience), shown(where), patience, signer)
+    try:
+        with kept.told():
+            with kept.reads.connect() as connection:
+                form = form_of(connection)
+                durable(connection)
+            if form == "older" and migrate:
+                with kept.engine.begin() as connection:
+                    upgrade(connection)
+                form = "current"
+            if form != "current":
+                raise BookError(f"{kept.url} {_FORMS[form]}")
+            with kept.reads.connect() as connection:
+                row = one(connection, ENTRIES, ENTRIES.c.number == 1)
+        if row is None:
+            raise BookError(f"{kept.url} has no first entry: go back to a copy of it")
+        kept.key = parse(row.content).get("key")
+        if public is not None and kept.key != public:
+            signed = "with another key than" if kept.key else "by nobody: it was made without"
+            raise BookError(f"{kept.url} is signed {signed} {key}")
+    except BaseException:
+        kept.engine.dispose()
+        raise
+    return Store(kept, _name("the actor", actor), role)
+
+
+_FORMS = {
+    "none": "is no book: make one with forethought ledger create",
+    "older": "is a book of an older version of forethought: say migrate, after a copy of it",
+    "newer": "is a book of a newer version of forethought: update forethought",
+}
+
+
+def _signer(key: Path | None) -> Signer | None:
+    try:
+        return None if key is None else Signer(key)
+    except (OSError, SignatureError) as error:
+        raise BookError(f"the book's key cannot be read: {error}") from None
+
+
+@dataclass
+class _Kept:
+    """A book's connections, and what never changes in it.
+
+    Args:
+        key: the public one that signs all entries; None: nobody signs. signer: has that key.
+        rules: data set → account and rule, once they have been read.
+    """
+
+    engine: Engine
+    url: str
+    patience: float
+    signer: Signer | None = None
+    key: str | None = None
+    rules: dict[str, tuple[Account, Rule]] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> Engine:
+        return reading(self.engine)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Turns a database's errors into the book's."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise BookError(f"{self.url}: {failure(error).words}") from None
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A change's turn: its transaction, which holds the head, and the entry that it will write."""
+
+    connection: Connection
+    number: int
+    at: str
 
 
 class Store(Book):
     """See :class:`~forethought.ledger.book.Book`; threads may share it, processes may not."""
 
+    def __init__(self, kept: _Kept, actor: str, role: Role) -> None:
+        self._kept, self.actor, self.role = kept, actor, role
+
     def acting(self, actor: str, role: Role) -> Store:
         """The same book for somebody else, over the same connections."""
-        raise NotImplementedError
+        one_of("role", role, chain.ROLES)
+        return Store(self._kept, _name("the actor", actor), role)
 
-    def reserve(
-        self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
-    ) -> Reservation:
-        """See :meth:`Book.reserve`.
+    def close(self) -> None:
+        """Give connections back, of everyone who acts over them."""
+        self._kept.engine.dispose()
+
+    # Accounts, persons and tokens.
+
+    def open_account(self, account: Account, rule: str | None = None) -> Account:
+        """See :meth:`Book.open_account`.
 
         Args:
-            call: a name of this call, at most 64 characters, drawn at random: the same call said
-                again returns the same reservation, as after an answer that was lost.
+            rule: the name of the rule by which charges add up; see
+                :data:`forethought.ledger.totals.RULES`; None: the one for most kinds of charges.
         """
-        raise NotImplementedError
+        made: Account = _account(account)
+        chosen = Rule.of(made, rule)
+
+        def work(turn: _Turn) -> Mapping[str, Any]:
+            if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == made.data):
+                raise BookError(f"{made.data!r} has an account already")
+            opened = replace(made, opened=made.opened or turn.at[:10])
+            values = {"account": chain.account_values(opened), "rule": chosen.to_dict()}
+            texts = {name: canonical(value) for name, value in values.items()}
+            turn.connection.execute(insert(ACCOUNTS).values(data=made.data, **texts))
+            _new_sums(turn, made.data, "", chosen)
+            return values
+
+        return chain.account_from(self._write("account", work)["account"])
+
+    def account(self, data: str) -> Account:
+        return self._known(data)[0]
+
+    def accounts(self) -> Sequence[Account]:
+        with self._reading() as connection:
+            rows = connection.execute(select(ACCOUNTS).order_by(ACCOUNTS.c.data)).all()
+        return [chain.account_from(parse(row.account)) for row in rows]
+
+    def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
+        _, rule = self._known(data)
+        scheme, part = _parts(partition)
+        wanted = sorted(set(persons))
+        if wrong := [one for one in wanted if not isinstance(one, bytes) or len(one) != 16]:
+            raise BookError(f"a person is a keyed hash of 16 bytes, not {wrong[0]!r}")
+
+        def work(turn: _Turn) -> Mapping[str, Any] | None:
+            new = list[bytes]()
+            for start in range(0, len(wanted), _AT_ONCE):
+                some = wanted[start : start + _AT_ONCE]
+                here = PERSONS.c.data == data, PERSONS.c.scheme == scheme
+                rows = turn.connection.execute(
+                    select(PERSONS).where(*here, PERSONS.c.person.in_(some))
+                ).all()
+                if others := [row.part for row in rows if row.part != part]:
+                    raise BookError(
+                        f"{len(others):,} of the persons or more are in {scheme}={others[0]} "
+                        f"already, so {partition} would not be disjoint from it: nothing was added"
+                    )
+                known = {bytes(row.person) for row in rows}
+                new += [person for person in some if person not in known]
+            same = {"data": data, "scheme": scheme, "part": part, "entry": turn.number}
+            known_part = one(turn.connection, SUMS, *_at(data, partition or ""))
+            if known_part is None:
+                _new_sums(turn, data, partition or "", rule)
+            elif not new:
+                return None
+            if new:
+                turn.connection.execute(
+                    insert(PERSONS), [{**same, "person": person} for person in new]
+                )
+            turn.connection.execute(
+                update(SUMS)
+                .where(*_at(data, partition or ""))
+                .values(persons=SUMS.c.persons + len(new))
+            )
+            digest = chain.persons_digest(new)
+            return {"data": data, "partition": partition, "new": len(new), "persons": digest}
+
+        found = self._write("partition", work)
+        return int(found["new"]) if found else 0
+
+    def partitions(self, data: str) -> dict[str, int]:
+        """Persons registered: partition → their number; "" is the whole data set."""
+        self._known(data)
+        with self._reading() as connection:
+            rows = connection.execute(
+                select(SUMS).where(SUMS.c.data == data).order_by(SUMS.c.part)
+            ).all()
+        return {row.part: row.persons for row in rows}
 
     def add_token(self, name: str, role: Role) -> str:
         """A new token, which is told this once: the book keeps its hash. Owners only.
@@ -80,67 +343,536 @@ class Store(Book):
         Raises:
             BookError: the name has one.
         """
-        raise NotImplementedError
+        _name("the token's holder", name)
+        one_of("role", role, chain.ROLES)
+        # 256 random bits: a plain hash of them tells nothing.
+        token = f"ft_{secrets.token_urlsafe(32)}"
+        hashed = _token_hash(token)
+
+        def work(turn: _Turn) -> Mapping[str, Any]:
+            if one(turn.connection, TOKENS, TOKENS.c.name == name):
+                raise BookError(f"{name!r} has, or had, a token: choose another name")
+            values = {"name": name, "role": role, "hash": hashed}
+            turn.connection.execute(insert(TOKENS).values(revoked=False, **values))
+            return values
+
+        self._write("token", work)
+        return token
 
     def revoke_token(self, name: str) -> None:
         """Let a name's token open nothing from now on. Owners only. Raises BookError: no such."""
-        raise NotImplementedError
+
+        def work(turn: _Turn) -> Mapping[str, Any] | None:
+            row = one(turn.connection, TOKENS, TOKENS.c.name == name)
+            if row is None:
+                raise BookError(f"nobody named {name!r} has a token")
+            if row.revoked:
+                return None
+            turn.connection.execute(
+                update(TOKENS).where(TOKENS.c.name == name).values(revoked=True)
+            )
+            return {"name": name}
+
+        self._write("revoke", work)
 
     def holder(self, token: str) -> Holder:
-        """Whom a token names. Raises NotAllowedError: nobody, or it was revoked."""
-        raise NotImplementedError
+        """The one whom a token names. Raises NotAllowedError: nobody, or it was revoked."""
+        with self._reading() as connection:
+            row = one(connection, TOKENS, TOKENS.c.hash == _token_hash(token))
+        if row is None or row.revoked:
+            raise NotAllowedError("the token opens nothing: it is unknown, or was revoked")
+        return Holder(row.name, row.role)
 
     def holders(self) -> Sequence[Holder]:
         """All that were given a token, by name."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            rows = connection.execute(select(TOKENS).order_by(TOKENS.c.name)).all()
+        return [Holder(row.name, row.role, row.revoked) for row in rows]
 
-    def partitions(self, data: str) -> dict[str, int]:
-        """Persons registered: partition → their number; "" is the whole data set."""
-        raise NotImplementedError
+    # The life of a reservation.
+
+    def reserve(
+        self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
+    ) -> Reservation:
+        rule, costs = self._priced(data, charge)
+        account = self.account(data)
+        purpose = " ".join(purpose.split())
+        if len(purpose) > 2000 or not all(map(str.isprintable, purpose)):
+            raise BookError("a purpose has 2,000 printable characters at most")
+        if call is not None and not 1 <= len(call) <= 64:
+            raise BookError("a call's name has 1 to 64 characters")
+
+        def work(turn: _Turn) -> Mapping[str, Any]:
+            if account.until is not None and turn.at[:10] > account.until:
+                raise BookError(f"the account of {data!r} ended on {account.until}")
+            sums = _sums(turn.connection, data)
+            after = _with(rule, data, sums, charge, costs)
+            if not rule.fits(sum_of(rule, data, after, charge.partition)):
+                raise _FullError(sums)
+            number = 1 + (
+                turn.connection.execute(select(func.max(RESERVATIONS.c.number))).scalar() or 0
+            )
+            row = {"number": number, "data": data, "purpose": purpose, "at": turn.at}
+            texts = {"charge": canonical(chain.charge_values(charge)), "costs": _numbers(costs)}
+            turn.connection.execute(
+                insert(RESERVATIONS).values(
+                    **row, **texts, actor=self.actor, status="reserved", mark=0
+                )
+            )
+            _set_sums(turn, data, charge.partition, after)
+            values = {"reservation": number, "data": data, "purpose": purpose, "costs": [*costs]}
+            return {**values, "charge": chain.charge_values(charge)}
+
+        try:
+            found = self._write("reserve", work, call)
+        except _FullError as full:
+            raise self._over(account, rule, full.sums, charge) from None
+        made = chain.reserved_by(found)
+        if (made.data, made.charge) != (data, charge):
+            raise BookError(f"the call {call!r} was for another charge: reservation {made.number}")
+        return made if call is None else self.reservation(made.number)
+
+    def fits(self, data: str, charge: Charge) -> bool:
+        rule, costs = self._priced(data, charge)
+        with self._reading() as connection:
+            after = _with(rule, data, _sums(connection, data), charge, costs)
+        return rule.fits(sum_of(rule, data, after, charge.partition))
+
+    def begin(self, number: int, run: str) -> Reservation:
+        _name("the run", run)
+
+        def work(turn: _Turn) -> Mapping[str, Any] | None:
+            held, _ = self._own(turn, number)
+            new = chain.begun(held, run)
+            changed = self._change(turn, held, new)
+            return {"reservation": number, "run": run} if changed else None
+
+        self._write("begin", work)
+        return self.reservation(number)
+
+    def mark(self, number: int, rounds: int) -> None:
+        def work(turn: _Turn) -> Mapping[str, Any] | None:
+            held, _ = self._own(turn, number)
+            new = chain.marked(held, rounds)
+            changed = self._change(turn, held, new)
+            return {"reservation": number, "rounds": rounds} if changed else None
+
+        self._write("mark", work)
+
+    def settle(self, number: int, rounds: int) -> Total:
+        return self._finish("settle", number, rounds, chain.settled, {})
+
+    def end(self, number: int, rounds: int, reason: str) -> Total:
+        """See :meth:`Book.end`; whoever reserved may end what has not begun, with 0 rounds."""
+        said = " ".join(reason.split())
+        if not said or len(said) > 2000 or not all(map(str.isprintable, said)):
+            raise BookError("a decision has a reason, of 2,000 printable characters at most")
+        return self._finish("end", number, rounds, chain.ended, {"reason": said})
+
+    def _finish(
+        self,
+        kind: str,
+        number: int,
+        rounds: int,
+        finished: Callable[[Reservation, int], Reservation],
+        values: Mapping[str, Any],
+    ) -> Total:
+        held = self.reservation(number)
+        finished(held, rounds)
+        rule = self._known(held.data)[1]
+        now_costs = rule.costs(held.charge, rounds)
+
+        def work(turn: _Turn) -> Mapping[str, Any] | None:
+            held, costs = self._own(turn, number)
+            if kind == "end" and self.role != "owner" and (held.status != "reserved" or rounds):
+                raise NotAllowedError("only an owner ends a reservation that has begun")
+            new = finished(held, rounds)
+            if not self._change(turn, held, new, costs=_numbers(now_costs)):
+                return None
+            change = tuple(a - b for a, b in zip(now_costs, costs, strict=True))
+            sums = _with(rule, held.data, _sums(turn.connection, held.data), held.charge, change)
+            _set_sums(turn, held.data, held.charge.partition, sums)
+            said = {"reservation": number, "rounds": rounds, "costs": [*now_costs]}
+            return {**said, **values}
+
+        self._write(kind, work)
+        return self.total(held.data)
+
+    def reservation(self, number: int) -> Reservation:
+        with self._reading() as connection:
+            return _reservation(_row(connection, number))
+
+    def reservations(self, data: str) -> Sequence[Reservation]:
+        self._known(data)
+        query = select(RESERVATIONS).where(RESERVATIONS.c.data == data)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(RESERVATIONS.c.number)).all()
+        return [_reservation(row) for row in rows]
+
+    def total(self, data: str) -> Total:
+        account, rule = self._known(data)
+        with self._reading() as connection:
+            sums = _sums(connection, data)
+            head = connection.execute(select(HEAD.c.hash)).scalar_one()
+        return total_of(account, rule, sums, head)
+
+    # The chain.
+
+    def entries(self, after: int = 0) -> Sequence[Entry]:
+        query = select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number)
+        with self._reading() as connection:
+            return [_entry(row) for row in connection.execute(query)]
 
     def export(self) -> str:
         """The book as JSON, with everything that ``chain.verify_export`` needs."""
-        raise NotImplementedError
-
-    def open_account(self, account: Account) -> Account:
-        raise NotImplementedError
-
-    def account(self, data: str) -> Account:
-        raise NotImplementedError
-
-    def accounts(self) -> Sequence[Account]:
-        raise NotImplementedError
-
-    def begin(self, number: int, run: str) -> Reservation:
-        raise NotImplementedError
-
-    def mark(self, number: int, rounds: int) -> None:
-        raise NotImplementedError
-
-    def settle(self, number: int, rounds: int) -> Total:
-        raise NotImplementedError
-
-    def end(self, number: int, rounds: int, reason: str) -> Total:
-        """See :meth:`Book.end`; who reserved may end what has not begun, with 0 rounds."""
-        raise NotImplementedError
-
-    def reservation(self, number: int) -> Reservation:
-        raise NotImplementedError
-
-    def reservations(self, data: str) -> Sequence[Reservation]:
-        raise NotImplementedError
-
-    def total(self, data: str) -> Total:
-        raise NotImplementedError
-
-    def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
-        raise NotImplementedError
-
-    def entries(self, after: int = 0) -> Sequence[Entry]:
-        raise NotImplementedError
+        return chain.export(self.entries())
 
     def verify(self, head: str | None = None) -> Sequence[str]:
-        raise NotImplementedError
+        with self._reading() as connection:
+            rows = connection.execute(select(ENTRIES).order_by(ENTRIES.c.number)).all()
+            try:
+                entries = [_entry(row) for row in rows]
+            except (ValueError, TypeError) as error:
+                return [f"the book holds entries that are none: {error}"]
+            state, problems = chain.play(entries, head, self._kept.key)
+            if problems:
+                return problems
+            return [*_differing(connection, state, entries[-1])]
 
-    def close(self) -> None:
-        raise NotImplementedError
+    # Within.
+
+    def _known(self, data: str) -> tuple[Account, Rule]:
+        """An account and its rule, which never change."""
+        if data not in self._kept.rules:
+            with self._reading() as connection:
+                row = one(connection, ACCOUNTS, ACCOUNTS.c.data == data)
+                names = connection.execute(select(ACCOUNTS.c.data)).scalars().all()
+            if row is None:
+                hint = suggestion(data, names) if names else "the book has no account yet"
+                raise BookError(f"the book has no account of {data!r}: {hint}")
+            found = chain.account_from(parse(row.account)), Rule.from_dict(parse(row.rule))
+            self._kept.rules[data] = found
+        return self._kept.rules[data]
+
+    def _priced(self, data: str, charge: Charge) -> tuple[Rule, Sums]:
+        """The rule of an account and what a charge costs by it; refuses what does not go there."""
+        account, rule = self._known(data)
+        _parts(charge.partition)
+        stated = charge.mechanism.adjacency
+        if stated != account.adjacency:
+            raise BookError(
+                f"the account of {data!r} is kept under adjacency {account.adjacency!r}, the plan "
+                f"is stated under {stated!r}: plan it under the account's"
+            )
+        if whole("group", charge.group) > 1 and account.unit == "record":
+            raise BookError(
+                f"the account of {data!r} protects a record, the plan groups of {charge.group}: "
+                "plan it for one record, or open an account for persons"
+            )
+        try:
+            return rule, rule.costs(charge)
+        except ValueError as error:
+            raise BookError(f"the charge cannot be added up: {error}") from None
+
+    def _over(
+        self, account: Account, rule: Rule, sums: Holdings, charge: Charge
+    ) -> OverBudgetError:
+        left = rule.left(sum_of(rule, account.data, sums, charge.partition))
+        budget = account.budget
+        return OverBudgetError(
+            f"this does not fit into the budget of {account.data!r} (ε {budget.epsilon:g} at δ "
+            f"{budget.delta:g}): what is left is one Gaussian release of ε {left:.4g} at that δ; "
+            "nothing was charged",
+            left,
+        )
+
+    def _own(self, turn: _Turn, number: int) -> tuple[Reservation, Sums]:
+        """A reservation that the actor may change, and what it costs now."""
+        row = _row(turn.connection, number)
+        if self.role == "analyst" and row.actor != self.actor:
+            raise NotAllowedError(f"reservation {number} is {row.actor}'s: an owner may change it")
+        return _reservation(row), tuple(json.loads(row.costs))
+
+    def _change(self, turn: _Turn, held: Reservation, new: Reservation, **more: str) -> bool:
+        """Bring a reservation's row to what follows; False: it is there already."""
+        if new == held:
+            return False
+        life = {name: getattr(new, name) for name in ("status", "run", "mark", "released")}
+        here = RESERVATIONS.c.number == held.number
+        turn.connection.execute(update(RESERVATIONS).where(here).values(**life, **more))
+        return True
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """One moment of the book."""
+        with self._kept.told(), self._kept.reads.connect() as connection:
+            yield connection
+
+    def _write(
+        self,
+        kind: str,
+        work: Callable[[_Turn], Mapping[str, Any] | None],
+        call: str | None = None,
+    ) -> Mapping[str, Any]:
+        """Make one change in one transaction.
+
+        Whatever breaks, the change is in the book when this returns, and otherwise the error says
+        that it is not, or that nobody can say. An answer that was lost is looked for under the
+        call's name while the head is held: the transaction that it was lost of has then ended.
+
+        Args:
+            work: brings the tables to what follows and returns the entry's values; None: nothing.
+            call: whoever says it again is given what was written the first time.
+
+        Returns:
+            What the entry says; empty: nothing was to be changed.
+        """
+        kept = self._kept
+        if self.role not in _MAY[kind]:
+            raise NotAllowedError(f"{self.actor} is {self.role} here, which may not {_DO[kind]}")
+        if kept.key is not None and kept.signer is None:
+            raise BookError(f"{kept.url} is signed: open it with its private key to change it")
+        name = f"{self.actor}:{call}" if call else secrets.token_hex(16)
+        until, looked, sent = time.monotonic() + kept.patience, call is not None, False
+        while True:
+            try:
+                with kept.engine.begin() as connection:
+                    head = connection.execute(select(HEAD).with_for_update()).one()
+                    if looked and (row := one(connection, ENTRIES, ENTRIES.c.call == name)):
+                        return _entry(row).values
+                    sent = False
+                    turn = _Turn(connection, head.number + 1, _moment(head.at))
+                    found = work(turn)
+                    if not found:
+                        return {}
+                    values = {**found, "actor": self.actor, "at": turn.at}
+                    entry = chain.chained(turn.number, kind, values, head.hash, kept.signer)
+                    _append(connection, entry, name)
+                    sent = True
+                return values
+            except DBAPIError as error:
+                trouble = failure(error)
+            looked = True
+            if trouble.kind == "stop" or time.monotonic() > until:
+                raise self._given_up(kind, name, trouble, sent)
+            time.sleep(random.uniform(0.01, 0.2))
+
+    def _given_up(self, kind: str, name: str, trouble: Failure, sent: bool) -> BookError:
+        where = f"{self._kept.url}: {trouble.words}"
+        if not sent or trouble.kind in ("busy", "again"):
+            return BookError(f"{where}; nothing was written")
+        return BookError(
+            f"{where}. It is not known whether this is in the book ({kind}, call {name}): count it "
+            "as charged, and look with forethought ledger show when the book can be reached"
+        )
+
+
+_DO = {
+    "account": "open an account",
+    "partition": "register persons",
+    "token": "give a token",
+    "revoke": "revoke a token",
+    "reserve": "reserve",
+    "begin": "begin a run",
+    "mark": "mark rounds",
+    "settle": "settle",
+    "end": "end a reservation",
+}
+
+
+class _FullError(Exception):
+    """The charge does not fit; sums: what is there."""
+
+    def __init__(self, sums: Holdings) -> None:
+        super().__init__()
+        self.sums = sums
+
+
+def total_of(account: Account, rule: Rule, sums: Holdings, head: str) -> Total:
+    """The total of an account from its sums; see :class:`~forethought.ledger.book.Total`."""
+    by_part = {
+        part: rule.epsilon(rule.total(sums[account.data, ""], {part: held} if part else {}))
+        for (data, part), held in sums.items()
+        if data == account.data
+    }
+    most = sum_of(rule, account.data, sums)
+    return Total(rule.epsilon(most), account.budget.delta, rule.left(most), by_part, head)
+
+
+def _name(what: str, name: str) -> str:
+    if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
+        raise BookError(f"{what} has a name of 1 to 200 printable characters, not {name!r:.80}")
+    return name
+
+
+def _account(account: Account) -> Account:
+    _name("an account", account.data)
+    one_of("adjacency", account.adjacency, ADJACENCIES)
+    one_of("unit", account.unit, ("record", "person"))
+    for name, day in (("opened", account.opened), ("until", account.until)):
+        try:
+            good = not day or date.fromisoformat(day).isoformat() == day
+        except ValueError:
+            good = False
+        if not good:
+            raise BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
+    return account
+
+
+def _parts(partition: str | None) -> tuple[str, str]:
+    """Scheme and part of a partition's name; both empty: the whole data set."""
+    if partition is None:
+        return "", ""
+    scheme, _, part = partition.partition("=")
+    if not scheme.strip() or not part.strip() or not partition.isprintable():
+        raise BookError(f"a partition is named scheme=part, such as site=A, not {partition!r:.80}")
+    return scheme, part
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat(timespec="microseconds")
+
+
+def _moment(before: str) -> str:
+    """An entry's time: the clock's, but never before the entry before."""
+    clock = now()
+    if (here := _text(clock)) >= before:
+        return here
+    if (behind := datetime.fromisoformat(before) - clock) > _SKEW:
+        _LOG.warning(
+            "this machine's clock says %s, %s behind the book's newest entry: set it; the entry "
+            "is dated %s",
+            *(here, behind, before),
+        )
+    return before
+
+
+def _token_hash(token: str) -> str:
+    return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
+
+
+def _numbers(sums: Sums) -> str:
+    return json.dumps(sums, separators=(",", ":"))
+
+
+def _append(connection: Connection, entry: Entry, call: str) -> None:
+    connection.execute(
+        insert(ENTRIES).values(
+            number=entry.number,
+            kind=entry.kind,
+            content=canonical(entry.values),
+            previous=entry.previous,
+            hash=entry.hash,
+            signature=entry.signature,
+            call=call,
+        )
+    )
+    newest = {"number": entry.number, "hash": entry.hash, "at": entry.values["at"]}
+    connection.execute(update(HEAD).values(**newest))
+
+
+def _entry(row: Row[Any]) -> Entry:
+    values = parse(row.content)
+    return Entry(row.number, row.kind, values, row.previous, row.hash, row.signature)
+
+
+def _row(connection: Connection, number: int) -> Row[Any]:
+    found: Row[Any] | None = one(connection, RESERVATIONS, RESERVATIONS.c.number == number)
+    if found is None:
+        raise BookError(f"the book has no reservation {number}")
+    return found
+
+
+def _reservation(row: Row[Any]) -> Reservation:
+    return Reservation(
+        row.number,
+        row.data,
+        chain.charge_from(parse(row.charge)),
+        row.status,
+        row.actor,
+        row.purpose,
+        row.run,
+        row.mark,
+        row.released,
+        row.at,
+    )
+
+
+def _at(data: str, part: str) -> tuple[Any, Any]:
+    return SUMS.c.data == data, SUMS.c.part == part
+
+
+def _new_sums(turn: _Turn, data: str, part: str, rule: Rule) -> None:
+    values = {"data": data, "part": part, "sums": _numbers(rule.nothing), "persons": 0}
+    turn.connection.execute(insert(SUMS).values(**values))
+
+
+def _sums(connection: Connection, data: str) -> dict[tuple[str, str], Sums]:
+    rows = connection.execute(select(SUMS).where(SUMS.c.data == data)).all()
+    return {(data, row.part): tuple(json.loads(row.sums)) for row in rows}
+
+
+def _set_sums(turn: _Turn, data: str, partition: str | None, sums: Holdings) -> None:
+    part = partition or ""
+    changed = update(SUMS).where(*_at(data, part)).values(sums=_numbers(sums[data, part]))
+    turn.connection.execute(changed)
+
+
+def _with(
+    rule: Rule, data: str, sums: Holdings, charge: Charge, costs: Sums
+) -> dict[tuple[str, str], Sums]:
+    """The sums after a charge. Raises BookError: an unknown partition."""
+    at = data, charge.partition or ""
+    if at not in sums:
+        known = [part for _, part in sums if part]
+        hint = suggestion(at[1], known) if known else "none is registered yet"
+        raise BookError(f"{data!r} has no partition {charge.partition!r}: {hint}")
+    return {**sums, at: tuple(map(sum, zip(sums[at], costs, strict=True)))}
+
+
+def _differing(connection: Connection, state: chain.State, newest: Entry) -> Iterator[str]:
+    """Places where the tables hold something else than what follows from the entries."""
+    held = {
+        number: (
+            made.data,
+            canonical(chain.charge_values(made.charge)),
+            _numbers(state.costs[number]),
+            *(made.status, made.by, made.purpose, made.run, made.mark, made.released, made.at),
+        )
+        for number, made in state.reservations.items()
+    }
+    accounts = {
+        data: (canonical(chain.account_values(one)), canonical(state.rules[data].to_dict()))
+        for data, one in state.accounts.items()
+    }
+    sums = {at: (_numbers(one), state.persons.get(at, 0)) for at, one in state.sums.items()}
+    tokens = {n: (one.role, hashed, one.revoked) for n, (one, hashed) in state.tokens.items()}
+    head = {1: (newest.number, newest.hash, newest.values["at"])}
+    for table, keys, expected in (
+        (ACCOUNTS, 1, accounts),
+        (RESERVATIONS, 1, held),
+        (SUMS, 2, sums),
+        (TOKENS, 1, tokens),
+        (HEAD, 1, head),
+    ):
+        found = {
+            (row[0] if keys == 1 else tuple(row[:keys])): tuple(row[keys:])
+            for row in connection.execute(select(table))
+        }
+        for at in sorted({*found, *expected}, key=str):
+            if found.get(at) != expected.get(at):
+                yield f"{table.name} {at!r} holds something else than its entries say"
+    yield from _other_persons(connection, state)
+
+
+def _other_persons(connection: Connection, state: chain.State) -> Iterator[str]:
+    order = PERSONS.c.entry, PERSONS.c.data, PERSONS.c.scheme, PERSONS.c.part, PERSONS.c.person
+    rows = connection.execute(select(*order).order_by(*order))
+    found = {
+        at[0]: (at[1], f"{at[2]}={at[3]}" if at[2] else "", digest)
+        for at, some in groupby(rows, key=lambda row: tuple(row[:4]))
+        if (digest := chain.persons_digest(bytes(row[4]) for row in some))
+    }
+    for entry in sorted({*found, *state.registered}):
+        if found.get(entry, ()) != state.registered.get(entry, ()):
+            yield f"the persons that entry {entry} registered are others now"

@@ -1,0 +1,300 @@
+"""A book's tables, connections to SQLite and PostgreSQL, and their failures in the user's words."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    ForeignKey,
+    LargeBinary,
+    MetaData,
+    QueuePool,
+    Table,
+    Text,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from forethought.ledger.book import BookError
+from forethought.ledger.migrations import VERSION_TABLE, forms
+
+TABLES = MetaData()
+ENTRIES = Table(
+    "entries",
+    TABLES,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("previous", Text, nullable=False, unique=True),
+    Column("hash", Text, nullable=False, unique=True),
+    Column("signature", Text),
+    Column("call", Text, nullable=False, unique=True),
+)
+# One row, of the newest entry: whoever writes holds it.
+HEAD = Table(
+    "head",
+    TABLES,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("hash", Text, nullable=False),
+    Column("at", Text, nullable=False),
+)
+ACCOUNTS = Table(
+    "accounts",
+    TABLES,
+    Column("data", Text, primary_key=True),
+    Column("account", Text, nullable=False),
+    Column("rule", Text, nullable=False),
+)
+RESERVATIONS = Table(
+    "reservations",
+    TABLES,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("data", Text, ForeignKey("accounts.data"), nullable=False, index=True),
+    Column("charge", Text, nullable=False),
+    Column("costs", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("run", Text),
+    Column("mark", BigInteger, nullable=False),
+    Column("released", BigInteger),
+    Column("at", Text, nullable=False),
+)
+SUMS = Table(
+    "sums",
+    TABLES,
+    Column("data", Text, ForeignKey("accounts.data"), primary_key=True),
+    Column("part", Text, primary_key=True),
+    Column("sums", Text, nullable=False),
+    Column("persons", BigInteger, nullable=False),
+)
+# The key says that a person is in one part of a scheme.
+PERSONS = Table(
+    "persons",
+    TABLES,
+    Column("data", Text, ForeignKey("accounts.data"), primary_key=True),
+    Column("scheme", Text, primary_key=True),
+    Column("person", LargeBinary(16), primary_key=True),
+    Column("part", Text, nullable=False),
+    Column("entry", BigInteger, nullable=False),
+)
+TOKENS = Table(
+    "tokens",
+    TABLES,
+    Column("name", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("hash", Text, nullable=False, unique=True),
+    Column("revoked", Boolean, nullable=False),
+)
+
+READS = {"book_reads": True}
+
+
+def address(url: str) -> URL:
+    """A book's address with the driver that speaks to it. Raises BookError: no such address."""
+    try:
+        found = make_url(url)
+    except ArgumentError:
+        raise BookError(f"{_hidden(url)} is no address of a book: {_FORMS}") from None
+    if found.drivername == "sqlite" and found.database not in (None, "", ":memory:"):
+        return found
+    if found.drivername in ("postgresql", "postgres"):
+        return found.set(drivername="postgresql+psycopg")
+    raise BookError(f"a book cannot be kept at {shown(found)}: {_FORMS}")
+
+
+_FORMS = "say sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+
+
+def _hidden(url: str) -> str:
+    # Not even a malformed address may show its password.
+    return f"{url.split(':', 1)[0]}:…" if "@" in url else repr(url)
+
+
+def shown(url: URL) -> str:
+    """An address for people, without its password."""
+    if url.drivername == "sqlite":
+        return str(url.database)
+    return url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+
+def new_file(url: URL) -> Path | None:
+    """The file of a new book, empty and its owner's only; None: a server keeps it.
+
+    Raises:
+        BookError: it is there already, or cannot be made.
+    """
+    if url.drivername != "sqlite":
+        return None
+    path = Path(str(url.database))
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        raise BookError(f"{path} exists: a book is made where nothing is") from None
+    except OSError as error:
+        raise BookError(f"{path} cannot be made: {error.strerror}") from None
+    return path
+
+
+def connected(url: URL, patience: float) -> Engine:
+    """An engine whose transactions are for good when they return. Nothing is connected yet.
+
+    SQLite: a write-ahead log that is on the disk before a change returns; whoever writes has said
+    so at the beginning. PostgreSQL: the same by its own log; a connection that went silent inside a
+    change is given up by the server, so that it holds up nobody.
+    """
+    if url.drivername == "sqlite":
+        engine = create_engine(
+            "sqlite://", creator=lambda: _sqlite(str(url.database), patience), poolclass=QueuePool
+        )
+        event.listen(engine, "begin", _begin)
+        return engine
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        raise BookError(
+            "a book in PostgreSQL needs psycopg: pip install 'forethought[ledger]'"
+        ) from None
+    own = url.query.get("options", "")
+    options = (
+        f"{own if isinstance(own, str) else ' '.join(own)} -c synchronous_commit=on "
+        f"-c lock_timeout={max(1, int(1000 * patience))} "
+        "-c idle_in_transaction_session_timeout=60000"
+    )
+    arguments = {"connect_timeout": max(2, min(10, int(patience))), "options": options}
+    return create_engine(
+        url.difference_update_query(["options"]),
+        isolation_level="READ COMMITTED",
+        connect_args=arguments,
+    )
+
+
+def _sqlite(path: str, patience: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode=rw",
+        uri=True,
+        timeout=patience,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def _begin(connection: Connection) -> None:
+    reads = connection.get_execution_options().get("book_reads")
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def reading(engine: Engine) -> Engine:
+    """The same engine for transactions that only read, each one moment of the book."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(**READS)
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+Form = Literal["none", "older", "current", "newer"]
+
+
+def form_of(connection: Connection) -> Form:
+    """How a database's tables compare with those that this version of the library writes."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return "none"
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    known = forms()
+    if found == known[-1]:
+        return "current"
+    return "older" if found in known else "newer"
+
+
+def durable(connection: Connection) -> None:
+    """Refuse a server that may lose in a crash what it said was written. Raises BookError."""
+    if connection.dialect.name == "sqlite":
+        return
+    for name in ("fsync", "full_page_writes"):
+        if connection.execute(text(f"SHOW {name}")).scalar() != "on":
+            raise BookError(
+                f"the server runs with {name} = off, so a crash could lose charges: switch it on"
+            )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in a database.
+
+    Args:
+        kind: "again": another's change came between; "lost": the connection is gone, or there is
+            none; "busy": others write; "stop": it would go wrong again.
+        words: for the user.
+    """
+
+    kind: Literal["again", "lost", "busy", "stop"]
+    words: str
+
+
+_SQLITE = {
+    "FULL": "the disk is full: make room, nothing else is needed",
+    "READONLY": "its file, or the folder, may only be read: changes need the right to write both",
+    "CANTOPEN": "there is no such file, or its folder cannot be written",
+    "NOTADB": "its file is no book",
+    "CORRUPT": "its file is damaged: go back to a copy, and verify it with the newest known head",
+    "IOERR": "the disk fails",
+    "AUTH": "access is refused",
+    "PERM": "access is refused",
+}
+_POSTGRES = {
+    "53100": "the server's disk is full: make room, nothing else is needed",
+    "25006": "the server takes no changes at present (it is a stand-by, or read-only)",
+    "42501": "the user may not do this: grant the tables' rights",
+    "28": "the user or the password is refused",
+    "3D000": "there is no such database",
+    "42P01": "the database is no book",
+    "XX": "the server reports damage: go back to a copy, and verify it with the newest known head",
+}
+_AGAIN = ("40001", "40P01")
+# Connections, shut-down, crash, start-up, too many clients, silence inside a transaction.
+_LOST = ("08", "57P", "53300", "25P03", "25P04")
+
+
+def failure(error: DBAPIError) -> Failure:
+    """A database's error as one line, and what can be done about it."""
+    cause: Any = error.orig
+    first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    if isinstance(cause, sqlite3.Error):
+        name = str(getattr(cause, "sqlite_errorname", "")).removeprefix("SQLITE_")
+        if name.startswith(("BUSY", "LOCKED")):
+            return Failure("busy", "others have been writing to it all the time: try again")
+        words = next((words for key, words in _SQLITE.items() if name.startswith(key)), None)
+        return Failure("stop", f"{words} ({first})" if words else first)
+    state = getattr(cause, "sqlstate", None)
+    if state in _AGAIN:
+        return Failure("again", first)
+    if state == "55P03":
+        return Failure("busy", "others have been writing to it all the time: try again")
+    if error.connection_invalidated or state is None or state.startswith(_LOST):
+        return Failure("lost", first)
+    words = next((words for key, words in _POSTGRES.items() if state.startswith(key)), None)
+    return Failure("stop", f"{words} ({first})" if words else first)
+
+
+def one(connection: Connection, table: Table, *conditions: Any) -> Any:
+    """The row of a table that meets the conditions, or None."""
+    return connection.execute(select(table).where(*conditions)).one_or_none()
