@@ -16,6 +16,7 @@ from forethought.commands.command import (
     JobFile,
     Json,
     Overwrite,
+    Paying,
     Quiet,
     Replayed,
     Run,
@@ -44,6 +45,7 @@ def train(
     ] = None,
     overwrite: Overwrite = False,
     demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
+    ledger: Paying = None,
     until_accuracy: Annotated[
         float | None,
         typer.Option(help="Go on in phases of less noise until this accuracy on held-out data."),
@@ -60,7 +62,7 @@ def train(
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
     from forethought.jobs.request import demo as demo_request
-    from forethought.jobs.request import from_file, overridden, resumed
+    from forethought.jobs.request import from_file, overridden, paying, resumed
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
@@ -82,6 +84,10 @@ def train(
             "--resume goes on to the accuracy that the run began with",
         ),
         (
+            goes_on and ledger is not None,
+            "a resumed run is paid from the ledger that it began with: drop --ledger",
+        ),
+        (
             goes_on and (numbers or saved_plan),
             "a resumed run keeps the plan it began with: drop the other options",
         ),
@@ -98,6 +104,7 @@ def train(
         request, folder = resumed(resume), resume
     else:
         request = overridden(demo_request() if demo else from_file(job_file or Path()), flags)
+        request = paying(request, ledger)
         folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json or not leads())
     prepared = jobs.prepare(
@@ -153,19 +160,20 @@ def tune(
     ] = "noised",
     out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
     overwrite: Overwrite = False,
+    ledger: Paying = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **flags: Any,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
-    from forethought.jobs.request import from_file, overridden
+    from forethought.jobs.request import from_file, overridden, paying
     from forethought.jobs.train import trials_of, tune_job
     from forethought.report import terminal
 
     rates = learning_rate or []
     refuse((not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1"))
-    request = overridden(from_file(job_file or Path()), flags)
+    request = paying(overridden(from_file(job_file or Path()), flags), ledger)
     folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json)
     show_request(console, request)

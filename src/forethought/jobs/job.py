@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -584,6 +585,14 @@ class LedgerSection(_Section):
     purpose: StrictStr | None = _Line
     token_file: Path | None = None
     partition: StrictStr | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _without_password(cls, value: str) -> str:
+        # A job is kept in its run folder, which is there to be handed on.
+        if urlsplit(value).password is not None:
+            raise ValueError("has a password in it: leave it to PGPASSWORD or ~/.pgpass")
+        return value
 
     def ledger(self, purpose: str | None) -> Ledger:
         """The book, with the job's own purpose where the section says none."""

@@ -216,6 +216,32 @@ def overridden(request: Request, flags: Mapping[str, Any]) -> Request:
     return replace(request, job=_validated(tables), overrides=(*request.overrides, *changes))
 
 
+def paying(request: Request, ledger: str | None) -> Request:
+    """The request with another book than its file's.
+
+    Args:
+        ledger: its address, with ``#`` and the account's name where the file names none.
+
+    Raises:
+        JobError: no account is named.
+    """
+    if ledger is None:
+        return request
+    url, _, data = ledger.partition("#")
+    tables = request.job.model_dump(exclude_unset=True)
+    section = tables.setdefault("ledger", {})
+    section["url"] = url if "://" in url else f"sqlite:///{url}"
+    if data:
+        section["data"] = data
+    if "data" not in section:
+        raise JobError(
+            f"--ledger {ledger} names no account: add it behind #, as in {url}#patients, or give "
+            "[ledger] data in the job"
+        )
+    change = f"paid by {section['data']!r} in {section['url']}"
+    return replace(request, job=_validated(tables), overrides=(*request.overrides, change))
+
+
 def _validated(tables: Mapping[str, Any]) -> Job:
     try:
         return Job.model_validate(tables)

@@ -163,7 +163,7 @@ class Ledger:
                 try:
                     made = book.reserve(self.data, charge, purpose=self.purpose, call=found["call"])
                 except BookError:
-                    _forget(path)
+                    _forget(path, None)
                     raise
                 found["number"] = made.number
                 _keep(path, self, found)
@@ -223,9 +223,12 @@ def _keep(path: Path | None, ledger: Ledger, found: dict[str, Any]) -> None:
         write_text(path, json.dumps({**place, **found}, indent=2) + "\n")
 
 
-def _forget(path: Path | None) -> None:
-    if path is not None:
-        path.unlink(missing_ok=True)
+def _forget(path: Path | None, number: int | None) -> None:
+    """Remove a reservation's file, unless another run of the folder has written its own."""
+    if path is None or not path.is_file():
+        return
+    if parse(path.read_text(encoding="utf-8"))["number"] == number:
+        path.unlink()
 
 
 def _fewer_rounds(mechanism: Mechanism) -> Advice:
@@ -399,7 +402,7 @@ class Paid:
                     self._book.settle(self.number, max(self._noted, self._before))
                     self._settled = over = True
             if over:
-                _forget(self._path)
+                _forget(self._path, self.number)
         finally:
             self._book.close()
 

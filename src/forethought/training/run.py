@@ -38,6 +38,7 @@ from forethought.training.execution import (
 )
 from forethought.training.folder import (
     PAID,
+    RESERVATION,
     STATEMENT,
     Checkpoint,
     Checkpointer,
@@ -501,6 +502,10 @@ def reserved(
 ) -> Paid | None:
     """The run's reservation, in the process that leads; None: nobody pays, or all is done."""
     if ledger is None:
+        if resume and folder is not None and (folder.path / RESERVATION).is_file():
+            raise CheckpointError(
+                f"the run in {folder.path} is paid from a ledger: give ledger= to resume it"
+            )
         return None
     found: list[Paid] = []
 
