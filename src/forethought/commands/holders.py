@@ -17,6 +17,7 @@ from forethought.commands.command import (
     DataDir,
     JobFile,
     Json,
+    Paying,
     PublicProxy,
     Quiet,
     Replayed,
@@ -185,13 +186,18 @@ def _make_keys(
 
 
 def _member(
-    job_file: Path, key_folder: Path, out: Path | None, jobs: Any, console: Console
+    job_file: Path,
+    key_folder: Path,
+    out: Path | None,
+    jobs: Any,
+    console: Console,
+    ledger: str | None = None,
 ) -> tuple[Request, str, Path, Any]:
     """A member's request, name, folder and what its keys' folder holds; the first lines shown."""
     from forethought.exchange.keys import Keys
-    from forethought.jobs.request import from_file
+    from forethought.jobs.request import from_file, paying
 
-    request = from_file(job_file)
+    request = paying(from_file(job_file), ledger)
     name = Keys.load(key_folder).identity.name
     folder = out or Path("runs") / f"{request.name}-{name}"
     member = jobs.Membership.load(key_folder)
@@ -442,6 +448,7 @@ def client(
         Path | None,
         typer.Option(help="Folder that counts releases, to tell a restored ledger. Default: keys."),
     ] = None,
+    ledger: Paying = None,
     replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -451,7 +458,7 @@ def client(
     from forethought.jobs import federate_network as jobs
 
     console = console_for(quiet or as_json)
-    request, name, folder, member = _member(job_file, key_folder, out, jobs, console)
+    request, name, folder, member = _member(job_file, key_folder, out, jobs, console, ledger)
     plan = member.federation.plan(member.roster.place(name))
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:
@@ -728,6 +735,7 @@ def peer(
         Path | None,
         typer.Option(help="Folder for the count that tells a restored ledger. Default: --keys."),
     ] = None,
+    ledger: Paying = None,
     replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -737,7 +745,7 @@ def peer(
     from forethought.jobs import gossip_peer as jobs
 
     console = console_for(quiet or as_json)
-    request, _, folder, member = _member(job_file, key_folder, out, jobs, console)
+    request, _, folder, member = _member(job_file, key_folder, out, jobs, console, ledger)
     plan = member.gossip.plan(member.roster.place(member.keys))
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,20 @@ class ClientLedger:
         storage: where, under the name "ledger".
         endpoint: of the client; signs what goes out.
         data: says which data it is about: a digest under the client's own secret.
+        ahead: called with a release's private rounds before it is written; None: nobody asks.
 
     Raises:
         LedgerError: it belongs to another run, client or data. LogError: it is damaged.
     """
 
-    def __init__(self, storage: Storage, endpoint: Endpoint, data: str) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self,
+        storage: Storage,
+        endpoint: Endpoint,
+        data: str,
+        ahead: Callable[[int], None] | None = None,
+    ) -> None:
+        self._endpoint, self._ahead = endpoint, ahead
         self._log = RecordLog(storage, LEDGER)
         self._opening = _Opening(endpoint.run_id, endpoint.me, data)
         self._released: list[_Released] = []
@@ -154,6 +162,8 @@ class ClientLedger:
                 f"update {release.round} after {release.rounds} private rounds cannot be released: "
                 f"the ledger holds {due} updates of {self._rounds} rounds"
             )
+        if self._ahead is not None:
+            self._ahead(release.rounds)
         self._log.append(bytes([_RECORDS.index(_Released)]), *parts_of(new))
         self._unwritten = b""
         self._take(new)

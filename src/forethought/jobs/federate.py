@@ -24,6 +24,7 @@ from forethought.jobs.holders import (
     holder_plan,
     public_shares,
     reference_plan,
+    require_no_payer,
 )
 from forethought.jobs.job import FederationSection, Job, JobError
 from forethought.jobs.load import require_possible
@@ -95,6 +96,7 @@ def simulate_job(
     """
     from forethought.holders.simulate import simulate, synchronous_seconds
 
+    require_no_payer(federated.loaded.request.job)
     job, federation = federated.loaded.request.job, federated.federation
     section = section_of(job)
     plans = [federation.plan(client) for client in range(len(federation.members))]

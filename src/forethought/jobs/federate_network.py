@@ -221,12 +221,15 @@ def take_part_in_job(
     from forethought.holders.taking_part import Share, take_part_as_client
     from forethought.holders.trainer import SharedModel, end
     from forethought.rounds.randomness import Seeds
+    from forethought.training.folder import RESERVATION
 
     require_engine(engine)
     member = Membership.load(folder)
     federation, name = member.federation, member.keys.identity.name
     me = member.roster.place(name)
     section = section_of(request.job)
+    if request.job.payer is not None and not (out / RESERVATION).is_file():
+        request.job.payer.require()  # a used-up budget is told before the data are read
     loaded, own = own_records(request, section, me, name, data_dir)
     shared = SharedModel(module_of(loaded))
     sizes = [plan.examples for plan in map(federation.plan, range(len(federation.members)))]
@@ -241,7 +244,12 @@ def take_part_in_job(
     run = request.job.run
     seeds = Seeds(run.seed, run.noise_seed).part(me)
     share = Share(
-        records, loss, seeds=seeds, micro_batch=run.micro_batch, witness=witness or folder
+        records,
+        loss,
+        seeds=seeds,
+        micro_batch=run.micro_batch,
+        witness=witness or folder,
+        payer=request.job.payer,
     )
     if carry is None:
         where = _address(request, address, engine)

@@ -25,6 +25,7 @@ from forethought.jobs.holders import (
     holder_plan,
     public_shares,
     reference_plan,
+    require_no_payer,
 )
 from forethought.jobs.job import GossipSection, Job, JobError
 from forethought.jobs.request import Request
@@ -95,6 +96,7 @@ def simulate_gossip(
     """
     from forethought.holders.simulate import simulate, synchronous_seconds
 
+    require_no_payer(gossiping.loaded.request.job)
     gossip = gossiping.gossip
     shares, options = gossiping.simulation([gossip.plan(k) for k in range(gossip.workers)])
     run = simulate(

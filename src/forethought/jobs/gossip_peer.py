@@ -475,7 +475,8 @@ def _take_part(
     run = loaded.request.job.run
     records, loss = prepared_records(loaded, own, shared, gossip.plan(me))
     seeds = Seeds(run.seed, run.noise_seed).part(me)
-    share = Share(records, loss, *allowed, seeds, run.micro_batch, witness)
+    payer = loaded.request.job.payer
+    share = Share(records, loss, *allowed, seeds, run.micro_batch, witness, payer)
     plans = tuple(loaded.with_caveats(plan) for plan in gossip.plans)
     stated = replace(gossip, plans=plans)
     with InterruptGuard() as guard:

@@ -209,6 +209,15 @@ def identities_of(files: Sequence[Path], wanted: Sequence[str]) -> list[Identity
     return [found[name] for name in wanted]
 
 
+def require_no_payer(job: Job) -> None:
+    """Refuse a job whose book would not be asked. Raises JobError."""
+    if job.ledger is not None:
+        raise JobError(
+            "a simulation has one process for all holders, and [ledger] is of one of them: leave "
+            "it out where the data are public, or run each holder by itself"
+        )
+
+
 def own_records(
     request: Request,
     section: HoldersSection,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.sampling import Indices
 from forethought.rounds.team import Team, present_team
-from forethought.rounds.transcript import Paid, Payer, Transcript
+from forethought.rounds.transcript import Paid, Payer, Transcript, marked
 from forethought.training.descent import IterateAverage, descent_of
 from forethought.training.execution import (
     Execution,
@@ -658,7 +657,7 @@ def run_plan(task: Task) -> Run:
     loop = Loop(task, keys.secrets, settings, statement)
     checkpointer = _kept(task, loop, keys, saved, settings)
     if task.paid is not None:
-        loop.private.note = _marked(task.paid, loop.private.note, _before(task))
+        loop.private.note = marked(task.paid, loop.private.note, _before(task))
     if saved is not None:
         loop.restore(saved)
     try:
@@ -701,25 +700,6 @@ def _before(task: Task) -> int:
         return task.paid_before
     paid = task.plan if task.paid is None else task.paid
     return len(paid.mechanism) - task.plan.rounds
-
-
-def _marked(
-    paid: Paid, note: Callable[[int, bytes], int] | None, before: int
-) -> Callable[[int, bytes], int]:
-    """Notes of releases, each in the book before it is in the folder, and there before its noise
-    is drawn."""
-
-    process = os.getpid()
-
-    def marked(index: int, bound: bytes) -> int:
-        paid.ahead(before + index + 1)
-        times = 1 if note is None else note(index, bound)
-        copies = times + (os.getpid() != process)  # a fork releases what its parent does
-        if copies > 1:
-            paid.again(before + index + 1, copies)
-        return times
-
-    return marked
 
 
 def settled_in(task: Task, statement: Statement, rounds: int | None = None) -> Statement:
