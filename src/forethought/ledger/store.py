@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import random
 import secrets
 import time
@@ -19,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, func, insert, inspect, select, update
+from sqlalchemy import Connection, Engine, Row, Select, func, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
 from forethought.ledger import chain
@@ -66,6 +67,7 @@ from forethought.values.mechanism import ADJACENCIES
 from forethought.values.serialisation import canonical, parse
 from forethought.values.signing import SignatureError, Signer, public_key_of
 
+_Found = TypeVar("_Found")
 _LOG = logging.getLogger(__name__)
 # A clock may be so far behind another machine's before it is spoken of.
 _SKEW = timedelta(minutes=5)
@@ -281,8 +283,7 @@ class Store(Book):
         return self._known(data)[0]
 
     def accounts(self) -> Sequence[Account]:
-        with self._reading() as connection:
-            rows = connection.execute(select(ACCOUNTS).order_by(ACCOUNTS.c.data)).all()
+        rows = self._rows(select(ACCOUNTS).order_by(ACCOUNTS.c.data))
         return [chain.account_from(parse(row.account)) for row in rows]
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
@@ -331,10 +332,7 @@ class Store(Book):
     def partitions(self, data: str) -> dict[str, int]:
         """Persons registered: partition → their number; "" is the whole data set."""
         self._known(data)
-        with self._reading() as connection:
-            rows = connection.execute(
-                select(SUMS).where(SUMS.c.data == data).order_by(SUMS.c.part)
-            ).all()
+        rows = self._rows(select(SUMS).where(SUMS.c.data == data).order_by(SUMS.c.part))
         return {row.part: row.persons for row in rows}
 
     def add_token(self, name: str, role: Role) -> str:
@@ -377,16 +375,15 @@ class Store(Book):
 
     def holder(self, token: str) -> Holder:
         """The one whom a token names. Raises NotAllowedError: nobody, or it was revoked."""
-        with self._reading() as connection:
-            row = one(connection, TOKENS, TOKENS.c.hash == _token_hash(token))
+        found = self._rows(select(TOKENS).where(TOKENS.c.hash == _token_hash(token)))
+        row = found[0] if found else None
         if row is None or row.revoked:
             raise NotAllowedError("the token opens nothing: it is unknown, or was revoked")
         return Holder(row.name, row.role)
 
     def holders(self) -> Sequence[Holder]:
         """All that were given a token, by name."""
-        with self._reading() as connection:
-            rows = connection.execute(select(TOKENS).order_by(TOKENS.c.name)).all()
+        rows = self._rows(select(TOKENS).order_by(TOKENS.c.name))
         return [Holder(row.name, row.role, row.revoked) for row in rows]
 
     # The life of a reservation.
@@ -434,8 +431,7 @@ class Store(Book):
 
     def fits(self, data: str, charge: Charge) -> bool:
         rule, costs = self._priced(data, charge)
-        with self._reading() as connection:
-            after = _with(rule, data, _sums(connection, data), charge, costs)
+        after = _with(rule, data, self._read(lambda on: _sums(on, data)), charge, costs)
         return rule.fits(sum_of(rule, data, after, charge.partition))
 
     def begin(self, number: int, run: str) -> Reservation:
@@ -499,57 +495,53 @@ class Store(Book):
         return self.total(held.data)
 
     def reservation(self, number: int) -> Reservation:
-        with self._reading() as connection:
-            return _reservation(_row(connection, number))
+        return _reservation(self._read(lambda on: _row(on, number)))
 
     def reservations(self, data: str) -> Sequence[Reservation]:
         self._known(data)
         query = select(RESERVATIONS).where(RESERVATIONS.c.data == data)
-        with self._reading() as connection:
-            rows = connection.execute(query.order_by(RESERVATIONS.c.number)).all()
-        return [_reservation(row) for row in rows]
+        return list(map(_reservation, self._rows(query.order_by(RESERVATIONS.c.number))))
 
     def total(self, data: str) -> Total:
         account, rule = self._known(data)
-        with self._reading() as connection:
-            sums = _sums(connection, data)
-            head = connection.execute(select(HEAD.c.hash)).scalar_one()
+        sums, head = self._read(
+            lambda on: (_sums(on, data), on.execute(select(HEAD.c.hash)).scalar_one())
+        )
         return total_of(account, rule, sums, head)
 
     # The chain.
 
     def entries(self, after: int = 0) -> Sequence[Entry]:
         query = select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number)
-        with self._reading() as connection:
-            return [_entry(row) for row in connection.execute(query)]
+        return list(map(_entry, self._rows(query)))
 
     def export(self) -> str:
         """The book as JSON, with everything that ``chain.verify_export`` needs."""
         return chain.export(self.entries())
 
     def verify(self, head: str | None = None) -> Sequence[str]:
-        with self._reading() as connection:
+        def work(connection: Connection) -> list[str]:
             rows = connection.execute(select(ENTRIES).order_by(ENTRIES.c.number)).all()
             try:
                 entries = [_entry(row) for row in rows]
             except (ValueError, TypeError) as error:
                 return [f"the book holds entries that are none: {error}"]
             state, problems = chain.play(entries, head, self._kept.key)
-            if problems:
-                return problems
-            return [*_differing(connection, state, entries[-1])]
+            return problems or [*_differing(connection, state, entries[-1])]
+
+        return self._read(work)
 
     # Within.
 
     def _known(self, data: str) -> tuple[Account, Rule]:
         """An account and its rule, which never change."""
         if data not in self._kept.rules:
-            with self._reading() as connection:
-                row = one(connection, ACCOUNTS, ACCOUNTS.c.data == data)
-                names = connection.execute(select(ACCOUNTS.c.data)).scalars().all()
-            if row is None:
+            rows = self._rows(select(ACCOUNTS).where(ACCOUNTS.c.data == data))
+            if not rows:
+                names = [row.data for row in self._rows(select(ACCOUNTS.c.data))]
                 hint = suggestion(data, names) if names else "the book has no account yet"
                 raise BookError(f"the book has no account of {data!r}: {hint}")
+            row = rows[0]
             found = chain.account_from(parse(row.account)), Rule.from_dict(parse(row.rule))
             self._kept.rules[data] = found
         return self._kept.rules[data]
@@ -602,11 +594,21 @@ class Store(Book):
         turn.connection.execute(update(RESERVATIONS).where(here).values(**life, **more))
         return True
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        """One moment of the book."""
-        with self._kept.told(), self._kept.reads.connect() as connection:
-            yield connection
+    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        return self._read(lambda connection: connection.execute(query).all())
+
+    def _read(self, work: Callable[[Connection], _Found]) -> _Found:
+        """Look at one moment of the book; a server that is gone is waited for."""
+        until = time.monotonic() + self._kept.patience
+        while True:
+            try:
+                with self._kept.reads.connect() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                trouble = failure(error)
+            if trouble.kind == "stop" or time.monotonic() > until:
+                raise BookError(f"{self._kept.url}: {trouble.words}")
+            time.sleep(random.uniform(0.01, 0.2))
 
     def _write(
         self,
@@ -690,13 +692,19 @@ class _FullError(Exception):
 
 def total_of(account: Account, rule: Rule, sums: Holdings, head: str) -> Total:
     """The total of an account from its sums; see :class:`~forethought.ledger.book.Total`."""
+    budget = account.budget
+
+    def epsilon(of: Sums) -> float:
+        # Sums that fit keep the budget; their ε is rounded up, perhaps to more.
+        return min(rule.epsilon(of), budget.epsilon if rule.fits(of) else math.inf)
+
     by_part = {
-        part: rule.epsilon(rule.total(sums[account.data, ""], {part: held} if part else {}))
+        part: epsilon(rule.total(sums[account.data, ""], {part: held} if part else {}))
         for (data, part), held in sums.items()
         if data == account.data
     }
     most = sum_of(rule, account.data, sums)
-    return Total(rule.epsilon(most), account.budget.delta, rule.left(most), by_part, head)
+    return Total(epsilon(most), budget.delta, rule.left(most), by_part, head)
 
 
 def _name(what: str, name: str) -> str:
