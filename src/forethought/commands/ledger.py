@@ -198,7 +198,7 @@ def show(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What is spent, what is left, and what that can still buy."""
+    """Show what is spent, what is left, and what that can still buy."""
     from forethought.ledger.shown import shown
 
     book = _book(place, token_file)

@@ -230,24 +230,24 @@ def _in_book(found: Path, statement: Statement, place: str, token_file: Path | N
     path = found.with_name(IN_BOOK)
     if not path.is_file():
         raise StatementError(f"there is no {IN_BOOK} beside it: no book paid for this run")
-    said = parse(read_outside(path))
+    noted = parse(read_outside(path))
     book = book_at(place if "://" in place else f"sqlite:///{place}", token_file)
     try:
-        head, number = said["total"]["head"], said["reservation"]
+        head, number = noted["total"]["head"], noted["reservation"]
         problems = book.verify(head)
         if problems:
             raise StatementError(f"the book does not verify: {'; '.join(problems)}")
         held = book.reservation(number)
-        points = history(book.entries(), said["data"], head).points
+        points = history(book.entries(), noted["data"], head).points
     finally:
         book.close()
     planned = held.charge.mechanism
     ran = statement.mechanism
     own = planned if len(ran) >= len(planned) else planned.after(len(planned) - len(ran))
-    same = said["again"] or statement.way.composed is None or own == ran
-    if (held.data, held.released) != (said["data"], said["released"]) or not same:
+    same = noted["again"] or statement.way.composed is None or own == ran
+    if (held.data, held.released) != (noted["data"], noted["released"]) or not same:
         raise StatementError(f"reservation {number} in the book is of another run than this")
-    total, stated = points[-1].epsilon, float(said["total"]["epsilon"])
+    total, stated = points[-1].epsilon, float(noted["total"]["epsilon"])
     if total > stated * (1 + 1e-9):
         raise StatementError(
             f"the statement says that its data set's total was ε {at_most(stated)} after this run; "

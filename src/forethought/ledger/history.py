@@ -35,7 +35,7 @@ class History:
     points: tuple[Point, ...]
 
     def more(self, charge: Charge) -> int:
-        """How many charges like this one still fit."""
+        """The number of charges like this one that still fit."""
         held = {(self.data, part): sums for part, sums in self.sums.items()}
         return self.rule.more(sum_of(self.rule, self.data, held, charge.partition), charge)
 

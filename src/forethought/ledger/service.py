@@ -118,7 +118,7 @@ class Service:
         return answer.made
 
     def health(self, request: Request, body: bytes) -> Response:
-        """Whether the book can be read; nothing of what is in it."""
+        """Says that the book can be read, and nothing of its content."""
         with self._answering(request, "health") as answer:
             self.book.accounts()
             answer.made = JSONResponse({"ok": True}, headers=HEADERS)
@@ -135,7 +135,7 @@ class Service:
         return answer.made
 
     def _holder(self, request: Request, answer: _Answer, *, browser: bool = False) -> Holder:
-        """Whose token a request has.
+        """The one whose token a request has.
 
         Raises:
             _AskError: none that is known, too many requests, or too many wrong tokens.

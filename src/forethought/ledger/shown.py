@@ -20,7 +20,7 @@ class Shown:
 
 
 def shown(book: Book, data: str) -> Shown:
-    """What there is to say of an account. Raises BookError: no such account."""
+    """An account as it stands, in words and values. Raises BookError: no such account."""
     account, total = book.account(data), book.total(data)
     reservations = book.reservations(data)
     budget, more = account.budget, None
