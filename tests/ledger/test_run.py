@@ -91,14 +91,14 @@ def test_no_record_is_read_before_the_whole_plan_is_reserved(tmp_path: Path) -> 
 
 
 def test_a_refusal_reads_no_record_and_names_the_largest_plan_that_fits(tmp_path: Path) -> None:
-    ledger, book = opened(tmp_path, epsilon=0.6)
+    ledger, book = opened(tmp_path, epsilon=3.0)
     read: list[int] = []
     before = book.total("patients")
-    with pytest.raises(OverBudgetError, match=r"of 30 rounds still fit") as refused:
+    with pytest.raises(OverBudgetError, match=r"of 200 rounds still fit") as refused:
         train(
             model(),
             Looked(lambda: read.append(1)),
-            planned(1.0),
+            planned(2.0, 200),
             ledger=ledger,
             out=tmp_path / "run",
         )
@@ -106,8 +106,8 @@ def test_a_refusal_reads_no_record_and_names_the_largest_plan_that_fits(tmp_path
     assert not (tmp_path / "run").exists()
     words = str(refused.value)
     count = int(words.rpartition("of this plan ")[2].partition(" ")[0])
-    mechanism = planned(1.0).mechanism
-    assert 0 < count < ROUNDS
+    mechanism = planned(2.0, 200).mechanism
+    assert 0 < count < 200
     assert book.fits("patients", Charge(mechanism.first(count)))
     assert not book.fits("patients", Charge(mechanism.first(count + 1)))
     again = pickle.loads(pickle.dumps(refused.value))
@@ -138,7 +138,7 @@ def test_the_mark_is_in_the_book_before_a_round_is_in_the_folder(
 
 
 def test_marks_run_ahead_about_once_a_second(tmp_path: Path, monkeypatch: Any) -> None:
-    ledger, book = opened(tmp_path)
+    ledger, _ = opened(tmp_path)
     clock = [0.0]
     monkeypatch.setattr(of_run.time, "monotonic", lambda: clock[0])
     mechanism = Mechanism(Rounds(1e4, 20_000, FullBatch()))
@@ -319,7 +319,13 @@ def test_phases_that_were_not_run_return(tmp_path: Path) -> None:
     parts = [Rounds(noise, 10, Poisson(0.2)) for noise in (4.0, 3.0, 2.0)]
     plan = Plan(Mechanism(*parts), EXAMPLES, 1e-6)
     done = ft.train_until(
-        model(), records(), plan, accuracy=0.01, test=records(4), ledger=ledger, out=tmp_path / "run"
+        model(),
+        records(),
+        plan,
+        accuracy=0.01,
+        test=records(4),
+        ledger=ledger,
+        out=tmp_path / "run",
     )
     assert len(done.phases) == 1
     (held,) = book.reservations("patients")

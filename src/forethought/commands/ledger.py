@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -360,7 +361,7 @@ def serve(
 ) -> None:
     """Let training machines use the book with a token and no database credentials."""
     try:
-        from forethought.ledger.service import listening, serve
+        from forethought.ledger.service import listening, server
     except ImportError as error:
         raise ValueError(
             f"the service needs more packages ({error.name}): pip install 'forethought[ledger]'"
@@ -373,11 +374,8 @@ def serve(
         )
         scheme, found = "http" if certificate is None else "https", listener.getsockname()[1]
         console_for(quiet).print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
-        with listener:
-            if log is None:
-                serve(book, listener, certificate=certificate, key=certificate_key)
-            else:
-                with log.open("a", encoding="utf-8") as file:
-                    serve(book, listener, certificate=certificate, key=certificate_key, log=file)
+        with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
+            made = server(book, certificate=certificate, key=certificate_key, log=file)
+            made.run(sockets=[listener])
     finally:
         book.close()

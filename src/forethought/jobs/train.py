@@ -347,7 +347,7 @@ class _Advised:
 def _payer(
     prepared: Prepared, folder: Path, options: Mapping[str, Any], held: contextlib.ExitStack
 ) -> Any:
-    """The book that pays for the run; begun here where statistics are released before the training."""
+    """The book that pays for the run; begun here where statistics come before the training."""
     from forethought.training.execution import leads
     from forethought.training.folder import RunFolder, locked
 

@@ -257,24 +257,24 @@ def listening(
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
+        found.listen(128)
     except OSError:
         found.close()
         raise
     return found
 
 
-def serve(
+def server(
     book: Store,
-    listener: socket.socket,
     *,
     certificate: Path | None = None,
     key: Path | None = None,
     log: IO[str] | None = None,
-) -> None:
-    """Answer until SIGINT or SIGTERM.
+) -> uvicorn.Server:
+    """A server of a book; ``run(sockets=[listener])`` answers until SIGINT or SIGTERM.
 
     Args:
-        listener: of :func:`listening`, with the same certificate and key.
+        certificate, key: those of :func:`listening`. log: for a line a request.
     """
     config = uvicorn.Config(
         app(Service(book, log or sys.stderr)),
@@ -286,4 +286,4 @@ def serve(
         ssl_keyfile=None if key is None else str(key),
         timeout_graceful_shutdown=10,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(config)
