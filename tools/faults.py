@@ -1,10 +1,12 @@
-"""Trials of what must never happen, in gossips and federations; stops at the first violation.
+"""Trials of what must never happen, in gossips, federations, books; stops at the first violation.
 
 python tools/faults.py federation --seeds 100000             # machines under planted faults
 python tools/faults.py gossip --seeds 1000                   # the same of a gossip's workers
 python tools/faults.py gossip --liars --seeds 10000          # and one of five lies
 python tools/faults.py gossip --kills 100 --engine ray       # real processes, killed and stopped
 python tools/faults.py federation --kills 100 --engine flower
+python tools/faults.py ledger --engine postgresql            # 50 writers of one book at once
+python tools/faults.py ledger --kills 1000 --engine sqlite   # writers are killed, and the server
 
 The status is 1 where something was violated: the line names the seed that shows it again. With
 --json one line of JSON is printed besides.
@@ -107,9 +109,30 @@ def carried(count: int, engine: str, rule: str, first: int) -> dict[str, Any]:
     return {"killed": killed, "stopped": stopped, "trials": trials, "engine": engine}
 
 
+def books(count: int, engine: str, first: int, writers: int) -> dict[str, Any]:
+    """Many writers of one book at once, or kills of writers and of the server."""
+    from trials import ledger
+
+    if count:
+        killed = ledger.run_kills(count, engine, first, progress(count))
+        print(
+            f"{killed.writers} kills of writers and {killed.servers} of the server in "
+            f"{killed.trials} books, {engine}, without a violation: {killed.calls:,} calls were "
+            f"answered, and {killed.again} said again by whoever came after a killed one"
+        )
+        return {**asdict(killed), "engine": engine}
+    found = ledger.run_contended(engine, writers=writers)
+    print(
+        f"{found.writers} writers at once, {engine}, without a violation: {found.reservations:,} "
+        f"reservations, which is all that fit, and {found.refusals:,} refusals in "
+        f"{found.seconds:.0f} s"
+    )
+    return {**asdict(found), "engine": engine}
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("of", choices=("federation", "gossip"))
+    parser.add_argument("of", choices=("federation", "gossip", "ledger"))
     parser.add_argument("--seeds", type=int, default=1000, help="trials of machines, one a seed")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--json", action="store_true")
@@ -119,15 +142,25 @@ def main(words: list[str] | None = None) -> int:
     real.add_argument(
         "--engine",
         help="of a gossip: ray (default), sites (gRPC), torchrun (SYNC); of a federation: grpc "
-        "(default), flower",
+        "(default), flower; of a ledger: sqlite (default), postgresql",
     )
     real.add_argument("--rule", default="asynchronous", help="see rule in a job")
     real.add_argument("--compression", default="none", help="see [gossip] in a job")
+    real.add_argument("--writers", type=int, default=50, help="of a ledger, 200 calls each")
     asked = parser.parse_args(words)
     if asked.seeds < 1 or asked.first < 0 or asked.kills < 0:
         parser.error("--seeds is at least 1, --first and --kills at least 0")
     try:
-        if asked.kills and asked.of == "federation":
+        if asked.of == "ledger":
+            from trials import ledger
+
+            engine = asked.engine or "sqlite"
+            if engine not in ledger.ENGINES:
+                parser.error(f"a ledger's engines are {' and '.join(ledger.ENGINES)}, not {engine}")
+            if engine == "postgresql" and (problem := ledger.impossible()):
+                parser.error(problem)
+            found = books(asked.kills, engine, asked.first, asked.writers)
+        elif asked.kills and asked.of == "federation":
             from trials.carriers import ENGINES
 
             engine = asked.engine or "grpc"

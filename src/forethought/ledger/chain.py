@@ -101,7 +101,7 @@ def begun(held: Reservation, run: str) -> Reservation:
 def marked(held: Reservation, rounds: int) -> Reservation:
     """The reservation with its mark at ``rounds``, or where it was, if that is higher."""
     _active(held)
-    return replace(held, mark=max(held.mark, _rounds(held, rounds)))
+    return replace(held, mark=max(held.mark, rounds_of(held, rounds)))
 
 
 def settled(held: Reservation, rounds: int) -> Reservation:
@@ -109,7 +109,7 @@ def settled(held: Reservation, rounds: int) -> Reservation:
     if held.released == rounds:
         return held
     _active(held)
-    return replace(held, status="settled", released=_rounds(held, rounds))
+    return replace(held, status="settled", released=rounds_of(held, rounds))
 
 
 def ended(held: Reservation, rounds: int) -> Reservation:
@@ -118,7 +118,7 @@ def ended(held: Reservation, rounds: int) -> Reservation:
         return held
     if held.released is not None:
         raise _is_over(held)
-    if _rounds(held, rounds) < held.mark:
+    if rounds_of(held, rounds) < held.mark:
         raise BookError(
             f"reservation {held.number} may have released {held.mark} rounds: it cannot end with "
             f"{rounds}, only with {held.mark} to {len(held.charge.mechanism)}"
@@ -139,7 +139,8 @@ def _is_over(held: Reservation) -> BookError:
     )
 
 
-def _rounds(held: Reservation, rounds: int) -> int:
+def rounds_of(held: Reservation, rounds: int) -> int:
+    """A number of rounds that a reservation can have. Raises BookError: another one."""
     planned = len(held.charge.mechanism)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= planned:
         raise BookError(

@@ -187,8 +187,17 @@ def connected(url: URL, patience: float) -> Engine:
 
 
 def _sqlite(path: str, patience: float) -> sqlite3.Connection:
+    may_write = os.access(path, os.W_OK, effective_ids=True) and os.access(
+        Path(path).parent, os.W_OK, effective_ids=True
+    )
+    log = Path(f"{path}-wal")
+    if may_write or not Path(path).exists():
+        mode = "mode=rw"
+    else:
+        # Without a log nobody has it open, and all is in the file: an auditor's copy.
+        mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
     connection = sqlite3.connect(
-        f"file:{quote(path)}?mode=rw",
+        f"file:{quote(path)}?{mode}",
         uri=True,
         timeout=patience,
         isolation_level=None,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -208,7 +209,7 @@ class _Kept:
 
     Args:
         key: the public one that signs all entries; None: nobody signs. signer: has that key.
-        rules: data set → account and rule, once they have been read.
+        rules, charges: account and rule of data sets, and reservations as they once were.
     """
 
     engine: Engine
@@ -217,10 +218,17 @@ class _Kept:
     signer: Signer | None = None
     key: str | None = None
     rules: dict[str, tuple[Account, Rule]] = field(default_factory=dict)
+    charges: dict[int, Reservation] = field(default_factory=dict)
 
     @property
     def reads(self) -> Engine:
         return reading(self.engine)
+
+    def remember(self, made: Reservation) -> None:
+        """Know a reservation's charge, which never changes, when it is settled."""
+        if len(self.charges) > 1000:
+            self.charges.clear()
+        self.charges[made.number] = made
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -425,6 +433,7 @@ class Store(Book):
         except _FullError as full:
             raise self._over(account, rule, full.sums, charge) from None
         made = chain.reserved_by(found)
+        self._kept.remember(made)
         if (made.data, made.charge) != (data, charge):
             raise BookError(f"the call {call!r} was for another charge: reservation {made.number}")
         return made if call is None else self.reservation(made.number)
@@ -473,10 +482,11 @@ class Store(Book):
         finished: Callable[[Reservation, int], Reservation],
         values: Mapping[str, Any],
     ) -> Total:
-        held = self.reservation(number)
-        finished(held, rounds)
-        rule = self._known(held.data)[1]
-        now_costs = rule.costs(held.charge, rounds)
+        # A reservation's charge never changes: it is priced before the transaction.
+        held = self._kept.charges.get(number) or self.reservation(number)
+        data, charge = held.data, held.charge
+        rule = self._known(data)[1]
+        now_costs = rule.costs(charge, chain.rounds_of(held, rounds))
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             held, costs = self._own(turn, number)
@@ -486,16 +496,18 @@ class Store(Book):
             if not self._change(turn, held, new, costs=_numbers(now_costs)):
                 return None
             change = tuple(a - b for a, b in zip(now_costs, costs, strict=True))
-            sums = _with(rule, held.data, _sums(turn.connection, held.data), held.charge, change)
-            _set_sums(turn, held.data, held.charge.partition, sums)
+            sums = _with(rule, data, _sums(turn.connection, data), charge, change)
+            _set_sums(turn, data, charge.partition, sums)
             said = {"reservation": number, "rounds": rounds, "costs": [*now_costs]}
             return {**said, **values}
 
         self._write(kind, work)
-        return self.total(held.data)
+        return self.total(data)
 
     def reservation(self, number: int) -> Reservation:
-        return _reservation(self._read(lambda on: _row(on, number)))
+        found = _reservation(self._read(lambda on: _row(on, number)))
+        self._kept.remember(found)
+        return found
 
     def reservations(self, data: str) -> Sequence[Reservation]:
         self._known(data)
@@ -694,6 +706,7 @@ def total_of(account: Account, rule: Rule, sums: Holdings, head: str) -> Total:
     """The total of an account from its sums; see :class:`~forethought.ledger.book.Total`."""
     budget = account.budget
 
+    @cache
     def epsilon(of: Sums) -> float:
         # Sums that fit keep the budget; their ε is rounded up, perhaps to more.
         return min(rule.epsilon(of), budget.epsilon if rule.fits(of) else math.inf)
