@@ -9,11 +9,6 @@ import http.client
 import io
 import ipaddress
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -41,6 +36,7 @@ from forethought.ledger.store import Store, create, open_book
 from forethought.ledger.wire import error_from, error_to
 from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import FullBatch, Poisson
+from ledger.serving import served
 
 CHARGE = Charge(Mechanism(Rounds(4.0, 10, Poisson(0.1)), Rounds(20.0, 1, FullBatch())))
 
@@ -317,30 +313,6 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         )
     )
     return pem, private
-
-
-@contextlib.contextmanager
-def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """``forethought ledger serve`` as a process; its address."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "forethought", "ledger", "serve", str(folder / "books.db")),
-            *("--port", "0", "--log", str(folder / "log.jsonl"), *options),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    try:
-        assert process.stdout is not None
-        address = re.search(r"https?://\S+:\d+", process.stdout.readline())
-        assert address is not None
-        yield address.group(), process
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 @pytest.mark.slow

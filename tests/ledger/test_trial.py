@@ -16,14 +16,13 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("torch")
 
-from test_service import served
-
 from forethought.accounting.statement import Statement
 from forethought.ledger.book import Account
 from forethought.ledger.client import RemoteBook
 from forethought.ledger.store import create, open_book
 from forethought.training.folder import CHECKPOINT, ReleasedRounds
 from forethought.values.mechanism import Budget
+from ledger.serving import served
 
 PATIENCE = 600
 
