@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, ClassVar
 
+import numpy as np
+from scipy.special import ndtr
+
+from forethought.accounting import exact
 from forethought.accounting.adaptive import limit_of
-from forethought.accounting.closed_bounds import gaussian_epsilon, gaussian_mu
+from forethought.accounting.closed_bounds import (
+    gaussian_delta_above,
+    gaussian_delta_below,
+    gaussian_epsilon,
+    gaussian_mu,
+)
+from forethought.accounting.dominating_pair import Array
 from forethought.accounting.renyi import LIFT, RenyiCurve, rdp
 from forethought.accounting.theorems import unsampled_distance
 from forethought.ledger.book import Account, Charge
-from forethought.values.checks import one_of, real
+from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -27,8 +38,8 @@ Sums = tuple[int, ...]
 
 # A limit is so many units: a cost is rounded up by a part of 1e-15 of the budget.
 WHOLE = 2**50
-# A cost of at least this is not told apart from an infinite one; sums of 4,000 fit into 64 bits.
-MOST = 2**51
+# A cost of at least this is not told apart from an infinite one; sums of 1,000 fit into 64 bits.
+MOST = 2**53
 _ROUNDING = 1 + 1e-12
 
 
@@ -67,15 +78,20 @@ class Rule:
         values = dict(values)
         kind = values.pop("kind", None)
         one_of("rule", kind, tuple(RULES))
-        return RULES[kind]._restore(values)
+        common = {"epsilon", "delta", "adjacency"}
+        exact_keys("rule", {key: values[key] for key in common & values.keys()}, common)
+        one_of("adjacency", values["adjacency"], ADJACENCIES)
+        budget = Budget(values["epsilon"], values["delta"])
+        own = {key: value for key, value in values.items() if key not in common}
+        return RULES[kind]._restore(budget, values["adjacency"], own)
 
     def _own(self) -> dict[str, Any]:
         return {}
 
     @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Rule:
-        exact_keys("rule", values, {"epsilon", "delta", "adjacency"})
-        return cls(Budget(values["epsilon"], values["delta"]), values["adjacency"])
+    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> Rule:
+        exact_keys(f"{cls.KIND} rule", own, set())
+        return cls(budget, adjacency)
 
     @property
     def nothing(self) -> Sums:
@@ -207,11 +223,9 @@ class RenyiRule(Rule):
         return {"order": self.order}
 
     @classmethod
-    def _restore(cls, values: dict[str, Any]) -> Rule:
-        exact_keys("rule", values, {"epsilon", "delta", "adjacency", "order"})
-        one_of("adjacency", values["adjacency"], ADJACENCIES)
-        budget = Budget(values["epsilon"], values["delta"])
-        return cls(budget, values["adjacency"], real("order", values["order"], above=1))
+    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> Rule:
+        exact_keys("renyi rule", own, {"order"})
+        return cls(budget, adjacency, real("order", own["order"], above=1))
 
     @property
     def limit(self) -> float:
@@ -242,5 +256,257 @@ def _order(budget: Budget) -> float:
     return max(orders, key=lambda order: limit_of(order, budget.epsilon, budget.delta) / order)
 
 
-RULES: dict[str, type[Rule]] = {rule.KIND: rule for rule in (GaussianRule, RenyiRule)}
-DEFAULT = RenyiRule.KIND
+# Sudden steps of the clock, in hundredths of its even course, and what each may add to the moment
+# that ε at δ hangs on: enough for the tails of sampled rounds, and little beside 1.
+_SUDDEN = (1, 3, 10, 30)
+_HUNDREDTHS = 100
+_ADDED = 0.08
+# The leaps' share of δ.
+_LEAPS = 0.002
+# Sudden steps of more hundredths together count as a leap.
+_FURTHEST = 400
+_NEGLIGIBLE = 1e-26
+_KNOTS = 160
+# Where knots end at last, and by what factor the end is looked for.
+_FARTHEST, _FARTHER = 300.0, 1.1
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A clock that is told, and that the data does not move; its reading is a variance, μ².
+
+    From 0 to 1 it grows evenly by ``variance``, by sudden steps now and then, and with a chance
+    that is a small part of δ it leaps to ∞. What is released in some time is a Gaussian release of
+    what it has advanced; after a leap, everything. Both directions of it are alike.
+
+    Args:
+        variance: of the even course.
+        rates: expected number, until 1, of sudden steps of 0.01, 0.03, 0.1 and 0.3 of ``variance``.
+        leaps: expected number of leaps until 1.
+    """
+
+    variance: float
+    rates: tuple[float, ...]
+    leaps: float
+
+    def __post_init__(self) -> None:
+        real("variance", self.variance, above=0)
+        for rate in self.rates:
+            real("rates", rate, least=0)
+        real("leaps", self.leaps, least=0)
+        if len(self.rates) != len(_SUDDEN):
+            raise ValueError(f"rates must be {len(_SUDDEN)} numbers, not {len(self.rates)}")
+
+    @classmethod
+    def suited(cls, budget: Budget) -> Clock:
+        """The one of an account's budget: what it releases until 1 keeps it."""
+        pure = gaussian_mu(budget.epsilon, budget.delta) ** 2
+        # The tilt under which a Gaussian release's loss is ε on average.
+        tilt = max(0.5, (budget.epsilon - pure / 2) / pure)
+        moment = pure * tilt * (tilt + 1) / 2
+        rates = tuple(_ADDED / math.expm1(moment * size / _HUNDREDTHS) for size in _SUDDEN)
+
+        def exceeds(variance: float) -> bool:
+            clock = cls(variance, rates, _LEAPS * budget.delta)
+            return clock.above(1.0, budget.epsilon) > budget.delta
+
+        high = smallest(exceeds, 0.0, pure)
+        return cls(high * (1 - 1e-9), rates, _LEAPS * budget.delta)
+
+    def readings(self, time: float) -> tuple[Array, Array]:
+        """What it may read after ``time``, and how likely; unlikely readings are left out.
+
+        Panjer's recursion: no term is negative.
+        """
+        law = [math.exp(-time * (math.fsum(self.rates) + self.leaps))]
+        for at in range(1, _FURTHEST + 1):
+            terms = [
+                size * rate * law[at - size]
+                for size, rate in zip(_SUDDEN, self.rates, strict=True)
+                if at >= size
+            ]
+            law.append(time / at * math.fsum(terms))
+        odds = np.array(law)
+        kept = np.flatnonzero(odds > _NEGLIGIBLE)
+        return self.variance * (time + kept / _HUNDREDTHS), odds[kept]
+
+    def _left_out(self, time: float) -> float:
+        """At most this is the mass of the readings that are left out: Chernoff's bound."""
+        tilts = np.linspace(0.0, 0.5, 51)[:, None]
+        grown = (np.expm1(tilts * np.array(_SUDDEN)) @ np.array(self.rates)) * time
+        return math.exp(float(np.min(grown - tilts[:, 0] * _FURTHEST))) + _FURTHEST * _NEGLIGIBLE
+
+    def leapt(self, time: float) -> float:
+        """The chance of a leap."""
+        return -math.expm1(-time * self.leaps)
+
+    def above(self, time: float, epsilon: float) -> float:
+        """δ at ``epsilon`` of what is released in ``time``: an upper end."""
+        readings, odds = self.readings(time)
+        deltas = gaussian_delta_above(epsilon, np.sqrt(readings * _ROUNDING))
+        lost = self.leapt(time) + self._left_out(time)
+        return min(1.0, (float(odds @ deltas) + lost) * _ROUNDING)
+
+    def below(self, time: float, epsilons: Array) -> tuple[Array, Array]:
+        """δ at each ε, a lower end, and its slope against e^ε."""
+        readings, odds = self.readings(time)
+        sizes = np.sqrt(readings / _ROUNDING)
+        deltas = gaussian_delta_below(epsilons[:, None], sizes) @ odds
+        slopes = ndtr(-sizes / 2 - epsilons[:, None] / sizes) @ odds
+        return (deltas + self.leapt(time)) / _ROUNDING, -slopes
+
+
+@dataclass(frozen=True)
+class ClockRule(Rule):
+    """A charge costs the time that a clock takes until its release dominates the charge's.
+
+    The time is 1 in all. However charges are chosen by results, all that they show is then a
+    function of one path of the clock's release until 1, which keeps the budget:
+    docs/ledger_theorems.md. Gaussian releases cost their μ² of the even course, and sampled ones
+    hardly more than they add to the exact composition.
+
+    Args:
+        clock: None: the one that is suited to the budget.
+        blocks: so many parts of a run are charged one by one, so that those which were never begun
+            return when it stops. With 1 a sampled run that has begun returns nothing, since what it
+            showed may be the reason why it stopped; it costs least.
+    """
+
+    KIND: ClassVar[str] = "clock"
+
+    clock: Clock = None  # type: ignore[assignment]  # set below
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.clock is None:
+            object.__setattr__(self, "clock", Clock.suited(self.budget))
+        whole("blocks", self.blocks, most=100)
+        if not self.clock.above(1.0, self.budget.epsilon) <= self.budget.delta:
+            raise ValueError("what this clock releases until 1 does not keep the account's budget")
+
+    def _own(self) -> dict[str, Any]:
+        clock = self.clock
+        steps = {"variance": clock.variance, "rates": list(clock.rates), "leaps": clock.leaps}
+        return {**steps, "blocks": self.blocks}
+
+    @classmethod
+    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> Rule:
+        exact_keys("clock rule", own, {"variance", "rates", "leaps", "blocks"})
+        clock = Clock(own["variance"], tuple(own["rates"]), own["leaps"])
+        return cls(budget, adjacency, clock, own["blocks"])
+
+    def _costs(self, mechanism: Mechanism, group: int, rounds: int) -> Sums:
+        if not any(part.sampling.hides(part.sampling.rounds_per_epoch) for part in mechanism):
+            # The even course alone dominates Gaussian releases, round by round.
+            return (_even(self.clock, mechanism.first(rounds), group),)
+        parts = _blocks(self.clock, mechanism, group, self.blocks)
+        return (min(MOST, sum(cost for start, cost in parts if start < rounds)),)
+
+    def epsilon(self, sums: Sequence[int]) -> float:
+        time = _value(sums[0], 1.0)
+        if not 0 < time < math.inf:
+            return time
+        high = 1e-6
+        while self.clock.above(time, high) > self.budget.delta:
+            high *= 2
+        return smallest(lambda level: self.clock.above(time, level) <= self.budget.delta, 0.0, high)
+
+    def left(self, sums: Sequence[int]) -> float:
+        rest = max(0, WHOLE - sums[0]) / WHOLE * self.clock.variance / _ROUNDING
+        return gaussian_epsilon(self.budget.delta, math.sqrt(rest)) / _ROUNDING
+
+
+def smallest(
+    holds: Callable[[float], bool], low: float, high: float, within: float = 1e-12
+) -> float:
+    """Upper end of the bisection bracket of the smallest value at which ``holds`` turns true."""
+    while high - low > within * high:
+        # Halves of the exponent where the ends are far apart.
+        far = 0 < 4 * low < high
+        middle = math.sqrt(low * high) if far else 0.5 * (low + high)
+        if not low < middle < high or high < 1e-18:
+            break
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _even(clock: Clock, mechanism: Mechanism, group: int) -> int:
+    """The cost with every batch holding the whole group: no sampling makes a run worse."""
+    return _units(unsampled_distance(mechanism, group) ** 2, clock.variance)
+
+
+@lru_cache(maxsize=4096)
+def _blocks(
+    clock: Clock, mechanism: Mechanism, group: int, blocks: int
+) -> tuple[tuple[int, int], ...]:
+    """First rounds and costs of a charge's blocks; one block where it cannot be cut."""
+    length = len(mechanism)
+    starts = sorted({length * block // blocks for block in range(blocks)})
+    try:
+        cut = [_between(mechanism, *ends) for ends in pairwise([*starts, length])]
+    except UnsupportedMechanismError:
+        starts, cut = [0], [mechanism]
+    return tuple((at, least_time(clock, part, group)) for at, part in zip(starts, cut, strict=True))
+
+
+def _between(mechanism: Mechanism, start: int, end: int) -> Mechanism:
+    return (mechanism.after(start) if start else mechanism).first(end - start)
+
+
+@lru_cache(maxsize=4096)
+def least_time(clock: Clock, mechanism: Mechanism, group: int) -> int:
+    """The least time, in units, whose release dominates a mechanism's; within 1e-6 of it."""
+    even = _even(clock, mechanism, group)
+    try:
+        ends = [above for _, above in exact.privacy_loss(mechanism, group)]
+    except UnsupportedMechanismError:
+        # Some theorem covers it, as the distance is known, but there is no curve.
+        return even
+
+    def most(level: float) -> float:
+        return max(end.delta(level) for end in ends) * _ROUNDING
+
+    zero, longest = np.zeros(1), MOST / WHOLE
+    at_zero = most(0.0)
+    low = smallest(lambda t: bool(clock.below(t, zero)[0][0] >= at_zero), 0.0, longest, 1e-6)
+    low *= 1 - 2e-6
+    last = 2.0**-10
+    while most(last) > clock.leapt(low) and last < _FARTHEST:
+        last *= _FARTHER
+    knots = np.linspace(0.0, last, _KNOTS)
+    profile = np.array([most(level) for level in knots])
+
+    def dominates(t: float) -> bool:
+        # Beyond the last knot the profile only falls, and the chance of a leap stays.
+        if clock.leapt(t) < profile[-1] * _ROUNDING:
+            return False
+        return _above_chords(np.exp(knots), profile, *clock.below(t, knots))
+
+    high = smallest(dominates, low, longest, 1e-6)
+    return min(even, _units(high, 1.0)) if dominates(high) else even
+
+
+def _above_chords(places: Array, chords: Array, values: Array, slopes: Array) -> bool:
+    """True if a convex function is above the chords of another one, not only where they end.
+
+    Both profiles are convex in e^ε: one is at most its chords, the other at least its tangents.
+
+    Args:
+        places: e^ε. chords: of the one there. values, slopes: of the other.
+    """
+    above = values - chords
+    if not np.all(above >= 0):
+        return False
+    wide = np.diff(places)
+    rise = np.diff(chords) / wide
+    left, right = slopes[:-1] - rise, slopes[1:] - rise
+    # Where the difference falls first and then rises, it is least where both tangents meet.
+    dips = (left < 0) & (right > 0)
+    lowest, highest = above[:-1][dips], above[1:][dips]
+    left, right = left[dips], right[dips]
+    meet = (highest - lowest - right * wide[dips]) / (left - right)
+    return bool(np.all(lowest + left * meet >= 0))
+
+
+RULES: dict[str, type[Rule]] = {rule.KIND: rule for rule in (ClockRule, GaussianRule, RenyiRule)}
+DEFAULT = ClockRule.KIND
