@@ -131,7 +131,7 @@ class Entry:
 
     Args:
         number: counted from 1 without gaps. kind: "account", "reserve", "begin", "mark", "settle",
-            "end", "partition", "token", …
+            "end", "refuse", "partition", "token", …
         values: JSON-ready, everything that the entry says, with actor and time.
         previous: hash of the entry before. hash: of this one with ``previous``.
         signature: of the hash, in base64, where the book has a key.

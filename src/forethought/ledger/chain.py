@@ -195,6 +195,9 @@ class State:
                 self.tokens[holder.name] = replace(holder, revoked=True), hashed
             case "reserve":
                 self._reserve(entry)
+            case "refuse":
+                charge_from(values["charge"])
+                _require(values["data"] in self.accounts, "a refusal by no account")
             case "begin" | "mark" | "settle" | "end":
                 self._live(entry.kind, values)
             case _:

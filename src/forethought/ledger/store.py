@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
@@ -77,7 +77,7 @@ _AT_ONCE = 500
 # Whoever may write entries of a kind; analysts the reservations that they made.
 _MAY: dict[str, tuple[Role, ...]] = {
     **dict.fromkeys(("account", "partition", "token", "revoke"), ("owner",)),
-    **dict.fromkeys(("reserve", "begin", "mark", "settle", "end"), ("owner", "analyst")),
+    **dict.fromkeys(("reserve", "refuse", "begin", "mark", "settle", "end"), ("owner", "analyst")),
 }
 
 
@@ -431,7 +431,12 @@ class Store(Book):
         try:
             found = self._write("reserve", work, call)
         except _FullError as full:
-            raise self._over(account, rule, full.sums, charge) from None
+            over = self._over(account, rule, full.sums, charge)
+            told = {"data": data, "purpose": purpose, "left": over.epsilon_left}
+            values = {**told, "charge": chain.charge_values(charge)}
+            with suppress(BookError):  # the refusal holds, noted or not
+                self._write("refuse", lambda turn: values)
+            raise over from None
         made = chain.reserved_by(found)
         self._kept.remember(made)
         if (made.data, made.charge) != (data, charge):
@@ -687,6 +692,7 @@ _DO = {
     "token": "give a token",
     "revoke": "revoke a token",
     "reserve": "reserve",
+    "refuse": "reserve",
     "begin": "begin a run",
     "mark": "mark rounds",
     "settle": "settle",
