@@ -44,14 +44,16 @@ table{border-collapse:collapse;width:100%;font-size:.92rem}
 caption{text-align:left;color:var(--soft);padding:0 0 6px}
 th,td{text-align:left;vertical-align:top;padding:7px 10px;border-bottom:1px solid var(--rule)}
 thead th{background:var(--tint)}
-td,th[scope=row]{overflow-wrap:anywhere}
+td[data-name=Purpose],td[data-name=Reason],td[data-name=By],th[scope=row]{overflow-wrap:anywhere}
+td[data-name=Purpose],td[data-name=Plan]{min-width:11rem}td[data-name=By]{min-width:7rem}
 .number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 @media (max-width:820px){
 table,tbody,tr,td,th[scope=row]{display:block}thead{position:absolute;width:1px;height:1px;
 overflow:hidden;clip-path:inset(50%)}
 caption{display:block}
 tr{border:1px solid var(--rule);border-radius:8px;margin:0 0 10px;padding:4px 0}
-td,th[scope=row]{border:0;padding:3px 12px;text-align:left}
+td,td.number,th[scope=row]{border:0;padding:3px 12px;text-align:left;white-space:normal}
+svg text{font-size:22px}
 td[data-name]::before{content:attr(data-name) ": ";color:var(--soft)}}
 @media print{:root{--paper:#fff;--ink:#000}tr{break-inside:avoid}}
 """
@@ -91,13 +93,13 @@ def account_page(book: Book, data: str) -> str:
     until = "" if account.until is None else f", until {account.until}"
     body = [
         f"<h1>{escape(data)}</h1>",
-        f'<p class="soft">What is left of one budget, which protects one {unit} '
+        f'<p class="soft">One budget for all that is learned from it. It protects one {unit} '
         f"({escape(account.adjacency)}); opened {escape(account.opened)}{until}.</p>",
         _facts(facts),
         _verdict(problems, total.head, len(entries)),
         "<h2>The total over time</h2>",
         "<p>Every reservation is charged in full when it is made, before its run reads a record. "
-        "What a run did not release returns when it is settled, so the line may fall.</p>",
+        "What a run did not release can return when it is settled, so the line may fall.</p>",
         _curve(points, budget.epsilon),
         "<h2>Reservations</h2>",
         _reservations(reservations, points, entries),
