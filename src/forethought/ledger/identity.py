@@ -1,0 +1,243 @@
+"""Who a data set is: a keyed fingerprint of its records, and hashes of its persons.
+
+**The fingerprint** is LtHash (Bellare and Micciancio 1997; lthash16 with 1,024 numbers, Lewi, Kim,
+Maykov and Weis 2019): every record becomes 1,024 numbers below 2¹⁶ by BLAKE3 with the book's key,
+and the fingerprint is their sum modulo 2¹⁶, number by number. So the order of records does not
+matter, each counts as often as it is there, and records are added and taken out later in the time
+that they take alone. Two different multisets of one fingerprint are a short non-zero vector of
+whole numbers (how often each record is in one and not in the other) in the kernel of a matrix that
+is random if BLAKE3 is a random function: the short-integer-solution problem of dimension 1,024
+modulo 2¹⁶, whose best known attacks cost more than 2²⁰⁰ steps even for one who has the key. A sum
+of 256 bits would not do: with many records to choose from a key's holder finds collisions by
+Wagner's (2002) tree in 2³¹ steps. A count of 2¹⁶ equal records vanishes from the sum, so that the
+number of records is a part of the name. For one without the key a fingerprint is a random number,
+which says nothing about a record that they guess.
+
+**Hashes** of records or of persons are 16 bytes each, keyed too, and kept sorted with how often
+each is there. They find what a fingerprint cannot: a part, a superset, another data set about the
+same people. With n hashes in a book two different ones are equal with chance below n²/2¹²⁹.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+from blake3 import blake3
+from numpy.typing import NDArray
+
+KEY_BYTES, HASH_BYTES = 32, 16
+_NUMBERS = 1024
+# Records that are expanded at a time: 2 MB of numbers, which stay in the cache.
+_BLOCK = 1024
+Kind = Literal["record", "person"]
+
+
+def _key(key: bytes, purpose: str) -> bytes:
+    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+        raise ValueError(f"the book's key must be {KEY_BYTES} bytes")
+    return blake3(key, derive_key_context=f"forethought 2026 ledger identity {purpose}").digest()
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The sum of all records' numbers; empty at first.
+
+    Args:
+        state: 2,048 bytes, 1,024 numbers of two bytes, low one first. count: records in it.
+    """
+
+    state: bytes = bytes(2 * _NUMBERS)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.state) != 2 * _NUMBERS:
+            raise ValueError(f"a fingerprint has {2 * _NUMBERS} bytes, not {len(self.state)}")
+
+    @property
+    def name(self) -> str:
+        """64 hexadecimal digits, for people and for a book's entry."""
+        return blake3(self.count.to_bytes(16, "little", signed=True) + self.state).hexdigest()
+
+    def added(self, key: bytes, records: Iterable[bytes]) -> Fingerprint:
+        """The fingerprint with these records too.
+
+        Args:
+            key: 32 bytes, the book's. records: each as bytes (:func:`contents`).
+        """
+        return self + fingerprint(key, records)
+
+    def removed(self, key: bytes, records: Iterable[bytes]) -> Fingerprint:
+        """The fingerprint without these records, which must be in it: that is not checked."""
+        less = fingerprint(key, records)
+        return Fingerprint((self._numbers - less._numbers).tobytes(), self.count - less.count)
+
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        """Of both data sets together; disjoint parts may be hashed apart."""
+        return Fingerprint((self._numbers + other._numbers).tobytes(), self.count + other.count)
+
+    @property
+    def _numbers(self) -> NDArray[np.uint16]:
+        return np.frombuffer(self.state, "<u2")
+
+
+def fingerprint(key: bytes, records: Iterable[bytes]) -> Fingerprint:
+    """Of records, in any order."""
+    own, total, count = _key(key, "fingerprint"), np.zeros(_NUMBERS, dtype="<u2"), 0
+    records = iter(records)
+    while block := list(islice(records, _BLOCK)):
+        drawn = b"".join([blake3(one, key=own).digest(length=2 * _NUMBERS) for one in block])
+        numbers = np.frombuffer(drawn, "<u2").reshape(len(block), _NUMBERS)
+        total += numbers.sum(axis=0, dtype=np.uint16)
+        count += len(block)
+    return Fingerprint(total.tobytes(), count)
+
+
+@dataclass(frozen=True, eq=False)
+class Hashes:
+    """Different records or persons of a data set, and how many rows each has.
+
+    Args:
+        found: sorted, shape (different,), 16 bytes each. times: rows of each.
+    """
+
+    found: NDArray[Any]
+    times: NDArray[np.int64] = field(repr=False)
+
+    def __len__(self) -> int:
+        """Different ones."""
+        return len(self.found)
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return int(self.times.sum())
+
+    @property
+    def group(self) -> int:
+        """Rows of the one that has most: the ``group`` that a charge must cover."""
+        return int(self.times.max(initial=0))
+
+    def listed(self) -> list[bytes]:
+        """The hashes as bytes, for a book."""
+        held = self.found.tobytes()
+        return [held[at : at + HASH_BYTES] for at in range(0, len(held), HASH_BYTES)]
+
+    def __add__(self, other: Hashes) -> Hashes:
+        """Of both data sets: whoever is in both has the rows of both."""
+        found, place = np.unique(np.concatenate([self.found, other.found]), return_inverse=True)
+        times = np.bincount(place, np.concatenate([self.times, other.times]), len(found))
+        return Hashes(found, times.astype(np.int64))
+
+
+def hashes(key: bytes, entries: Iterable[bytes | str], kind: Kind = "person") -> Hashes:
+    """Keyed hashes of one entry a row: a record's bytes, or what a column calls its person.
+
+    Args:
+        kind: records and persons of one content have different hashes.
+    """
+    own = _key(key, kind)
+    texts = (one.encode() if isinstance(one, str) else one for one in entries)
+    held = b"".join([blake3(one, key=own).digest(length=HASH_BYTES) for one in texts])
+    found, times = np.unique(np.frombuffer(held, _HASH), return_counts=True)
+    return Hashes(found, times.astype(np.int64))
+
+
+def of_hashes(listed: Sequence[bytes], times: Sequence[int] | None = None) -> Hashes:
+    """Hashes that were kept, in any order. Raises ValueError: another length, or one twice."""
+    if any(len(one) != HASH_BYTES for one in listed):
+        raise ValueError(f"hashes have {HASH_BYTES} bytes each")
+    found, first = np.unique(np.frombuffer(b"".join(listed), _HASH), return_index=True)
+    if len(found) < len(listed):
+        raise ValueError("a hash is listed more than once")
+    counted = np.ones(len(found)) if times is None else np.asarray(times)[first]
+    return Hashes(found, counted.astype(np.int64))
+
+
+# 16 bytes that sort; their trailing zeros are never dropped, since only tobytes takes them out.
+_HASH = "S16"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two data sets beside each other, in different records or persons.
+
+    Args:
+        of, other: how many each has. shared: how many are in both.
+        group: most rows of one in both together.
+    """
+
+    of: int
+    other: int
+    shared: int
+    group: int
+
+    @property
+    def kind(self) -> Literal["same", "superset", "part", "overlapping", "disjoint"]:
+        """The first's relation to the second; nearly all (19 of 20) counts as all but for "same".
+
+        A superset with some records taken out is to be noticed too.
+        """
+        if self.shared == self.of == self.other:
+            return "same"
+        if not self.shared:
+            return "disjoint"
+        if 20 * self.shared >= 19 * self.other and self.of >= self.other:
+            return "superset"
+        return "part" if 20 * self.shared >= 19 * self.of else "overlapping"
+
+    def words(self, other: str, unit: str = "record") -> str:
+        """A question's first half: "this looks like a superset of 'x': 12,000 of …"."""
+        shown = f"{self.shared:,} of the {self.other:,} {unit}s of {other!r} are among {self.of:,}"
+        return {
+            "same": f"this is {other!r} under another name: all {self.of:,} {unit}s are the same",
+            "superset": f"this looks like a superset of {other!r}: {shown}",
+            "part": f"this looks like a part of {other!r}: {shown}",
+            "overlapping": f"this shares {unit}s with {other!r}: {shown}",
+            "disjoint": f"this shares no {unit} with {other!r}",
+        }[self.kind]
+
+
+def overlap(one: Hashes, other: Hashes) -> Overlap:
+    """How much of two data sets is the same; hashes of one key and one kind."""
+    found, here, there = np.intersect1d(
+        one.found, other.found, assume_unique=True, return_indices=True
+    )
+    both = one.times[here] + other.times[there]
+    most = max(int(both.max(initial=0)), one.group, other.group)
+    return Overlap(len(one), len(other), len(found), most)
+
+
+def contents(frame: pl.DataFrame, leave_out: Iterable[str] = ()) -> list[bytes]:
+    """Every row of a table as bytes: equal for equal entries, whatever the order of columns.
+
+    Entries that are numbers count by their value, whether they stand as "1", "1.0" or 1; words
+    without spaces around them; missing entries are one value.
+
+    Args:
+        leave_out: columns that do not tell records apart, such as a running number.
+    """
+    left_out = set(leave_out)
+    parts = []
+    for name in sorted(set(frame.columns) - left_out):
+        entries = frame[name]
+        if entries.dtype == pl.Boolean:
+            entries = entries.cast(pl.Int8)
+        words = entries.cast(pl.String).str.strip_chars()
+        numbers = entries if entries.dtype.is_numeric() else words
+        value = numbers.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() + 0.0
+        # Whole numbers from 2⁵³ on, such as long identifiers, are told apart as words only.
+        exact = pl.Series(np.abs(value) < 2**53)
+        bits = pl.Series(value.view(np.int64)).cast(pl.String)
+        # A length before each word keeps it from running into the next one.
+        sized = words.str.len_bytes().cast(pl.String) + ":" + words
+        written = ("n" + bits).zip_with(exact, "w" + sized).fill_null("-")
+        parts.append((f"{len(name.encode())}:{name}=" + written).alias(name))
+    if not parts:
+        return [b""] * len(frame)
+    together = pl.DataFrame(parts).select(pl.concat_str(pl.all(), separator=";"))
+    return [row.encode() for row in together.to_series().to_list()]

@@ -1,0 +1,364 @@
+"""Quantiles, survival curves and AUC: all of them from running sums of fine histograms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from forethought.statistics.cumulative import (
+    MOST_BINS,
+    decoded,
+    encoded,
+    noise_of_sums,
+    norm,
+    rising,
+    settled,
+)
+from forethought.statistics.kinds import (
+    NORMAL,
+    Array,
+    Estimate,
+    Statistic,
+    binned,
+    column_named,
+    largest,
+    ranged,
+)
+from forethought.statistics.table import Rows
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Adjacency
+
+# Times that a curve or an AUC is computed anew with other noise, to see how far it strays.
+_REPEATS = 400
+# A survival curve is stated where the number at risk is so many times its noise.
+_WELL_KNOWN = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(Statistic):
+    """Numbers below which given shares of a column lie, from running sums of a fine histogram.
+
+    Args:
+        column: of numbers. range: lowest and highest, declared.
+        at: the shares. bins: of equal width, in which numbers are told apart.
+    """
+
+    column: str = ""
+    range: Any = None
+    at: Any = (0.25, 0.5, 0.75)
+    bins: int = 1024
+    kind: ClassVar[str] = "quantiles"
+    unit: ClassVar[str] = "share of the records below"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def _check(self) -> None:
+        column_named(self.column)
+        object.__setattr__(self, "range", ranged(self.range))
+        wanted = [self.at] if isinstance(self.at, int | float) else self.at
+        shares = tuple(real("at", share, least=0, most=1) for share in wanted)
+        if not shares:
+            raise ValueError("at = []: name the shares below, such as [0.25, 0.5, 0.75]")
+        object.__setattr__(self, "at", shares)
+        whole("bins", self.bins, least=2, most=MOST_BINS)
+
+    @property
+    def size(self) -> int:
+        return self.bins
+
+    def reach(self, adjacency: Adjacency) -> float:
+        # Columns of C have no negative number: two of them are at most √2 norms apart.
+        return norm(self.bins) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+
+    def tally(self, rows: Rows) -> Array:
+        numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
+        return encoded(binned(numbers, self.range, self.bins))
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        counts = decoded(noised)
+        if self.all_count:
+            (counts,) = settled([counts], examples)
+        sums = np.cumsum(rising(counts))
+        total = max(1.0, float(sums[-1]))
+        low, high = self.range
+        edges = np.linspace(low, high, self.bins + 1)
+
+        def bin_of(share: float) -> int:
+            return min(self.bins - 1, int(np.searchsorted(sums, share * total)))
+
+        def bounds(share: float, off: float) -> tuple[float, float]:
+            return float(edges[bin_of(share - off)]), float(edges[bin_of(share + off) + 1])
+
+        found = []
+        for share in self.at:
+            spread = self._noise(share) * std / total
+            near = NORMAL * spread
+            far = NORMAL * math.sqrt(spread**2 + share * (1 - share) / total)
+            place = bin_of(share)
+            before = sums[place - 1] if place else 0.0
+            inside = (share * total - before) / max(sums[place] - before, 1e-9)
+            value = edges[place] + (edges[1] - edges[0]) * min(1.0, max(0.0, inside))
+            ends = (*bounds(share, near), *bounds(share, far))
+            found.append(Estimate(f"{share:g}", float(value), *ends))
+        return tuple(found)
+
+    def expected(self, std: float, examples: int) -> float:
+        worst = max(map(self._noise, self.at))
+        return std * worst * largest(len(self.at)) / examples
+
+    def _noise(self, share: float) -> float:
+        return float(noise_of_sums(self.bins, None if self.all_count else share).max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survival(Statistic):
+    """The Kaplan–Meier curve on a declared grid of times.
+
+    Events and censored records are counted in equal steps of time, each record in one count, and
+    released as running sums. A step's hazard is its events over those at risk when it begins, less
+    half of those censored in it. Where fewer are at risk than :attr:`at_risk` the curve is not
+    stated and keeps its last value.
+
+    Its expected error is that of made-up records with exponential times, of which 40 % have an
+    event, up to where a tenth is at risk.
+
+    Args:
+        time: column of the time of the event or of the last sight. Below 0 counts as 0.
+        event: column that says whether the event happened. happened: its word for that.
+        until: the last time of the grid; whoever is under observation longer counts as censored
+            behind it. steps: of the grid.
+    """
+
+    time: str = "time"
+    event: str = "event"
+    until: float = 0.0
+    steps: int = 64
+    happened: str = "1"
+    kind: ClassVar[str] = "survival"
+    unit: ClassVar[str] = "share surviving"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.time, self.event)
+
+    def _check(self) -> None:
+        column_named(self.time, "time")
+        column_named(self.event, "event")
+        if not self.until:
+            raise ValueError("until: declare the last time of the curve, such as until = 60")
+        object.__setattr__(self, "until", real("until", self.until, above=0))
+        object.__setattr__(self, "happened", str(self.happened))
+        whole("steps", self.steps, least=2, most=MOST_BINS)
+
+    @property
+    def size(self) -> int:
+        return 2 * self.steps + 1
+
+    def reach(self, adjacency: Adjacency) -> float:
+        # A record is in one count of one of the two; the censored have one more.
+        return norm(self.steps + 1) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+
+    def tally(self, rows: Rows) -> Array:
+        kept = self.kept(rows)
+        times = rows.numbers(self.time, self.missing)
+        words = rows.words(self.event, self.missing).astype(str)
+        kept &= ~np.isnan(times) & (words != "")
+        times, happened = times[kept], (words == self.happened)[kept]
+        width = self.until / self.steps
+        place = np.ceil(np.clip(times, 0, self.until) / width).astype(np.int64) - 1
+        place = place.clip(0, self.steps - 1)
+        beyond = times > self.until
+        place[beyond] = self.steps
+        events = np.bincount(place[happened & ~beyond], minlength=self.steps)
+        censored = np.bincount(place[~happened | beyond], minlength=self.steps + 1)
+        return np.concatenate([encoded(events), encoded(censored)])
+
+    def at_risk(self, std: float) -> float:
+        """The number at risk below which the curve is not stated: many times its noise."""
+        return _WELL_KNOWN * std * float(noise_of_sums(self.steps, 0.0)[-1])
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        total = examples if self.all_count else None
+        counts = self._counts(noised, total)
+        curve, last = self._curve(counts, self.at_risk(std))
+        smooth = np.concatenate([rising(part) for part in np.split(counts, [self.steps])])
+        draws = _strayed(lambda found: self._curve(found)[0], smooth, self._noise, std, self.size)
+        spreads = _spreads(*draws)
+        width = self.until / self.steps
+        names = [
+            f"{width * (step + 1):.6g}" + ("" if step <= last else " (not stated)")
+            for step in range(self.steps)
+        ]
+        return _around(names, curve, spreads, (0.0, 1.0))
+
+    def expected(self, std: float, examples: int) -> float:
+        shares = -np.diff(np.exp(-np.linspace(0, math.log(10), self.steps + 1)), append=0)
+        counts = np.concatenate([0.4 * shares[:-1], 0.6 * shares]) * examples
+        counts[-1] = examples * shares[-1]
+        draws = _strayed(lambda found: self._curve(found)[0], counts, self._noise, std, self.size)
+        return float(np.quantile(np.abs(draws[0]).max(axis=1), 0.95))
+
+    def _counts(self, noised: Array, total: float | None) -> Array:
+        parts = [decoded(part) for part in np.split(noised, [self.steps])]
+        return np.concatenate(parts if total is None else settled(parts, total))
+
+    def _noise(self, noise: Array) -> Array:
+        return self._counts(noise, 0.0 if self.all_count else None)
+
+    def _curve(self, counts: Array, least: float = 1.0) -> tuple[Array, int]:
+        """Survival at the end of each step, and the last step that is known well."""
+        events, censored = np.split(counts, [self.steps])
+        risk = events.sum() + censored.sum() - np.cumsum(events) - np.cumsum(censored[:-1])
+        risk += events + censored[:-1] / 2
+        known = np.minimum.accumulate(risk) > least
+        last = int(known.sum()) - 1
+        hazard = np.where(known, events / np.maximum(risk, 1.0), 0.0)
+        # The mean of e^(−h) and 1 − h, both of which noise moves evenly: Σ ln(1 − h), for h of
+        # either sign, and then the nearest curve that falls.
+        logs = np.cumsum(np.log1p(-hazard.clip(-0.5, 1 - 1e-9)))
+        return np.exp(-isotonic_regression(-logs).x.clip(min=0)), last
+
+
+@dataclass(frozen=True, kw_only=True)
+class AUC(Statistic):
+    """The area under the ROC curve: how often a positive record's score is above a negative one's.
+
+    Scores of each class are counted in bins of equal width, each record in one count, and released
+    as running sums; two scores in one bin count as half, and how much that can matter at most is in
+    the intervals.
+
+    Its expected error is that of made-up records, half of them positive, whose scores are spread
+    as 2x and 2(1 − x).
+
+    Args:
+        score: column of numbers. range: lowest and highest, declared; others count as the ends.
+        label: column. positive: its word for a positive record. bins: of the scores.
+    """
+
+    score: str = "score"
+    label: str = "label"
+    positive: str = "1"
+    range: Any = (0.0, 1.0)
+    bins: int = 128
+    kind: ClassVar[str] = "auc"
+    unit: ClassVar[str] = "area"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.score, self.label)
+
+    def _check(self) -> None:
+        column_named(self.score, "score")
+        column_named(self.label, "label")
+        object.__setattr__(self, "positive", str(self.positive))
+        object.__setattr__(self, "range", ranged(self.range))
+        whole("bins", self.bins, least=2, most=MOST_BINS)
+
+    @property
+    def size(self) -> int:
+        return 2 * self.bins
+
+    def reach(self, adjacency: Adjacency) -> float:
+        return norm(self.bins) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+
+    def tally(self, rows: Rows) -> Array:
+        scores = rows.numbers(self.score, self.missing)
+        words = rows.words(self.label, self.missing).astype(str)
+        kept = self.kept(rows) & (words != "")
+        positive = words == self.positive
+        return np.concatenate(
+            [
+                encoded(binned(scores[kept & of_class], self.range, self.bins))
+                for of_class in (positive, ~positive)
+            ]
+        )
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        counts = self._rising(self._counts(noised, examples if self.all_count else None))
+        near, far = _strayed(self._area, counts, self._noise, std, self.size)
+        # Counts that cannot be negative draw the area towards 1/2: by as much as once more.
+        off, ties = near.mean(axis=0), _ties(counts)
+        spreads = tuple(one + ties for one in _spreads(near - off, far - off))
+        value = (self._area(counts) - off).clip(0, 1)
+        return _around([self.name], value, spreads, (0.0, 1.0))
+
+    def expected(self, std: float, examples: int) -> float:
+        edges = np.linspace(0, 1, self.bins + 1)
+        positive = examples / 2 * np.diff(edges**2)
+        counts = np.concatenate([positive, positive[::-1]])
+        draws = _strayed(self._area, counts, self._noise, std, self.size)[0]
+        return float(np.quantile(np.abs(draws - draws.mean()), 0.95)) + _ties(counts)
+
+    def _counts(self, noised: Array, total: float | None) -> Array:
+        parts = [decoded(part) for part in np.split(noised, 2)]
+        return np.concatenate(parts if total is None else settled(parts, total))
+
+    def _noise(self, noise: Array) -> Array:
+        return self._counts(noise, 0.0 if self.all_count else None)
+
+    def _rising(self, counts: Array) -> Array:
+        return np.concatenate([rising(part) for part in np.split(counts, 2)])
+
+    def _area(self, counts: Array) -> Array:
+        positive, negative = np.split(self._rising(counts), 2)
+        below = np.cumsum(negative) - negative / 2
+        pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
+        return np.array([float(positive @ below) / pairs])
+
+
+def _ties(counts: Array) -> float:
+    """Half of the share of pairs whose scores are in one bin."""
+    positive, negative = np.split(counts, 2)
+    pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
+    return float(positive @ negative) / pairs / 2
+
+
+def _strayed(
+    computed: Callable[[Array], Array],
+    counts: Array,
+    decode: Callable[[Array], Array],
+    std: float,
+    size: int,
+) -> tuple[Array, Array]:
+    """How far results stray with other noise, and with other noise and other records.
+
+    Post-processing: counts are as they were released, and nothing here touches the records, so the
+    random numbers need not be secret.
+
+    Returns:
+        Two arrays of shape (repeats, numbers).
+    """
+    generator = np.random.default_rng(size)
+    centre, total = computed(counts), float(counts.sum())
+    shares = counts / total if total > 0 else np.full(len(counts), 1 / len(counts))
+    noise = [decode(std * generator.standard_normal(size)) for _ in range(_REPEATS)]
+    drawn = generator.multinomial(max(1, round(total)), shares, _REPEATS)
+    near = [computed(counts + one) - centre for one in noise]
+    far = [computed(own + one) - centre for own, one in zip(drawn, noise, strict=True)]
+    return np.array(near), np.array(far)
+
+
+def _spreads(near: Array, far: Array) -> tuple[Array, Array]:
+    """Half widths of the two intervals of every number."""
+    half, wide = (np.quantile(np.abs(one), 0.95, axis=0) for one in (near, far))
+    return half, np.maximum(half, wide)
+
+
+def _around(
+    names: Sequence[str],
+    values: Array,
+    spreads: tuple[Array, ...],
+    limits: tuple[float, float],
+) -> tuple[Estimate, ...]:
+    near, far = spreads
+    ends = [np.clip(one, *limits) for one in (values - near, values + near)]
+    ends += [np.clip(one, *limits) for one in (values - far, values + far)]
+    rows = zip(names, values, *ends, strict=True)
+    return tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows)

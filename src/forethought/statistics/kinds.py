@@ -1,0 +1,478 @@
+"""The statistics that can be released beside training, each a plain value.
+
+A kind says how a record moves its tally, a vector of whole numbers that is summed over all records
+without any rounding, and what is computed from the tally once it has noise on it. Columns, ranges,
+categories and bins are declared: nothing about them is taken from the records.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from forethought.statistics.table import Flags, Rows
+from forethought.values.checks import one_of, real, whole
+from forethought.values.mechanism import Adjacency
+from forethought.values.serialisation import plain
+
+Array = NDArray[np.float64]
+# A number in [−1, 1] counts in whole steps of this: rounding a record's own number moves no other.
+STEPS = 1 << 20
+MOST_CATEGORIES = 10_000
+# Two-sided, of 95 %.
+NORMAL = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One number of a result, with two intervals of 95 %.
+
+    Args:
+        name: of the number, such as a category. value: with noise.
+        low, high: for what exact computing would have given on these records: the noise alone.
+        sampled_low, sampled_high: for the population that the records are drawn from,
+            independently: noise and sampling.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    sampled_low: float
+    sampled_high: float
+
+
+Condition = str | tuple[str, ...] | tuple[float, float]
+
+
+def _condition(name: str, value: Any) -> Condition:
+    if isinstance(value, str):
+        return value
+    parts = tuple(value) if isinstance(value, list | tuple) else ()
+    if parts and all(isinstance(part, str) for part in parts):
+        return parts
+    if len(parts) == 2 and not any(isinstance(part, str) for part in parts):
+        low, high = (real(f"where {name}", part) for part in parts)
+        if low < high:
+            return low, high
+    raise ValueError(
+        f'where {name} = {value!r}: a word, several words as ["A", "B"], or numbers from and below '
+        "as [18, 65]"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic(ABC):
+    """One statistic of declared columns.
+
+    Args:
+        name: of the release, unique in a request; by default it says kind and columns.
+        where: only records for which all of it holds: column → a word, several, or numbers
+            [from, below).
+        missing: "refuse" a record without an entry, or "skip" it: it then adds nothing.
+        weight: its share of the request's budget, beside those of the other statistics.
+        noise_multiplier: of its noise, in place of a share of a budget.
+    """
+
+    name: str = ""
+    where: Any = ()
+    missing: Literal["refuse", "skip"] = "refuse"
+    weight: float = 1.0
+    noise_multiplier: float | None = None
+    #: In a ``[[statistics]]`` section.
+    kind: ClassVar[str]
+    #: Its numbers' unit, for the expected error; "{column}" stands for the column.
+    unit: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        one_of("missing", self.missing, ("refuse", "skip"))
+        pairs = self.where.items() if isinstance(self.where, Mapping) else self.where
+        where = tuple(sorted((str(name), _condition(name, value)) for name, value in pairs))
+        object.__setattr__(self, "where", where)
+        object.__setattr__(self, "weight", real("weight", self.weight, above=0))
+        if self.noise_multiplier is not None:
+            sigma = real("noise_multiplier", self.noise_multiplier, above=0)
+            object.__setattr__(self, "noise_multiplier", sigma)
+        self._check()
+        if not isinstance(self.name, str) or not (self.name or self.called).isprintable():
+            raise ValueError(f"the name of a statistic is one line of text, not {self.name!r}")
+        object.__setattr__(self, "name", self.name or self.called)
+
+    @property
+    def called(self) -> str:
+        """Kind and columns in words."""
+        about = f"{self.kind} of {', '.join(self.columns)}" if self.columns else self.kind
+        shown = [
+            f"{name} {value if isinstance(value, str) else list(value)}"
+            for name, value in self.where
+        ]
+        return f"{about} where {' and '.join(shown)}" if shown else about
+
+    @property
+    def all_count(self) -> bool:
+        """True if every record counts, so that their number is the public one."""
+        return not self.where and self.missing == "refuse"
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it is taken of, without those of ``where``."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Length of the tally."""
+
+    @abstractmethod
+    def reach(self, adjacency: Adjacency) -> float:
+        """The distance (L2 norm) by which one record can move the tally.
+
+        Add-or-remove and zero-out: the longest that a record's own vector can be. Replace-one: the
+        longest way between two of them, or between one and none, which a filter makes of a record.
+        """
+
+    @abstractmethod
+    def tally(self, rows: Rows) -> Array:
+        """Whole numbers, exact in float64, shape (size,): the sum of the records' vectors."""
+
+    @abstractmethod
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        """The result of a tally with noise.
+
+        Args:
+            noised: shape (size,). std: standard deviation of the noise on each number of it.
+            examples: number of records, which is public.
+        """
+
+    @abstractmethod
+    def expected(self, std: float, examples: int) -> float:
+        """The error, in :attr:`unit`, below which all of the result's numbers lie with 95 %.
+
+        For curves and AUC on made-up records, which the kind's docstring names; else exact.
+        """
+
+    def _check(self) -> None:  # noqa: B027 (most kinds have something to check, a count has not)
+        """Refuse what was declared wrongly, and give it its form."""
+
+    def kept(self, rows: Rows) -> Flags:
+        """True for each record that ``where`` lets through."""
+        found = np.ones(len(rows), dtype=bool)
+        for name, value in self.where:
+            if isinstance(value, tuple) and not isinstance(value[0], str):
+                numbers = rows.numbers(name, self.missing)
+                found &= (numbers >= value[0]) & (numbers < value[1])
+            else:
+                words = (value,) if isinstance(value, str) else value
+                found &= np.isin(rows.words(name, self.missing).astype(str), words)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a ``[[statistics]]`` section; :func:`statistic` reads it back."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values["where"] = dict(self.where)
+        return {"kind": self.kind, **plain({k: v for k, v in values.items() if v is not None})}
+
+
+def ranged(value: Any, what: str = "range") -> tuple[float, float]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise ValueError(f"{what} = {value!r}: declare it as [lowest, highest]")
+    low, high = real(what, value[0]), real(what, value[1])
+    if not low < high:
+        raise ValueError(f"{what} is two numbers, the smaller one first, not [{low:g}, {high:g}]")
+    return low, high
+
+
+def column_named(name: object, what: str = "column") -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{what} is the name of a column, not {name!r}")
+
+
+def _normal(
+    name: str,
+    value: float,
+    std: float,
+    sampling_variance: float,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+) -> Estimate:
+    near, far = NORMAL * std, NORMAL * math.sqrt(std**2 + max(0.0, sampling_variance))
+    ends = np.clip([value - near, value + near, value - far, value + far], *limits)
+    return Estimate(name, value, *map(float, ends))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(Statistic):
+    """The number of records for which ``where`` holds."""
+
+    kind: ClassVar[str] = "count"
+    unit: ClassVar[str] = "records"
+    columns = ()
+    size = 1
+
+    def reach(self, adjacency: Adjacency) -> float:
+        return 1.0
+
+    def tally(self, rows: Rows) -> Array:
+        return np.array([float(self.kept(rows).sum())])
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        share = min(1.0, max(0.0, float(noised[0]) / examples))
+        spread = examples * share * (1 - share)
+        return (_normal(self.name, float(noised[0]), std, spread, (0, math.inf)),)
+
+    def expected(self, std: float, examples: int) -> float:
+        return NORMAL * std
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy(Statistic):
+    """The share of records whose prediction is their label: a count over their number.
+
+    Args:
+        prediction, label: columns of words or whole numbers.
+    """
+
+    prediction: str = "prediction"
+    label: str = "label"
+    kind: ClassVar[str] = "accuracy"
+    unit: ClassVar[str] = "share of the records"
+    size = 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.prediction, self.label)
+
+    def _check(self) -> None:
+        column_named(self.prediction, "prediction")
+        column_named(self.label, "label")
+        if not self.all_count:
+            raise ValueError(
+                'accuracy is over all records: without where, and with missing = "refuse"'
+            )
+
+    def reach(self, adjacency: Adjacency) -> float:
+        return 1.0
+
+    def tally(self, rows: Rows) -> Array:
+        found = [rows.words(name, self.missing) for name in self.columns]
+        return np.array([float((found[0] == found[1]).sum())])
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        share = float(noised[0]) / examples
+        inside = min(1.0, max(0.0, share))
+        spread = inside * (1 - inside) / examples
+        return (_normal(self.name, share, std / examples, spread, (0, 1)),)
+
+    def expected(self, std: float, examples: int) -> float:
+        return NORMAL * std / examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum(Statistic):
+    """The sum of a column; numbers beyond the range count as its ends.
+
+    Args:
+        column: of numbers. range: lowest and highest, declared.
+    """
+
+    column: str = ""
+    range: Any = None
+    kind: ClassVar[str] = "sum"
+    unit: ClassVar[str] = "{column}"
+    size = 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def _check(self) -> None:
+        column_named(self.column)
+        object.__setattr__(self, "range", ranged(self.range))
+
+    @property
+    def _step(self) -> float:
+        return float(max(map(abs, self.range))) / STEPS
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        low, high = self.range
+        return float(np.rint(low / self._step)), float(np.rint(high / self._step))
+
+    def reach(self, adjacency: Adjacency) -> float:
+        low, high = self._ends
+        if adjacency == "replace-one":
+            return max(high, 0.0) - min(low, 0.0)
+        return max(abs(low), abs(high))
+
+    def tally(self, rows: Rows) -> Array:
+        numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
+        steps = np.rint(np.clip(numbers, *self.range) / self._step).clip(*self._ends)
+        return np.array([steps[~np.isnan(steps)].sum()])
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        value, (low, high) = float(noised[0]) * self._step, self.range
+        low, high = min(low, 0.0), max(high, 0.0)
+        mean = min(high, max(low, value / examples))
+        # Bhatia and Davis 2000: no law on [low, high] of this mean varies more.
+        spread = examples * (high - mean) * (mean - low)
+        return (_normal(self.name, value, std * self._step, spread),)
+
+    def expected(self, std: float, examples: int) -> float:
+        return NORMAL * std * self._step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(Statistic):
+    """The mean of a column; numbers beyond the range count as its ends.
+
+    Where every record counts, only the sum around the middle of the range has noise; else the
+    number of those that count has, too, and the ratio is taken.
+
+    Args:
+        column: of numbers. range: lowest and highest, declared.
+    """
+
+    column: str = ""
+    range: Any = None
+    kind: ClassVar[str] = "mean"
+    unit: ClassVar[str] = "{column}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def _check(self) -> None:
+        column_named(self.column)
+        object.__setattr__(self, "range", ranged(self.range))
+
+    @property
+    def size(self) -> int:
+        return 1 if self.all_count else 2
+
+    @property
+    def _scale(self) -> tuple[float, float]:
+        low, high = self.range
+        return low / 2 + high / 2, high / 2 - low / 2
+
+    def reach(self, adjacency: Adjacency) -> float:
+        own = float(STEPS) if self.all_count else math.hypot(STEPS, STEPS // 2)
+        # Two records differ in the first number alone, by twice STEPS; none and one by ``own``.
+        return max(own, 2.0 * STEPS) if adjacency == "replace-one" else own
+
+    def tally(self, rows: Rows) -> Array:
+        middle, half = self._scale
+        numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
+        numbers = numbers[~np.isnan(numbers)]
+        steps = np.rint((np.clip(numbers, *self.range) - middle) / half * STEPS)
+        total = steps.clip(-STEPS, STEPS).sum()
+        return np.array([total, len(numbers) * (STEPS // 2)])[: self.size]
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        middle, half = self._scale
+        low, high = self.range
+        count, spread = float(examples), std / STEPS
+        share = float(noised[0]) / STEPS / count
+        if not self.all_count:
+            count = max(1.0, 2 * float(noised[1]) / STEPS)
+            share = float(noised[0]) / STEPS / count
+            spread *= math.hypot(1, 2 * max(-1.0, min(1.0, share)))
+        value = float(np.clip(middle + half * share, low, high))
+        varies = (high - value) * (value - low) / count
+        return (_normal(self.name, value, half * spread / count, varies, (low, high)),)
+
+    def expected(self, std: float, examples: int) -> float:
+        # With a filter, for a mean at the middle of the range over all records.
+        return NORMAL * self._scale[1] * std / STEPS / examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram(Statistic):
+    """Numbers of records by category, or by bins of equal width.
+
+    Args:
+        column: of words or numbers.
+        categories: the words that are counted. other: whether other words are counted together.
+        range: of numbers, cut into ``bins``; numbers beyond it count in the first and the last.
+    """
+
+    column: str = ""
+    categories: Any = ()
+    other: bool = False
+    range: Any = None
+    bins: int = 10
+    kind: ClassVar[str] = "histogram"
+    unit: ClassVar[str] = "records"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def _check(self) -> None:
+        column_named(self.column)
+        if isinstance(self.categories, str):
+            raise ValueError(f"categories = {self.categories!r}: declare them as a list of words")
+        words = tuple(str(word) for word in self.categories)
+        object.__setattr__(self, "categories", words)
+        if bool(words) == (self.range is not None):
+            raise ValueError("a histogram has either categories or a range with bins")
+        if len(set(words)) < len(words) or len(words) > MOST_CATEGORIES:
+            raise ValueError(f"categories are at most {MOST_CATEGORIES} different words")
+        if self.range is not None:
+            object.__setattr__(self, "range", ranged(self.range))
+        whole("bins", self.bins, most=MOST_CATEGORIES)
+
+    @property
+    def size(self) -> int:
+        return len(self.categories) + self.other if self.categories else self.bins
+
+    def reach(self, adjacency: Adjacency) -> float:
+        # A record leaves one count and comes to another one.
+        return math.sqrt(2) if adjacency == "replace-one" and self.size > 1 else 1.0
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        if self.categories:
+            return (*self.categories, *(["other"] if self.other else []))
+        low, high = self.range
+        edges = np.linspace(low, high, self.bins + 1)
+        return tuple(f"[{a:.6g}, {b:.6g})" for a, b in pairwise(edges))
+
+    def tally(self, rows: Rows) -> Array:
+        kept = self.kept(rows)
+        if not self.categories:
+            return binned(rows.numbers(self.column, self.missing)[kept], self.range, self.bins)
+        words = rows.words(self.column, self.missing)[kept].astype(str)
+        found = [float((words == word).sum()) for word in self.categories]
+        if self.other:
+            found.append(float((words != "").sum()) - math.fsum(found))
+        return np.array(found)
+
+    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+        shares = (noised / examples).clip(0, 1)
+        return tuple(
+            _normal(name, float(value), std, float(examples * p * (1 - p)), (0, math.inf))
+            for name, value, p in zip(self._names, noised, shares, strict=True)
+        )
+
+    def expected(self, std: float, examples: int) -> float:
+        return std * largest(self.size)
+
+
+def largest(count: int) -> float:
+    """That which the largest of so many standard normal numbers, in size, is below with 95 %."""
+    return float(-ndtri(-math.expm1(math.log(0.95) / count) / 2))
+
+
+def binned(numbers: Array, ends: tuple[float, float], bins: int) -> Array:
+    """Numbers of records by bins of equal width; NaN counts nowhere."""
+    low, high = ends
+    inside = np.clip(numbers[~np.isnan(numbers)], low, high)
+    place = np.floor((inside - low) / (high - low) * bins).astype(np.int64).clip(0, bins - 1)
+    return np.bincount(place, minlength=bins).astype(np.float64)

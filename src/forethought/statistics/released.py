@@ -1,0 +1,346 @@
+"""A request for statistics: planned before anything is touched, then released once.
+
+**Formal guarantee.** Every statistic i is a sum of records' vectors in whole numbers, which one
+record moves by at most rᵢ under the request's adjacency. It is released with discrete Gaussian
+noise of σᵢ times Cᵢ on each number, Cᵢ = rᵢ over what the accountant lets one record move a round
+by (1, or 2 where one is replaced), so that it is a full-batch release of noise multiplier σᵢ
+(:func:`~forethought.rounds.randomness.add_grid_noise`: exact, and never less than the Gaussian).
+Several independent Gaussian releases of one data set are one of σ⁻² = Σ σᵢ⁻² (Andrew et al. 2021,
+Theorem 1): the whole request is one round, whatever it holds. All that is computed from the noised
+sums, curves and intervals, is post-processing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from forethought.accounting.calibration import least_multiplier
+from forethought.accounting.exact import epsilon
+from forethought.accounting.statement import Statement, account
+from forethought.data.columns import TableSchema
+from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, add_grid_noise, encoded
+from forethought.rounds.transcript import TRANSCRIPT, Transcript
+from forethought.statistics.kinds import Estimate, Statistic
+from forethought.statistics.sections import statistic
+from forethought.statistics.table import Rows, rows
+from forethought.values.caveats import Caveat
+from forethought.values.checks import real, whole
+from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds, per_hit
+from forethought.values.samplings import FullBatch
+from forethought.values.serialisation import Stored, canonical, plain
+
+# The purpose of its random numbers, and its file in a folder.
+_PURPOSE, RESULT = "statistics", "statistics.json"
+# Of three doubles that are multiplied and added, rounded the safe way.
+_ROUNDED = 1 - 2.0**-50
+
+
+@dataclass(frozen=True)
+class Request(Stored):
+    """Statistics with the noise that each of them gets; the accountant's ``plan``.
+
+    Args:
+        statistics: each with its ``noise_multiplier``. examples: number of records, public.
+        delta: at which ε is stated. adjacency: what one record's difference is.
+        group: records of one person that are protected together.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/statistics/1"
+    CALLED: ClassVar[str] = "request for statistics"
+
+    statistics: tuple[Statistic, ...]
+    examples: int
+    delta: float
+    adjacency: Adjacency = "add-or-remove"
+    group: int = 1
+    # What the accountant reads of a plan. Contributions are in units of their own reach.
+    clip_norm: ClassVar[float] = 1.0
+    noise: ClassVar[str] = "grid"
+    hyperparameters: ClassVar[Caveat] = Caveat("planned")
+
+    def __post_init__(self) -> None:
+        if not self.statistics:
+            raise ValueError("a request needs at least one statistic, such as Count()")
+        names = [one.name for one in self.statistics]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"two statistics are called {name!r}: ask once, or give one of them a name"
+                )
+
+    @property
+    def records_per_person(self) -> int:
+        """Records that are protected together."""
+        return self.group
+
+    @property
+    def not_covered(self) -> tuple[Caveat, ...]:
+        """All that a statement must say besides numbers."""
+        shape = "columns, ranges, categories, bins and filters of the statistics"
+        found = [Caveat("declared-shape", shape)]
+        if self.group > 1:
+            found.append(Caveat("rows-of-persons", str(self.group)))
+        return tuple(found)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """One full-batch round: all statistics together."""
+        return Mechanism(Rounds(_together(self._sigmas), 1, FullBatch()), adjacency=self.adjacency)
+
+    @property
+    def _sigmas(self) -> list[float]:
+        return [one.noise_multiplier or 0.0 for one in self.statistics]
+
+    @property
+    def epsilon(self) -> float:
+        """Certified ε at the request's δ."""
+        return epsilon(self.mechanism, self.delta, self.group).upper
+
+    def noise_std(self, one: Statistic) -> float:
+        """Standard deviation of the noise on each number of a statistic's tally."""
+        return (one.noise_multiplier or 0.0) * _unit(one, self.adjacency)
+
+    def expected(self) -> dict[str, tuple[float, str]]:
+        """Name → error below which all numbers of the result lie with 95 %, and its unit."""
+        return {
+            one.name: (
+                one.expected(self.noise_std(one), self.examples),
+                one.unit.format(column=", ".join(one.columns)),
+            )
+            for one in self.statistics
+        }
+
+    def statement(self) -> Statement:
+        """The guarantee, before anything is released."""
+        return replace(account(self), plan=None)
+
+    def release(
+        self,
+        records: Any,
+        *,
+        schema: TableSchema | None = None,
+        seed: int | None = None,
+        out: str | Path | None = None,
+    ) -> Released:
+        """Release the statistics, with noise of their own, and write a statement of it.
+
+        Calling it again is another release, which costs as much again.
+
+        Args:
+            records: a table's path, a polars frame, or columns by name. schema: how its columns
+                are declared. seed: of the noise; then nothing is guaranteed.
+            out: folder for statement, transcript and result; it must not hold a release.
+
+        Raises:
+            ValueError: another number of records; a column that is not what was declared; a folder
+                that holds a release. OSError: no such file.
+        """
+        folder = None if out is None else Path(out)
+        if folder is not None and (folder / "statement.json").exists():
+            raise ValueError(
+                f"{folder} holds a release already: choose another folder for this one"
+            )
+        found = rows(records, _needed(self.statistics), schema)
+        if len(found) != self.examples:
+            raise ValueError(
+                f"the request is for {self.examples:,} records, the data has {len(found):,}: the "
+                "number is public, and errors and intervals follow from it"
+            )
+        seeds = Seeds(noise=seed)
+        results = self._released(found, Secrets.draw(seeds).noise)
+        made = Released(self, results, seed is not None)
+        if folder is not None:
+            made.save(folder)
+        return made
+
+    def _released(self, found: Rows, secret: bytes) -> tuple[tuple[Estimate, ...], ...]:
+        noise = BoundNoise(secret, _PURPOSE)
+        tallies = [one.tally(found) for one in self.statistics]
+        # Each statistic's noise is bound to the whole request and to all its sums.
+        together = torch.from_numpy(np.concatenate(tallies))
+        results = []
+        for place, (one, tally) in enumerate(zip(self.statistics, tallies, strict=True)):
+            about = encoded((canonical(self.to_dict()), place))
+            generator = noise.at(noise.bind(about, together))
+            noised = torch.from_numpy(tally.copy())
+            std = self.noise_std(one)
+            add_grid_noise(noised, std, _unit(one, self.adjacency), generator)
+            results.append(one.estimates(noised.numpy(), std, self.examples))
+        return tuple(results)
+
+    def _values(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in ("examples", "delta", "adjacency", "group")}
+        return {"statistics": [one.to_dict() for one in self.statistics], **values}
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Request:
+        asked = tuple(statistic(one) for one in values.pop("statistics"))
+        return cls(asked, **values)
+
+
+def _made(
+    statistics: Iterable[Statistic | Mapping[str, Any]], schema: TableSchema | None
+) -> list[Statistic]:
+    declared = None if schema is None else schema.parsed()
+    return [one if isinstance(one, Statistic) else statistic(one, declared) for one in statistics]
+
+
+def _needed(statistics: Iterable[Statistic]) -> set[str]:
+    return {name for one in statistics for name in (*one.columns, *(name for name, _ in one.where))}
+
+
+def _unit(one: Statistic, adjacency: Adjacency) -> float:
+    """C: how far one contribution moves the tally, so that one record moves it by :func:`per_hit`
+    of these."""
+    return one.reach(adjacency) / per_hit(Rounds(1.0, 1, FullBatch()), adjacency)
+
+
+def _together(sigmas: Sequence[float]) -> float:
+    """The noise multiplier of independent releases together, never more than it is."""
+    if len(sigmas) == 1:
+        return sigmas[0]
+    return _ROUNDED / math.sqrt(math.fsum(sigma**-2 for sigma in sigmas))
+
+
+@dataclass(frozen=True)
+class Released:
+    """Statistics that were released.
+
+    Args:
+        request: what was asked. results: of each statistic, in their order.
+        seeded: whether a person chose the seed of the noise.
+    """
+
+    request: Request
+    results: tuple[tuple[Estimate, ...], ...]
+    seeded: bool = False
+
+    def __getitem__(self, name: str) -> tuple[Estimate, ...]:
+        """The result of the statistic of that name."""
+        names = [one.name for one in self.request.statistics]
+        if name not in names:
+            raise KeyError(f"no statistic {name!r}; there are {', '.join(map(repr, names))}")
+        return self.results[names.index(name)]
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What was released."""
+        return self.request.mechanism
+
+    @property
+    def transcript(self) -> Transcript:
+        """One round, in which each statistic is a release under its own name."""
+        asked = self.request.statistics
+        row = {
+            "noises": [[one.name, one.noise_multiplier] for one in asked],
+            "like": Rounds(1.0, 1, FullBatch()).to_dict(),
+            "origin": 0,
+            "count": 1,
+        }
+        found = Transcript.from_values({"rounds": [row], "others": []})
+        found.require(self.mechanism)
+        return found
+
+    @property
+    def statement(self) -> Statement:
+        """The guarantee of what was released."""
+        made = replace(account(self.request, seeded=self.seeded), plan=None)
+        return made.of_run(self.transcript.releases())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: the request and its results."""
+        names = [one.name for one in self.request.statistics]
+        results = dict(zip(names, map(plain, self.results), strict=True))
+        return {"request": self.request.to_dict(), "seeded": self.seeded, "results": results}
+
+    def save(self, folder: str | Path) -> Statement:
+        """Write ``statistics.json``, ``transcript.json`` and the statement that rests on them."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        files = {
+            TRANSCRIPT: self.transcript.to_json(),
+            RESULT: json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n",
+        }
+        return self.statement.save(path, files)
+
+
+def request(
+    statistics: Iterable[Statistic | Mapping[str, Any]],
+    *,
+    examples: int,
+    budget: Budget | float | None = None,
+    delta: float | None = None,
+    adjacency: Adjacency = "add-or-remove",
+    group: int = 1,
+    schema: TableSchema | None = None,
+) -> Request:
+    """Plan statistics: the noise that each of them gets, before any record is touched.
+
+    Args:
+        statistics: values, or ``[[statistics]]`` sections. examples: number of records, public.
+        budget: (ε, δ) of all of them together, or ε; None: each says its ``noise_multiplier``.
+        delta: where ``budget`` is ε alone, or None. group: records that are protected together.
+        schema: declared columns, for ranges and categories that a section leaves out.
+
+    Raises:
+        ValueError, TypeError: a statistic that is declared wrongly; a budget and noise
+            multipliers, or neither of them.
+    """
+    asked = _made(statistics, schema)
+    if isinstance(budget, Budget):
+        delta = budget.delta if delta is None else delta
+        budget = budget.epsilon
+    delta = real("delta", delta, above=0, below=1)
+    examples, group = whole("examples", examples), whole("group", group)
+    told = [one.name for one in asked if one.noise_multiplier is not None]
+    if budget is None:
+        if len(told) < len(asked):
+            raise ValueError("give budget=, or each statistic a noise_multiplier")
+        return Request(tuple(asked), examples, delta, adjacency, group)
+    if told:
+        raise ValueError(
+            f"{told[0]!r} says its own noise_multiplier, and a budget is to be shared: drop one"
+        )
+    sigma = least_multiplier(
+        Budget(budget, delta), FullBatch(), 1, adjacency=adjacency, group=group
+    )
+    # Then all together have σ again: a tiny bit more noise, so that rounding cannot take it below.
+    sigma *= 1 if len(asked) == 1 else 1 + 2.0**-48
+    total = math.fsum(one.weight for one in asked)
+    shared = (replace(one, noise_multiplier=sigma * math.sqrt(total / one.weight)) for one in asked)
+    return Request(tuple(shared), examples, delta, adjacency, group)
+
+
+def release(
+    records: Any,
+    statistics: Iterable[Statistic | Mapping[str, Any]],
+    *,
+    budget: Budget | float | None = None,
+    delta: float | None = None,
+    adjacency: Adjacency = "add-or-remove",
+    group: int = 1,
+    schema: TableSchema | None = None,
+    seed: int | None = None,
+    out: str | Path | None = None,
+) -> Released:
+    """:func:`request` for as many records as there are, and its release; arguments as of both."""
+    asked = _made(statistics, schema)
+    found = rows(records, _needed(asked), schema)
+    planned = request(
+        asked,
+        examples=len(found),
+        budget=budget,
+        delta=delta,
+        adjacency=adjacency,
+        group=group,
+        schema=schema,
+    )
+    return planned.release(found.frame, schema=schema, seed=seed, out=out)

@@ -1,0 +1,114 @@
+"""The columns that statistics are taken of, from tables in memory or in files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from forethought.data.columns import Column, Plain, TableSchema, UndeclaredError, as_numbers
+from forethought.data.files import DataError
+from forethought.data.reading import AS_USUAL, Table, kind_of
+from forethought.values.checks import suggestion
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Columns of a table by name, read as they are declared.
+
+    Args:
+        frame: the columns. where: the file, for messages. declared: column → how it is read;
+            others are numbers or words as they stand.
+    """
+
+    frame: pl.DataFrame
+    where: str
+    declared: Mapping[str, Column]
+    decimal: str = "."
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def numbers(self, name: str, missing: str) -> Array:
+        """A column as float64, NaN where an entry is missing.
+
+        Args:
+            missing: "refuse" or "skip".
+
+        Raises:
+            DataError: no such column, an entry that is no number, a missing one that is refused.
+        """
+        entries = self._entries(name)
+        if entries.dtype == pl.Boolean:
+            entries = entries.cast(pl.Int8)
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries)
+        values = as_numbers(self.where, name, entries, absent, self.decimal)
+        self._require(name, np.isnan(values), missing)
+        return values
+
+    def words(self, name: str, missing: str) -> NDArray[np.object_]:
+        """A column as words; "" where an entry is missing. Whole numbers have no fraction."""
+        entries = self._entries(name)
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries)
+        self._require(name, absent.to_numpy(), missing)
+        if entries.dtype == pl.Boolean:
+            entries = entries.cast(pl.Int8)
+        if entries.dtype.is_float() and not (entries.drop_nulls().drop_nans() % 1).any():
+            entries = entries.fill_nan(None).cast(pl.Int64)
+        text = entries.cast(pl.String).str.strip_chars().fill_null("").to_numpy()
+        return np.where(absent.to_numpy(), "", text)
+
+    def _entries(self, name: str) -> pl.Series:
+        if name not in self.frame.columns:
+            near = suggestion(name, self.frame.columns)
+            raise DataError(f"{self.where}: there is no column {name!r}: {near}")
+        return self.frame[name]
+
+    def _require(self, name: str, absent: Flags, missing: str) -> None:
+        if missing == "refuse" and absent.any():
+            raise UndeclaredError(
+                f"{self.where}: found nothing in column {name}, record {int(absent.argmax())}: "
+                'with missing = "skip" the statistic leaves such records out'
+            )
+
+
+_AS_IT_IS = Plain()
+
+
+def rows(records: Any, names: Collection[str], schema: TableSchema | None = None) -> Rows:
+    """Those columns of a table.
+
+    Args:
+        records: path of a table (CSV, Parquet, Excel), a polars frame, or column → entries.
+        names: of the columns. schema: how they are declared, as in a job file.
+
+    Raises:
+        OSError: no such file. DataError: no table, columns of several lengths, or none of a name.
+    """
+    declared = {} if schema is None else schema.parsed()
+    form = AS_USUAL if schema is None else schema.form
+    if isinstance(records, str | Path):
+        path = Path(records)
+        pieces = []
+        for piece in Table(path, kind_of(path), form).pieces():
+            found = [name for name in piece.columns if name in names]
+            pieces.append(piece.select(found or piece.columns[:1]))
+        return Rows(pl.concat(pieces), str(path), declared, form.decimal)
+    if not isinstance(records, pl.DataFrame | Mapping):
+        raise TypeError(
+            "records are a table's path, a polars frame or columns by name, not "
+            f"{type(records).__name__}"
+        )
+    try:
+        frame = pl.DataFrame(records)
+    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        raise DataError(f"the records are no table: {str(error).partition(chr(10))[0]}") from error
+    return Rows(frame, "the records", declared)
