@@ -101,12 +101,38 @@ class Server:
 
     def url(self, schema: str) -> str:
         """The address of an empty schema."""
+        self._ask(f'CREATE SCHEMA "{schema}"')
+        options = f"options=-csearch_path%3D{schema}"
+        return f"postgresql://postgres@/postgres?host={self._folder}&{options}"
+
+    @property
+    def socket(self) -> str:
+        """The path of its socket."""
+        return str(self._folder / ".s.PGSQL.5432")
+
+    def url_at(self, host: str, port: int, url: str) -> str:
+        """An address of :meth:`url` behind something that carries to the socket."""
+        return url.replace("@/", f"@{host}:{port}/").replace(f"host={self._folder}&", "")
+
+    @contextlib.contextmanager
+    def careless(self) -> Iterator[None]:
+        """Lets it run with less care for what a crash leaves."""
+        for setting in ("SET full_page_writes = off", "RESET full_page_writes"):
+            self._ask(f"ALTER SYSTEM {setting}", "SELECT pg_reload_conf()")
+            until = time.monotonic() + PATIENCE
+            wanted = "off" if "off" in setting else "on"
+            while self._ask("SHOW full_page_writes") != wanted and time.monotonic() < until:
+                time.sleep(0.02)
+            if wanted == "off":
+                yield
+
+    def _ask(self, *words: str) -> Any:
         import psycopg
 
         with psycopg.connect(f"host={self._folder} user=postgres", autocommit=True) as connection:
-            connection.execute(f'CREATE SCHEMA "{schema}"')
-        options = f"options=-csearch_path%3D{schema}"
-        return f"postgresql://postgres@/postgres?host={self._folder}&{options}"
+            for one in words:
+                found = connection.execute(one)
+            return (found.fetchone() or [None])[0] if found.description else None
 
     def stop(self) -> None:
         """Stop, and leave nothing behind but the folder."""

@@ -258,11 +258,10 @@ def _order(budget: Budget) -> float:
 
 # Sudden steps of the clock, in hundredths of its even course, and what each may add to the moment
 # that ε at δ hangs on: enough for the tails of sampled rounds, and little beside 1.
-_SUDDEN = (1, 3, 10, 30)
+_ADDED = {2: 0.04, 5: 0.08, 12: 0.04, 40: 0.04}
 _HUNDREDTHS = 100
-_ADDED = 0.08
 # The leaps' share of δ.
-_LEAPS = 0.002
+_LEAPS = 5e-4
 # Sudden steps of more hundredths together count as a leap.
 _FURTHEST = 400
 _NEGLIGIBLE = 1e-26
@@ -281,21 +280,20 @@ class Clock:
 
     Args:
         variance: of the even course.
-        rates: expected number, until 1, of sudden steps of 0.01, 0.03, 0.1 and 0.3 of ``variance``.
+        steps: (size in hundredths of ``variance``, expected number until 1) of sudden steps.
         leaps: expected number of leaps until 1.
     """
 
     variance: float
-    rates: tuple[float, ...]
+    steps: tuple[tuple[int, float], ...]
     leaps: float
 
     def __post_init__(self) -> None:
         real("variance", self.variance, above=0)
-        for rate in self.rates:
-            real("rates", rate, least=0)
+        for size, rate in self.steps:
+            whole("size of a step", size)
+            real("number of steps", rate, least=0)
         real("leaps", self.leaps, least=0)
-        if len(self.rates) != len(_SUDDEN):
-            raise ValueError(f"rates must be {len(_SUDDEN)} numbers, not {len(self.rates)}")
 
     @classmethod
     def suited(cls, budget: Budget) -> Clock:
@@ -304,27 +302,26 @@ class Clock:
         # The tilt under which a Gaussian release's loss is ε on average.
         tilt = max(0.5, (budget.epsilon - pure / 2) / pure)
         moment = pure * tilt * (tilt + 1) / 2
-        rates = tuple(_ADDED / math.expm1(moment * size / _HUNDREDTHS) for size in _SUDDEN)
+        steps = tuple(
+            (size, added / math.expm1(moment * size / _HUNDREDTHS))
+            for size, added in _ADDED.items()
+        )
 
         def exceeds(variance: float) -> bool:
-            clock = cls(variance, rates, _LEAPS * budget.delta)
+            clock = cls(variance, steps, _LEAPS * budget.delta)
             return clock.above(1.0, budget.epsilon) > budget.delta
 
         high = smallest(exceeds, 0.0, pure)
-        return cls(high * (1 - 1e-9), rates, _LEAPS * budget.delta)
+        return cls(high * (1 - 1e-9), steps, _LEAPS * budget.delta)
 
     def readings(self, time: float) -> tuple[Array, Array]:
         """What it may read after ``time``, and how likely; unlikely readings are left out.
 
         Panjer's recursion: no term is negative.
         """
-        law = [math.exp(-time * (math.fsum(self.rates) + self.leaps))]
+        law = [math.exp(-time * math.fsum([self.leaps, *(rate for _, rate in self.steps)]))]
         for at in range(1, _FURTHEST + 1):
-            terms = [
-                size * rate * law[at - size]
-                for size, rate in zip(_SUDDEN, self.rates, strict=True)
-                if at >= size
-            ]
+            terms = [size * rate * law[at - size] for size, rate in self.steps if at >= size]
             law.append(time / at * math.fsum(terms))
         odds = np.array(law)
         kept = np.flatnonzero(odds > _NEGLIGIBLE)
@@ -332,9 +329,9 @@ class Clock:
 
     def _left_out(self, time: float) -> float:
         """At most this is the mass of the readings that are left out: Chernoff's bound."""
-        tilts = np.linspace(0.0, 0.5, 51)[:, None]
-        grown = (np.expm1(tilts * np.array(_SUDDEN)) @ np.array(self.rates)) * time
-        return math.exp(float(np.min(grown - tilts[:, 0] * _FURTHEST))) + _FURTHEST * _NEGLIGIBLE
+        tilts = np.linspace(0.0, 0.5, 51)
+        grown = sum(time * rate * np.expm1(tilts * size) for size, rate in self.steps)
+        return math.exp(float(np.min(grown - tilts * _FURTHEST))) + _FURTHEST * _NEGLIGIBLE
 
     def leapt(self, time: float) -> float:
         """The chance of a leap."""
@@ -386,13 +383,14 @@ class ClockRule(Rule):
 
     def _own(self) -> dict[str, Any]:
         clock = self.clock
-        steps = {"variance": clock.variance, "rates": list(clock.rates), "leaps": clock.leaps}
-        return {**steps, "blocks": self.blocks}
+        steps = {"variance": clock.variance, "steps": list(map(list, clock.steps))}
+        return {**steps, "leaps": clock.leaps, "blocks": self.blocks}
 
     @classmethod
     def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> Rule:
-        exact_keys("clock rule", own, {"variance", "rates", "leaps", "blocks"})
-        clock = Clock(own["variance"], tuple(own["rates"]), own["leaps"])
+        exact_keys("clock rule", own, {"variance", "steps", "leaps", "blocks"})
+        steps = tuple((size, rate) for size, rate in own["steps"])
+        clock = Clock(own["variance"], steps, own["leaps"])
         return cls(budget, adjacency, clock, own["blocks"])
 
     def _costs(self, mechanism: Mechanism, group: int, rounds: int) -> Sums:

@@ -1,0 +1,294 @@
+"""Failures of files and servers: one line each, and nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from forethought.ledger import migrations
+from forethought.ledger.book import Account, BookError, Charge
+from forethought.ledger.database import TABLES, address, connected
+from forethought.ledger.store import Store, create, open_book
+from forethought.values.mechanism import Budget
+from trials.ledger import Server
+
+DATA = "patients"
+
+
+def test_addresses_that_are_none(tmp_path: Path) -> None:
+    for url in ("books.db", "", "sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/d", "::"):
+        with pytest.raises(BookError, match="sqlite:///FILE") as error:
+            open_book(url, actor="x")
+        assert "secret" not in str(error.value)
+    with pytest.raises(BookError, match="no such file"):
+        open_book(f"sqlite:///{tmp_path / 'none.db'}", actor="x")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BookError, match="cannot be made"):
+        create(f"sqlite:///{tmp_path / 'none' / 'books.db'}", actor="x")
+    with pytest.raises(BookError) as error:
+        open_book("postgresql://me:secret@127.0.0.1:1/books", actor="x", patience=1)
+    assert "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_book(tmp_path: Path) -> None:
+    for name, content in (("empty", b""), ("text", b"no book, " * 200)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BookError, match="is no book"):
+            open_book(f"sqlite:///{tmp_path / name}", actor="x")
+    with pytest.raises(BookError, match="exists"):
+        create(f"sqlite:///{tmp_path / 'empty'}", actor="x")
+
+
+def test_a_database_that_has_other_tables(url: str, book: Store) -> None:
+    engine = connected(address(url), 5.0)
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP TABLE {migrations.VERSION_TABLE}"))
+    engine.dispose()
+    with pytest.raises(BookError, match="is no book"):
+        open_book(url, actor="x")
+
+
+def test_migrations_make_the_tables_that_are_used(url: str, book: Store) -> None:
+    engine = connected(address(url), 5.0)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": migrations.VERSION_TABLE}
+        )
+        assert compare_metadata(context, TABLES) == []
+    engine.dispose()
+
+
+def test_an_older_book_is_migrated_when_asked_and_a_newer_one_refused(
+    url: str, book: Store, charge: Charge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.reserve(DATA, charge)
+    later = tmp_path / "migrations"
+    shutil.copytree(migrations.PLACE, later)
+    (later / "versions" / "v9999.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\n"
+        f"revision, down_revision = '9999', '{migrations.forms()[-1]}'\n"
+        "def upgrade():\n    op.add_column('tokens', sa.Column('note', sa.Text()))\n",
+        encoding="utf-8",
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(migrations, "PLACE", later)
+        with pytest.raises(BookError, match="older version"):
+            open_book(url, actor="x")
+        assert open_book(url, actor="x", migrate=True).reservation(1).number == 1
+        assert not open_book(url, actor="x").verify()
+    with pytest.raises(BookError, match="newer version"):
+        open_book(url, actor="x", migrate=True)
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without the rights of root, which nothing is closed to."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_file_that_may_only_be_read(charge: Charge) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        url = f"sqlite:///{folder / 'books.db'}"
+        with contextlib.closing(create(url, actor="owner")) as book:
+            book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+            book.reserve(DATA, charge)
+        (folder / "books.db").chmod(0o444)
+        folder.chmod(0o555)
+        with as_nobody(), contextlib.closing(open_book(url, actor="aud")) as book:
+            assert not book.verify() and book.total(DATA).epsilon > 0
+            with pytest.raises(BookError, match=r"may only be read.*nothing was written"):
+                book.reserve(DATA, charge)
+        folder.chmod(0o755)
+
+
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, charge: Charge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'books.db'}"
+    with contextlib.closing(create(url, actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(800.0, 1e-6)))
+    ordinary = sqlite3.connect
+
+    def small(*arguments: Any, **keywords: Any) -> sqlite3.Connection:
+        made = ordinary(*arguments, **keywords)
+        made.execute("PRAGMA max_page_count = 50")
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", small)
+        with contextlib.closing(open_book(url, actor="owner")) as book:
+            done = 0
+            with pytest.raises(BookError, match=r"disk is full.*nothing was written"):
+                while True:
+                    book.reserve(DATA, charge)
+                    done += 1
+    with contextlib.closing(open_book(url, actor="owner")) as book:
+        assert len(book.reservations(DATA)) == done > 0 and not book.verify()
+        book.reserve(DATA, charge)
+
+
+def test_a_disk_that_is_really_full(charge: Charge) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "none", folder]
+        try:
+            subprocess.run(mount, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("no small disk can be mounted here")
+        try:
+            url = f"sqlite:///{folder}/books.db"
+            with contextlib.closing(create(url, actor="owner")) as book:
+                book.open_account(Account(DATA, Budget(800.0, 1e-6)))
+                done = 0
+                with pytest.raises(BookError, match="disk"):
+                    for _ in range(1000):
+                        book.reserve(DATA, charge)
+                        done += 1
+                assert len(book.reservations(DATA)) == done > 0 and not book.verify()
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
+def test_others_who_write_all_the_time(url: str, book: Store, charge: Charge) -> None:
+    engine = connected(address(url), 5.0)
+    hasty = open_book(url, actor="hasty", patience=0.2)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE head SET at = at"))
+        assert hasty.total(DATA).epsilon == 0
+        with pytest.raises(BookError, match=r"try again.*nothing was written"):
+            hasty.reserve(DATA, charge)
+    hasty.reserve(DATA, charge)
+    hasty.close()
+    engine.dispose()
+
+
+class Line:
+    """A connection to a server that breaks when it is told to.
+
+    Attributes:
+        cut: "before": what says COMMIT does not arrive; "after": its answer does not; None: whole.
+        for_good: nobody comes through after that.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._listener = path, socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.cut: str | None = None
+        self.for_good = self.closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self.closed:
+                    client.close()
+                    return
+                threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        muted, answered = threading.Event(), threading.Event()
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(self._path)
+
+            def back() -> None:
+                with contextlib.suppress(OSError):
+                    while data := server.recv(65536):
+                        if muted.is_set():
+                            answered.set()
+                            return
+                        client.sendall(data)
+
+            threading.Thread(target=back, daemon=True).start()
+            with contextlib.suppress(OSError):
+                while data := client.recv(65536):
+                    if self.cut and b"COMMIT" in data:
+                        how, self.cut = self.cut, None
+                        self.closed = self.for_good
+                        if how == "after":
+                            muted.set()
+                            server.sendall(data)
+                            assert answered.wait(60)
+                        client.shutdown(socket.SHUT_RDWR)
+                        return
+                    server.sendall(data)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def line(server: Server, new_schema: str) -> Iterator[tuple[Line, str]]:
+    made = Line(server.socket)
+    with contextlib.closing(create(new_schema, actor="owner")) as book:
+        book.open_account(Account(DATA, Budget(8.0, 1e-6)))
+    yield made, server.url_at("127.0.0.1", made.port, new_schema)
+    made.close()
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_connection_that_is_lost_in_a_commit(
+    line: tuple[Line, str], charge: Charge, how: str
+) -> None:
+    made, url = line
+    with contextlib.closing(open_book(url, actor="x")) as book:
+        book.reserve(DATA, charge)
+        for change in (
+            lambda: book.reserve(DATA, charge).number == 2,
+            lambda: book.begin(2, "run").run == "run",
+            lambda: book.mark(2, 3) is None,
+            lambda: book.settle(2, 3).epsilon > 0,
+            lambda: book.open_account(Account("more", Budget(1.0, 1e-6))).data == "more",
+            lambda: book.add_persons(DATA, "site=A", [bytes(16)]) == 1,
+            lambda: book.holder(book.add_token("ann", "analyst")).name == "ann",
+        ):
+            entries = len(book.entries())
+            made.cut = how
+            assert change() and made.cut is None
+            assert len(book.entries()) == entries + 1
+        assert not book.verify()
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_connection_that_does_not_come_back(
+    line: tuple[Line, str], charge: Charge, how: str
+) -> None:
+    made, url = line
+    with contextlib.closing(open_book(url, actor="x", patience=0.5)) as book:
+        made.cut, made.for_good = how, True
+        with pytest.raises(BookError, match=r"not known.*charged") as error:
+            book.reserve(DATA, charge)
+        assert "\n" not in str(error.value)
+
+
+def test_a_server_that_is_not_careful_is_refused(server: Server, new_schema: str) -> None:
+    create(new_schema, actor="owner").close()
+    with server.careless(), pytest.raises(BookError, match="full_page_writes"):
+        open_book(new_schema, actor="owner")
+    open_book(new_schema, actor="owner").close()
+
+
+@pytest.fixture
+def new_schema(server: Server) -> str:
+    return server.url(f"book{os.urandom(4).hex()}")
