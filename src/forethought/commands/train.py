@@ -31,6 +31,9 @@ from forethought.commands.command import (
 )
 from forethought.values.checks import without_none
 
+# Rows of one statistic that are printed.
+ROWS = 12
+
 
 @app.command(epilog="Example: forethought train job.toml --out runs/mnist")
 @takes("train", before="data_dir")
@@ -191,6 +194,37 @@ def tune(
 def _result(run: Any) -> dict[str, Any]:
     """A plan that was run, and its statement, JSON-ready."""
     return {"plan": run.plan.to_dict(), "statement": json.loads(run.statement.to_json())}
+
+
+@app.command(epilog="Example: forethought release job.toml --out runs/counts")
+def release(
+    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with [[statistics]].")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the result. Default: runs/NAME.")] = (
+        None
+    ),
+    ledger: Paying = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Release statistics of a table with noise: counts, means, quantiles, survival curves …"""
+    from forethought.jobs.release import release_job
+    from forethought.jobs.request import from_file, paying
+
+    request = paying(from_file(job_file), ledger)
+    folder = out or Path("runs") / request.name
+    released, statement = release_job(request, folder, data_dir)
+    if as_json:
+        print_json(released.to_dict())
+        return
+    console = console_for(quiet)
+    for one, found in zip(released.request.statistics, released.results, strict=True):
+        for row in found[:ROWS]:
+            words = f"{one.name}: {row.name} {row.value:.6g} ({row.low:.6g} to {row.high:.6g})"
+            console.print(words, markup=False)
+        if len(found) > ROWS:
+            console.print(f"{one.name}: {len(found) - ROWS} more rows in the folder")
+    console.print(f"{statement.sentences()[0]}\nResult and statement in {folder}", markup=False)
 
 
 @app.command(epilog="Example: forethought predict runs/patients new.csv --out predictions.csv")

@@ -617,6 +617,7 @@ class Job(_Section):
     run: RunSection = RunSection()
     about: AboutSection = AboutSection()
     ledger: LedgerSection | None = None
+    statistics: tuple[dict[str, Any], ...] | None = None
     federation: FederationSection | None = None
     gossip: GossipSection | None = None
 

@@ -25,7 +25,6 @@ from forethought.ledger.book import (
     Total,
 )
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
-from forethought.values.checks import without_none
 
 # Seconds for one answer, and how long one call is tried before the run is stopped.
 ANSWER, PATIENCE = 30.0, 60.0
@@ -94,9 +93,8 @@ class RemoteBook(Book):
         call = CALLS[method]
         written = {
             name: ARGUMENTS[name][0](value) if name in ARGUMENTS else value
-            for name, value in without_none(arguments).items()
+            for name, value in arguments.items()
         }
-        # account(data) and open_account(account) differ in what their argument is.
         body = json.dumps(written, allow_nan=False).encode()
         deadline, wait, sent = time.monotonic() + self._patience, 0.05, False
         while True:
