@@ -250,6 +250,20 @@ def test_a_run_whose_reservation_was_ended_does_not_go_on(tmp_path: Path) -> Non
         train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
 
 
+def test_a_reservation_that_nothing_was_released_of_is_used_by_the_next_try(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    mechanism = planned().mechanism
+    killed = ledger.paid(mechanism, folder=tmp_path)  # and never ended
+    assert book.reservation(1).status == "active"
+    with ledger.paid(planned(3.0).mechanism, folder=None) as other:
+        other.settle(0)
+    with ledger.paid(mechanism, folder=tmp_path) as paid:
+        assert paid.number == killed.number
+        paid.ahead(1)
+        paid.settle()
+    assert [one.number for one in book.reservations("patients")] == [1, 2]
+
+
 def test_another_plan_does_not_go_on_with_a_reservation(tmp_path: Path) -> None:
     ledger, _ = opened(tmp_path)
     out = tmp_path

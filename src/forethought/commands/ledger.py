@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -102,10 +101,11 @@ def create(
     quiet: Quiet = False,
 ) -> None:
     """Make a book and open a data set's account in it."""
+    from forethought.ledger.run import user
     from forethought.ledger.store import create as make
 
     account = _account(data, epsilon, delta, until, adjacency, unit)
-    book = make(url_of(place), actor=getpass.getuser(), key=key)
+    book = make(url_of(place), actor=user(), key=key)
     _opened(book, account, rule, place, quiet)
 
 

@@ -26,8 +26,10 @@ from forethought.ledger.book import (
 )
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
 
-# Seconds for one answer, and how long one call is tried before the run is stopped.
+# Seconds for one answer, and how long one call is tried before the run is stopped. What reads the
+# whole book may take longer.
 ANSWER, PATIENCE = 30.0, 60.0
+LONG, WHOLE = 600.0, frozenset({"entries", "reservations", "verify"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 # Certificates that are trusted besides the system's (PEM); and plain http beyond this machine.
 AUTHORITY, PLAIN = "FORETHOUGHT_LEDGER_CA", "FORETHOUGHT_LEDGER_PLAIN"
@@ -128,7 +130,12 @@ class RemoteBook(Book):
             wait = min(2 * wait, 5.0)
 
     def _once(self, method: str, body: bytes) -> tuple[int, Any]:
+        if not CALLS[method].again:
+            self._drop()  # one that the service has closed meanwhile would look like a lost answer
         connection = self._connection()
+        connection.timeout = LONG if method in WHOLE else ANSWER
+        if connection.sock is not None:
+            connection.sock.settimeout(connection.timeout)
         connection.request(
             "POST",
             f"/v1/{quote(method)}",

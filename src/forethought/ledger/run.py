@@ -80,7 +80,15 @@ def stored(url: str, key: Path | None = None) -> Store:
     named = os.environ.get(KEY)
     if key is None and named:
         key = Path(named)
-    return open_book(url, actor=getpass.getuser(), key=key)
+    return open_book(url, actor=user(), key=key)
+
+
+def user() -> str:
+    """This machine's user, as a book at hand names them."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"user {os.getuid()}"
 
 
 @dataclass(frozen=True)
@@ -150,9 +158,9 @@ class Ledger:
         book = self.book()
         path, held = None if folder is None else folder / RESERVATION, None
         try:
-            found = _kept(path, self) if resume and path is not None else None
+            found = _kept(path, self) if resume else _unused(path, self, book, charge)
             if found is not None and found["number"] is not None:
-                held = _going_on(book.reservation(found["number"]), charge, found["run"])
+                held = _going_on(book.reservation(found["number"]), charge)
                 found = None if held is None else found
             if found is None:
                 name = "run" if folder is None else folder.resolve().name
@@ -184,7 +192,7 @@ class Ledger:
             raise
 
 
-def _going_on(found: Reservation, charge: Charge, run: str) -> Reservation | None:
+def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
     """The reservation of a folder whose run goes on; None: it was given back whole."""
     if found.charge != charge:
         raise BookError(
@@ -202,9 +210,22 @@ def _going_on(found: Reservation, charge: Charge, run: str) -> Reservation | Non
     return found
 
 
-def _kept(path: Path, ledger: Ledger) -> dict[str, Any] | None:
+def _unused(path: Path | None, ledger: Ledger, book: Book, charge: Charge) -> dict[str, Any] | None:
+    """A folder's reservation for the same plan whose run died before it released anything."""
+    if path is None or not path.is_file():
+        return None
+    try:
+        found = _kept(path, ledger)
+        held = None if found is None else book.reservation(found["number"])
+    except (BookError, ValueError, TypeError, KeyError):
+        return None
+    going = held is not None and held.status in ("reserved", "active")
+    return found if held is not None and going and held.charge == charge and not held.mark else None
+
+
+def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
     """The reservation that lies in a folder. Raises BookError: of another book."""
-    if not path.is_file():
+    if path is None or not path.is_file():
         return None
     values = parse(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict) or values.get("schema") != RESERVATION_SCHEMA:
