@@ -253,7 +253,8 @@ def listening(
                 f"{certificate} and {key} are no certificate and key: {error}"
             ) from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Named, so that answers are sent at once: asyncio lets Nagle's algorithm wait otherwise.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
