@@ -251,7 +251,7 @@ def test_tokens_open_until_they_are_revoked(book: Store) -> None:
 def test_accounts_refuse_what_is_not_theirs(book: Store, charge: Charge) -> None:
     with pytest.raises(BookError, match="already"):
         book.open_account(Account(DATA, Budget(1.0, 1e-6)))
-    with pytest.raises(BookError, match="did you mean 'patients'"):
+    with pytest.raises(BookError, match="mean 'patients'"):
         book.account("patient")
     other = Charge(Mechanism(Rounds(10.0, 1, FullBatch()), adjacency="zero-out"))
     with pytest.raises(BookError, match="adjacency"):

@@ -151,7 +151,7 @@ def rounds_of(held: Reservation, rounds: int) -> int:
 
 @dataclass
 class State:
-    """What a book's tables hold after its entries.
+    """The content of a book's tables after its entries.
 
     Attributes:
         rules, accounts: by data set. reservations, costs: by number; what each is charged now.

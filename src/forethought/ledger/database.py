@@ -34,73 +34,66 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from forethought.ledger.book import BookError
 from forethought.ledger.migrations import VERSION_TABLE, forms
 
+
+def _key(name: str, kind: Any = Text, *more: Any) -> Column[Any]:
+    return Column(name, kind, *more, primary_key=True, autoincrement=False)
+
+
+def _texts(*names: str, unique: bool | None = None) -> list[Column[Any]]:
+    return [Column(name, Text, nullable=False, unique=unique) for name in names]
+
+
+def _number(name: str) -> Column[Any]:
+    return Column(name, BigInteger, nullable=False)
+
+
 TABLES = MetaData()
 ENTRIES = Table(
     "entries",
     TABLES,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("kind", Text, nullable=False),
-    Column("content", Text, nullable=False),
-    Column("previous", Text, nullable=False, unique=True),
-    Column("hash", Text, nullable=False, unique=True),
+    _key("number", BigInteger),
+    *_texts("kind", "content"),
+    *_texts("previous", "hash", "call", unique=True),
     Column("signature", Text),
-    Column("call", Text, nullable=False, unique=True),
 )
 # One row, of the newest entry: whoever writes holds it.
-HEAD = Table(
-    "head",
-    TABLES,
-    Column("id", BigInteger, primary_key=True, autoincrement=False),
-    Column("number", BigInteger, nullable=False),
-    Column("hash", Text, nullable=False),
-    Column("at", Text, nullable=False),
-)
-ACCOUNTS = Table(
-    "accounts",
-    TABLES,
-    Column("data", Text, primary_key=True),
-    Column("account", Text, nullable=False),
-    Column("rule", Text, nullable=False),
-)
+HEAD = Table("head", TABLES, _key("id", BigInteger), _number("number"), *_texts("hash", "at"))
+ACCOUNTS = Table("accounts", TABLES, _key("data"), *_texts("account", "rule"))
 RESERVATIONS = Table(
     "reservations",
     TABLES,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    _key("number", BigInteger),
     Column("data", Text, ForeignKey("accounts.data"), nullable=False, index=True),
-    Column("charge", Text, nullable=False),
-    Column("costs", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
+    *_texts("charge", "costs", "status", "actor", "purpose"),
     Column("run", Text),
-    Column("mark", BigInteger, nullable=False),
+    _number("mark"),
     Column("released", BigInteger),
-    Column("at", Text, nullable=False),
+    *_texts("at"),
 )
 SUMS = Table(
     "sums",
     TABLES,
-    Column("data", Text, ForeignKey("accounts.data"), primary_key=True),
-    Column("part", Text, primary_key=True),
-    Column("sums", Text, nullable=False),
-    Column("persons", BigInteger, nullable=False),
+    _key("data", Text, ForeignKey("accounts.data")),
+    _key("part"),
+    *_texts("sums"),
+    _number("persons"),
 )
 # The key says that a person is in one part of a scheme.
 PERSONS = Table(
     "persons",
     TABLES,
-    Column("data", Text, ForeignKey("accounts.data"), primary_key=True),
-    Column("scheme", Text, primary_key=True),
-    Column("person", LargeBinary(16), primary_key=True),
-    Column("part", Text, nullable=False),
-    Column("entry", BigInteger, nullable=False),
+    _key("data", Text, ForeignKey("accounts.data")),
+    _key("scheme"),
+    _key("person", LargeBinary(16)),
+    *_texts("part"),
+    _number("entry"),
 )
 TOKENS = Table(
     "tokens",
     TABLES,
-    Column("name", Text, primary_key=True),
-    Column("role", Text, nullable=False),
-    Column("hash", Text, nullable=False, unique=True),
+    _key("name"),
+    *_texts("role"),
+    *_texts("hash", unique=True),
     Column("revoked", Boolean, nullable=False),
 )
 
@@ -224,7 +217,7 @@ Form = Literal["none", "older", "current", "newer"]
 
 
 def form_of(connection: Connection) -> Form:
-    """How a database's tables compare with those that this version of the library writes."""
+    """Say how a database's tables compare with those that this version of the library writes."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return "none"
     found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
@@ -247,7 +240,7 @@ def durable(connection: Connection) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in a database.
+    """Something that went wrong in a database.
 
     Args:
         kind: "again": another's change came between; "lost": the connection is gone, or there is

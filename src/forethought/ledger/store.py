@@ -401,9 +401,7 @@ class Store(Book):
     ) -> Reservation:
         rule, costs = self._priced(data, charge)
         account = self.account(data)
-        purpose = " ".join(purpose.split())
-        if len(purpose) > 2000 or not all(map(str.isprintable, purpose)):
-            raise BookError("a purpose has 2,000 printable characters at most")
+        purpose = _words("a purpose", purpose)
         if call is not None and not 1 <= len(call) <= 64:
             raise BookError("a call's name has 1 to 64 characters")
 
@@ -474,10 +472,10 @@ class Store(Book):
 
     def end(self, number: int, rounds: int, reason: str) -> Total:
         """See :meth:`Book.end`; whoever reserved may end what has not begun, with 0 rounds."""
-        said = " ".join(reason.split())
-        if not said or len(said) > 2000 or not all(map(str.isprintable, said)):
-            raise BookError("a decision has a reason, of 2,000 printable characters at most")
-        return self._finish("end", number, rounds, chain.ended, {"reason": said})
+        words = _words("a decision's reason", reason)
+        if not words:
+            raise BookError("a decision has a reason")
+        return self._finish("end", number, rounds, chain.ended, {"reason": words})
 
     def _finish(
         self,
@@ -503,8 +501,8 @@ class Store(Book):
             change = tuple(a - b for a, b in zip(now_costs, costs, strict=True))
             sums = _with(rule, data, _sums(turn.connection, data), charge, change)
             _set_sums(turn, data, charge.partition, sums)
-            said = {"reservation": number, "rounds": rounds, "costs": [*now_costs]}
-            return {**said, **values}
+            own = {"reservation": number, "rounds": rounds, "costs": [*now_costs]}
+            return {**own, **values}
 
         self._write(kind, work)
         return self.total(data)
@@ -648,7 +646,8 @@ class Store(Book):
         """
         kept = self._kept
         if self.role not in _MAY[kind]:
-            raise NotAllowedError(f"{self.actor} is {self.role} here, which may not {_DO[kind]}")
+            who = " and ".join(_MAY[kind])
+            raise NotAllowedError(f"{self.actor} is {self.role} here: {kind!r} is for {who}s")
         if kept.key is not None and kept.signer is None:
             raise BookError(f"{kept.url} is signed: open it with its private key to change it")
         name = f"{self.actor}:{call}" if call else secrets.token_hex(16)
@@ -686,20 +685,6 @@ class Store(Book):
         )
 
 
-_DO = {
-    "account": "open an account",
-    "partition": "register persons",
-    "token": "give a token",
-    "revoke": "revoke a token",
-    "reserve": "reserve",
-    "refuse": "reserve",
-    "begin": "begin a run",
-    "mark": "mark rounds",
-    "settle": "settle",
-    "end": "end a reservation",
-}
-
-
 class _FullError(Exception):
     """The charge does not fit; sums: what is there."""
 
@@ -730,6 +715,13 @@ def _name(what: str, name: str) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
         raise BookError(f"{what} has a name of 1 to 200 printable characters, not {name!r:.80}")
     return name
+
+
+def _words(what: str, text: str) -> str:
+    line = " ".join(text.split())
+    if len(line) > 2000 or not line.isprintable():
+        raise BookError(f"{what} has 2,000 printable characters at most")
+    return line
 
 
 def _account(account: Account) -> Account:
@@ -811,18 +803,8 @@ def _row(connection: Connection, number: int) -> Row[Any]:
 
 
 def _reservation(row: Row[Any]) -> Reservation:
-    return Reservation(
-        row.number,
-        row.data,
-        chain.charge_from(parse(row.charge)),
-        row.status,
-        row.actor,
-        row.purpose,
-        row.run,
-        row.mark,
-        row.released,
-        row.at,
-    )
+    # Its own columns follow the costs in the order of a reservation's fields.
+    return Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *row[4:])
 
 
 def _at(data: str, part: str) -> tuple[Any, Any]:

@@ -2,73 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0001"
 down_revision = None
+OF_ACCOUNT = "accounts.data"
+
+
+def key(name: str, kind: Any = sa.Text, *more: Any) -> sa.Column[Any]:
+    """A column of a table's key."""
+    return sa.Column(name, kind, *more, primary_key=True, autoincrement=False)
+
+
+def texts(*names: str, unique: bool | None = None) -> list[sa.Column[Any]]:
+    """Columns of texts."""
+    return [sa.Column(name, sa.Text, nullable=False, unique=unique) for name in names]
+
+
+def number(name: str) -> sa.Column[Any]:
+    """A column of whole numbers."""
+    return sa.Column(name, sa.BigInteger, nullable=False)
 
 
 def upgrade() -> None:
     """Make the tables."""
-    text, number = sa.Text(), sa.BigInteger()
     op.create_table(
         "entries",
-        sa.Column("number", number, primary_key=True, autoincrement=False),
-        sa.Column("kind", text, nullable=False),
-        sa.Column("content", text, nullable=False),
-        sa.Column("previous", text, nullable=False, unique=True),
-        sa.Column("hash", text, nullable=False, unique=True),
-        sa.Column("signature", text),
-        sa.Column("call", text, nullable=False, unique=True),
+        key("number", sa.BigInteger),
+        *texts("kind", "content"),
+        *texts("previous", "hash", "call", unique=True),
+        sa.Column("signature", sa.Text),
     )
-    op.create_table(
-        "head",
-        sa.Column("id", number, primary_key=True, autoincrement=False),
-        sa.Column("number", number, nullable=False),
-        sa.Column("hash", text, nullable=False),
-        sa.Column("at", text, nullable=False),
-    )
-    op.create_table(
-        "accounts",
-        sa.Column("data", text, primary_key=True),
-        sa.Column("account", text, nullable=False),
-        sa.Column("rule", text, nullable=False),
-    )
+    op.create_table("head", key("id", sa.BigInteger), number("number"), *texts("hash", "at"))
+    op.create_table("accounts", key("data"), *texts("account", "rule"))
     op.create_table(
         "reservations",
-        sa.Column("number", number, primary_key=True, autoincrement=False),
-        sa.Column("data", text, sa.ForeignKey("accounts.data"), nullable=False, index=True),
-        sa.Column("charge", text, nullable=False),
-        sa.Column("costs", text, nullable=False),
-        sa.Column("status", text, nullable=False),
-        sa.Column("actor", text, nullable=False),
-        sa.Column("purpose", text, nullable=False),
-        sa.Column("run", text),
-        sa.Column("mark", number, nullable=False),
-        sa.Column("released", number),
-        sa.Column("at", text, nullable=False),
+        key("number", sa.BigInteger),
+        sa.Column("data", sa.Text, sa.ForeignKey(OF_ACCOUNT), nullable=False, index=True),
+        *texts("charge", "costs", "status", "actor", "purpose"),
+        sa.Column("run", sa.Text),
+        number("mark"),
+        sa.Column("released", sa.BigInteger),
+        *texts("at"),
     )
+    account = sa.ForeignKey(OF_ACCOUNT)
     op.create_table(
-        "sums",
-        sa.Column("data", text, sa.ForeignKey("accounts.data"), primary_key=True),
-        sa.Column("part", text, primary_key=True),
-        sa.Column("sums", text, nullable=False),
-        sa.Column("persons", number, nullable=False),
+        "sums", key("data", sa.Text, account), key("part"), *texts("sums"), number("persons")
     )
-    # A person is in one part of a scheme.
     op.create_table(
         "persons",
-        sa.Column("data", text, sa.ForeignKey("accounts.data"), primary_key=True),
-        sa.Column("scheme", text, primary_key=True),
-        sa.Column("person", sa.LargeBinary(16), primary_key=True),
-        sa.Column("part", text, nullable=False),
-        sa.Column("entry", number, nullable=False),
+        key("data", sa.Text, sa.ForeignKey(OF_ACCOUNT)),
+        *(key("scheme"), key("person", sa.LargeBinary(16))),
+        *texts("part"),
+        number("entry"),
     )
     op.create_table(
         "tokens",
-        sa.Column("name", text, primary_key=True),
-        sa.Column("role", text, nullable=False),
-        sa.Column("hash", text, nullable=False, unique=True),
-        sa.Column("revoked", sa.Boolean(), nullable=False),
+        key("name"),
+        *texts("role"),
+        *texts("hash", unique=True),
+        sa.Column("revoked", sa.Boolean, nullable=False),
     )
