@@ -357,6 +357,8 @@ def test_run_that_stops_returns_only_blocks_that_were_not_begun() -> None:
     charge = CHARGES[1]
     single, four = Rule.of(ACCOUNT), ClockRule(ACCOUNT.budget, blocks=4)
     assert single.costs(charge, 1) == single.costs(charge)
+    with pytest.raises(ValueError, match="at most 300"):
+        four.costs(charge, 301)
     steps = [four.costs(charge, rounds)[0] for rounds in range(301)]
     assert len(set(steps)) == 5
     assert steps[75] == steps[1] < steps[76]
@@ -369,9 +371,16 @@ def test_gaussian_rounds_return_one_by_one() -> None:
     assert rule.costs(charge, 10)[0] == pytest.approx(rule.costs(charge)[0] / 3, rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", RULES)
+def test_hardly_anything_is_more_than_nothing(kind: str) -> None:
+    rule = Rule.of(ACCOUNT, kind)
+    assert rule.costs(gaussian(1e-9)) == (1,)
+    assert rule.costs(gaussian(1e-5))[0] > 10_000
+
+
 def test_worst_part_of_each_scheme_counts() -> None:
     rule = Rule.of(ACCOUNT)
-    parts = {"site=A": (5,), "site=B": (7,), "year=2020": (2,), "year=2021": (1,)}
+    parts = {"site=A": (7,), "site=B": (5,), "year=2020": (1,), "year=2021": (2,)}
     assert rule.total((10,), parts) == (19,)
     assert rule.total((10,), {}) == (10,)
 

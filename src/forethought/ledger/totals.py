@@ -106,6 +106,7 @@ class Rule:
 
         Raises:
             UnsupportedMechanismError: another adjacency, or no theorem covers the charge.
+            ValueError: more rounds than the charge has.
         """
         mechanism = charge.mechanism
         if mechanism.adjacency != self.adjacency:
@@ -119,11 +120,13 @@ class Rule:
                 "adjacency 'replace-one': charge without a partition, or open the account under "
                 "'add-or-remove'"
             )
-        if rounds == 0:
+        length = len(mechanism)
+        released = length if rounds is None else whole("rounds", rounds, least=0, most=length)
+        if not released:
             return self.nothing
         if any(part.noise_multiplier == 0 for part in mechanism):
             return (MOST,) * len(self.nothing)
-        return self._costs(mechanism, charge.group, len(mechanism) if rounds is None else rounds)
+        return self._costs(mechanism, charge.group, released)
 
     def _costs(self, mechanism: Mechanism, group: int, rounds: int) -> Sums:
         raise NotImplementedError
