@@ -989,6 +989,8 @@ def _sentences(statement: Statement) -> tuple[str, str, str]:
         return _not_private(statement)
     who = records(statement)
     what = "This model is" if statement.releases else "A model from these rounds would be"
+    if any(one.code == "statistics" for one in statement.caveats):
+        what = "These statistics are" if statement.releases else "These statistics would be"
     first = (
         f"{what} ({at_most(statement.epsilon.upper)}, {at_most(statement.delta, '.3g')})-"
         f"differentially private for {who} ({statement.adjacency}), proven for "

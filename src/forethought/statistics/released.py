@@ -85,7 +85,8 @@ class Request(Stored):
     def not_covered(self) -> tuple[Caveat, ...]:
         """All that a statement must say besides numbers."""
         shape = "columns, ranges, categories, bins and filters of the statistics"
-        found = [Caveat("declared-shape", shape)]
+        names = "; ".join(one.name for one in self.statistics)
+        found = [Caveat("statistics", names), Caveat("declared-shape", shape)]
         if self.group > 1:
             found.append(Caveat("rows-of-persons", str(self.group)))
         return tuple(found)

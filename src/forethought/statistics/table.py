@@ -61,10 +61,10 @@ class Rows:
         self._require(name, absent.to_numpy(), missing)
         if entries.dtype == pl.Boolean:
             entries = entries.cast(pl.Int8)
-        if entries.dtype.is_float() and not (entries.drop_nulls().drop_nans() % 1).any():
-            entries = entries.fill_nan(None).cast(pl.Int64)
-        text = entries.cast(pl.String).str.strip_chars().fill_null("").to_numpy()
-        return np.where(absent.to_numpy(), "", text)
+        text = entries.cast(pl.String).str.strip_chars().fill_null("")
+        # Entry by entry: nothing about one may follow from another.
+        text = text.str.replace(r"^(-?\d+)\.0+$", "$1")
+        return np.where(absent.to_numpy(), "", text.to_numpy())
 
     def _entries(self, name: str) -> pl.Series:
         if name not in self.frame.columns:
@@ -97,6 +97,7 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
     form = AS_USUAL if schema is None else schema.form
     if isinstance(records, str | Path):
         path = Path(records)
+        path.stat()  # where there is none, it says so
         pieces = []
         for piece in Table(path, kind_of(path), form).pieces():
             found = [name for name in piece.columns if name in names]

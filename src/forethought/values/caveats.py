@@ -71,6 +71,12 @@ KINDS: dict[str, Kind] = {
         "is claimed: a record counts as part of every round that may hold it",
         "amplification needs batches that the attacker does not know",
     ),
+    "statistics": Kind(
+        "fact",
+        "statistics of the records were asked for, and no model: {detail}; intervals and curves "
+        "follow from the noised sums alone",
+        "what is computed from a release costs nothing more",
+    ),
     "correlated-noise": Kind(
         "fact",
         "the noise of a round is correlated with that of the rounds before it, so the guarantee is "
