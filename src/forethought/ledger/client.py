@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from forethought.ledger.book import (
@@ -26,6 +26,7 @@ from forethought.ledger.book import (
 )
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
 
+_Result = TypeVar("_Result")
 # Seconds for one answer, and how long one call is tried before the run is stopped. What reads the
 # whole book may take longer.
 ANSWER, PATIENCE = 30.0, 60.0
@@ -86,8 +87,11 @@ class RemoteBook(Book):
                 self._held.close()
         self._held = None
 
-    def _ask(self, method: str, **arguments: Any) -> Any:
+    def _ask(self, kind: type[_Result], method: str, **arguments: Any) -> _Result:
         """Call a method of the book behind the service.
+
+        Args:
+            kind: of what it returns.
 
         Raises:
             BookError, UnsupportedMechanismError: the book's own, or the service is not reached.
@@ -108,7 +112,10 @@ class RemoteBook(Book):
                         self._drop()
                         raise
                 if status == 200:
-                    return call.read(answer)
+                    found = call.read(answer)
+                    if not isinstance(found, kind):
+                        raise BookError(f"{self._url} answers otherwise than a ledger does")
+                    return found
                 if status not in (429, 503):
                     raise error_from(answer)
                 reason: object = answer.get("message", status)
@@ -155,70 +162,58 @@ class RemoteBook(Book):
         return response.status, answer
 
     def open_account(self, account: Account) -> Account:
-        found: Account = self._ask("open_account", account=account)
-        return found
+        return self._ask(Account, "open_account", account=account)
 
     def account(self, data: str) -> Account:
-        found: Account = self._ask("account", data=data)
-        return found
+        return self._ask(Account, "account", data=data)
 
     def accounts(self) -> Sequence[Account]:
-        found: Sequence[Account] = self._ask("accounts")
-        return found
+        return self._ask(list, "accounts")
 
     def fits(self, data: str, charge: Charge) -> bool:
-        return bool(self._ask("fits", data=data, charge=charge))
+        return self._ask(bool, "fits", data=data, charge=charge)
 
     def reserve(
         self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
     ) -> Reservation:
         call = call or secrets.token_hex(16)
-        found: Reservation = self._ask(
-            "reserve", data=data, charge=charge, purpose=purpose, call=call
+        return self._ask(
+            Reservation, "reserve", data=data, charge=charge, purpose=purpose, call=call
         )
-        return found
 
     def begin(self, number: int, run: str) -> Reservation:
-        found: Reservation = self._ask("begin", number=number, run=run)
-        return found
+        return self._ask(Reservation, "begin", number=number, run=run)
 
     def mark(self, number: int, rounds: int) -> None:
-        self._ask("mark", number=number, rounds=rounds)
+        self._ask(type(None), "mark", number=number, rounds=rounds)
 
     def settle(self, number: int, rounds: int) -> Total:
-        found: Total = self._ask("settle", number=number, rounds=rounds)
-        return found
+        return self._ask(Total, "settle", number=number, rounds=rounds)
 
     def end(self, number: int, rounds: int, reason: str) -> Total:
-        found: Total = self._ask("end", number=number, rounds=rounds, reason=reason)
-        return found
+        return self._ask(Total, "end", number=number, rounds=rounds, reason=reason)
 
     def reservation(self, number: int) -> Reservation:
-        found: Reservation = self._ask("reservation", number=number)
-        return found
+        return self._ask(Reservation, "reservation", number=number)
 
     def reservations(self, data: str) -> Sequence[Reservation]:
-        found: Sequence[Reservation] = self._ask("reservations", data=data)
-        return found
+        return self._ask(list, "reservations", data=data)
 
     def total(self, data: str) -> Total:
-        found: Total = self._ask("total", data=data)
-        return found
+        return self._ask(Total, "total", data=data)
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
         every, new = list(persons), 0
         for at in range(0, len(every), AT_ONCE):
             some = every[at : at + AT_ONCE]
-            new += self._ask("add_persons", data=data, partition=partition, persons=some)
+            new += self._ask(int, "add_persons", data=data, partition=partition, persons=some)
         return new
 
     def entries(self, after: int = 0) -> Sequence[Entry]:
-        found: Sequence[Entry] = self._ask("entries", after=after)
-        return found
+        return self._ask(list, "entries", after=after)
 
     def verify(self, head: str | None = None) -> Sequence[str]:
-        found: Sequence[str] = self._ask("verify", head=head)
-        return found
+        return self._ask(list, "verify", head=head)
 
     def close(self) -> None:
         with self._lock:
