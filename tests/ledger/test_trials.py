@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from forethought.ledger.store import Store
@@ -58,12 +60,14 @@ def test_an_answer_before_the_commit_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_call_that_is_reserved_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: calls have no names."""
+    """Planted: calls have no names, and answers are slow, so that some are lost."""
     ordinary = Store.reserve
 
     def nameless(book: Store, data: str, charge: object, *, call: str | None = None) -> object:
-        return ordinary(book, data, charge)  # type: ignore[arg-type]
+        made = ordinary(book, data, charge)  # type: ignore[arg-type]
+        time.sleep(0.03)
+        return made
 
     monkeypatch.setattr(Store, "reserve", nameless)
     with pytest.raises(ViolationError, match="nobody's"):
-        run_kills(100, "sqlite")
+        run_kills(30, "sqlite")

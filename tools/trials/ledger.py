@@ -72,6 +72,9 @@ class Server:
         settings += ["max_connections=120", "shared_buffers=32MB"]
         words = [word for one in settings for word in ("-c", one)]
         made = [*self._user, str(self._programs / "postgres"), "-D", str(self._data), *words]
+        if shutil.which("setpriv"):
+            # Whoever started it may be killed before it can stop it.
+            made = ["setpriv", "--pdeathsig=INT", *made[1 if self._user else 0 :]]
         while True:
             if self._process is None or self._process.poll() is not None:
                 with (self._folder / "log").open("ab") as log:

@@ -169,7 +169,7 @@ def connected(url: URL, patience: float) -> Engine:
     options = (
         f"{own if isinstance(own, str) else ' '.join(own)} -c synchronous_commit=on "
         f"-c lock_timeout={max(1, int(1000 * patience))} "
-        "-c idle_in_transaction_session_timeout=60000"
+        "-c idle_in_transaction_session_timeout=15000"
     )
     arguments = {"connect_timeout": max(2, min(10, int(patience))), "options": options}
     return create_engine(

@@ -671,6 +671,11 @@ class Store(Book):
             except DBAPIError as error:
                 trouble = failure(error)
             looked = True
+            if trouble.kind == "stop" and sent:
+                # It has ended, and holds nothing up: the book can be asked at once.
+                if rows := self._rows(select(ENTRIES).where(ENTRIES.c.call == name)):
+                    return _entry(rows[0]).values
+                sent = False
             if trouble.kind == "stop" or time.monotonic() > until:
                 raise self._given_up(kind, name, trouble, sent)
             time.sleep(random.uniform(0.01, 0.2))
@@ -804,7 +809,8 @@ def _row(connection: Connection, number: int) -> Row[Any]:
 
 def _reservation(row: Row[Any]) -> Reservation:
     # Its own columns follow the costs in the order of a reservation's fields.
-    return Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *row[4:])
+    own: tuple[Any, ...] = tuple(row)[4:]
+    return Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *own)
 
 
 def _at(data: str, part: str) -> tuple[Any, Any]:
