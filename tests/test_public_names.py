@@ -11,7 +11,7 @@ import pytest
 
 import forethought as ft
 
-ROOMS = ("accounting", "convex", "data", "errors", "estimators", "gradients")
+ROOMS = ("accounting", "convex", "data", "errors", "estimators", "gradients", "statistics")
 
 
 @pytest.mark.parametrize("name", ft.__all__)

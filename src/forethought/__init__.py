@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forethought import errors as errors
     from forethought import estimators as estimators
     from forethought import gradients as gradients
+    from forethought import statistics as statistics
     from forethought.accounting.adaptive import NegativeBinomialTrials as NegativeBinomialTrials
     from forethought.accounting.adaptive import PoissonTrials as PoissonTrials
     from forethought.accounting.calibration import calibrate as calibrate
@@ -150,7 +151,7 @@ _HOME = {
 }
 
 # Rooms whose contents are public under the room's name.
-_ROOMS = ("accounting", "convex", "data", "errors", "estimators", "gradients")
+_ROOMS = ("accounting", "convex", "data", "errors", "estimators", "gradients", "statistics")
 
 __all__ = ["__version__", *_ROOMS, *sorted(_HOME)]  # noqa: PLE0604 (all strings)
 

@@ -83,6 +83,7 @@ def test_noise_multipliers_in_place_of_a_budget_say_what_they_cost() -> None:
     assert asked.mechanism.rounds[0].noise_multiplier < 2.4
 
 
+@pytest.mark.slow
 def test_the_expected_error_is_known_before_and_comes_out() -> None:
     asked = planned()
     expected = asked.expected()
@@ -100,12 +101,13 @@ def test_the_expected_error_is_known_before_and_comes_out() -> None:
     assert max(far.values()) <= 33
 
 
+@pytest.mark.slow
 def test_the_noise_is_the_discrete_gaussian_of_what_was_planned() -> None:
     asked = planned(Count(where={"sex": "F"}), Histogram(column="sex", categories=("M", "F")))
     exact = [(HELD["sex"] == "F").sum(), (HELD["sex"] == "M").sum(), (HELD["sex"] == "F").sum()]
     stds = [asked.noise_std(one) for one in (asked.statistics[0], *asked.statistics[1:] * 2)]
     draws = []
-    for seed in range(2000):
+    for seed in range(600):
         found = asked.release(HELD, seed=seed).results
         draws.append([one.value for part in found for one in part])
     z = (np.array(draws) - exact) / stds
@@ -115,11 +117,12 @@ def test_the_noise_is_the_discrete_gaussian_of_what_was_planned() -> None:
     low, high = stats.chi2.ppf([level / 2, 1 - level / 2], z.size) / z.size
     assert low < (z**2).mean() < high
     apart = np.corrcoef(z.T)[np.triu_indices(3, 1)]
-    assert np.abs(apart).max() < stats.norm.isf(level / 6) / math.sqrt(2000)
+    assert np.abs(apart).max() < stats.norm.isf(level / 6) / math.sqrt(600)
     # On a grid: a power of two, of which every value is a multiple.
     assert all(value == round(value * 2**40) / 2**40 for row in draws for value in row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "held", "exact"),
     [
@@ -146,6 +149,7 @@ def test_intervals_hold_what_exact_computing_gives(one: Any, held: Any, exact: f
     assert all(est.sampled_low <= est.low <= est.high <= est.sampled_high for est in found)
 
 
+@pytest.mark.slow
 def test_a_survival_curve_is_within_three_hundredths_at_epsilon_one() -> None:
     """Of 5,000 records, Weibull times with even censoring: the largest error over all times."""
     times, happened = weibull(5000, 8)
@@ -172,6 +176,7 @@ def test_few_at_risk_are_not_stated() -> None:
     assert curve[-1].name == "72 (not stated)"
 
 
+@pytest.mark.slow
 def test_an_auc_is_within_two_hundredths_at_epsilon_one() -> None:
     """Of 2,000 records, half of them positive."""
     generator = np.random.default_rng(6)
@@ -300,13 +305,14 @@ def _games(asked: Request, count: int) -> Games:
 
 
 def _refuted(asked: Request, released: Request) -> float:
-    games = _games(released, 1500)
+    games = _games(released, 500)
     claim = tradeoff(asked.mechanism)
     # The claim's own rule, fixed in advance: half-way between the two counts, at which both
     # errors weigh the same.
     return refutation_p(games, [1.5], [1.0], claim)
 
 
+@pytest.mark.slow
 def test_too_little_noise_is_refuted_by_an_attack_and_enough_is_not() -> None:
     """At a false-alarm rate of 10⁻⁶; noise of half the size gives itself away with power near 1."""
     asked = request([Count(where={"sex": "F"})], examples=2, budget=3.0, delta=1e-6)

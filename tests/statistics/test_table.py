@@ -38,13 +38,18 @@ def test_files_and_frames_say_the_same(tmp_path: Path) -> None:
 
 def test_a_declaration_says_how_entries_are_written(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("n;w\n1,5;A\n-999;B\n")
+    path.write_text("n;w\n1,5;A\n;B\n")
     schema = TableSchema(
-        {"n": {"range": [0, 9], "codes": [-999], "missing": "middle"}, "w": {"categories": ["A"]}},
+        {"n": {"range": [0, 9], "missing": "middle"}, "w": {"categories": ["A"]}},
         form=TableFormat(separator=";", decimal=","),
     )
     read = rows(path, {"n", "w"}, schema)
     assert np.array_equal(read.numbers("n", "skip"), [1.5, np.nan], equal_nan=True)
+    coded = TableSchema({"n": {"range": [0, 9], "codes": [-999], "missing": "middle"}})
+    found = rows({"n": [-999.0, 2.5]}, {"n"}, coded).numbers("n", "skip")
+    assert np.array_equal(found, [np.nan, 2.5], equal_nan=True)
+    again = rows(read.frame, {"n"}, schema)
+    assert np.array_equal(again.numbers("n", "skip"), [1.5, np.nan], equal_nan=True)
 
 
 def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:

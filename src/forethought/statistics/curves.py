@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -40,7 +41,59 @@ _WELL_KNOWN = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantiles(Statistic):
+class _OfSums(Statistic):
+    """A statistic of running sums along one or several axes: each record is in one count of one."""
+
+    @property
+    @abstractmethod
+    def axes(self) -> tuple[int, ...]:
+        """The number of counts along each."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.axes)
+
+    def reach(self, adjacency: Adjacency) -> float:
+        # Columns of C have no negative number: two of them are at most √2 norms apart.
+        return norm(max(self.axes)) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+
+    def counts(self, noised: Array, examples: int) -> Array:
+        """Counts along all axes, from a tally with noise."""
+        parts = [decoded(part) for part in self.split(noised)]
+        return np.concatenate(settled(parts, examples) if self.all_count else parts)
+
+    def split(self, values: Array) -> list[Array]:
+        """Those of each axis."""
+        return np.split(values, np.cumsum(self.axes)[:-1])
+
+    def rising(self, counts: Array) -> Array:
+        """The nearest counts without negative ones, axis by axis."""
+        return np.concatenate([rising(part) for part in self.split(counts)])
+
+    def strayed(
+        self, computed: Callable[[Array], Array], counts: Array, std: float
+    ) -> tuple[Array, Array]:
+        """How far results stray with other noise, and with other noise and other records.
+
+        Post-processing: counts are as they were released, and nothing here touches the records, so
+        that the random numbers need not be secret.
+
+        Returns:
+            Two arrays of shape (repeats, numbers).
+        """
+        generator = np.random.default_rng(self.size)
+        centre, total = computed(counts), float(counts.sum())
+        shares = counts / total if total > 0 else np.full(self.size, 1 / self.size)
+        noise = std * generator.standard_normal((_REPEATS, self.size))
+        drawn = generator.multinomial(max(1, round(total)), shares, _REPEATS)
+        off = [self.counts(one, 0) for one in noise]
+        near = [computed(counts + one) - centre for one in off]
+        far = [computed(own + one) - centre for own, one in zip(drawn, off, strict=True)]
+        return np.array(near), np.array(far)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(_OfSums):
     """Numbers below which given shares of a column lie, from running sums of a fine histogram.
 
     Args:
@@ -70,22 +123,15 @@ class Quantiles(Statistic):
         whole("bins", self.bins, least=2, most=MOST_BINS)
 
     @property
-    def size(self) -> int:
-        return self.bins
-
-    def reach(self, adjacency: Adjacency) -> float:
-        # Columns of C have no negative number: two of them are at most √2 norms apart.
-        return norm(self.bins) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+    def axes(self) -> tuple[int, ...]:
+        return (self.bins,)
 
     def tally(self, rows: Rows) -> Array:
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
         return encoded(binned(numbers, self.range, self.bins))
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        counts = decoded(noised)
-        if self.all_count:
-            (counts,) = settled([counts], examples)
-        sums = np.cumsum(rising(counts))
+        sums = np.cumsum(rising(self.counts(noised, examples)))
         total = max(1.0, float(sums[-1]))
         low, high = self.range
         edges = np.linspace(low, high, self.bins + 1)
@@ -118,7 +164,7 @@ class Quantiles(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survival(Statistic):
+class Survival(_OfSums):
     """The Kaplan–Meier curve on a declared grid of times.
 
     Events and censored records are counted in equal steps of time, each record in one count, and
@@ -158,12 +204,8 @@ class Survival(Statistic):
         whole("steps", self.steps, least=2, most=MOST_BINS)
 
     @property
-    def size(self) -> int:
-        return 2 * self.steps + 1
-
-    def reach(self, adjacency: Adjacency) -> float:
-        # A record is in one count of one of the two; the censored have one more.
-        return norm(self.steps + 1) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+    def axes(self) -> tuple[int, ...]:
+        return (self.steps, self.steps + 1)
 
     def tally(self, rows: Rows) -> Array:
         kept = self.kept(rows)
@@ -185,12 +227,10 @@ class Survival(Statistic):
         return _WELL_KNOWN * std * float(noise_of_sums(self.steps, 0.0)[-1])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        total = examples if self.all_count else None
-        counts = self._counts(noised, total)
+        counts = self.counts(noised, examples)
         curve, last = self._curve(counts, self.at_risk(std))
-        smooth = np.concatenate([rising(part) for part in np.split(counts, [self.steps])])
-        draws = _strayed(lambda found: self._curve(found)[0], smooth, self._noise, std, self.size)
-        spreads = _spreads(*draws)
+        smooth = self.rising(counts)
+        spreads = _spreads(*self.strayed(lambda found: self._curve(found)[0], smooth, std))
         width = self.until / self.steps
         names = [
             f"{width * (step + 1):.6g}" + ("" if step <= last else " (not stated)")
@@ -202,32 +242,25 @@ class Survival(Statistic):
         shares = -np.diff(np.exp(-np.linspace(0, math.log(10), self.steps + 1)), append=0)
         counts = np.concatenate([0.4 * shares[:-1], 0.6 * shares]) * examples
         counts[-1] = examples * shares[-1]
-        draws = _strayed(lambda found: self._curve(found)[0], counts, self._noise, std, self.size)
+        draws = self.strayed(lambda found: self._curve(found)[0], counts, std)
         return float(np.quantile(np.abs(draws[0]).max(axis=1), 0.95))
-
-    def _counts(self, noised: Array, total: float | None) -> Array:
-        parts = [decoded(part) for part in np.split(noised, [self.steps])]
-        return np.concatenate(parts if total is None else settled(parts, total))
-
-    def _noise(self, noise: Array) -> Array:
-        return self._counts(noise, 0.0 if self.all_count else None)
 
     def _curve(self, counts: Array, least: float = 1.0) -> tuple[Array, int]:
         """Survival at the end of each step, and the last step that is known well."""
-        events, censored = np.split(counts, [self.steps])
+        events, censored = self.split(counts)
         risk = events.sum() + censored.sum() - np.cumsum(events) - np.cumsum(censored[:-1])
         risk += events + censored[:-1] / 2
         known = np.minimum.accumulate(risk) > least
         last = int(known.sum()) - 1
         hazard = np.where(known, events / np.maximum(risk, 1.0), 0.0)
-        # The mean of e^(−h) and 1 − h, both of which noise moves evenly: Σ ln(1 − h), for h of
-        # either sign, and then the nearest curve that falls.
+        # Noise makes hazards of either sign, which cancel in the sum; then the nearest curve that
+        # falls. Cutting each at 0 would bend the curve down.
         logs = np.cumsum(np.log1p(-hazard.clip(-0.5, 1 - 1e-9)))
         return np.exp(-isotonic_regression(-logs).x.clip(min=0)), last
 
 
 @dataclass(frozen=True, kw_only=True)
-class AUC(Statistic):
+class AUC(_OfSums):
     """The area under the ROC curve: how often a positive record's score is above a negative one's.
 
     Scores of each class are counted in bins of equal width, each record in one count, and released
@@ -262,11 +295,8 @@ class AUC(Statistic):
         whole("bins", self.bins, least=2, most=MOST_BINS)
 
     @property
-    def size(self) -> int:
-        return 2 * self.bins
-
-    def reach(self, adjacency: Adjacency) -> float:
-        return norm(self.bins) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+    def axes(self) -> tuple[int, ...]:
+        return (self.bins, self.bins)
 
     def tally(self, rows: Rows) -> Array:
         scores = rows.numbers(self.score, self.missing)
@@ -281,8 +311,8 @@ class AUC(Statistic):
         )
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        counts = self._rising(self._counts(noised, examples if self.all_count else None))
-        near, far = _strayed(self._area, counts, self._noise, std, self.size)
+        counts = self.rising(self.counts(noised, examples))
+        near, far = self.strayed(self._area, counts, std)
         # Counts that cannot be negative draw the area towards 1/2: by as much as once more.
         off, ties = near.mean(axis=0), _ties(counts)
         spreads = tuple(one + ties for one in _spreads(near - off, far - off))
@@ -293,21 +323,11 @@ class AUC(Statistic):
         edges = np.linspace(0, 1, self.bins + 1)
         positive = examples / 2 * np.diff(edges**2)
         counts = np.concatenate([positive, positive[::-1]])
-        draws = _strayed(self._area, counts, self._noise, std, self.size)[0]
+        draws = self.strayed(self._area, counts, std)[0]
         return float(np.quantile(np.abs(draws - draws.mean()), 0.95)) + _ties(counts)
 
-    def _counts(self, noised: Array, total: float | None) -> Array:
-        parts = [decoded(part) for part in np.split(noised, 2)]
-        return np.concatenate(parts if total is None else settled(parts, total))
-
-    def _noise(self, noise: Array) -> Array:
-        return self._counts(noise, 0.0 if self.all_count else None)
-
-    def _rising(self, counts: Array) -> Array:
-        return np.concatenate([rising(part) for part in np.split(counts, 2)])
-
     def _area(self, counts: Array) -> Array:
-        positive, negative = np.split(self._rising(counts), 2)
+        positive, negative = self.split(self.rising(counts))
         below = np.cumsum(negative) - negative / 2
         pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
         return np.array([float(positive @ below) / pairs])
@@ -318,31 +338,6 @@ def _ties(counts: Array) -> float:
     positive, negative = np.split(counts, 2)
     pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
     return float(positive @ negative) / pairs / 2
-
-
-def _strayed(
-    computed: Callable[[Array], Array],
-    counts: Array,
-    decode: Callable[[Array], Array],
-    std: float,
-    size: int,
-) -> tuple[Array, Array]:
-    """How far results stray with other noise, and with other noise and other records.
-
-    Post-processing: counts are as they were released, and nothing here touches the records, so the
-    random numbers need not be secret.
-
-    Returns:
-        Two arrays of shape (repeats, numbers).
-    """
-    generator = np.random.default_rng(size)
-    centre, total = computed(counts), float(counts.sum())
-    shares = counts / total if total > 0 else np.full(len(counts), 1 / len(counts))
-    noise = [decode(std * generator.standard_normal(size)) for _ in range(_REPEATS)]
-    drawn = generator.multinomial(max(1, round(total)), shares, _REPEATS)
-    near = [computed(counts + one) - centre for one in noise]
-    far = [computed(own + one) - centre for own, one in zip(drawn, noise, strict=True)]
-    return np.array(near), np.array(far)
 
 
 def _spreads(near: Array, far: Array) -> tuple[Array, Array]:

@@ -112,4 +112,4 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
         frame = pl.DataFrame(records)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
         raise DataError(f"the records are no table: {str(error).partition(chr(10))[0]}") from error
-    return Rows(frame, "the records", declared)
+    return Rows(frame, "the records", declared, form.decimal)
