@@ -358,6 +358,36 @@ def test_phases_that_were_not_run_return(tmp_path: Path) -> None:
         )
 
 
+def test_phases_that_were_settled_before_a_kill_get_their_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, book = opened(tmp_path)
+    plan = Plan(Mechanism(*(Rounds(s, 10, Poisson(0.2)) for s in (4.0, 3.0))), EXAMPLES, 1e-6)
+    options = {"accuracy": 0.01, "test": records(4), "ledger": ledger, "out": tmp_path / "run"}
+    with monkeypatch.context() as patched, pytest.raises(OSError):
+        patched.setattr("forethought.training.phases._finish", raising(OSError("disk")))
+        ft.train_until(model(), records(), plan, **options)
+    assert book.reservation(1).released == 10
+    done = ft.train_until(model(), records(), plan, resume=True, **options)
+    assert done.statement.private and len(book.reservations("patients")) == 1
+    with ledger.paid(plan.mechanism, folder=tmp_path) as paid:
+        paid.settle(10)
+    (tmp_path / RESERVATION).write_text(
+        json.dumps(
+            {
+                **{"schema": "forethought/reservation/1", "url": ledger.url, "data": "patients"},
+                **{"number": 2, "run": "x", "call": "y"},
+            }
+        )
+    )
+    with (
+        pytest.raises(BookError, match="over"),
+        ledger.paid(plan.mechanism, folder=tmp_path, resume=True) as paid,
+    ):
+        paid.ahead(10)
+        paid.ahead(11)
+
+
 def test_a_descent_and_an_estimator_are_paid_for(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     book.open_account(Account("zero", Budget(8.0, 1e-5), adjacency="zero-out"))

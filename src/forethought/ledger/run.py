@@ -199,15 +199,13 @@ def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
             f"reservation {found.number} of this run folder is for another plan: go on with the "
             "plan that the run began with, or start a new run in another folder"
         )
-    if found.status == "settled" and found.released == 0:
-        return None
-    over = found.status == "settled" and found.released != len(charge.mechanism)
-    if found.status == "ended" or over:
+    if found.status == "ended":
         raise BookError(
-            f"reservation {found.number} of this run folder is over: it was {found.status} with "
+            f"reservation {found.number} of this run folder is over: it was ended with "
             f"{found.released} of {len(charge.mechanism)} rounds. Start a new run in another folder"
         )
-    return found
+    # One that was settled lacks its statement at most: the book marks no further round of it.
+    return None if found.status == "settled" and found.released == 0 else found
 
 
 def _unused(path: Path | None, ledger: Ledger, book: Book, charge: Charge) -> dict[str, Any] | None:
