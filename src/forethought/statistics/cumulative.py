@@ -82,6 +82,7 @@ def _matrix(bins: int) -> Array:
     return rows
 
 
+@cache
 def noise_of_sums(bins: int, share: float | None) -> Array:
     """Standard deviation of each running sum against a share of the total, in that of C·h.
 
