@@ -105,7 +105,9 @@ COMMANDS = (
         *("defaults/network_paths.py", (), "--data", True, True, "defaults/network_paths.csv"),
         timed=False,
     ),
-    Command("ledger/run.py", ("--full",), "", minutes=1),
+    Command(
+        "ledger/run.py", ("--full",), "", True, kept="ledger/results.csv", timed=False, minutes=2
+    ),
     Command("defaults/network_units.py", (), "", minutes=1),
     Command("defaults/paths.py", ("--only", "digits", "german"), minutes=10),
     Command("defaults/adult.py", (), minutes=10),

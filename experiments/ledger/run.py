@@ -4,7 +4,7 @@ Sets of plans, each made for an ε of its own at δ = 1e-6. Exact composition is
 had all been declared together; a rule's total is what an account says when each was chosen after
 looking at the earlier ones' results.
 
-    python experiments/ledger/run.py --full    # results.csv, results.md: a minute
+    python experiments/ledger/run.py --full    # results.csv, results.md; goes on where it stopped
     python experiments/ledger/run.py           # the first set only; nothing is written
     python experiments/ledger/run.py --table   # results.md from results.csv
 """
@@ -122,7 +122,7 @@ def rules(budget: Budget) -> dict[str, Rule]:
     }
 
 
-def rows_of(name: str, plans: list[Mechanism]) -> list[dict[str, object]]:
+def rows_of(name: str, plans: list[Mechanism]) -> list[dict[str, str]]:
     """A set's totals: exact, by each rule, and the sum of the plans' own ε."""
     whole = plans[0]
     for plan in plans[1:]:
@@ -139,8 +139,8 @@ def rows_of(name: str, plans: list[Mechanism]) -> list[dict[str, object]]:
     return [
         {
             "set": name,
-            "plans": len(plans),
-            "account": budget.epsilon,
+            "plans": str(len(plans)),
+            "account": f"{budget.epsilon:g}",
             "rule": rule_name,
             "epsilon": f"{epsilon:.4f}",
             "share": f"{share:.4f}" if share else "",
@@ -150,10 +150,25 @@ def rows_of(name: str, plans: list[Mechanism]) -> list[dict[str, object]]:
     ]
 
 
+def kept() -> list[dict[str, str]]:
+    """The rows of earlier calls."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def keep(rows: list[dict[str, str]]) -> None:
+    """Write the rows of all sets so far."""
+    with RESULTS.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def table() -> str:
     """results.csv in words and columns."""
-    with RESULTS.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = kept()
     lines = [
         f"# Totals of adaptively chosen plans, δ = {DELTA:g}",
         "",
@@ -178,17 +193,17 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only write the table again")
     asked = parser.parse_args()
     if not asked.table:
-        rows = []
+        rows = kept() if asked.full else []
+        done = {row["set"] for row in rows}
         for name, make in list(SETS.items())[: None if asked.full else 1]:
-            for row in rows_of(name, make()):
-                print(*row.values(), sep="  ", flush=True)
-                rows.append(row)
+            if name in done:
+                continue
+            rows += rows_of(name, make())
+            if asked.full:
+                keep(rows)
         if not asked.full:
+            print(*(", ".join(map(str, row.values())) for row in rows), sep="\n")
             return
-        with RESULTS.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
     TABLE.write_text(table(), encoding="utf-8")
 
 
