@@ -131,7 +131,7 @@ def books(count: int, engine: str, first: int, writers: int) -> dict[str, Any]:
     return {**asdict(found), "engine": engine}
 
 
-def main(words: list[str] | None = None) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("of", choices=("federation", "gossip", "ledger"))
     parser.add_argument("--seeds", type=int, default=1000, help="trials of machines, one a seed")
@@ -149,6 +149,11 @@ def main(words: list[str] | None = None) -> int:
     real.add_argument("--rule", default="asynchronous", help="see rule in a job")
     real.add_argument("--compression", default="none", help="see [gossip] in a job")
     real.add_argument("--writers", type=int, default=50, help="of a ledger, 200 calls each")
+    return parser
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = _parser()
     asked = parser.parse_args(words)
     if asked.seeds < 1 or asked.first < 0 or asked.kills < 0:
         parser.error("--seeds is at least 1, --first and --kills at least 0")

@@ -18,8 +18,8 @@ import random
 from pathlib import Path
 
 from forethought.accounting import exact
-from forethought.accounting.calibration import noise_multiplier
-from forethought.accounting.closed_bounds import gaussian_mu
+from forethought.accounting.dominating_pair import gaussian_mu
+from forethought.accounting.exact import noise_multiplier
 from forethought.ledger.book import Charge
 from forethought.ledger.totals import (
     WHOLE,

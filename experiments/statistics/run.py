@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forethought.accounting.calibration import noise_multiplier
+from forethought.accounting.exact import noise_multiplier
 from forethought.statistics import (
     AUC,
     Accuracy,

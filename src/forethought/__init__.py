@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from forethought.holders.simulate import simulate as simulate
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
+    from forethought.ledger.run import Ledger as Ledger
     from forethought.planning.plan_request import PlanRequest as PlanRequest
     from forethought.planning.search import Front as Front
     from forethought.planning.search import pareto as pareto
@@ -130,6 +131,7 @@ _HOME = {
     **dict.fromkeys(("Federation", "Member"), "federated.federation"),
     "Policy": "federated.statements",
     "simulate": "holders.simulate",
+    "Ledger": "ledger.run",
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
     **dict.fromkeys(("Front", "pareto"), "planning.search"),

@@ -13,18 +13,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forethought.commands import account, holders, plan, train
+from forethought.commands import account, holders, ledger, plan, train
 from forethought.commands.command import app, fail, of_the_system
 
 # As help lists them.
 COMMANDS: tuple[object, ...] = (
-    *(plan.init, plan.plan, train.train, train.predict, train.export),
+    *(plan.init, plan.plan, train.train, train.release, train.predict, train.export),
     *(account.account, account.audit, account.report, train.tune),
     *(plan.ui, plan.utility, plan.calculator, account.keygen),
 )
 app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback))
 app.add_typer(holders.federate)
 app.add_typer(holders.gossip)
+app.add_typer(ledger.ledger)
 
 
 def _version(wanted: bool) -> None:

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from forethought.holders.simulator import HolderError as HolderError
     from forethought.holders.simulator import SimulationError as SimulationError
     from forethought.jobs.job import JobError as JobError
+    from forethought.ledger.book import BookError as BookError
+    from forethought.ledger.book import NotAllowedError as NotAllowedError
+    from forethought.ledger.book import OverBudgetError as OverBudgetError
     from forethought.papers.calculators import CalculatorError as CalculatorError
     from forethought.planning.plan_request import PlanError as PlanError
     from forethought.report.page import PrintingError as PrintingError
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from forethought.web.planner import SettingError as SettingError
 
 _HOME = {
+    "BookError": "ledger.book",
     "BudgetExceededError": "accounting.adaptive",
     "CalculatorError": "papers.calculators",
     "CertificateError": "accounting.exact",
@@ -92,7 +96,9 @@ _HOME = {
     "NetworkViewError": "gossip.decentralised",
     "NonFiniteRecordsWarning": "training.records",
     "NotCentredWarning": "training.records",
+    "NotAllowedError": "ledger.book",
     "OtherModelWarning": "training.records",
+    "OverBudgetError": "ledger.book",
     "PayloadError": "gossip.compression",
     "PeersError": "holders.links",
     "PlanError": "planning.plan_request",

@@ -47,6 +47,8 @@ def sections() -> dict[str, type[BaseModel]]:
     """Each table of a job file that has keys of its own, by name."""
     found = {}
     for name, field in Job.model_fields.items():
+        if name == "statistics":  # sections whose keys are those of their kind
+            continue
         kinds = [field.annotation, *get_args(field.annotation)]
         found[name] = next(
             kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)

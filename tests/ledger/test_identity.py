@@ -14,7 +14,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.data.reading import Table
+from forethought.data.files import Table
 from forethought.ledger.identity import (
     Fingerprint,
     contents,

@@ -32,7 +32,7 @@ def persons(*numbers: int) -> list[bytes]:
 
 def gaussian(epsilon: float, account: Account) -> Charge:
     """One Gaussian release of about ε, at the account's δ."""
-    from forethought.accounting.closed_bounds import gaussian_mu
+    from forethought.accounting.dominating_pair import gaussian_mu
 
     noise = 1 / gaussian_mu(epsilon, account.budget.delta)
     return Charge(Mechanism(Rounds(noise, 1, FullBatch())))

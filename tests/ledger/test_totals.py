@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm, poisson
 
 from forethought.accounting import exact
-from forethought.accounting.closed_bounds import gaussian_delta
+from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.ledger import totals
 from forethought.ledger.book import Account, Charge
 from forethought.ledger.totals import RULES, WHOLE, Clock, ClockRule, GaussianRule, Rule

@@ -15,7 +15,7 @@ from scipy import stats
 import forethought as ft
 from forethought.accounting.statement import Statement
 from forethought.accounting.tradeoff import tradeoff
-from forethought.auditing.inference import Games, refutation_p
+from forethought.auditing.attack import Games, refutation_p
 from forethought.jobs.account import verified
 from forethought.statistics import (
     AUC,

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 from forethought.data.columns import TableSchema, UndeclaredError
-from forethought.data.files import DataError
-from forethought.data.reading import TableFormat
+from forethought.data.files import DataError, TableFormat
 from forethought.statistics.table import rows
 
 FRAME = pl.DataFrame(

@@ -94,7 +94,10 @@ class About:
 # Files that a statement rests on: so many at most, of plain names.
 _MOST_FILES = 20
 # Those that a run on one machine writes, and those of several holders; none is left out.
-OF_RUN = ("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json")
+OF_RUN = (
+    *("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json"),
+    "ledger.json",  # of a data set's book
+)
 OF_HOLDERS = ("federation.json", "gossip.json", "policy.json", "roster.json")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
 

@@ -56,6 +56,14 @@ def account(
         Path | None,
         typer.Option(help="With --verify: the key that must have signed it.", show_default=False),
     ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BOOK",
+            help="With --verify: recompute the data set's total from its book.",
+            show_default=False,
+        ),
+    ] = None,
     sign: Annotated[
         Path | None,
         typer.Option(
@@ -82,7 +90,7 @@ def account(
     delta, examples = flags.pop("delta"), flags.pop("examples")
     numbers = without_none({"examples": examples, **flags})
     called = ", ".join(f"--{name.replace('_', '-')}" for name in numbers)
-    checks = verify or public_key is not None
+    checks = verify or public_key is not None or ledger is not None
     incomplete = {"examples", "noise_multiplier", "batch"} - set(numbers)
     refuse(
         path is not None and numbers,
@@ -90,7 +98,7 @@ def account(
     )
     refuse(
         path is None and (checks or sign is not None),
-        "--verify, --sign and --public-key need the path of a statement",
+        "--verify, --ledger, --sign and --public-key need the path of a statement",
     )
     refuse(
         path is None and incomplete,
@@ -105,7 +113,7 @@ def account(
             if envelope.stem == "statement.intoto" and page.is_file() and not page.is_symlink():
                 write_statement(envelope.parent)  # the page says who signed
         if checks:
-            verification = jobs.verified(path, public_key)
+            verification = jobs.verified(path, public_key, ledger=ledger)
             statement = jobs.again(verification.statement, group=group, delta=delta)
         else:
             statement = jobs.statement_of(path, group=group, delta=delta)

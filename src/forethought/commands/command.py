@@ -44,6 +44,14 @@ Replayed = Annotated[
 ]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace what is there.")]
+Paying = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="BOOK#DATA",
+        help="Pay from this data set's budget. Default: the job's [ledger].",
+    ),
+]
 PublicProxy = Annotated[
     str | None,
     typer.Option(help="Public data set in place of the job's own, or 'synthetic'."),

@@ -17,6 +17,7 @@ from forethought.commands.command import (
     DataDir,
     JobFile,
     Json,
+    Paying,
     PublicProxy,
     Quiet,
     Replayed,
@@ -282,13 +283,18 @@ for _family, _first in ((federate, "server"), (gossip, "hospital-b")):
 
 
 def _member(
-    kind: Kind, job_file: Path, key_folder: Path, out: Path | None, console: Console
+    kind: Kind,
+    job_file: Path,
+    key_folder: Path,
+    out: Path | None,
+    console: Console,
+    ledger: str | None,
 ) -> tuple[Request, str, Path, Membership]:
     """A member's request, name, folder and what its keys' folder holds; the first lines shown."""
-    from forethought.jobs.job import from_file
+    from forethought.jobs.job import from_file, paying
     from forethought.jobs.members import Membership
 
-    request, member = from_file(job_file), Membership.load(key_folder, kind)
+    request, member = paying(from_file(job_file), ledger), Membership.load(key_folder, kind)
     name = member.keys.identity.name
     folder = out or Path("runs") / f"{request.name}-{name}"
     console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
@@ -467,6 +473,7 @@ def client(
         ),
     ] = False,
     witness: WitnessFolder = None,
+    ledger: Paying = None,
     replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -476,7 +483,9 @@ def client(
     from forethought.jobs import members as jobs
 
     console = console_for(quiet or as_json)
-    request, name, folder, member = _member("federation", job_file, key_folder, out, console)
+    request, name, folder, member = _member(
+        "federation", job_file, key_folder, out, console, ledger
+    )
     plan = member.agreed.plan(member.place)
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:
@@ -583,6 +592,7 @@ def peer(
     epsilon: Allowed = None,
     delta: AtDelta = None,
     witness: WitnessFolder = None,
+    ledger: Paying = None,
     replay: Replayed = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -592,7 +602,7 @@ def peer(
     from forethought.jobs import members as jobs
 
     console = console_for(quiet or as_json)
-    request, _, folder, member = _member("gossip", job_file, key_folder, out, console)
+    request, _, folder, member = _member("gossip", job_file, key_folder, out, console, ledger)
     plan = member.agreed.plan(member.place)
     start = time.perf_counter()
     with watching(replay, plan.rounds) as seen:

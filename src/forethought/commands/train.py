@@ -16,6 +16,7 @@ from forethought.commands.command import (
     JobFile,
     Json,
     Overwrite,
+    Paying,
     Quiet,
     Replayed,
     Run,
@@ -29,6 +30,9 @@ from forethought.commands.command import (
     takes,
 )
 from forethought.values.checks import without_none
+
+# Rows of one statistic that are printed.
+ROWS = 12
 
 
 @app.command(epilog="Example: forethought train job.toml --out runs/mnist")
@@ -44,6 +48,7 @@ def train(
     ] = None,
     overwrite: Overwrite = False,
     demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
+    ledger: Paying = None,
     until_accuracy: Annotated[
         float | None,
         typer.Option(help="Go on in phases of less noise until this accuracy on held-out data."),
@@ -59,7 +64,7 @@ def train(
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
     from forethought.jobs import train as jobs
-    from forethought.jobs.job import built_in, from_file, overridden, resumed
+    from forethought.jobs.job import built_in, from_file, overridden, paying, resumed
     from forethought.report import terminal
     from forethought.report.figures import draw_run
     from forethought.report.page import write_pages
@@ -80,6 +85,10 @@ def train(
         "--resume goes on to the accuracy that the run began with",
     )
     refuse(
+        goes_on and ledger is not None,
+        "a resumed run is paid from the ledger that it began with: drop --ledger",
+    )
+    refuse(
         goes_on and (numbers or saved_plan),
         "a resumed run keeps the plan it began with: drop the other options",
     )
@@ -95,6 +104,7 @@ def train(
         request, folder = resumed(resume), resume
     else:
         request = overridden(built_in("demo") if demo else from_file(job_file or Path()), flags)
+        request = paying(request, ledger)
         folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json or not leads())
     prepared = jobs.prepare(
@@ -150,19 +160,20 @@ def tune(
     ] = "noised",
     out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
     overwrite: Overwrite = False,
+    ledger: Paying = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **flags: Any,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
-    from forethought.jobs.job import from_file, overridden
+    from forethought.jobs.job import from_file, overridden, paying
     from forethought.jobs.train import trials_of, tune_job
     from forethought.report import terminal
 
     rates = learning_rate or []
     refuse(not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
-    request = overridden(from_file(job_file or Path()), flags)
+    request = paying(overridden(from_file(job_file or Path()), flags), ledger)
     folder = out or Path("runs") / request.name
     console = console_for(quiet or as_json)
     show_request(console, request)
@@ -180,6 +191,37 @@ def tune(
 def _result(run: Any) -> dict[str, Any]:
     """A plan that was run, and its statement, JSON-ready."""
     return {"plan": run.plan.to_dict(), "statement": json.loads(run.statement.to_json())}
+
+
+@app.command(epilog="Example: forethought release job.toml --out runs/counts")
+def release(
+    job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with [[statistics]].")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the result. Default: runs/NAME.")] = (
+        None
+    ),
+    ledger: Paying = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Release statistics of a table with noise: counts, means, quantiles, survival curves …"""
+    from forethought.jobs.job import from_file, paying
+    from forethought.jobs.release import release_job
+
+    request = paying(from_file(job_file), ledger)
+    folder = out or Path("runs") / request.name
+    released, statement = release_job(request, folder, data_dir)
+    if as_json:
+        print_json(released.to_dict())
+        return
+    console = console_for(quiet)
+    for one, found in zip(released.request.statistics, released.results, strict=True):
+        for row in found[:ROWS]:
+            words = f"{one.name}: {row.name} {row.value:.6g} ({row.low:.6g} to {row.high:.6g})"
+            console.print(words, markup=False)
+        if len(found) > ROWS:
+            console.print(f"{one.name}: {len(found) - ROWS} more rows in the folder")
+    console.print(f"{statement.sentences()[0]}\nResult and statement in {folder}", markup=False)
 
 
 @app.command(epilog="Example: forethought predict runs/patients new.csv --out predictions.csv")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -31,7 +32,7 @@ from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, 
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.transcript import Transcript
+from forethought.rounds.transcript import Paid, Payer, Transcript, marked
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
 from forethought.values.contributions import LinearExamples
@@ -330,6 +331,7 @@ def descend(
     slope: Slope | None = None,
     prepared: Prepared | None = None,
     watch: Callable[[int, Array], None] | None = None,
+    ledger: Payer | None = None,
 ) -> Descended:
     """Run the plan of a descent.
 
@@ -346,17 +348,39 @@ def descend(
         prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
             ``features`` are then those that ``prepared.apply`` makes.
         watch: called with t and the weights (public, all columns) after every step.
+        ledger: the book that the run is paid from, a `forethought.Ledger`.
 
     Returns:
         The weights with their statement.
 
     Raises:
         TypeError, ValueError: data or arguments that do not fit the plan.
+        OverBudgetError: the ledger's budget has not so much left (a ValueError).
         TranscriptError: what was released is not what was accounted.
     """
     if not isinstance(plan, DescentPlan):
         raise TypeError(f"plan must come from forethought.convex.plan, not {type(plan).__name__}")
     require_prepared(plan, prepared)
+    with nullcontext() if ledger is None else ledger.paid(plan.mechanism) as paid:
+        found, weights, statement, transcript = _descended(
+            plan, features, targets, above, seeds, start, slope, prepared, watch, paid
+        )
+    return finished(plan, weights, statement, transcript, found)
+
+
+def _descended(
+    plan: DescentPlan,
+    features: Any,
+    targets: Any,
+    above: Above,
+    seeds: Seeds | None,
+    start: Any | None,
+    slope: Slope | None,
+    prepared: Prepared | None,
+    watch: Callable[[int, Array], None] | None,
+    paid: Paid | None,
+) -> tuple[Bounded, Array, Statement, Transcript]:
+    """:func:`descend` once it is paid for."""
     problem = plan.problem
     loss = functions_of(problem, slope)
     found = bounded_records(problem, features, targets, above)
@@ -365,6 +389,11 @@ def descend(
     path = Path(beginning(start, model.weight), problem.l2, problem.radius, plan.accelerated)
     secrets = Secrets.draw(seeds or Seeds())
     rounds = PrivateRounds(plan.privacy, dict(model.named_parameters()), loss.loss, secrets)
+    if paid is not None:
+        before = len(plan.mechanism) - plan.rounds
+        if prepared is not None:
+            paid.ahead(before)
+        rounds.note = marked(paid, None, before)
     with rounds, torch.no_grad():
         for index, size in enumerate(plan.steps):
             place = path.place(index + 1)
@@ -378,7 +407,10 @@ def descend(
     transcript = with_preparation(prepared, rounds.transcript)
     seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
     statement = _statement(plan, seeded, transcript, slope is not None)
-    return finished(plan, path.weights.numpy(), statement, transcript, found)
+    if paid is not None:
+        words = Caveat("in-the-book", paid.settle()[1])
+        statement = replace(statement, caveats=(*statement.caveats, words))
+    return found, path.weights.numpy(), statement, transcript
 
 
 def functions_of(problem: Problem, slope: Slope | None) -> LossAndSlope:

@@ -18,6 +18,7 @@ from forethought.convex.planning import signal
 from forethought.convex.problems import Problem
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator, circumstances
+from forethought.rounds.transcript import Payer
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real
 from forethought.values.mechanism import Adjacency, Budget, Rounds
@@ -83,6 +84,7 @@ class _PrivateLinear(PrivateEstimator):
     adjacency: Adjacency
     above: str
     random_state: Any
+    ledger: Payer | None
 
     coef_: NDArray[np.float64]
     intercept_: Any
@@ -129,7 +131,7 @@ class _PrivateLinear(PrivateEstimator):
             adjacency=self.adjacency,
             not_covered=(*found, *circumstances()),
         )
-        run = convex.descend(plan, X, targets, seeds=seeds, above=above)
+        run = convex.descend(plan, X, targets, seeds=seeds, above=above, ledger=self.ledger)
         self.plan_, self.statement_, self.n_iter_ = plan, run.statement, plan.rounds
         self.features_clipped_, self.targets_clipped_ = run.features_clipped, run.targets_clipped
         return run
@@ -198,6 +200,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
             (twice the noise). ``"add-or-remove"``.
         above: rows longer than the bound are scaled to it (``"clip"``) or refused (``"refuse"``).
         random_state: seeds the noise. Not private, which the statement says.
+        ledger: the book that ``fit`` is paid from, a `forethought.Ledger`.
 
     Attributes:
         classes_: sorted. coef_: (1 or classes, features). intercept_: (1 or classes,).
@@ -221,6 +224,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         adjacency: Adjacency = "zero-out",
         above: str = "clip",
         random_state: Any = None,
+        ledger: Payer | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -231,6 +235,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         self.adjacency = adjacency
         self.above = above
         self.random_state = random_state
+        self.ledger = ledger
 
     def _problem(self, X: Any) -> Problem:
         classes = len(self.classes_)
@@ -259,8 +264,8 @@ class PrivateSVC(_PrivateLinearClassifier):
 
     Args:
         smoothing: width γ of the part of the hinge that is a parabola, above 0.
-        epsilon, delta, feature_bound, classes, l2, fit_intercept, adjacency, above, random_state:
-            as of :class:`PrivateLogisticRegression`.
+        epsilon, delta, feature_bound, classes, l2, fit_intercept, adjacency, above, random_state,
+            ledger: as of :class:`PrivateLogisticRegression`.
 
     Attributes:
         classes_, coef_, intercept_, n_iter_, statement_, plan_, features_clipped_: as there.
@@ -282,6 +287,7 @@ class PrivateSVC(_PrivateLinearClassifier):
         adjacency: Adjacency = "zero-out",
         above: str = "clip",
         random_state: Any = None,
+        ledger: Payer | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -293,6 +299,7 @@ class PrivateSVC(_PrivateLinearClassifier):
         self.adjacency = adjacency
         self.above = above
         self.random_state = random_state
+        self.ledger = ledger
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -314,8 +321,8 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
     Args:
         target_range: the lowest and the highest target there may be; those beyond go to its nearer
             end and are counted, or are refused. Inside it becomes [−1, 1].
-        epsilon, delta, feature_bound, l2, fit_intercept, adjacency, above, random_state: as of
-            :class:`PrivateLogisticRegression`; λ counts in the scaled targets.
+        epsilon, delta, feature_bound, l2, fit_intercept, adjacency, above, random_state, ledger:
+            as of :class:`PrivateLogisticRegression`; λ counts in the scaled targets.
 
     Attributes:
         coef_: (features,). intercept_: a number, both in the units of the targets.
@@ -338,6 +345,7 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         adjacency: Adjacency = "zero-out",
         above: str = "clip",
         random_state: Any = None,
+        ledger: Payer | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -348,6 +356,7 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         self.adjacency = adjacency
         self.above = above
         self.random_state = random_state
+        self.ledger = ledger
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Plan, descend and account.

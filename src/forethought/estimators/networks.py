@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator, circumstances
 from forethought.planning.solve import plan
+from forethought.rounds.transcript import Payer
 from forethought.training.run import Run, train
 from forethought.turns import turns
 from forethought.values.caveats import Caveat
@@ -52,6 +53,7 @@ class _PrivateNetwork(PrivateEstimator):
     adjacency: Adjacency
     device: str | torch.device | None
     random_state: Any
+    ledger: Payer | None
 
     module_: torch.nn.Module
 
@@ -113,6 +115,7 @@ class _PrivateNetwork(PrivateEstimator):
             module,
             (X, targets),
             chosen,
+            ledger=self.ledger,
             seeds=seeds,
             diagnostics=False,
             device=self.device,
@@ -166,6 +169,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         adjacency: ``"zero-out"``: with one record blanked; n is public. Or ``"add-or-remove"``.
         device: where to train.
         random_state: seeds weights, batches and noise. Not private, which the statement says.
+        ledger: the book that ``fit`` is paid from, a `forethought.Ledger`.
 
     Attributes:
         classes_: sorted. module_: the trained module. n_iter_: releases.
@@ -186,6 +190,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         adjacency: Adjacency = "zero-out",
         device: str | torch.device | None = None,
         random_state: Any = None,
+        ledger: Payer | None = None,
     ) -> None:
         self.module = module
         self.epsilon = epsilon
@@ -195,6 +200,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         self.adjacency = adjacency
         self.device = device
         self.random_state = random_state
+        self.ledger = ledger
 
     def _outputs(self) -> int:
         return len(self.classes_)
@@ -236,7 +242,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
         module: as of :class:`PrivateClassifier`, with one output.
         target_range: the lowest and the highest target there may be. It becomes [−1, 1] inside;
             targets beyond it go to its nearer end.
-        epsilon, delta, epochs, adjacency, device, random_state: as there.
+        epsilon, delta, epochs, adjacency, device, random_state, ledger: as there.
 
     Attributes:
         module_: the trained module, whose output 0 is the middle of the range.
@@ -257,6 +263,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
         adjacency: Adjacency = "zero-out",
         device: str | torch.device | None = None,
         random_state: Any = None,
+        ledger: Payer | None = None,
     ) -> None:
         self.module = module
         self.epsilon = epsilon
@@ -266,6 +273,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
         self.adjacency = adjacency
         self.device = device
         self.random_state = random_state
+        self.ledger = ledger
 
     def _outputs(self) -> int:
         return 1

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -426,15 +426,21 @@ class ClientLedger:
         data: says which data it is about: a digest under the client's own secret.
         allows: asked before a round begins and before its release is written; None: the plan
             says by itself what is released.
+        ahead: called with a release's private rounds before it is written; None: nobody asks.
 
     Raises:
         LedgerError: it belongs to another run, client or data. LogError: it is damaged.
     """
 
     def __init__(
-        self, storage: Storage, endpoint: Endpoint, data: str, allows: Allows | None = None
+        self,
+        storage: Storage,
+        endpoint: Endpoint,
+        data: str,
+        allows: Allows | None = None,
+        ahead: Callable[[int], None] | None = None,
     ) -> None:
-        self._endpoint, self._allows = endpoint, allows
+        self._endpoint, self._allows, self._ahead = endpoint, allows, ahead
         self._begun = _Begun(-1, "")
         self._log = RecordLog(storage, LEDGER)
         self._opening = _Opening(endpoint.run_id, endpoint.me, data)
@@ -539,6 +545,8 @@ class ClientLedger:
             if not self._pending:
                 raise LedgerError(f"update {release.round} was never begun: it is not released")
             self._allows.after(release.state, self._pending)
+        if self._ahead is not None:
+            self._ahead(release.rounds)
         self._log.append(bytes([_RECORDS.index(_Released)]), *parts_of(new))
         self._unwritten = b""
         self._take(new)

@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,14 @@ from forethought.holders.trainer import (
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.rounds.transcript import TRANSCRIPT
-from forethought.training.folder import PLAN, locked
-from forethought.values.plan import grid
+from forethought.rounds.transcript import TRANSCRIPT, Paid, Payer
+from forethought.training.folder import PAID, PLAN, RESERVATION, locked
+from forethought.values.caveats import Caveat
+from forethought.values.plan import Plan, grid
 from forethought.values.serialisation import canonical, plain
 
+# A worker's reason to end whose ledger does not say how much it released.
+SET_BACK = "ledger set back"
 # Folder of the statement against somebody who sees one final model.
 OUTSIDER = "outsider"
 
@@ -65,6 +68,7 @@ class Share:
         micro_batch: examples whose gradients are held at once.
         witness: folder for the count of its releases that a restored ledger is told by; not the
             ledger's, and not in the same backup. None: only the others can tell.
+        payer: the book that the whole plan is paid from, a `forethought.Ledger`; None: nobody asks.
     """
 
     records: Records
@@ -74,6 +78,7 @@ class Share:
     seeds: Seeds = Seeds()  # noqa: RUF009 (frozen)
     micro_batch: int | None = None
     witness: Path | None = None
+    payer: Payer | None = None
 
     def require(self, agreed: Federation | Gossip, me: int) -> None:
         """Refuse a plan that is for other records, or a worker's that spends more than is allowed.
@@ -147,16 +152,22 @@ class _Part:
     witness: Witness | None
     returning: bool
     secrets: Any
+    paid: Paid | None
 
     def statements(
-        self, stated: Topology, policy: Mapping[str, Any], files: Mapping[str, str]
+        self,
+        stated: Topology,
+        policy: Mapping[str, Any],
+        files: Mapping[str, str],
+        reason: str | None,
     ) -> tuple[Statement, ...]:
         """Statements of what was released, saved; (): nothing was.
 
         Args:
             stated: what statements are made from. policy: the most that was allowed.
-            files: what they rest on, besides.
+            files: what they rest on, besides. reason: why the part ended; None: it was paused.
         """
+        settled, caveats = self._settled(reason)
         transcript = released(self.ledger.read().state)
         if not len(transcript):
             return ()
@@ -167,6 +178,7 @@ class _Part:
             TRANSCRIPT: transcript.to_json(),
             topology.file: topology.agreed.to_json(),
             **files,
+            **settled,
             POLICY: canonical({"schema": POLICY_SCHEMA, **policy}),
         }
         found = []
@@ -174,8 +186,31 @@ class _Part:
             place = self.folder / OUTSIDER if view else self.folder
             place.mkdir(exist_ok=True)
             made = stated.statement(me, transcript, randomness, view=view)
+            made = replace(made, caveats=(*made.caveats, *caveats))
             found.append(made.save(place, evidence))
         return tuple(found)
+
+    def _settled(self, reason: str | None) -> tuple[dict[str, str], tuple[Caveat, ...]]:
+        """Settle with the book once nothing can follow; what a statement then rests on and says."""
+        over = reason in self.topology.endings and reason != SET_BACK
+        if self.paid is None or not over:
+            return {}, ()
+        text, words = self.paid.settle(self.ledger.read().rounds)
+        return {PAID: text}, (Caveat("in-the-book", words),)
+
+
+def _reserved(share: Share, plan: Plan, folder: Path) -> contextlib.AbstractContextManager[Any]:
+    """The whole plan's reservation, of which a folder with a ledger goes on; None: nobody pays.
+
+    Raises:
+        ValueError: it does not fit, or the folder's part is paid from a book that was not given.
+    """
+    if share.payer is not None:
+        group = plan.records_per_person
+        return share.payer.paid(plan.mechanism, group=group, folder=folder, resume=True)
+    if (folder / RESERVATION).is_file():
+        raise ValueError(f"the part in {folder} is paid from a ledger: name it to go on")
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -191,7 +226,8 @@ def _part(
 ) -> Iterator[_Part]:
     agreed = topology.agreed
     share.require(agreed, me)
-    with locked(folder):
+    plan = agreed.plan(me)
+    with locked(folder), _reserved(share, plan, folder) as paid:
         own = own_secrets(folder, share.seeds, topology.refusal)
         if keys is None:
             keys = own_keys(folder / "member", f"worker-{me}")
@@ -199,13 +235,14 @@ def _part(
         returning = storage.read(LEDGER) is not None
         endpoint = Endpoint(agreed.run_id, me, keys.signing, known, length)
         allows = agreed.guard(me) if isinstance(agreed, Federation) else None
-        ledger = ClientLedger(storage, endpoint, share.records.digest(own.identity), allows)
+        ahead = None if paid is None else paid.ahead
+        digest = share.records.digest(own.identity)
+        ledger = ClientLedger(storage, endpoint, digest, allows, ahead)
         state = ledger.read()
         witness = None
         if share.witness is not None:
             witness = Witness(share.witness, agreed.run_id, me)
             witness.require(state.updates)
-        plan = agreed.plan(me)
         trainer = ClientTrainer(
             shared,
             Holder(
@@ -233,6 +270,7 @@ def _part(
             witness,
             returning,
             own,
+            paid,
         )
 
 
@@ -294,7 +332,7 @@ def take_part_as_client(
             compute,
         )
         made = part.statements(
-            Star(stated or federation), plain(policy), {ROSTER: roster.to_json()}
+            Star(stated or federation), plain(policy), {ROSTER: roster.to_json()}, driver.done
         )
         return TookPart(
             driver.done,
@@ -402,7 +440,7 @@ def take_part(
             drove.reason,
             drove.reason in topology.endings,
             part.ledger.read().updates,
-            part.statements(Graph(stated or gossip), policy, {}),
+            part.statements(Graph(stated or gossip), policy, {}, drove.reason),
             machine.weights,
             tuple(drove.alarms),
             drove,

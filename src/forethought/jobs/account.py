@@ -26,7 +26,13 @@ from forethought.accounting.statement import (
     content_hash,
     plan_digest,
 )
-from forethought.accounting.verification import Signer, Verification, check, require_evidence
+from forethought.accounting.verification import (
+    Compared,
+    Signer,
+    Verification,
+    check,
+    require_evidence,
+)
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
 from forethought.federated.federation import FEDERATION, Federation, require_roster
 from forethought.federated.statements import VIEWS, accountant_of, notes
@@ -34,9 +40,12 @@ from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.gossip.statements import NOTES, network_gains, outsider_gain
 from forethought.jobs.job import Request
+from forethought.ledger.history import history
+from forethought.ledger.run import EVIDENCE as IN_BOOK
+from forethought.ledger.run import book_at, in_words
 from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, TranscriptError
 from forethought.values import signing
-from forethought.values.caveats import one_line
+from forethought.values.caveats import Caveat, one_line
 from forethought.values.checks import real, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import opened_outside, parse, read_outside, write_text
@@ -47,6 +56,8 @@ if TYPE_CHECKING:
 PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
 # Accountants that count on the noise of other holders, or on what they hide.
 OF_OTHERS = frozenset({AGGREGATE, NETWORK, SECURE_AGGREGATION})
+# The entry of a verification that compares with the data set's book.
+BOOK = "total of the data set"
 # Seconds that a stranger's statement may take, and bytes that a model file may have.
 LONGEST, LARGEST_MODEL = 300.0, 1 << 36
 # Sets of observers that are tried.
@@ -107,7 +118,12 @@ def again(
 
 
 def verified(
-    path: Path, public_key: Path | None = None, *, seconds: float = LONGEST
+    path: Path,
+    public_key: Path | None = None,
+    *,
+    seconds: float = LONGEST,
+    ledger: str | None = None,
+    token_file: Path | None = None,
 ) -> Verification:
     """Recompute the statement of a run folder or a file, with what the run wrote beside it.
 
@@ -119,15 +135,23 @@ def verified(
             which may be alone.
         public_key: PEM file of the key that must have signed it.
         seconds: after which it gives up.
+        ledger: address of the book that the run was paid from, from which the data set's total
+            after the run is recomputed. token_file: of a service.
 
     Raises:
-        ValueError: no statement, or one that does not hold or is not signed with that key.
+        ValueError: no statement, or one that does not hold or is not signed with that key, or a
+            book that was set back or changed since.
         OSError: no such file.
     """
     found = _file_of(path)
     with _in_time(seconds):
         try:
-            return _verified(found, public_key, path.is_dir())
+            outcome = _verified(found, public_key, path.is_dir())
+            if ledger is None:
+                return outcome
+            row = _in_book(found, outcome.statement, ledger, token_file)
+            kept = [one for one in outcome.rows if one.entry != row.entry]
+            return replace(outcome, rows=(*kept, row))
         except (CertificateError, OSError):
             raise
         except (StatementError, signing.SignatureError) as error:
@@ -168,10 +192,12 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
     for note in notes(federation) if federation else NOTES if gossip else ():
         if note not in statement.caveats:
             raise StatementError(f"the statement leaves out what holders agreed on: {note}")
+    if IN_BOOK in texts:
+        _require_words(texts[IN_BOOK], statement)
     others = None
     if statement.accountant["kind"] in OF_OTHERS:
         others = _agreed_by_others(federation, gossip, statement)
-    return check(
+    outcome = check(
         statement,
         plan,
         _model(found.with_name(MODEL)) if found.name == STATEMENT else None,
@@ -180,6 +206,54 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
         None if alone else files,
         signer,
     )
+    if IN_BOOK not in texts:
+        return outcome
+    why = "the book of the data set was not asked: give --ledger BOOK"
+    return replace(outcome, rows=(*outcome.rows, Compared(BOOK, "", "", None, why)))
+
+
+def _require_words(text: str, statement: Statement) -> None:
+    """Refuse a statement that says otherwise of its data set's total than its evidence."""
+    if Caveat("in-the-book", in_words(parse(text))) not in statement.caveats:
+        raise StatementError(
+            f"the statement does not say of the data set's total what the {IN_BOOK} says that it "
+            "rests on"
+        )
+
+
+def _in_book(found: Path, statement: Statement, place: str, token_file: Path | None) -> Compared:
+    """The data set's total after a run, recomputed from its book.
+
+    Raises:
+        StatementError: the run is not in the book as it says, or the book was set back or changed.
+    """
+    path = found.with_name(IN_BOOK)
+    if not path.is_file():
+        raise StatementError(f"there is no {IN_BOOK} beside it: no book paid for this run")
+    noted = parse(read_outside(path))
+    book = book_at(place if "://" in place else f"sqlite:///{place}", token_file)
+    try:
+        head, number = noted["total"]["head"], noted["reservation"]
+        problems = book.verify(head)
+        if problems:
+            raise StatementError(f"the book does not verify: {'; '.join(problems)}")
+        held = book.reservation(number)
+        points = history(book.entries(), noted["data"], head).points
+    finally:
+        book.close()
+    planned = held.charge.mechanism
+    ran = statement.mechanism
+    own = planned if len(ran) >= len(planned) else planned.after(len(planned) - len(ran))
+    same = noted["again"] or statement.way.composed is None or own == ran
+    if (held.data, held.released) != (noted["data"], noted["released"]) or not same:
+        raise StatementError(f"reservation {number} in the book is of another run than this")
+    total, stated = points[-1].epsilon, float(noted["total"]["epsilon"])
+    if total > stated * (1 + 1e-9):
+        raise StatementError(
+            f"the statement says that its data set's total was ε {at_most(stated)} after this run; "
+            f"by its book it was {at_most(total)}"
+        )
+    return Compared(BOOK, at_most(stated), at_most(total), f"the book at {place}")
 
 
 def _require_policy(text: str, statement: Statement) -> None:

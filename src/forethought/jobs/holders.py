@@ -237,6 +237,11 @@ def simulate_job(
     from forethought.rounds.randomness import Seeds
 
     loaded, times = held.loaded, held.times
+    if loaded.request.job.ledger is not None:
+        raise JobError(
+            "a simulation has one process for all holders, and [ledger] is of one of them: leave "
+            "it out where the data are public, or run each holder by itself"
+        )
     settings = loaded.request.job.run
     plans = enumerate(held.topology.plans)
     own = [arranged_for(loaded, held.share(place), plan) for place, plan in plans]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset, TableSchema
+    from forethought.ledger.run import Ledger
     from forethought.planning.plan_request import PlanRequest
 
 
@@ -614,6 +616,35 @@ class RunSection(_Section):
     metrics: tuple[str, ...] | None = None
 
 
+class LedgerSection(_Section):
+    """The book that the run is paid from: everything that it can release is reserved first.
+
+    ``token_file`` is for a service (https://…); ``partition`` says that only records of one part
+    are touched: "site=A".
+    """
+
+    url: StrictStr
+    data: StrictStr
+    purpose: StrictStr | None = _Line
+    token_file: Path | None = None
+    partition: StrictStr | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _without_password(cls, value: str) -> str:
+        # A job is kept in its run folder, which is there to be handed on.
+        if urlsplit(value).password is not None:
+            raise ValueError("has a password in it: leave it to PGPASSWORD or ~/.pgpass")
+        return value
+
+    def ledger(self, purpose: str | None) -> Ledger:
+        """The book, with the job's own purpose where the section says none."""
+        from forethought.ledger.run import Ledger
+
+        words = self.purpose or purpose or ""
+        return Ledger(self.url, self.data, words, self.token_file, self.partition)
+
+
 class Job(_Section):
     """A whole request. ``Job.load(path)`` reads a TOML file, ``Job(**tables)`` the same in Python.
 
@@ -628,6 +659,8 @@ class Job(_Section):
     training: TrainingSection = TrainingSection()
     run: RunSection = RunSection()
     about: AboutSection = AboutSection()
+    ledger: LedgerSection | None = None
+    statistics: tuple[dict[str, Any], ...] | None = None
     federation: FederationSection | None = None
     gossip: GossipSection | None = None
 
@@ -669,6 +702,11 @@ class Job(_Section):
             site=self._site,
             schema=section.table_schema(),
         )
+
+    @property
+    def payer(self) -> Ledger | None:
+        """The book that the job's runs are paid from; None: it names none."""
+        return None if self.ledger is None else self.ledger.ledger(self.about.purpose)
 
     @property
     def features(self) -> int | str | None:
@@ -1001,6 +1039,32 @@ def overridden(request: Request, flags: Mapping[str, Any]) -> Request:
     if not changes:
         return request
     return replace(request, job=_validated(tables), overrides=(*request.overrides, *changes))
+
+
+def paying(request: Request, ledger: str | None) -> Request:
+    """The request with another book than its file's.
+
+    Args:
+        ledger: its address, with ``#`` and the account's name where the file names none.
+
+    Raises:
+        JobError: no account is named.
+    """
+    if ledger is None:
+        return request
+    url, _, data = ledger.partition("#")
+    tables = request.job.model_dump(exclude_unset=True)
+    section = tables.setdefault("ledger", {})
+    section["url"] = url if "://" in url else f"sqlite:///{url}"
+    if data:
+        section["data"] = data
+    if "data" not in section:
+        raise JobError(
+            f"--ledger {ledger} names no account: add it behind #, as in {url}#patients, or give "
+            "[ledger] data in the job"
+        )
+    change = f"paid by {section['data']!r} in {section['url']}"
+    return replace(request, job=_validated(tables), overrides=(*request.overrides, change))
 
 
 def _validated(tables: Mapping[str, Any]) -> Job:

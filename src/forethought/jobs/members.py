@@ -291,7 +291,8 @@ def _as_member(
     require_fit(shared.model, loss, records)
     seeds = Seeds(run.seed, run.noise_seed).part(me)
     plans = tuple(loaded.with_caveats(plan) for plan in agreed.plans)
-    share = Share(records, loss, *allowed, seeds, run.micro_batch, witness)
+    payer = loaded.request.job.payer
+    share = Share(records, loss, *allowed, seeds, run.micro_batch, witness, payer)
     took = part(share, replace(agreed, plans=plans))
     if took.weights is not None:
         shared.write(took.weights)
@@ -385,11 +386,14 @@ def take_part_in_job(
     from forethought.holders.grpc import grpc_stream
     from forethought.holders.taking_part import take_part_as_client
     from forethought.holders.trainer import SharedModel
+    from forethought.training.folder import RESERVATION
 
     require_engine(engine)
     member = Membership.load(folder, "federation")
     federation, name, me = member.agreed, member.keys.identity.name, member.place
     section = section_of(request.job, "federation")
+    if request.job.payer is not None and not (out / RESERVATION).is_file():
+        request.job.payer.require()  # a used-up budget is told before the data are read
     loaded, own = own_records(request, section, me, name, data_dir)
     shared = SharedModel(module_of(loaded))
     count = len(federation.members)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +17,12 @@ from forethought.jobs.job import JOB_NAME, JobError, Request, on_pixels, overrid
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.contributions import Persons
+from forethought.values.mechanism import Budget, Mechanism
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.adaptive import Trials
+    from forethought.ledger.run import Advice, Ledger, Paid
     from forethought.planning.search import Front
     from forethought.planning.solve import Neighbour
     from forethought.training.run import Run
@@ -186,6 +190,8 @@ def prepare(
             raise JobError("a largest epsilon goes with an accuracy to run until")
         limit = real("max_epsilon", max_epsilon, above=0)
         request = overridden(request, {"epsilon": limit})
+    if request.job.payer is not None and resume is None:
+        request.job.payer.require()  # a used-up budget is told before the data are read
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
     if resume is not None:
@@ -306,9 +312,12 @@ def run(
         "device": settings.device,
         "checkpoint_every": settings.checkpoint_every,
     }
-    # Bare arrays: the plan has the caveats of loading already, in the words of when it was made.
-    data = _standardised(prepared, loaded.data, folder, options)
-    with threads(_threads(loaded, folder, resume)):
+    with contextlib.ExitStack() as held:
+        held.enter_context(threads(_threads(loaded, folder, resume)))
+        options["ledger"] = _payer(prepared, folder, options, held)
+        # Bare arrays: the plan has the caveats of loading already, in the words of when it was
+        # made.
+        data = _standardised(prepared, loaded.data, folder, options)
         if prepared.until is None:
             found = train(loaded.model, data, prepared.plan, **options)
         else:
@@ -318,6 +327,94 @@ def run(
     if leads():
         _keep_results(loaded, found, options["test"], folder)
     return found
+
+
+@dataclass(frozen=True)
+class _Advised:
+    """A job's book, whose refusal names what the planner would plan instead."""
+
+    ledger: Ledger
+    prepared: Prepared
+
+    def paid(self, mechanism: Mechanism, **options: Any) -> Paid:
+        """See :meth:`forethought.ledger.run.Ledger.paid`."""
+        planned = self.prepared.loaded.request.job.budget.epsilon is not None
+        advice = _advice(self.prepared) if planned and self.prepared.until is None else None
+        return self.ledger.paid(mechanism, advice=advice, **options)
+
+
+def _payer(
+    prepared: Prepared, folder: Path, options: Mapping[str, Any], held: contextlib.ExitStack
+) -> Any:
+    """The book that pays for the run; begun here where statistics come before the training."""
+    from forethought.training.execution import leads
+    from forethought.training.folder import RunFolder, locked
+
+    ledger = prepared.loaded.request.job.payer
+    if ledger is None:
+        return None
+    payer, plan, run = _Advised(ledger, prepared), prepared.plan, RunFolder(folder)
+    released = plan.preparation is not None and not plan.preparation.centres
+    if not released or not leads() or (options["resume"] and run.finished):
+        return payer
+    with locked(folder):
+        if not options["resume"]:
+            run.require_free(options["overwrite"])
+        paid = payer.paid(
+            plan.mechanism,
+            group=plan.records_per_person,
+            folder=folder,
+            resume=options["resume"],
+        )
+    held.enter_context(paid)
+    paid.ahead(len(plan.mechanism) - plan.rounds)
+    return paid
+
+
+# Plans that are tried for the largest ε that still fits.
+_TRIED = 8
+
+
+def _advice(prepared: Prepared) -> Advice:
+    """The same job with the largest ε that still fits, in words."""
+    loaded = prepared.loaded
+    asked = loaded.request.job.budget.epsilon or 0.0
+
+    def advice(fits: Callable[[Mechanism], bool], left: float) -> str | None:
+        from forethought.planning.solve import PlanError
+
+        low, high, found = 0.0, asked, None
+        tried = min(left, 0.98 * asked)
+        for _ in range(_TRIED):
+            if not tried > 1e-3 * asked:
+                break
+            try:
+                budget = Budget(_rounded(tried), prepared.plan.delta)
+                plan = loaded.plan({"budget": budget})
+            except PlanError:
+                break
+            if fits(plan.mechanism):
+                low, found = tried, (budget, plan)
+            else:
+                high = tried
+            if high - low < 0.02 * asked:
+                break
+            tried = (low + high) / 2
+        if found is None:
+            return "no smaller epsilon of this job fits"
+        budget, plan = found
+        return (
+            f"the largest of this job that still fits is --epsilon {budget.epsilon:g} "
+            f"({plan.rounds:,} rounds at noise multiplier {plan.noise_multiplier:.4g})"
+        )
+
+    return advice
+
+
+def _rounded(epsilon: float) -> float:
+    """To three digits, downwards."""
+    step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return float(f"{math.floor(epsilon / step * (1 + 1e-12)) * step:.3g}")
 
 
 def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
@@ -390,11 +487,17 @@ def tune_job(
     """A private search for the best step size of a job; its budget covers the whole search.
 
     Raises:
-        JobError: no budget, or no held-out data to score on.
+        JobError: no budget, no held-out data to score on, or a book that is to pay.
     """
     from forethought.planning.search import plan_tuning
     from forethought.training.search import tune as search
 
+    if request.job.ledger is not None:
+        raise JobError(
+            "a search cannot be paid from a ledger: how many trials it makes is a secret that its "
+            "guarantee rests on, so no mechanism says beforehand what it releases. Train one plan, "
+            "or tune on public data"
+        )
     request = on_pixels(request)  # step sizes that are given would be others for features
     job = request.job
     loaded = load_job(request, data_dir)

@@ -36,6 +36,9 @@ class OverBudgetError(BookError):
         super().__init__(message)
         self.epsilon_left = epsilon_left
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.epsilon_left)  # between the processes of a run
+
 
 class NotAllowedError(BookError):
     """The token's role may not do this."""

@@ -14,13 +14,13 @@ from scipy.special import ndtr
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import limit_of
-from forethought.accounting.closed_bounds import (
+from forethought.accounting.dominating_pair import (
+    Array,
     gaussian_delta_above,
     gaussian_delta_below,
     gaussian_epsilon,
     gaussian_mu,
 )
-from forethought.accounting.dominating_pair import Array
 from forethought.accounting.renyi import LIFT, RenyiCurve, rdp
 from forethought.accounting.theorems import unsampled_distance
 from forethought.ledger.book import Account, Charge

@@ -15,7 +15,7 @@ from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records
-from forethought.rounds.transcript import Transcript
+from forethought.rounds.transcript import Paid, Transcript
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import (
     LIKELY,
@@ -296,13 +296,17 @@ class Prepared(Stored):
         return super().load(path)
 
 
-def prepare(plan: Paying, data: Any, *, seeds: Seeds | None = None) -> Prepared:
+def prepare(
+    plan: Paying, data: Any, *, seeds: Seeds | None = None, paid: Paid | None = None
+) -> Prepared:
     """Release the statistics that a plan has a budget for.
 
     Args:
         plan: made with ``preparation=``. data: (inputs, targets), as :func:`forethought.train`
             takes them, not prepared yet; dimension 1 of the inputs holds features or channels.
         seeds: of the noise, where a person chooses it; then nothing is guaranteed.
+        paid: the run's reservation, where a ledger pays: ``ft.Ledger(…).paid(plan.mechanism)``,
+            entered with ``with`` around this and the training, which takes it as ``ledger=``.
 
     Returns:
         The constants with what they cost. Give ``train`` the inputs that :meth:`Prepared.apply`
@@ -311,6 +315,8 @@ def prepare(plan: Paying, data: Any, *, seeds: Seeds | None = None) -> Prepared:
     Raises:
         ValueError: a plan without preparation, or data that is not what it declares.
     """
+    if paid is not None and plan.privacy.preparation is not None:
+        paid.ahead(len(plan.privacy.preparation.statistics))
     return released(plan, as_records(data, torch.float64), seeds)
 
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
 from forethought.values.plan import Round
@@ -29,6 +32,62 @@ ROUNDING = 1e-12
 
 class TranscriptError(RuntimeError):
     """The releases are not what was accounted; there is no statement for them."""
+
+
+class Paid(Protocol):
+    """A run's reservation in the book of its data set; `forethought.ledger.run.Paid` is one.
+
+    Rounds are numbered from 1, as they are in the mechanism that was reserved.
+    """
+
+    @property
+    def mechanism(self) -> Mechanism: ...
+
+    def ahead(self, rounds: int) -> None:
+        """Called before round ``rounds`` reaches anything outside the process."""
+
+    def again(self, rounds: int, times: int) -> None:
+        """Called before a round is released for the second, third … time."""
+
+    def settle(self, rounds: int | None = None) -> tuple[str, str]:
+        """Called with the rounds that were released (None: all); gives the statement's evidence,
+        and what it says in words."""
+
+
+class Payer(Protocol):
+    """The budget that runs are paid from; `forethought.Ledger` is one."""
+
+    def paid(
+        self,
+        mechanism: Mechanism,
+        *,
+        group: int = 1,
+        folder: Path | None = None,
+        resume: bool = False,
+    ) -> AbstractContextManager[Paid]:
+        """Called before any record is read. Raises ValueError: it does not fit."""
+
+
+def marked(
+    paid: Paid, note: Callable[[int, bytes], int] | None, before: int = 0
+) -> Callable[[int, bytes], int]:
+    """A note of releases that is in the book first, and so before the noise of each is drawn.
+
+    Args:
+        note: another note of them, which says how often a round was released with this time.
+        before: the reservation's rounds before the one that is noted as round 0.
+    """
+    process = os.getpid()
+
+    def noted(index: int, bound: bytes) -> int:
+        paid.ahead(before + index + 1)
+        times = 1 if note is None else note(index, bound)
+        copies = times + (os.getpid() != process)  # a fork releases what its parent does
+        if copies > 1:
+            paid.again(before + index + 1, copies)
+        return times
+
+    return noted
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from forethought.accounting.calibration import least_multiplier
-from forethought.accounting.exact import epsilon
+from forethought.accounting.exact import epsilon, noise_multiplier
 from forethought.accounting.statement import Statement, account
 from forethought.data.columns import TableSchema
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, add_grid_noise, encoded
@@ -33,7 +32,7 @@ from forethought.statistics.sections import statistic
 from forethought.statistics.table import Rows, rows
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds, per_hit
+from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds
 from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import Stored, canonical, plain
 
@@ -199,9 +198,10 @@ def _needed(statistics: Iterable[Statistic]) -> set[str]:
 
 
 def _unit(one: Statistic, adjacency: Adjacency) -> float:
-    """C: how far one contribution moves the tally, so that one record moves it by :func:`per_hit`
-    of these."""
-    return one.reach(adjacency) / per_hit(Rounds(1.0, 1, FullBatch()), adjacency)
+    """C: how far one contribution moves the tally; one record moves it by
+    :meth:`~forethought.values.mechanism.Rounds.per_hit` times that.
+    """
+    return one.reach(adjacency) / Rounds(1.0, 1, FullBatch()).per_hit(adjacency)
 
 
 def _together(sigmas: Sequence[float]) -> float:
@@ -310,8 +310,9 @@ def request(
         raise ValueError(
             f"{told[0]!r} says its own noise_multiplier, and a budget is to be shared: drop one"
         )
-    sigma = least_multiplier(
-        Budget(budget, delta), FullBatch(), 1, adjacency=adjacency, group=group
+    asked_for = Budget(budget, delta)
+    sigma = noise_multiplier(
+        asked_for, FullBatch(), 1, adjacency=adjacency, group=group, warn=False
     )
     # Then all together have σ again: a tiny bit more noise, so that rounding cannot take it below.
     sigma *= 1 if len(asked) == 1 else 1 + 2.0**-48

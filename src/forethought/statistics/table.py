@@ -12,8 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.columns import Column, Plain, TableSchema, UndeclaredError, as_numbers
-from forethought.data.files import DataError
-from forethought.data.reading import AS_USUAL, Table, kind_of
+from forethought.data.files import AS_USUAL, DataError, Table, kind_of
 from forethought.values.checks import suggestion
 
 Array = NDArray[np.float64]

@@ -698,7 +698,9 @@ _OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, TRANSCRIPT)
 PAGES = ("report.html", "statement.html")
 # A signature of the statement and of what it rests on.
 ENVELOPE = "statement.intoto.json"
-WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, *PAGES, ENVELOPE)
+# Of a run that a data set's book pays for: its reservation, and what the book said at the end.
+RESERVATION, PAID = "reservation.json", "ledger.json"
+WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, PAID, *PAGES, ENVELOPE)
 
 
 def _half_written(path: Path) -> bool:
@@ -734,12 +736,26 @@ class RunFolder:
     def _untouched(self) -> bool:
         # A run that died while it set the folder up leaves an empty checkpoint folder at most, and
         # what it was writing under another name.
-        found = (path for path in self.path.iterdir() if path.name != LOCK)
+        found = (path for path in self.path.iterdir() if path.name not in (LOCK, RESERVATION))
         entries = [path for path in found if not _half_written(path)]
         return not entries or (
             entries == [self.checkpoint]
             and all(path.name.startswith(".") for path in self.checkpoint.iterdir())
         )
+
+    def require_free(self, overwrite: bool) -> None:
+        """Refuse a folder that holds something, unless that is to be replaced.
+
+        Raises:
+            RunFolderExistsError: says what to do instead.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise RunFolderExistsError(f"{self.path} is a file; a run needs a folder")
+        if self.path.is_dir() and not self._untouched and not overwrite:
+            raise RunFolderExistsError(
+                f"{self.path} is not empty: continue its run with resume (--resume), replace "
+                "it with overwrite (--overwrite), or choose another folder"
+            )
 
     def begin(self, *, overwrite: bool) -> None:
         """Make an empty run folder.
@@ -748,14 +764,8 @@ class RunFolder:
             RunFolderExistsError: not empty, and not to be overwritten.
             OSError: cannot be written.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise RunFolderExistsError(f"{self.path} is a file; a run needs a folder")
+        self.require_free(overwrite)
         if self.path.is_dir() and not self._untouched:
-            if not overwrite:
-                raise RunFolderExistsError(
-                    f"{self.path} is not empty: continue its run with resume (--resume), replace "
-                    "it with overwrite (--overwrite), or choose another folder"
-                )
             self._clear()
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         for path in filter(_half_written, list(self.path.iterdir())):

@@ -29,7 +29,7 @@ from forethought.rounds.preparation import Prepared, released, require_prepared,
 from forethought.rounds.private_sum import PrivateRounds, Team, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.transcript import Transcript
+from forethought.rounds.transcript import Paid, Payer, Transcript, marked
 from forethought.training.descent import (
     IterateAverage,
     descent_of,
@@ -45,6 +45,8 @@ from forethought.training.execution import (
     settled,
 )
 from forethought.training.folder import (
+    PAID,
+    RESERVATION,
     STATEMENT,
     Checkpoint,
     Checkpointer,
@@ -56,6 +58,7 @@ from forethought.training.folder import (
     identity,
     locked,
     remember,
+    replace_file,
     trained_before,
     watched,
 )
@@ -361,6 +364,8 @@ class Task:
     prepared: Prepared | None = None
     about: About | None = None
     centring: Centring = field(default_factory=Centring)
+    paid: Paid | None = None  # in the process that leads
+    paid_before: int | None = None  # its rounds before this task, which is a part of its run
 
 
 def train(
@@ -377,6 +382,7 @@ def train(
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
     about: About | None = None,
+    ledger: Payer | None = None,
     execution: Execution | None = None,
     seeds: Seeds | None = None,
     diagnostics: bool = True,
@@ -431,6 +437,7 @@ def train(
 
     Raises:
         ValueError, TypeError: an argument that does not fit, before any private step.
+        OverBudgetError: the ledger's budget has not so much left (a ValueError).
         RunFolderExistsError: ``out`` is not empty. RunFolderBusyError: a run is going on.
         CheckpointError: nothing to resume, or not the same run (a ValueError).
         TranscriptError: what was released is not what was accounted; nothing is written.
@@ -452,6 +459,7 @@ def train(
         if augment is not None:
             plan = plan.with_(augmentation=Augmentation.of(augment))
         require_answered(plan, prepared)
+        paid = reserved(held, ledger, plan, folder, resume, overwrite, team)
         task = task_of(model, data, test, plan, loss, execution, batch_dims)
         warn_of_another_model(task.plan, model, data)
         same_start(model, team)
@@ -472,11 +480,43 @@ def train(
                 public_inputs=public_inputs,
                 prepared=prepared,
                 about=about,
+                paid=paid,
             )
         )
     run = replace(run, model=model)
     remember(run.model, run.statement)
     return run
+
+
+def reserved(
+    held: contextlib.ExitStack,
+    ledger: Payer | None,
+    plan: Plan,
+    folder: RunFolder | None,
+    resume: bool,
+    overwrite: bool,
+    team: Team,
+) -> Paid | None:
+    """The run's reservation, in the process that leads; None: nobody pays, or all is done."""
+    if ledger is None:
+        if resume and folder is not None and (folder.path / RESERVATION).is_file():
+            raise CheckpointError(
+                f"the run in {folder.path} is paid from a ledger: give ledger= to resume it"
+            )
+        return None
+    found: list[Paid] = []
+
+    def begin() -> None:
+        if folder is not None and not resume:
+            folder.require_free(overwrite)
+        if folder is None or not (resume and folder.finished):
+            path = None if folder is None else folder.path
+            group = plan.records_per_person
+            paying = ledger.paid(plan.mechanism, group=group, folder=path, resume=resume)
+            found.append(held.enter_context(paying))
+
+    team.first(begin)
+    return found[0] if found else None
 
 
 def folder_of(
@@ -562,6 +602,8 @@ def _centred(task: Task) -> Task:
         seeds = Seeds(None, task.seeds.noise)
         return released(task.plan, task.records, seeds).to_json() + "\n"
 
+    if task.paid is not None:
+        task.paid.ahead(len(task.plan.mechanism) - task.plan.rounds)
     found = task.team.first(text)
     prepared = Prepared.from_json(found)
     require_prepared(task.plan, prepared)
@@ -583,6 +625,8 @@ def run_plan(task: Task) -> Run:
         return _read_back(folder, model, plan, team)
     task = _centred(task)
     plan = task.plan
+    if task.paid is not None and task.prepared is not None:
+        task.paid.ahead(len(plan.mechanism) - plan.rounds)
     keys, saved, settings = team.first(lambda: _begun(task))
 
     def stated(plan: Plan, *more: Caveat) -> Statement:
@@ -602,6 +646,8 @@ def run_plan(task: Task) -> Run:
     task.centring.begin()
     loop = Loop(task, keys.secrets, settings, statement)
     checkpointer = _kept(task, loop, keys, saved, settings)
+    if task.paid is not None:
+        loop.private.note = marked(task.paid, loop.private.note, _before(task))
     if saved is not None:
         loop.restore(saved)
     try:
@@ -622,6 +668,7 @@ def run_plan(task: Task) -> Run:
         loop.history = [replace(row, epsilon=spent[before + row.round]) for row in loop.history]
     transcript.require(statement.mechanism)
     statement = replace(statement.of_run(transcript.releases()), about=task.about)
+    statement = team.first(lambda: settled_in(task, statement))
     loop.average.hand_over()
     task.centring.end()
     if task.public_inputs is not None:
@@ -635,6 +682,28 @@ def run_plan(task: Task) -> Run:
         team.first(folder.erase_secrets)
     path = None if folder is None else folder.path
     return Run(model, statement, history, plan, path, transcript)
+
+
+def _before(task: Task) -> int:
+    """The rounds of a task's reservation that come before its own rounds of training."""
+    if task.paid_before is not None:
+        return task.paid_before
+    paid = task.plan if task.paid is None else task.paid
+    return len(paid.mechanism) - task.plan.rounds
+
+
+def settled_in(task: Task, statement: Statement, rounds: int | None = None) -> Statement:
+    """The statement of a run that a book paid for: settled, with what the book then says.
+
+    Args:
+        rounds: that were released; None: all that were reserved.
+    """
+    if task.paid is None or task.paid_before is not None:
+        return statement
+    found, words = task.paid.settle(rounds)
+    if task.folder is not None:
+        replace_file(task.folder.path / PAID, found.encode())
+    return replace(statement, caveats=(*statement.caveats, Caveat("in-the-book", words)))
 
 
 def _begun(task: Task) -> tuple[Keys, Checkpoint | None, dict[str, Any]]:

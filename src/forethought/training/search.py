@@ -15,6 +15,7 @@ tie broken by chance alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import weakref
@@ -45,9 +46,10 @@ from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
 from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import require_unprepared
+from forethought.rounds.private_sum import Team
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
 from forethought.rounds.records import Records, as_records
-from forethought.rounds.transcript import Transcript, TranscriptError
+from forethought.rounds.transcript import Payer, Transcript, TranscriptError
 from forethought.training.execution import Execution, ShortForms, alone, settled, usable
 from forethought.training.folder import (
     KEYS,
@@ -91,7 +93,9 @@ from forethought.training.run import (
     opened_task,
     randomness,
     require_public,
+    reserved,
     run_plan,
+    settled_in,
     task_of,
 )
 from forethought.values.caveats import Caveat
@@ -653,6 +657,7 @@ def train_until(
     out: str | Path | None = None,
     files: Mapping[str, str] | None = None,
     about: About | None = None,
+    ledger: Payer | None = None,
     execution: Execution | None = None,
     seeds: Seeds | None = None,
     diagnostics: bool = True,
@@ -666,8 +671,9 @@ def train_until(
     Each phase starts from the reported (averaged) model of the one before, with a fresh optimizer.
 
     Args:
-        model, data, loss, files, about, execution, diagnostics, short: as in
-            :func:`forethought.train`.
+        model, data, loss, files, about, ledger, execution, diagnostics, short: as in
+            :func:`forethought.train`. The ledger reserves all phases, and those that were not run
+            return.
         plan: with several parts, each a phase: see :func:`forethought.plan_phases`. With
             ``next_phase`` its first part is the first phase, its budget that of the filter, and
             the rest only what is foreseen.
@@ -715,7 +721,14 @@ def train_until(
         raise TypeError("train_until needs test=, records that accuracy is measured on")
     if next_phase is not None and plan.budget is None:
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
-    with locked(None if folder is None else folder.path):
+    if ledger is not None and next_phase is not None:
+        raise ValueError(
+            "a ledger reserves what a run can release before it begins, and next_phase= decides "
+            "that by results: plan the phases in advance with forethought.plan_phases"
+        )
+    with contextlib.ExitStack() as held:
+        held.enter_context(locked(None if folder is None else folder.path))
+        paid = reserved(held, ledger, plan, folder, resume, overwrite, Team())
         task = task_of(model, data, test, plan, loss, execution)
         _require_labels(task)
         warn_of_another_model(task.plan, model, data)
@@ -736,6 +749,7 @@ def train_until(
             resume=resume,
             overwrite=overwrite,
             progress=progress,
+            paid=paid,
         )
         result = replace(_run(task, state, next_phase), model=model)
     remember(result.model, result.statement)
@@ -775,7 +789,8 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
     if folder is not None:
         RunFolder(_place(folder, len(state.phases) - 1)).load_model(model)
     result = state.result(model, folder, task.diagnostics)
-    result = replace(result, statement=replace(result.statement, about=task.about))
+    statement = replace(result.statement, about=task.about)
+    result = replace(result, statement=settled_in(task, statement, state.total))
     return result if folder is None else _finish(folder, state, result)
 
 
@@ -833,6 +848,7 @@ def _phase_task(task: Task, state: PhaseState, index: int) -> Task:
         overwrite=False,
         progress=None if tell is None else _shifted(tell, state.rounds_before, total),
         caveats=(),
+        paid_before=state.rounds_before,
     )
 
 

@@ -128,6 +128,12 @@ KINDS: dict[str, Kind] = {
         "the copies follow from one record and from random numbers that no record decides, so one "
         "record moves a sum by as much as without them",
     ),
+    "in-the-book": Kind(
+        "fact",
+        "the run was paid from its data set's budget: {detail}",
+        "the book reserves all that a run may release before it reads a record, and composes what "
+        "was released; docs/ledger.md",
+    ),
     # What the guarantee rests on.
     "public-size": Kind(
         "assumption",

@@ -1,0 +1,375 @@
+"""Commands of the ledger: one budget for everything that is learned from a data set."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forethought.accounting.interval import at_least, at_most
+from forethought.commands.command import (
+    Json,
+    Overwrite,
+    Quiet,
+    console_for,
+    fail,
+    new_file,
+    print_json,
+    refuse,
+    together,
+)
+
+if TYPE_CHECKING:
+    from forethought.ledger.book import Book
+    from forethought.ledger.store import Store
+
+ledger = typer.Typer(
+    name="ledger",
+    help="One budget for everything that is ever learned from a data set.",
+    no_args_is_help=True,
+)
+
+Place = Annotated[
+    str, typer.Argument(metavar="BOOK", help="File, sqlite:///FILE, postgresql://… or https://….")
+]
+Data = Annotated[str, typer.Option("--data", help="The data set's name.")]
+Key = Annotated[
+    Path | None,
+    typer.Option("--key", help="Key that signs every entry (forethought keygen).", dir_okay=False),
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="With https://…: file of the token.", dir_okay=False)
+]
+Epsilon = Annotated[float, typer.Option(help="ε of everything together.")]
+Delta = Annotated[float, typer.Option(help="δ of everything together.")]
+Until = Annotated[
+    str | None, typer.Option(help="Last day on which something may be reserved, YYYY-MM-DD.")
+]
+Adjacency = Annotated[
+    str, typer.Option(help="Of every plan: add-or-remove, zero-out or replace-one.")
+]
+Unit = Annotated[str, typer.Option(help="Whom the budget protects: a record, or a person.")]
+RuleName = Annotated[
+    str | None, typer.Option("--rule", help="How charges add up; docs/ledger.md has the rules.")
+]
+
+
+def url_of(place: str) -> str:
+    """The address of a book: a file's name is one of SQLite."""
+    return place if "://" in place else f"sqlite:///{place}"
+
+
+def _book(place: str, token_file: Path | None = None, key: Path | None = None) -> Book:
+    """The book at a place, for reading and for writing."""
+    from forethought.ledger.run import book_at
+
+    if key is not None:
+        return _store(place, key)
+    return book_at(url_of(place), token_file)
+
+
+def _store(place: str, key: Path | None) -> Store:
+    """A book whose database is at hand."""
+    from forethought.ledger.run import stored
+
+    url = url_of(place)
+    refuse(
+        url.startswith(("http://", "https://")),
+        "this needs the database itself: run it where the book is, not through the service",
+    )
+    return stored(url, key)
+
+
+@ledger.command(
+    epilog="Example: forethought ledger create books.db --data patients --epsilon 8 --delta 1e-6"
+)
+def create(
+    place: Place,
+    data: Data,
+    epsilon: Epsilon,
+    delta: Delta,
+    until: Until = None,
+    adjacency: Adjacency = "add-or-remove",
+    unit: Unit = "record",
+    rule: RuleName = None,
+    key: Key = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a book and open a data set's account in it."""
+    from forethought.ledger.run import user
+    from forethought.ledger.store import create as make
+
+    account = _account(data, epsilon, delta, until, adjacency, unit)
+    book = make(url_of(place), actor=user(), key=key)
+    _opened(book, account, rule, place, quiet)
+
+
+@ledger.command(
+    "open", epilog="Example: forethought ledger open books.db --data trials --epsilon 2"
+)
+def open_account(
+    place: Place,
+    data: Data,
+    epsilon: Epsilon,
+    delta: Delta,
+    until: Until = None,
+    adjacency: Adjacency = "add-or-remove",
+    unit: Unit = "record",
+    rule: RuleName = None,
+    key: Key = None,
+    quiet: Quiet = False,
+) -> None:
+    """Open another data set's account in a book that exists."""
+    account = _account(data, epsilon, delta, until, adjacency, unit)
+    _opened(_store(place, key), account, rule, place, quiet)
+
+
+def _account(
+    data: str, epsilon: float, delta: float, until: str | None, adjacency: str, unit: str
+) -> Any:
+    from forethought.ledger.book import Account
+    from forethought.values.mechanism import Budget
+
+    chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
+    return Account(data, Budget(epsilon, delta), until=until, **chosen)
+
+
+def _opened(book: Store, account: Any, rule: str | None, place: str, quiet: bool) -> None:
+    try:
+        made = book.open_account(account, rule)
+    finally:
+        book.close()
+    end = "" if made.until is None else f" until {made.until}"
+    console_for(quiet).print(
+        f"{place}: account of {made.data!r}, ε {made.budget.epsilon:g} at δ "
+        f"{made.budget.delta:g}{end}. In a job: [ledger] url = {url_of(place)!r}, "
+        f"data = {made.data!r}",
+        markup=False,
+    )
+
+
+@ledger.command(
+    epilog="Example: forethought ledger reserve books.db --data patients --plan plan.json"
+)
+def reserve(
+    place: Place,
+    data: Data,
+    plan: Annotated[Path, typer.Option(help="Saved plan whose whole mechanism is reserved.")],
+    purpose: Annotated[str, typer.Option(help="Of the run, for whoever reads the book.")] = "",
+    partition: Annotated[
+        str | None, typer.Option(help='Records of one part only: "site=A".')
+    ] = None,
+    token_file: TokenFile = None,
+    key: Key = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Reserve a plan by hand, for what this program does not run itself."""
+    from forethought.ledger.book import Charge
+    from forethought.values.plan import Plan
+
+    chosen = Plan.load(plan)
+    charge = Charge(chosen.mechanism, chosen.records_per_person, partition)
+    book = _book(place, token_file, key)
+    try:
+        made = book.reserve(data, charge, purpose=purpose)
+        total = book.total(data)
+    finally:
+        book.close()
+    if as_json:
+        print_json({"reservation": made.number, "total": asdict(total)})
+    else:
+        console_for(quiet).print(
+            f"reservation {made.number}; {data!r} has ε {at_least(total.left)} left for one more "
+            "release",
+            markup=False,
+        )
+
+
+@ledger.command(epilog="Example: forethought ledger show books.db --data patients")
+def show(
+    place: Place,
+    data: Annotated[str | None, typer.Option("--data", help="One data set. Default: all.")] = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what is spent, what is left, and what that can still buy."""
+    from forethought.ledger.shown import shown
+
+    book = _book(place, token_file)
+    try:
+        names = [account.data for account in book.accounts()] if data is None else [data]
+        found = [shown(book, name) for name in names]
+    finally:
+        book.close()
+    console = console_for(quiet or as_json)
+    for one in found:
+        console.print(one.text, markup=False)
+    if not found:
+        console.print("no account yet: forethought ledger open")
+    if as_json:
+        print_json([one.values for one in found])
+
+
+@ledger.command(epilog="Example: forethought ledger verify books.db --head sha256:…")
+def verify(
+    place: Place,
+    head: Annotated[
+        str | None, typer.Option(help="A hash that must be in it, such as a statement's.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="Key that must have signed every entry.", dir_okay=False)
+    ] = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find any edit, deletion or reordering in a book, or in its JSON export."""
+    from forethought.ledger.chain import verify_export
+
+    path = Path(place)
+    if path.suffix == ".json" and path.is_file():
+        problems = verify_export(path.read_text("utf-8"), head=head, key=public_key)
+    else:
+        book = _book(place, token_file, public_key)
+        try:
+            problems = book.verify(head)
+        finally:
+            book.close()
+    if as_json:
+        print_json({"problems": list(problems)})
+    if problems:
+        raise typer.Exit(fail(f"{place} does not verify: {'; '.join(problems)}", 1))
+    console_for(quiet or as_json).print(f"{place} verifies: chain, signatures, sums and lives")
+
+
+@ledger.command(
+    epilog="Example: forethought ledger export books.db --data patients --out patients.html"
+)
+def export(
+    place: Place,
+    out: Annotated[Path, typer.Option(help="patients.html for one data set, book.json for all.")],
+    data: Annotated[str | None, typer.Option("--data", help="Of the page.")] = None,
+    overwrite: Overwrite = False,
+    token_file: TokenFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """For an auditor: the year of a data set as one page, or the whole book as JSON."""
+    from forethought.ledger.chain import export as as_json
+    from forethought.ledger.page import account_page
+    from forethought.values.serialisation import write_text
+
+    refuse(
+        out.suffix not in (".html", ".json"),
+        f"--out is a page (.html) or the book (.json), not {out.name}",
+    )
+    refuse(out.suffix == ".html" and data is None, "a page is of one data set: give --data")
+    refuse(out.suffix == ".json" and data is not None, "the JSON is of the whole book: drop --data")
+    new_file(out, overwrite)
+    book = _book(place, token_file)
+    try:
+        text = as_json(book.entries()) if data is None else account_page(book, data)
+    finally:
+        book.close()
+    write_text(out, text)
+    console_for(quiet).print(f"written  {out}", markup=False)
+
+
+@ledger.command(
+    epilog='Example: forethought ledger end books.db 17 --rounds 250 --reason "disk lost"'
+)
+def end(
+    place: Place,
+    number: Annotated[int, typer.Argument(help="The reservation.", min=1)],
+    rounds: Annotated[int, typer.Option(help="Rounds to charge, its mark at least.", min=0)],
+    reason: Annotated[str, typer.Option(help="Why its run does not settle itself.")],
+    token_file: TokenFile = None,
+    key: Key = None,
+    quiet: Quiet = False,
+) -> None:
+    """Decide about a reservation whose run is gone for good; its owner's own decision."""
+    book = _book(place, token_file, key)
+    try:
+        total = book.end(number, rounds, reason)
+    finally:
+        book.close()
+    console_for(quiet).print(
+        f"reservation {number} ended with {rounds} rounds; ε {at_most(total.epsilon)} is spent, "
+        f"{at_least(total.left)} left for one more release"
+    )
+
+
+@ledger.command(epilog="Example: forethought ledger token books.db oncology --role analyst")
+def token(
+    place: Place,
+    name: Annotated[str, typer.Argument(help="Who will have it, as the book names them.")],
+    role: Annotated[
+        str | None, typer.Option(help="owner, analyst (reserves and trains) or auditor (reads).")
+    ] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Let it open nothing any more.")] = False,
+    key: Key = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a token for the service; it is printed this once, the book keeps its hash."""
+    refuse(revoke and role is not None, "--revoke goes without --role")
+    refuse(not revoke and role is None, "say which role: --role owner, analyst or auditor")
+    book = _store(place, key)
+    try:
+        if revoke:
+            book.revoke_token(name)
+            console_for(quiet).print(f"the token of {name!r} opens nothing any more", markup=False)
+            return
+        chosen: Any = role
+        typer.echo(book.add_token(name, chosen))
+    finally:
+        book.close()
+
+
+@ledger.command(
+    epilog="Example: forethought ledger serve books.db --certificate site.pem "
+    "--certificate-key site.key"
+)
+def serve(
+    place: Place,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8760,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file; https instead of http.", dir_okay=False)
+    ] = None,
+    certificate_key: Annotated[
+        Path | None, typer.Option(help="Its private key.", dir_okay=False)
+    ] = None,
+    plain_http: Annotated[
+        bool,
+        typer.Option("--plain-http", help="Tokens in plain text to other machines, all the same."),
+    ] = False,
+    log: Annotated[
+        Path | None, typer.Option(help="File of a JSON line a request. Default: standard error.")
+    ] = None,
+    key: Key = None,
+    quiet: Quiet = False,
+) -> None:
+    """Let training machines use the book with a token and no database credentials."""
+    try:
+        from forethought.ledger.service import listening, server
+    except ImportError as error:
+        raise ValueError(
+            f"the service needs more packages ({error.name}): pip install 'forethought[ledger]'"
+        ) from None
+    together(("--certificate", certificate, "--certificate-key", certificate_key))
+    book = _store(place, key)
+    try:
+        listener = listening(
+            host, port, certificate=certificate, key=certificate_key, plain=plain_http
+        )
+        scheme, found = "http" if certificate is None else "https", listener.getsockname()[1]
+        console_for(quiet).print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
+        with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
+            made = server(book, certificate=certificate, key=certificate_key, log=file)
+            made.run(sockets=[listener])
+    finally:
+        book.close()

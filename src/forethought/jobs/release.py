@@ -1,0 +1,89 @@
+"""From a job with ``[[statistics]]`` to a folder with what was released of a table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forethought.jobs.job import JOB_NAME, Job, JobError, Request
+from forethought.values.caveats import Caveat
+
+if TYPE_CHECKING:
+    from forethought.accounting.statement import Statement
+    from forethought.statistics import Released
+
+
+def release_job(
+    request: Request, out: Path, data_dir: Path | None = None
+) -> tuple[Released, Statement]:
+    """Release the statistics that a job asks for; leave result and statement in ``out``.
+
+    Where the job names a book, its budget is asked before a record is read.
+
+    Raises:
+        JobError: no statistics, no budget, or no table. ValueError: columns that are not what was
+            declared, a folder that holds a release, or a budget that has not so much left.
+    """
+    from forethought.rounds.transcript import TRANSCRIPT
+    from forethought.statistics import request as asked_of
+    from forethought.statistics.released import RESULT
+    from forethought.statistics.table import rows
+    from forethought.training.folder import PAID, locked
+
+    job = request.job
+    budget, schema = job.budget, job.data.table_schema()
+    if not job.statistics:
+        raise JobError('the job asks for no statistics: add [[statistics]] with kind = "count", …')
+    if budget.delta is None:
+        raise JobError("give delta in [budget]: it is fixed before the records are counted")
+    path = table_of(job, data_dir or job.data.folder)
+    if (out / "statement.json").exists():
+        raise JobError(f"{out} holds a release already: choose another folder for this one")
+    # ε of one round does not depend on the number of records; intervals do.
+    planned = asked_of(
+        job.statistics,
+        examples=1,
+        budget=budget.epsilon,
+        delta=budget.delta,
+        group=job.data.most_of_one_person,
+        schema=schema,
+    )
+    with contextlib.ExitStack() as held:
+        held.enter_context(locked(out))
+        paid = None
+        if job.payer is not None:
+            paying = job.payer.paid(planned.mechanism, group=planned.group)
+            paid = held.enter_context(paying)
+        columns = {name for one in planned.statistics for name in one.columns}
+        columns |= {name for one in planned.statistics for name, _ in one.where}
+        found = rows(path, columns, schema)
+        planned = replace(planned, examples=len(found))
+        if paid is not None:
+            paid.ahead(1)
+        released = planned.release(found.frame, schema=schema, seed=job.run.noise_seed)
+        files = {
+            TRANSCRIPT: released.transcript.to_json(),
+            JOB_NAME: request.released_text(),
+            RESULT: json.dumps(released.to_dict(), indent=2, allow_nan=False) + "\n",
+        }
+        statement = replace(released.statement, about=job.about.about())
+        if paid is not None:
+            files[PAID], words = paid.settle()
+            caveats = (*statement.caveats, Caveat("in-the-book", words))
+            statement = replace(statement, caveats=caveats)
+        statement = statement.save(out, files)
+    return released, statement
+
+
+def table_of(job: Job, folder: Path | None) -> Path:
+    """The table that a job's ``[data] source`` names. Raises JobError: it names none."""
+    kind, _, name = job.data.source.partition(":")
+    if kind not in ("csv", "parquet", "excel") or not name:
+        raise JobError(
+            f'statistics are of a table: source = "csv:patients.csv", not {job.data.source!r}'
+        )
+    path = Path(name)
+    return path if path.is_absolute() or folder is None else folder / path

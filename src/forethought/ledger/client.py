@@ -1,0 +1,220 @@
+"""A book behind the service: the same methods over HTTPS, said again where an answer was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from forethought.ledger.book import (
+    Account,
+    Book,
+    BookError,
+    Charge,
+    Entry,
+    NotAllowedError,
+    Reservation,
+    Total,
+)
+from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
+
+_Result = TypeVar("_Result")
+# Seconds for one answer, and how long one call is tried before the run is stopped. What reads the
+# whole book may take longer.
+ANSWER, PATIENCE = 30.0, 60.0
+LONG, WHOLE = 600.0, frozenset({"entries", "reservations", "verify"})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+# Certificates that are trusted besides the system's (PEM); and plain http beyond this machine.
+AUTHORITY, PLAIN = "FORETHOUGHT_LEDGER_CA", "FORETHOUGHT_LEDGER_PLAIN"
+# Persons that one message registers.
+AT_ONCE = 10_000
+
+
+class RemoteBook(Book):
+    """See :class:`~forethought.ledger.book.Book`; threads may share it.
+
+    Args:
+        url: ``https://host:port`` of ``forethought ledger serve``. Plain http only to this machine,
+            unless FORETHOUGHT_LEDGER_PLAIN is 1: whoever listens would have the token.
+        token: of the caller; what it may do, the service knows.
+        patience: seconds that a call is tried while the service cannot be reached.
+
+    Raises:
+        BookError: an address that is none, or plain http to another machine.
+    """
+
+    def __init__(self, url: str, token: str, *, patience: float = PATIENCE) -> None:
+        parts = urlsplit(url)
+        host = parts.hostname
+        if host is None or parts.scheme not in ("http", "https") or parts.path.strip("/"):
+            raise BookError(f"{url!r} is no service: give https://host:port")
+        if parts.scheme == "http" and host not in LOOPBACK and os.environ.get(PLAIN) != "1":
+            raise BookError(
+                f"{url} would carry the token in plain text: serve with a certificate and give "
+                f"https://{parts.netloc}, or set {PLAIN}=1 on a network that nobody else is on"
+            )
+        self._url, self._host, self._port, self._token = url, host, parts.port, token
+        self._context = None
+        if parts.scheme == "https":
+            self._context = ssl.create_default_context(cafile=os.environ.get(AUTHORITY))
+        self._patience, self._lock = patience, threading.Lock()
+        self._held: http.client.HTTPConnection | None = None
+        self._process = os.getpid()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._process != os.getpid():  # a fork's own
+            self._held, self._process = None, os.getpid()
+        if self._held is None:
+            if self._context is None:
+                self._held = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER)
+            else:
+                self._held = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=ANSWER, context=self._context
+                )
+        return self._held
+
+    def _drop(self) -> None:
+        if self._held is not None:
+            with contextlib.suppress(OSError):
+                self._held.close()
+        self._held = None
+
+    def _ask(self, kind: type[_Result], method: str, **arguments: Any) -> _Result:
+        """Call a method of the book behind the service.
+
+        Args:
+            kind: of what it returns.
+
+        Raises:
+            BookError, UnsupportedMechanismError: the book's own, or the service is not reached.
+        """
+        call = CALLS[method]
+        written = {
+            name: ARGUMENTS[name][0](value) if name in ARGUMENTS else value
+            for name, value in arguments.items()
+        }
+        body = json.dumps(written, allow_nan=False).encode()
+        deadline, wait, sent = time.monotonic() + self._patience, 0.05, False
+        while True:
+            try:
+                with self._lock:
+                    try:
+                        status, answer = self._once(method, body)
+                    except BaseException:
+                        self._drop()
+                        raise
+                if status == 200:
+                    found = call.read(answer)
+                    if not isinstance(found, kind):
+                        raise BookError(f"{self._url} answers otherwise than a ledger does")
+                    return found
+                if status not in (429, 503):
+                    raise error_from(answer)
+                reason: object = answer.get("message", status)
+                sent = False
+            except ssl.SSLCertVerificationError as error:
+                raise BookError(
+                    f"the certificate of {self._url} is not trusted here ({error.verify_message}): "
+                    f"name its authority's PEM file in {AUTHORITY}"
+                ) from None
+            except (OSError, http.client.HTTPException) as error:
+                reason = error
+                sent = not isinstance(error, ConnectionRefusedError)
+            if time.monotonic() + wait > deadline or (sent and not call.again):
+                raise BookError(
+                    f"the ledger at {self._url} does not answer ({reason}): nothing more is "
+                    "released; what was reserved stays charged. Resume when it is back"
+                ) from None
+            time.sleep(wait * (0.5 + secrets.randbelow(1000) / 1000))
+            wait = min(2 * wait, 5.0)
+
+    def _once(self, method: str, body: bytes) -> tuple[int, Any]:
+        if not CALLS[method].again:
+            self._drop()  # one that the service has closed meanwhile would look like a lost answer
+        connection = self._connection()
+        connection.timeout = LONG if method in WHOLE else ANSWER
+        if connection.sock is not None:
+            connection.sock.settimeout(connection.timeout)
+        connection.request(
+            "POST",
+            f"/v1/{quote(method)}",
+            body,
+            {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
+        )
+        response = connection.getresponse()
+        held = response.read()
+        try:
+            answer = json.loads(held)
+        except ValueError:
+            raise http.client.HTTPException(
+                f"status {response.status} without JSON: is this a ledger's service?"
+            ) from None
+        if response.status == 401:
+            raise NotAllowedError(str(answer.get("message")))
+        return response.status, answer
+
+    def open_account(self, account: Account) -> Account:
+        return self._ask(Account, "open_account", account=account)
+
+    def account(self, data: str) -> Account:
+        return self._ask(Account, "account", data=data)
+
+    def accounts(self) -> Sequence[Account]:
+        return self._ask(list, "accounts")
+
+    def fits(self, data: str, charge: Charge) -> bool:
+        return self._ask(bool, "fits", data=data, charge=charge)
+
+    def reserve(
+        self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
+    ) -> Reservation:
+        call = call or secrets.token_hex(16)
+        return self._ask(
+            Reservation, "reserve", data=data, charge=charge, purpose=purpose, call=call
+        )
+
+    def begin(self, number: int, run: str) -> Reservation:
+        return self._ask(Reservation, "begin", number=number, run=run)
+
+    def mark(self, number: int, rounds: int) -> None:
+        self._ask(type(None), "mark", number=number, rounds=rounds)
+
+    def settle(self, number: int, rounds: int) -> Total:
+        return self._ask(Total, "settle", number=number, rounds=rounds)
+
+    def end(self, number: int, rounds: int, reason: str) -> Total:
+        return self._ask(Total, "end", number=number, rounds=rounds, reason=reason)
+
+    def reservation(self, number: int) -> Reservation:
+        return self._ask(Reservation, "reservation", number=number)
+
+    def reservations(self, data: str) -> Sequence[Reservation]:
+        return self._ask(list, "reservations", data=data)
+
+    def total(self, data: str) -> Total:
+        return self._ask(Total, "total", data=data)
+
+    def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
+        every, new = list(persons), 0
+        for at in range(0, len(every), AT_ONCE):
+            some = every[at : at + AT_ONCE]
+            new += self._ask(int, "add_persons", data=data, partition=partition, persons=some)
+        return new
+
+    def entries(self, after: int = 0) -> Sequence[Entry]:
+        return self._ask(list, "entries", after=after)
+
+    def verify(self, head: str | None = None) -> Sequence[str]:
+        return self._ask(list, "verify", head=head)
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()

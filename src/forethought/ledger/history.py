@@ -1,0 +1,79 @@
+"""The total of an account over time, recomputed from the entries of its book."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forethought.ledger.book import BookError, Charge, Entry
+from forethought.ledger.chain import sum_of
+from forethought.ledger.totals import Rule, Sums
+
+
+@dataclass(frozen=True)
+class Point:
+    """The total ε after an entry. number, at, hash: of the entry."""
+
+    number: int
+    at: str
+    epsilon: float
+    hash: str
+
+
+@dataclass(frozen=True)
+class History:
+    """One account over time.
+
+    Args:
+        rule: by which its charges add up. sums: partition → what is charged; "": to all records.
+        points: the total after each entry that changed it.
+    """
+
+    rule: Rule
+    data: str
+    sums: dict[str, Sums]
+    points: tuple[Point, ...]
+
+    def more(self, charge: Charge) -> int:
+        """The number of charges like this one that still fit."""
+        held = {(self.data, part): sums for part, sums in self.sums.items()}
+        return self.rule.more(sum_of(self.rule, self.data, held, charge.partition), charge)
+
+
+def history(entries: Iterable[Entry], data: str, head: str | None = None) -> History:
+    """An account's history, from what every entry charges.
+
+    Args:
+        entries: of the whole book, oldest first. head: hash of the last one that counts.
+
+    Raises:
+        BookError: no such account, or no entry with that hash.
+    """
+    rule: Rule | None = None
+    charged: dict[int, tuple[str, Sums]] = {}
+    sums: dict[str, Sums] = {}
+    points, seen = [], head is None
+    for entry in entries:
+        values = entry.values
+        number = int(values.get("reservation", 0))
+        if entry.kind == "account" and values["account"]["data"] == data:
+            rule = Rule.from_dict(values["rule"])
+            sums[""] = rule.nothing
+        elif entry.kind == "reserve" and values["data"] == data and rule is not None:
+            charged[number] = (values["charge"]["partition"] or "", rule.nothing)
+        if rule is not None and number in charged and "costs" in values:
+            part, before = charged[number]
+            now: Sums = tuple(values["costs"])
+            held = sums.get(part, rule.nothing)
+            sums[part] = tuple(a + b - c for a, b, c in zip(held, now, before, strict=True))
+            charged[number] = (part, now)
+            total = sum_of(rule, data, {(data, name): held for name, held in sums.items()})
+            points.append(Point(entry.number, values["at"], rule.epsilon(total), entry.hash))
+        if entry.hash == head:
+            seen = True
+            break
+    if rule is None:
+        raise BookError(f"the book has no account of {data!r}")
+    if not seen:
+        raise BookError(f"no entry has the hash {head}: the book was set back, or is another one")
+    return History(rule, data, sums, tuple(points))

@@ -1,0 +1,313 @@
+"""The auditor's page: what was reserved from a data set, by whom, for what, and what it adds up to.
+
+One file of HTML that needs nothing else: no network, no script, no fonts; its curve is SVG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from forethought.accounting.interval import at_least, at_most
+from forethought.ledger.book import Book, Entry, Reservation
+from forethought.ledger.history import Point, history
+from forethought.values.mechanism import Mechanism
+
+# Points of the curve, at most; and its place in the picture.
+MOST_POINTS = 400
+WIDTH, HEIGHT = 720, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 14, 34
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--rule:#d0d7de;--paper:#fff;
+--tint:#f6f8fa;--line:#0b5cad;--over:#b3261e;--good:#1a6f37}
+@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa4af;--rule:#3a424c;
+--paper:#0f1318;--tint:#171d24;--line:#6cb2ff;--over:#ff8d85;--good:#6fd38c}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}
+h1{font-size:1.6rem;margin:0 0 4px;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:36px 0 8px}
+p{max-width:68ch;margin:8px 0}a{color:var(--line)}code{overflow-wrap:anywhere;font-size:.85em}
+.soft{color:var(--soft)}.over{color:var(--over)}.good{color:var(--good)}
+dl.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;
+margin:20px 0}
+dl.facts div{background:var(--tint);border:1px solid var(--rule);border-radius:8px;
+padding:10px 12px}
+dl.facts dt{color:var(--soft);font-size:.85rem}
+dl.facts dd{margin:2px 0 0;font-size:1.25rem;font-variant-numeric:tabular-nums;
+overflow-wrap:anywhere}
+svg{display:block;width:100%;height:auto}
+svg text{fill:var(--soft);font:12px system-ui,sans-serif}
+svg .grid{stroke:var(--rule)}svg .line{fill:none;stroke:var(--line);stroke-width:2.5}
+svg .limit{stroke:var(--over);stroke-dasharray:6 4;stroke-width:1.5}
+table{border-collapse:collapse;width:100%;font-size:.92rem}
+caption{text-align:left;color:var(--soft);padding:0 0 6px}
+th,td{text-align:left;vertical-align:top;padding:7px 10px;border-bottom:1px solid var(--rule)}
+thead th{background:var(--tint)}
+td[data-name=Purpose],td[data-name=Reason],td[data-name=By],th[scope=row]{overflow-wrap:anywhere}
+td[data-name=Purpose],td[data-name=Plan]{min-width:11rem}td[data-name=By]{min-width:7rem}
+.number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+@media (max-width:820px){
+table,tbody,tr,td,th[scope=row]{display:block}thead{position:absolute;width:1px;height:1px;
+overflow:hidden;clip-path:inset(50%)}
+caption{display:block}
+tr{border:1px solid var(--rule);border-radius:8px;margin:0 0 10px;padding:4px 0}
+td,td.number,th[scope=row]{border:0;padding:3px 12px;text-align:left;white-space:normal}
+svg text{font-size:22px}
+td[data-name]::before{content:attr(data-name) ": ";color:var(--soft)}}
+@media print{:root{--paper:#fff;--ink:#000}tr{break-inside:avoid}}
+"""
+
+
+def in_plain_words(mechanism: Mechanism) -> str:
+    """A charge in words: rounds, noise, batches."""
+    parts = []
+    for part in list(mechanism)[:4]:
+        rate = getattr(part.sampling, "rate", None)
+        batches = type(part.sampling).__name__ if rate is None else f"rate {rate:.3g}"
+        word = "round" if part.count == 1 else "rounds"
+        parts.append(f"{part.count:,} {word}, σ {part.noise_multiplier:.4g}, {batches}")
+    more = len(list(mechanism)) - len(parts)
+    return "; ".join([*parts, *([f"and {more} more parts"] if more > 0 else [])])
+
+
+def account_page(book: Book, data: str) -> str:
+    """The year of one data set, for an auditor. Raises BookError: no such account."""
+    account, total = book.account(data), book.total(data)
+    reservations, entries = book.reservations(data), book.entries()
+    problems = book.verify()
+    points = history(entries, data).points
+    budget = account.budget
+    refused = [
+        entry for entry in entries if entry.kind == "refuse" and entry.values["data"] == data
+    ]
+    unit = "person, with all of their records" if account.unit == "person" else "record"
+    facts = [
+        ("Spent, as an upper bound", f"ε {at_most(total.epsilon)}"),
+        ("Budget", f"ε {budget.epsilon:g}"),
+        ("At δ", at_most(budget.delta, ".3g")),
+        ("Left for one more release", f"ε {at_least(total.left)}"),
+        ("Reservations", f"{len(reservations):,}"),
+        ("Refused", f"{len(refused):,}"),
+    ]
+    until = "" if account.until is None else f", until {account.until}"
+    body = [
+        f"<h1>{escape(data)}</h1>",
+        f'<p class="soft">One budget for all that is learned from it. It protects one {unit} '
+        f"({escape(account.adjacency)}); opened {escape(account.opened)}{until}.</p>",
+        _facts(facts),
+        _verdict(problems, total.head, len(entries)),
+        "<h2>The total over time</h2>",
+        "<p>Every reservation is charged in full when it is made, before its run reads a record. "
+        "What a run did not release can return when it is settled, so the line may fall.</p>",
+        _curve(points, budget.epsilon),
+        "<h2>Reservations</h2>",
+        _reservations(reservations, points, entries),
+    ]
+    if len(total.by_part) > 1:
+        body += ["<h2>Partitions</h2>", _parts(total.by_part)]
+    body += ["<h2>Refused</h2>", _refusals(refused)]
+    body += ["<h2>Decisions of owners</h2>", _decisions(entries, {r.number for r in reservations})]
+    return _page(f"{data} · ledger", body)
+
+
+def index_page(book: Book) -> str:
+    """All accounts of a book, with links to their pages."""
+    rows = []
+    for account in book.accounts():
+        total = book.total(account.data)
+        name = escape(account.data)
+        rows.append(
+            [
+                f'<a href="/accounts/{escape(account.data, quote=True)}">{name}</a>',
+                _number(f"{at_most(total.epsilon)}"),
+                _number(f"{account.budget.epsilon:g}"),
+                _number(at_most(account.budget.delta, ".3g")),
+                escape(account.until or "no end"),
+            ]
+        )
+    heads = ("Data set", "ε spent", "ε of the budget", "δ", "Until")
+    table = _table("Accounts of this book", heads, rows) if rows else "<p>No account yet.</p>"
+    return _page("Ledger", ["<h1>Ledger</h1>", table])
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> str:
+    cells = "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in rows)
+    return f'<dl class="facts">{cells}</dl>'
+
+
+def _verdict(problems: Sequence[str], head: str, count: int) -> str:
+    if problems:
+        rows = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
+        return f'<p class="over"><strong>The book does not verify:</strong></p><ul>{rows}</ul>'
+    return (
+        f'<p class="good"><strong>The book verifies:</strong> all {count:,} entries are chained, '
+        f"and their sums are right.</p><p>Head, to compare with statements: <code>{escape(head)}"
+        "</code></p>"
+    )
+
+
+def _reservations(
+    rows: Sequence[Reservation], points: Sequence[Point], entries: Sequence[Entry]
+) -> str:
+    if not rows:
+        return "<p>None yet.</p>"
+    after = {point.number: point.epsilon for point in points}
+    then = {
+        int(entry.values["reservation"]): after[entry.number]
+        for entry in entries
+        if entry.kind == "reserve" and entry.number in after
+    }
+    made = []
+    for one in rows:
+        planned = len(one.charge.mechanism)
+        released = f"{one.released:,}" if one.released is not None else f"{one.mark:,} at most"
+        part = "" if one.charge.partition is None else f" · {one.charge.partition}"
+        group = "" if one.charge.group == 1 else f" · groups of {one.charge.group}"
+        made.append(
+            [
+                str(one.number),
+                escape(one.at.replace("T", " ")[:16]),
+                escape(one.by),
+                escape(one.purpose or "not said"),
+                escape(in_plain_words(one.charge.mechanism) + part + group),
+                escape(one.status),
+                _number(f"{released} of {planned:,}"),
+                _number(at_most(then[one.number]) if one.number in then else ""),
+            ]
+        )
+    heads = ("No.", "When (UTC)", "By", "Purpose", "Plan", "Status", "Released", "Total ε then")
+    return _table("Oldest first; an active one has not been settled", heads, made)
+
+
+def _parts(by_part: Mapping[str, float]) -> str:
+    rows = [
+        [escape(name or "all records"), _number(at_most(value))]
+        for name, value in sorted(by_part.items())
+    ]
+    return _table("ε of what touched the records of each part", ("Part", "ε"), rows)
+
+
+def _refusals(entries: Sequence[Entry]) -> str:
+    if not entries:
+        return "<p>None.</p>"
+    rows = []
+    for entry in entries:
+        values = entry.values
+        mechanism = Mechanism.from_dict(values["charge"]["mechanism"])
+        rows.append(
+            [
+                str(entry.number),
+                escape(str(values["at"]).replace("T", " ")[:16]),
+                escape(str(values["actor"])),
+                escape(str(values.get("purpose") or "not said")),
+                escape(in_plain_words(mechanism)),
+                _number(at_least(float(values["left"]))),
+            ]
+        )
+    heads = ("Entry", "When (UTC)", "By", "Purpose", "Plan", "ε left then")
+    return _table("What did not fit; nothing was charged for it", heads, rows)
+
+
+def _decisions(entries: Sequence[Entry], numbers: set[int]) -> str:
+    rows = [
+        [
+            str(entry.values["reservation"]),
+            escape(str(entry.values["at"]).replace("T", " ")[:16]),
+            escape(str(entry.values["actor"])),
+            _number(f"{int(entry.values['rounds']):,}"),
+            escape(str(entry.values["reason"])),
+        ]
+        for entry in entries
+        if entry.kind == "end" and entry.values["reservation"] in numbers
+    ]
+    if not rows:
+        return "<p>None: every run that ended settled itself.</p>"
+    heads = ("Reservation", "When (UTC)", "By", "Rounds charged", "Reason")
+    return _table("Reservations that were ended, since their runs were gone", heads, rows)
+
+
+def _number(text: str) -> str:
+    return f"\0{escape(text)}"
+
+
+def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; cells are HTML, numbers begin with a mark of :func:`_number`."""
+    numeric = [False] * len(heads)
+    lines = []
+    for row in rows:
+        cells = []
+        for place, cell in enumerate(row):
+            if place == 0:
+                cells.append(f'<th scope="row">{cell}</th>')
+                continue
+            plain = cell.removeprefix("\0")
+            kind = ' class="number"' if plain != cell else ""
+            numeric[place] = numeric[place] or plain != cell
+            name = escape(heads[place], quote=True)
+            cells.append(f'<td{kind} data-name="{name}">{plain}</td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    above = "".join(
+        f'<th scope="col"{" class=number" if right else ""}>{escape(head)}</th>'
+        for head, right in zip(heads, numeric, strict=True)
+    )
+    return (
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{above}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def _curve(points: Sequence[Point], limit: float) -> str:
+    """The total as steps over the entries, below the budget's line."""
+    if not points:
+        return "<p>Nothing was reserved yet.</p>"
+    step = max(1, -(-len(points) // MOST_POINTS))
+    # The highest of neighbours that share a place.
+    shown = [
+        max(points[at : at + step], key=lambda point: point.epsilon)
+        for at in range(0, len(points), step)
+    ]
+    shown[-1] = points[-1]
+    top = 1.08 * max(limit, *(point.epsilon for point in shown))
+    wide, high = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
+
+    def x(place: float) -> float:
+        return round(_LEFT + wide * place / len(shown), 1)
+
+    def y(value: float) -> float:
+        return round(_TOP + high * (1 - value / top), 1)
+
+    path = f"M{x(0)} {y(0)}"
+    for place, point in enumerate(shown):
+        path += f" V{y(point.epsilon)} H{x(place + 1)}"
+    lines = []
+    for tick in (0.0, limit / 2, limit):
+        kind = "limit" if tick == limit else "grid"
+        at = y(tick)
+        lines.append(
+            f'<line class="{kind}" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>'
+            f'<text x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{tick:.3g}</text>'
+        )
+    first, last = points[0].at[:10], points[-1].at[:10]
+    words = (
+        f"The total ε rose to {points[-1].epsilon:.3g} of {limit:g} in {len(points)} entries, "
+        f"from {first} to {last}"
+    )
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(words)}">'
+        f"{''.join(lines)}"
+        f'<text x="{_LEFT + 6}" y="{y(limit) - 6}">budget</text>'
+        f'<path class="line" d="{path}"/>'
+        f'<text x="{_LEFT}" y="{HEIGHT - 8}">{escape(first)}</text>'
+        f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{escape(last)}</text>'
+        f'</svg><p class="soft">{escape(words)}.</p>'
+    )
+
+
+def _page(title: str, body: Sequence[str]) -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )

@@ -1,0 +1,122 @@
+"""A book's values as JSON and back, between the service and its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forethought.ledger.book import (
+    BookError,
+    Entry,
+    NotAllowedError,
+    OverBudgetError,
+    Reservation,
+    Total,
+)
+from forethought.ledger.chain import account_from, account_values, charge_from, charge_values
+from forethought.values.mechanism import UnsupportedMechanismError
+from forethought.values.serialisation import build
+
+
+@dataclass(frozen=True)
+class Call:
+    """One method of a book, as it travels.
+
+    Args:
+        again: whether it may be said a second time when the answer was lost.
+        write, read: its result as JSON, and back.
+    """
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+    again: bool = True
+
+
+def reservation_to(reservation: Reservation) -> dict[str, Any]:
+    return {**vars(reservation), "charge": charge_values(reservation.charge)}
+
+
+def reservation_from(values: Mapping[str, Any]) -> Reservation:
+    return build(Reservation, {**values, "charge": charge_from(values["charge"])}, "reservation")
+
+
+def total_to(total: Total) -> dict[str, Any]:
+    return {**vars(total), "by_part": dict(total.by_part)}
+
+
+def total_from(values: Mapping[str, Any]) -> Total:
+    return build(Total, values, "total")
+
+
+def entry_to(entry: Entry) -> dict[str, Any]:
+    return {**vars(entry), "values": dict(entry.values)}
+
+
+def entry_from(values: Mapping[str, Any]) -> Entry:
+    return build(Entry, values, "entry")
+
+
+def _each(one: Callable[[Any], Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    return lambda values: [one(value) for value in values]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_RESERVATION, _TOTAL = (reservation_to, reservation_from), (total_to, total_from)
+# Methods of a Book → how they travel; arguments are JSON values but for those in ARGUMENTS.
+CALLS: dict[str, Call] = {
+    "open_account": Call(account_values, account_from, again=False),
+    "account": Call(account_values, account_from),
+    "accounts": Call(_each(account_values), _each(account_from)),
+    "fits": Call(_same, bool),
+    "reserve": Call(*_RESERVATION),
+    "begin": Call(*_RESERVATION),
+    "mark": Call(_same, _same),
+    "settle": Call(*_TOTAL),
+    "end": Call(*_TOTAL, again=False),
+    "reservation": Call(*_RESERVATION),
+    "reservations": Call(_each(reservation_to), _each(reservation_from)),
+    "total": Call(*_TOTAL),
+    "add_persons": Call(_same, int),
+    "entries": Call(_each(entry_to), _each(entry_from)),
+    "verify": Call(list, list),
+}
+# Names of arguments that are no plain values: how each is written and read.
+ARGUMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "account": (account_values, account_from),
+    "charge": (charge_values, charge_from),
+    "persons": (
+        lambda persons: [person.hex() for person in persons],
+        lambda persons: [bytes.fromhex(person) for person in persons],
+    ),
+}
+# The error's name on the wire → its class and the HTTP status; the first that fits is sent.
+ERRORS: dict[str, tuple[type[ValueError], int]] = {
+    "over-budget": (OverBudgetError, 409),
+    "not-allowed": (NotAllowedError, 403),
+    "book": (BookError, 409),
+    "unsupported": (UnsupportedMechanismError, 422),
+    "value": (ValueError, 400),
+}
+
+
+def error_to(error: ValueError | TypeError) -> tuple[int, dict[str, Any]]:
+    """HTTP status and JSON of a refusal."""
+    for name, (kind, status) in ERRORS.items():
+        if isinstance(error, kind):
+            values: dict[str, Any] = {"error": name, "message": str(error)}
+            if isinstance(error, OverBudgetError):
+                values["epsilon_left"] = error.epsilon_left
+            return status, values
+    return 400, {"error": "value", "message": str(error)}
+
+
+def error_from(values: Mapping[str, Any]) -> ValueError:
+    """The inverse of :func:`error_to`."""
+    message = str(values.get("message", "the service refused"))
+    if values.get("error") == "over-budget":
+        return OverBudgetError(message, float(values["epsilon_left"]))
+    return ERRORS.get(str(values.get("error")), ERRORS["book"])[0](message)

@@ -1,0 +1,90 @@
+"""Statistics of a job: paid for before a record is read, stated, and compared with the book."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forethought.jobs.account import verified
+from forethought.jobs.job import JobError, from_file
+from forethought.jobs.release import release_job
+from forethought.ledger.book import Account, OverBudgetError
+from forethought.ledger.store import Store, create
+from forethought.values.mechanism import Budget
+
+JOB = """
+[data]
+source = "csv:{folder}/patients.csv"
+[data.columns]
+age = [0, 110]
+ward = {{categories = ["A", "B"], other = true}}
+[budget]
+epsilon = 1.0
+delta = 1e-6
+[[statistics]]
+kind = "count"
+[[statistics]]
+kind = "mean"
+column = "age"
+[ledger]
+url = "sqlite:///{folder}/books.db"
+data = "patients"
+"""
+
+
+def written(folder: Path, text: str = JOB, epsilon: float = 2.0) -> tuple[Path, Store]:
+    draw = np.random.default_rng(0)
+    rows = [f"{draw.uniform(20, 90):.1f},{'AB'[draw.integers(2)]}" for _ in range(2000)]
+    (folder / "patients.csv").write_text("\n".join(["age,ward", *rows]) + "\n")
+    path = folder / "job.toml"
+    path.write_text(text.format(folder=folder))
+    book = create(f"sqlite:///{folder}/books.db", actor="owner")
+    book.open_account(Account("patients", Budget(epsilon, 1e-5)))
+    return path, book
+
+
+def test_statistics_are_paid_for_and_stated(tmp_path: Path) -> None:
+    path, book = written(tmp_path)
+    released, statement = release_job(from_file(path), tmp_path / "out")
+    (count,), (mean,) = released.results
+    assert abs(count.value - 2000) < 100 and 50 < mean.value < 60
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", 1)
+    assert held.charge.mechanism == statement.mechanism and statement.guarantee <= 1
+    outcome = verified(tmp_path / "out", ledger=f"sqlite:///{tmp_path}/books.db")
+    assert "total of the data set" in outcome.checked
+    assert json.loads((tmp_path / "out" / "statistics.json").read_text())["results"]["count"]
+    with pytest.raises(JobError, match="holds a release already"):
+        release_job(from_file(path), tmp_path / "out")
+    assert len(book.reservations("patients")) == 1
+
+
+def test_what_does_not_fit_reads_no_record(tmp_path: Path) -> None:
+    path, book = written(tmp_path, epsilon=0.5)
+    (tmp_path / "patients.csv").unlink()
+    with pytest.raises(OverBudgetError):
+        release_job(from_file(path), tmp_path / "out")
+    assert book.total("patients").epsilon == 0 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("delta = 1e-6\n", "", "give delta"),
+        ('[[statistics]]\nkind = "count"\n', "", ""),
+        ("csv:{folder}/patients.csv", "digits", "of a table"),
+        ('kind = "mean"', 'kind = "meen"', "did you mean 'mean'"),
+        ('column = "age"\n', 'column = "age"\nrange = [9, 1]\n', "range"),
+    ],
+)
+def test_what_cannot_be_released_is_said(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path, book = written(tmp_path, JOB.replace(old, new))
+    if not message:
+        assert len(release_job(from_file(path), tmp_path / "out")[0].results) == 1
+        return
+    with pytest.raises(ValueError, match=message):
+        release_job(from_file(path), tmp_path / "out")
+    assert book.reservations("patients") == []

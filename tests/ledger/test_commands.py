@@ -1,0 +1,142 @@
+"""Commands of the ledger: what they print, and wrong inputs in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forethought.cli import app
+from forethought.jobs.job import Job, JobError, Request, paying
+from forethought.ledger.book import Charge
+from forethought.ledger.store import open_book
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+
+
+def told(*arguments: object) -> tuple[int, str]:
+    """Exit status, and what was printed or refused with."""
+    done = CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+    return done.exit_code, done.output + ("" if done.exception is None else str(done.exception))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    path = tmp_path / "books.db"
+    code, text = told("create", path, "--data", "patients", "--epsilon", 8, "--delta", 1e-6)
+    assert code == 0 and "ε 8 at δ 1e-06" in text, text
+    return path
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    made = Plan(Mechanism(Rounds(4.0, 20, Poisson(0.1))), 500, 1e-6)
+    path.write_text(made.to_json())
+    return path
+
+
+def test_the_life_of_a_book(place: Path, plan: Path, tmp_path: Path) -> None:
+    code, text = told("open", place, "--data", "trials", "--epsilon", 1, "--delta", 1e-6)
+    assert code == 0, text
+    code, text = told(
+        "reserve", place, "--data", "patients", "--plan", plan, "--purpose", "by hand", "--json"
+    )
+    assert code == 0 and json.loads(text)["reservation"] == 1, text
+    code, text = told("show", place, "--data", "patients")
+    assert code == 0 and "by hand" in text and "more runs like the last" in text, text
+    code, text = told("show", place, "--json")
+    accounts = json.loads(text)
+    assert [one["account"]["data"] for one in accounts] == ["patients", "trials"]
+    more, charge = accounts[0]["more_like_the_last"], Charge(Plan.load(plan).mechanism)
+    book = open_book(f"sqlite:///{place}", actor="x")
+    assert more > 0
+    for _ in range(more):
+        book.reserve("patients", charge)
+    assert not book.fits("patients", charge)
+    code, text = told("end", place, 1, "--rounds", 0, "--reason", "never began")
+    assert code == 0, text
+    head = book.total("patients").head
+    assert told("verify", place, "--head", head)[0] == 0
+    code, text = told("verify", place, "--head", "sha256:0")
+    assert code == 1
+    page, exported = tmp_path / "year.html", tmp_path / "book.json"
+    assert told("export", place, "--data", "patients", "--out", page)[0] == 0
+    assert "never began" in page.read_text("utf-8")
+    assert told("export", place, "--out", exported)[0] == 0
+    assert told("verify", exported)[0] == 0
+    exported.write_text(exported.read_text("utf-8").replace("never began", "it had ended"))
+    assert told("verify", exported)[0] == 1
+    code, text = told("token", place, "ann", "--role", "analyst")
+    assert code == 0 and book.holder(text.strip()).name == "ann"
+    assert told("token", place, "ann", "--revoke")[0] == 0
+    book.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("create", "{}", "--data", "x", "--epsilon", 1, "--delta", 1e-6), "exists"),
+        (("create", "{}.2", "--data", "x", "--epsilon", -1, "--delta", 1e-6), "epsilon"),
+        (("open", "{}", "--data", "patients", "--epsilon", 1, "--delta", 1e-6), "already"),
+        (
+            ("open", "{}", "--data", "x", "--epsilon", 1, "--delta", 1e-6, "--unit", "house"),
+            "house",
+        ),
+        (
+            ("open", "{}", "--data", "x", "--epsilon", 1, "--delta", 1e-6, "--until", "soon"),
+            "soon",
+        ),
+        (("open", "{}", "--data", "x", "--epsilon", 1, "--delta", 1e-6, "--rule", "all"), "all"),
+        (("show", "{}", "--data", "patient"), "did you mean 'patients'"),
+        (("show", "{}.none"), "no such file"),
+        (("show", "https://127.0.0.1:9"), "needs a token"),
+        (("token", "{}", "ann"), "--role"),
+        (("token", "{}", "ann", "--role", "boss"), "boss"),
+        (("token", "https://127.0.0.1:9", "ann", "--role", "owner"), "database itself"),
+        (("end", "{}", 7, "--rounds", 1, "--reason", "gone"), "7"),
+        (("export", "{}", "--out", "x.pdf"), "page (.html)"),
+        (("export", "{}", "--out", "x.html"), "--data"),
+        (("serve", "{}", "--host", "0.0.0.0"), "plain text"),
+        (("serve", "{}", "--certificate", __file__), "--certificate-key"),
+    ],
+)
+def test_wrong_inputs_are_one_line(
+    place: Path, arguments: tuple[Any, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORETHOUGHT_LEDGER_TOKEN", raising=False)
+    code, text = told(*(str(one).format(place) for one in arguments))
+    assert code != 0 and words in text, text
+    assert "Traceback" not in text
+
+
+def test_a_flag_names_the_book_and_the_account() -> None:
+    job = Job.model_validate({"data": {"source": "digits"}})
+    made = paying(Request("digits", "", job), "books.db#patients").job.payer
+    assert made is not None and (made.url, made.data) == ("sqlite:///books.db", "patients")
+    with pytest.raises(JobError, match="names no account"):
+        paying(Request("digits", "", job), "books.db")
+    own = {"ledger": {"url": "sqlite:///a.db", "data": "patients", "purpose": "mine"}}
+    job = Job.model_validate({"data": {"source": "digits"}, **own})
+    made = paying(Request("digits", "", job), "https://ledger.example").job.payer
+    assert made is not None and (made.url, made.data) == ("https://ledger.example", "patients")
+    assert made.purpose == "mine"
+    own["ledger"]["url"] = "postgresql://ann:secret@host/books"
+    with pytest.raises(ValueError, match="password"):
+        Job.model_validate({"data": {"source": "digits"}, **own})
+
+
+def test_what_no_mechanism_describes_is_refused_with_a_ledger(tmp_path: Path, place: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[data]\nsource = "digits"\nholdout = 0.2\n[budget]\nepsilon = 1\n')
+    done = CliRunner().invoke(
+        app,
+        ["tune", str(path), "--learning-rate", "0.1", "--ledger", f"{place}#patients"],
+    )
+    assert done.exit_code != 0 and "cannot be paid from a ledger" in str(done.exception)
+    done = CliRunner().invoke(app, ["train", "--resume", "x", "--ledger", f"{place}#patients"])
+    assert done.exit_code != 0 and "drop --ledger" in str(done.exception)

@@ -1,0 +1,168 @@
+"""A federation's client and a gossip's worker, paid from books of their own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forethought.accounting.statement import Statement
+from forethought.commands.ledger import ledger as of_client
+from forethought.jobs import members
+from forethought.jobs.account import verified
+from forethought.jobs.holders import holders_of, simulate_job
+from forethought.jobs.job import JobError, Request, from_file, paying
+from forethought.ledger.book import Account, OverBudgetError
+from forethought.ledger.store import Store, create
+from forethought.values.mechanism import Budget
+
+JOB = """
+[data]
+source = "digits"
+holdout = 0.2
+features = "pixels"
+[model]
+name = "linear"
+[budget]
+epsilon = 3.0
+delta = 1e-5
+[training]
+batch = 64
+rounds = 8
+"""
+FEDERATION = '[federation]\n[[federation.client]]\nname = "a"\n[[federation.client]]\nname = "b"\n'
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def opened(folder: Path, name: str, epsilon: float = 8.0) -> Store:
+    book = create(f"sqlite:///{folder / name}.db", actor=name)
+    book.open_account(Account("digits", Budget(epsilon, 1e-5)))
+    return book
+
+
+def all_of(work: dict[str, Any]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        try:
+            results[name] = work[name]()
+        except BaseException as error:
+            results[name] = error
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    return results
+
+
+def paid_by(request: Request, folder: Path, name: str) -> Request:
+    return paying(request, f"sqlite:///{folder / name}.db#digits")
+
+
+def require_settled(book: Store, out: Path, place: Path) -> None:
+    (held,) = book.reservations("digits")
+    statement = Statement.load(out / "statement.json")
+    assert (held.status, held.released) == ("settled", len(statement.mechanism))
+    assert any(caveat.code == "in-the-book" for caveat in statement.caveats)
+    assert json.loads((out / "ledger.json").read_text())["reservation"] == held.number
+    outcome = verified(out, ledger=f"sqlite:///{place}.db")
+    assert "total of the data set" in outcome.checked
+
+
+@pytest.mark.slow
+def test_a_federations_client_settles_from_its_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + FEDERATION)
+    request, keys = from_file(path), tmp_path / "keys"
+    members.make_everybody(request, "federation", keys)
+    books = {name: opened(tmp_path, name) for name in "ab"}
+    marks: list[tuple[int, int]] = []
+    commit = of_client.ClientLedger.commit
+
+    def committed(self: Any, release: Any) -> None:
+        book, log = books["ab"[self._endpoint.me]], self._log
+
+        def append(*parts: Any) -> None:
+            marks.append((release.rounds, book.reservation(1).mark))
+            type(log).append(log, *parts)
+
+        log.append = append
+        try:
+            commit(self, release)
+        finally:
+            del log.append
+
+    monkeypatch.setattr(of_client.ClientLedger, "commit", committed)
+    address = f"127.0.0.1:{free_port()}"
+    server = members.serve_job
+    work: dict[str, Any] = {
+        "server": lambda: server(request, keys / "server", tmp_path / "s", address=address)
+    }
+    for name in "ab":
+        work[name] = lambda name=name: members.take_part_in_job(
+            paid_by(request, tmp_path, name),
+            keys / name,
+            tmp_path / f"out-{name}",
+            address=address,
+        )
+    results = all_of(work)
+    for name in "ab":
+        assert results[name].reason == "finished", results
+        require_settled(books[name], tmp_path / f"out-{name}", tmp_path / name)
+    assert len(marks) == 16 and all(mark >= rounds for rounds, mark in marks)
+
+
+@pytest.mark.slow
+def test_a_gossips_worker_settles_from_its_ledger(tmp_path: Path) -> None:
+    text = JOB + "[gossip]\nrounds = 8\nexchange = 0.02\n"
+    for name in "ab":
+        text += f'[[gossip.worker]]\nname = "{name}"\naddress = "127.0.0.1:{free_port()}"\n'
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    request, keys = from_file(path), tmp_path / "keys"
+    members.make_everybody(request, "gossip", keys)
+    books = {name: opened(tmp_path, name) for name in "ab"}
+    work = {
+        name: lambda name=name: members.site_worker(
+            paid_by(request, tmp_path, name), keys / name, tmp_path / f"out-{name}"
+        )
+        for name in "ab"
+    }
+    results = all_of(work)
+    for name in "ab":
+        assert not isinstance(results[name], BaseException), results
+        require_settled(books[name], tmp_path / f"out-{name}", tmp_path / name)
+
+
+def test_a_client_beyond_its_budget_releases_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + FEDERATION)
+    request, keys = from_file(path), tmp_path / "keys"
+    members.make_everybody(request, "federation", keys)
+    opened(tmp_path, "a", epsilon=0.5)
+
+    def connect(*_: Any) -> Any:
+        raise AssertionError("it was connected")
+
+    with pytest.raises(OverBudgetError):
+        members.take_part_in_job(
+            paid_by(request, tmp_path, "a"), keys / "a", tmp_path / "out", carry=connect
+        )
+    assert not (tmp_path / "out" / "ledger").exists()
+    with pytest.raises(JobError, match="simulation"):
+        simulate_job(holders_of(paid_by(request, tmp_path, "a"), "federation"))

@@ -1,0 +1,95 @@
+"""The auditor's page in a real browser: narrow and wide, light and dark; and its history."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
+from forethought.ledger.history import history
+from forethought.ledger.page import account_page, index_page
+from forethought.ledger.store import Store, create
+from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.samplings import FullBatch
+
+CHROMIUM = shutil.which("chromium")
+LONG = "an-unbreakable-word-" + 20 * "abcdefgh"
+
+
+def charge(noise: float, rounds: int = 10, partition: str | None = None) -> Charge:
+    return Charge(Mechanism(Rounds(noise, rounds, FullBatch())), partition=partition)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Store:
+    made = create(f"sqlite:///{tmp_path / 'books.db'}", actor="owner")
+    made.open_account(Account("patients", Budget(8.0, 1e-6), until="2999-12-31"))
+    made.open_account(Account("others", Budget(1.0, 1e-6)))
+    for part, first in (("site=A", 0), ("site=B", 9)):
+        made.add_persons("patients", part, [bytes([first + one]) * 16 for one in range(9)])
+    for number, (one, released) in enumerate(
+        [
+            (charge(20.0), 10),
+            (charge(30.0), 0),
+            (charge(25.0, partition="site=A"), 10),
+            (charge(15.0, partition="site=B"), 10),
+        ]
+    ):
+        held = made.reserve("patients", one, purpose=f"{LONG} {number}")
+        made.begin(held.number, f"run {number}")
+        made.settle(held.number, released)
+        made.reserve("others", charge(1000.0))
+    with pytest.raises(OverBudgetError):
+        made.reserve("patients", charge(0.5), purpose="a much larger network")
+    return made
+
+
+def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -> None:
+    found = history(book.entries(), "patients")
+    total = book.total("patients")
+    assert found.points[-1].epsilon == total.epsilon
+    # What was given back whole is as if it had never been.
+    assert found.points[3].epsilon == found.points[1].epsilon < found.points[2].epsilon
+    for point in found.points:
+        then = history(book.entries(), "patients", point.hash)
+        assert then.points[-1] == point
+    more = found.more(charge(20.0))
+    for _ in range(more):
+        book.reserve("patients", charge(20.0))
+    assert more > 0 and not book.fits("patients", charge(20.0))
+    with pytest.raises(BookError, match="set back"):
+        history(book.entries(), "patients", "sha256:none")
+    with pytest.raises(BookError, match="no account"):
+        history(book.entries(), "nobody")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1280])
+def test_nothing_is_wider_than_the_window(
+    book: Store, tmp_path: Path, scheme: str, width: int
+) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    troubles: list[str] = []
+    pages = {"year.html": account_page(book, "patients"), "index.html": index_page(book)}
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        shown.set_default_timeout(120_000)
+        shown.on("console", lambda told: troubles.append(told.text))
+        shown.on("pageerror", lambda error: troubles.append(str(error)))
+        for name, text in pages.items():
+            path = tmp_path / name
+            path.write_text(text, "utf-8")
+            shown.goto(path.as_uri())
+            wide = shown.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            assert wide <= 0
+            assert shown.locator("table").count() >= 1
+            assert shown.locator("th:not([scope])").count() == 0
+        colors = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (colors == "rgb(255, 255, 255)") == (scheme == "light")
+        browser.close()
+    assert troubles == []
