@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -143,7 +143,7 @@ class Rounds:
         return {
             "noise_multiplier": self.noise_multiplier,
             "count": self.count,
-            "sampling": tagged(self.sampling),
+            "sampling": {"kind": self.sampling.kind, **asdict(self.sampling)},
             "clipping": self.clipping,
             "groups": self.groups,
         }
