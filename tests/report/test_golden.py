@@ -22,6 +22,7 @@ from forethought.auditing.verdict import AttackPoint, AttackSummary, Audit, Find
 from forethought.holders.server import ClientStatus, Status
 from forethought.papers.calculators import calculate
 from forethought.papers.comparison import compare
+from forethought.planning.holders import FederatedPlan
 from forethought.report import audit, holders, terminal
 from forethought.report.holders import status_table
 from forethought.report.page import report_page, statement_page
@@ -59,9 +60,17 @@ def summary() -> RunSummary:
     return RunSummary(Path("/runs/mnist"), PLAN, ft.account(PLAN), METRICS, (), results=RESULTS)
 
 
+class FakeFederation(Fake):
+    __class__ = ft.Federation  # type: ignore[assignment]
+
+
+class FakeFederatedPlan(Fake):
+    __class__ = FederatedPlan  # type: ignore[assignment]
+
+
 def a_federation(local_rounds: Any = 1) -> Any:
     members = [Fake(name=f"client {n}", plan=n % 2) for n in range(MANY)]
-    return Fake(
+    return FakeFederation(
         members=members,
         plans=(PLAN, GROWING),
         rule="synchronous",
@@ -101,7 +110,8 @@ def a_federated_plan(secure: bool) -> Any:
         )
         for n in range(3)
     ]
-    return Fake(federation=federation, clients=clients, splits=splits, notes=("one", "two"))
+    notes = ("one", "two")
+    return FakeFederatedPlan(federation=federation, clients=clients, splits=splits, notes=notes)
 
 
 def a_gossip() -> Any:
@@ -297,16 +307,16 @@ SHOWN: dict[str, Callable[[Console], object]] = {
         c, Audit(FINDINGS[:1], 0.0, replace(ATTACK, fdp_epsilon=3.21, epsilon=None))
     ),
     "self-test": lambda c: audit.show_self_test(c, SelfTest(OUTCOMES, OUTCOMES)),
-    "federation": lambda c: holders.show_federation(c, a_federation()),
-    "federation of local rounds": lambda c: holders.show_federation(c, a_federation([1, 2])),
+    "federation": lambda c: holders.show_agreed(c, a_federation()),
+    "federation of local rounds": lambda c: holders.show_agreed(c, a_federation([1, 2])),
     "federation simulated": lambda c: holders.show_simulated(c, a_simulation("client")),
-    "federation planned": lambda c: holders.show_federation_plan(c, a_federated_plan(False)),
-    "federation planned, secure": lambda c: holders.show_federation_plan(c, a_federated_plan(True)),
+    "federation planned": lambda c: holders.show_plan(c, a_federated_plan(False)),
+    "federation planned, secure": lambda c: holders.show_plan(c, a_federated_plan(True)),
     "federation served": lambda c: c.print(status_table(STATUS)),
-    "gossip": lambda c: holders.show_gossip(c, a_gossip()),
+    "gossip": lambda c: holders.show_agreed(c, a_gossip()),
     "gossip simulated": lambda c: holders.show_simulated(c, a_simulation("worker")),
-    "gossip planned": lambda c: holders.show_gossip_plan(c, a_gossip_plan(False)),
-    "gossip planned, observed": lambda c: holders.show_gossip_plan(c, a_gossip_plan(True)),
+    "gossip planned": lambda c: holders.show_plan(c, a_gossip_plan(False)),
+    "gossip planned, observed": lambda c: holders.show_plan(c, a_gossip_plan(True)),
     "gossip rehearsed": lambda c: holders.show_rehearsal(c, a_rehearsal(True, True)),
     "gossip rehearsed, by chance": lambda c: holders.show_rehearsal(c, a_rehearsal(True, False)),
     "gossip rehearsed in vain": lambda c: holders.show_rehearsal(c, a_rehearsal(False, False)),
