@@ -472,6 +472,18 @@ def longest_rate(plan: Plan, parameters: int, feature_norm: float | None = None)
     return _reach(parameters, feature_norm, SCORE_NOISE)[1] / plan.clip.norm
 
 
+def longest_rate_of_squares(feature_norm: float, momentum: float = 0.0) -> float:
+    """The largest η along the squared error (y − θ·x)², whose curvature is 2 x xᵀ.
+
+    Steps swing from 1/‖x‖² on where all features lie along one direction. A quarter of it leaves
+    little of the noise of the newest rounds in the weights, and room for records of larger norm.
+
+    Args:
+        feature_norm: usual norm ‖x‖ of a linear model's features. momentum: of torch's SGD.
+    """
+    return (1 - momentum) / (4 * (feature_norm**2 + 1.0))
+
+
 def longest_score_step(parameters: int) -> float:
     """The longest step a round of a linear model, in units of a score.
 
