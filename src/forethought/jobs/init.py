@@ -110,10 +110,12 @@ def _of_persons(name: str, seen: Seen) -> bool:
     """True if a column's values repeat like those of an identifier."""
     if seen.repeats <= 1.02 or seen.text or not (seen.several or _PERSONS.search(name)):
         return False
-    if seen.numbers and not (seen.whole and seen.mostly(seen.numbers)):
+    if any(map(seen.mostly, seen.days.values())):
         return False
+    if not seen.mostly(seen.numbers):
+        return True
     # A measured number repeats as well, but neither in runs nor under such a name.
-    return seen.numbers == 0 or seen.in_runs or bool(_PERSONS.search(name))
+    return seen.whole and (seen.in_runs or bool(_PERSONS.search(name)))
 
 
 def _target(seen: Seen) -> list[str]:

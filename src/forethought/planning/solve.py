@@ -314,7 +314,7 @@ def roughly(request: PlanRequest, budget: Budget) -> Budget:
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"
-OF_SQUARES = "a quarter of what the curvature of a squared error bears"
+OF_SQUARES = "three quarters of what the curvature of a squared error bears"
 
 __all__ = ["GIVEN", "MOST_ROUNDS", "STEP_SIZE", "PlanError", "PlanRequest", "SamplingName", "plan"]
 
