@@ -50,6 +50,7 @@ class PlanKeywords(TypedDict, total=False):
     parameters: int | None
     feature_norm: float | None
     feature_norm_known: bool
+    squared_error: bool
     noise_borne: float | None
     features: int | None
     centre: bool | None

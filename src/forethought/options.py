@@ -181,6 +181,9 @@ class Keywords:
     feature_norm_known: bool = _known(
         "True if that norm follows from how they are made.", default=False, must=_BOOL
     )
+    squared_error: bool = _known(
+        "True if a linear model's loss is the squared error.", default=False, must=_BOOL
+    )
     noise_borne: float | None = _known("Norm of noise that a network's weights bear.", above=0)
     features: int | None = _known("Features of a linear model.")
     centre: bool | None = _option(

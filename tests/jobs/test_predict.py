@@ -83,13 +83,14 @@ def test_a_first_job_names_what_it_took_from_the_file(tmp_path: Path) -> None:
         "patient_id": "drop",
         "age": [0, 120],
         "bmi": {"range": [10, 80], "missing": "middle"},
-        "creatinine": {"range": [0, 5.0], "codes": [-999], "missing": "middle"},
-        "platelets": {"range": [0, 500_000], "missing": "middle"},
+        "creatinine": {"range": [0.0, 3.2], "codes": [-999], "missing": "middle"},
+        "platelets": {"range": [0, 480_000], "missing": "middle"},
         "ward": {"categories": ["A", "B", "ICU"], "other": True},
         "admitted": {"date": ["2010-01-01", "2029-12-31"]},
         "zip": "drop",
     }
     assert job.data.classes == ("no", "yes") and job.data.columns_measured
+    assert '# person = "patient_id"' in text and text.count("person =") == 1
     assert "-999 stand for a missing value?" in text and "postal code?" in text
     codes = {caveat.code for caveat in job.load_data().not_covered}
     assert codes == {"preparation-from-data"}

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forethought.accounting.statement import Statement
-from forethought.commands.ledger import ledger as of_client
+from forethought.exchange import storage as of_client
 from forethought.jobs import members
 from forethought.jobs.account import verified
 from forethought.jobs.holders import holders_of, simulate_job

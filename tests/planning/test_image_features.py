@@ -11,6 +11,7 @@ import forethought as ft
 from forethought.data.dataset import Dataset, Split
 from forethought.planning import defaults
 from forethought.planning.defaults import noise_to_signal
+from forethought.planning.solve import neighbours
 
 EXAMPLES, FEATURES, CLASSES = 50_000, 3_969, 10
 KNOWN = {
@@ -91,3 +92,17 @@ def test_more_than_a_thousand_features_want_no_shorter_path():
     assert of[0] > of[1] == of[2]
     # About what held-out training images want, experiments/patches/trial.csv.
     assert of[1] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("norm", [0.5, 1.0, 7.0])
+def test_steps_along_a_squared_error_do_not_swing(norm: float) -> None:
+    asked = {"examples": 20_000, "budget": ft.Budget(3.0, 1e-6), "parameters": 20, "features": 19}
+    asked["centre"] = False
+    logistic = ft.plan(**asked, feature_norm=norm)
+    squared = ft.plan(**asked, feature_norm=norm, squared_error=True)
+    longest = 1 / (norm**2 + 1)  # of the gradient 2 (θ·x − y) x, where all features lie together
+    assert squared.optimizer.learning_rate == pytest.approx(
+        min(0.75 * longest * (1 - squared.optimizer.momentum), logistic.optimizer.learning_rate)
+    )
+    for near in neighbours(squared, 20, norm):
+        assert near.plan.optimizer.learning_rate <= longest

@@ -62,7 +62,29 @@ def test_a_regression():
 def test_what_is_no_better_than_no_model_says_so():
     outputs, targets = made(300, 2, signal=0.0)
     found = measured(outputs, targets, ("no", "yes"))
+    # Chance alone is worse than always saying the class that most records have: said first.
+    assert found.weak and "worse than no model" in found.sentences()[0]
+    found = measured(outputs[:60], targets[:60], ("no", "yes"))
     assert found.weak and "not clearly better than no model" in found.sentences()[-1]
+
+
+def test_a_ranking_that_is_clear_is_not_weak_where_one_class_is_rare():
+    draw = np.random.default_rng(0)
+    targets = (np.arange(2000) % 50 == 0).astype(np.int64)
+    lean = draw.normal(size=2000) + 1.4 * targets - 4.0
+    found = measured(np.stack([np.zeros(2000), lean], 1), targets, ("no", "yes"))
+    assert found.figures["AUC"].low > 0.5 and not found.weak
+    first = found.sentences()[0]
+    assert "never says 'yes'" in first and "40 of 2,000" in first
+    assert not any("clearly better" in line for line in found.sentences())
+    assert "calibration error" in found.sentences()[2]
+    assert "(no model" not in found.sentences()[2].rpartition("calibration error")[2]
+
+
+def test_a_regression_that_is_worse_than_its_mean_says_so_first():
+    targets = np.random.default_rng(1).normal(size=500)
+    found = measured(-targets, targets, None)
+    assert "worse than no model" in found.sentences()[0] and "its mean" in found.sentences()[0]
 
 
 @pytest.mark.slow

@@ -305,7 +305,9 @@ def calculator(
 @app.command(epilog="Example: forethought ui job.toml")
 def ui(
     job_file: JobFile = None,
-    port: Annotated[int, typer.Option(help="On 127.0.0.1; 0: any that is free.", min=0)] = 0,
+    port: Annotated[
+        int, typer.Option(help="On 127.0.0.1; 0: any that is free.", min=0, max=65535)
+    ] = 0,
     folder: Annotated[Path, typer.Option(help="Where plans and jobs are saved.")] = Path(),
     data_dir: DataDir = None,
     quiet: Quiet = False,

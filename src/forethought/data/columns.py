@@ -26,6 +26,9 @@ MISSING_WORDS = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".
 MOST_WORDS = 30
 _FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
 _ENOUGH = 0.95
+# Rows that are looked at for repeated values; letters of a sentence; the share of neighbours that
+# equal each other in a file sorted by persons; how often a middle number is in a large, skewed one.
+_LOOKED, _SENTENCE, _IN_RUNS, _SKEWED = 200_000, 40, 0.2, 12.0
 
 
 @dataclass
@@ -43,6 +46,13 @@ class Seen:
     many: bool = False
     days: dict[str, int] = field(default_factory=dict)
     years: tuple[int, int] = (9999, 1)
+    length: int = 0
+    looked: int = 0
+    same: int = 0
+    kept: list[pl.Series] = field(default_factory=list)
+    sample: list[NDArray[np.float64]] = field(default_factory=list)
+    running: bool = True
+    last: float | None = None
 
     def add(self, entries: pl.Series, decimal: str) -> None:
         """Look at a piece of the column."""
@@ -51,9 +61,15 @@ class Seen:
         absent = text.is_null() | text.str.to_lowercase().is_in(list(MISSING_WORDS))
         self.missing += int(absent.sum())
         present = text.filter(~absent)
+        self.length += int(present.str.len_chars().sum())
         if not self.many:
             self.words |= set(present.unique().to_list())
             self.many = len(self.words) > 20 * MOST_WORDS
+        if self.looked < _LOOKED:
+            hashes = present.head(_LOOKED - self.looked).hash()
+            self.looked += len(hashes)
+            self.same += int((hashes == hashes.shift(1)).sum())
+            self.kept.append(hashes)
         plain = present.str.replace_all(decimal, ".", literal=True) if decimal != "." else present
         numbers = plain.cast(pl.Float64, strict=False).drop_nulls()
         numbers = numbers.filter(numbers.is_finite())
@@ -64,6 +80,12 @@ class Seen:
             self.low, self.second = lows[0], lows[1] if len(lows) > 1 else math.inf
             self.high = max(self.high, float(kinds[-1]))
             self.whole &= bool((kinds == kinds.round()).all())
+            values = numbers.to_numpy()
+            before = values[:1] - 1 if self.last is None else np.array([self.last])
+            self.running &= bool((np.diff(values, prepend=before) == 1).all())
+            self.last = float(values[-1])
+            if sum(map(len, self.sample)) < _LOOKED:
+                self.sample.append(values[:_LOOKED])
         for form in _FORMS:
             days = present.str.slice(0, 10).str.to_date(form, strict=False).drop_nulls()
             if len(days):
@@ -81,6 +103,36 @@ class Seen:
     def several(self) -> bool:
         """True if there are more different entries than categories should be."""
         return self.many or len(self.words) > MOST_WORDS
+
+    @property
+    def text(self) -> bool:
+        """True if the entries are sentences rather than words."""
+        return self.length > _SENTENCE * self.present
+
+    @property
+    def repeats(self) -> float:
+        """The rows of a value on average, among the first ones of the file; 1: all differ."""
+        return self.looked / max(1, pl.concat(self.kept).n_unique()) if self.kept else 1.0
+
+    @property
+    def in_runs(self) -> bool:
+        """True if rows of one value stand together more often than chance would put them.
+
+        Of rows in any order, two neighbours are equal as often as two that are drawn: Σ p².
+        """
+        counts = pl.concat(self.kept).value_counts()["count"].to_numpy() if self.kept else []
+        drawn = float(np.square(np.asarray(counts) / max(1, self.looked)).sum())
+        return self.same > _IN_RUNS * self.looked and self.same > 5 * drawn * self.looked
+
+    @property
+    def skewed(self) -> bool:
+        """True if most numbers are small and a few are many times larger: amounts, laboratory
+        values."""
+        if not self.sample or self.low < 0:
+            return False
+        values = np.concatenate(self.sample)
+        middle, high = np.quantile(values - self.low, [0.5, 0.99])
+        return bool(high > 0 and high > _SKEWED * middle and len(np.unique(values)) > MOST_WORDS)
 
     def mostly(self, count: int) -> bool:
         """True if so many entries are nearly all that are not missing."""
@@ -363,7 +415,8 @@ class Number(Column):
         low, code = seen.low, None
         if low in _CODES and 0 <= seen.second < math.inf:
             low, code = seen.second, seen.low
-        if seen.whole and len(seen.words) == seen.present > 50 and not seen.many:
+        distinct = len(seen.words) == seen.present > 50 and not seen.many
+        if seen.whole and (distinct or (seen.running and seen.present > 5)):
             return "drop", "a different whole number in every record: a running number?"
         known = _KNOWN.get(name.lower())
         value: dict[str, Any] = {"range": known}
@@ -371,6 +424,9 @@ class Number(Column):
         if not (known and known[0] <= low and seen.high <= known[1]):
             value = {"range": list(outward(low, seen.high, seen.whole))}
             why = "rounded from the file: declared by you once you have corrected it"
+        if seen.skewed and code is None and not known:
+            value["log"] = True
+            why += "; most are small, so their logarithm is taken"
         if code is not None:
             value |= {"codes": [int(code)], "missing": "middle"}
             why += f"; does {code:g} stand for a missing value?"
@@ -545,6 +601,8 @@ class Category(Column):
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
         if seen.several or seen.mostly(seen.numbers):
             return None
+        if seen.text:
+            return "drop", "free text, of which nothing is copied into this file"
         words = {"categories": sorted(seen.words), "other": True}
         return _or_missing(words, seen, "category"), "categories found in the file"
 
@@ -847,18 +905,22 @@ def _or_missing(value: dict[str, Any], seen: Seen, policy: str) -> dict[str, Any
 
 
 def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
-    """A range around what was seen, rounded to 1, 2 or 5 times a power of ten."""
-    first = 0.0 if low >= 0 else -_nice(-low)
-    last = _nice(high) if high > 0 else 0.0
-    if first == last:
-        last = first + 1.0
-    return (int(first), int(last)) if whole or last >= 10 else (first, last)
+    """A range around what was seen, a tenth wider than needed at most.
 
-
-def _nice(value: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is not below it."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1.0, 2.0, 5.0, 10.0) if step * power >= value)
+    Its ends are multiples of a step, the largest of 1, 2, 5 times a power of ten that is no more
+    than a tenth of what was seen. A range that begins near 0 begins at 0.
+    """
+    if low == high:
+        return (int(low), int(low) + 1) if whole else (low, low + 1.0)
+    power = 10.0 ** math.floor(math.log10((high - low) / 10))
+    step = max(each * power for each in (1.0, 2.0, 5.0) if each * power <= (high - low) / 10)
+    step = max(step, 1.0) if whole else step
+    first, last = math.floor(low / step) * step, math.ceil(high / step) * step
+    if 0 <= first <= 2 * step:
+        first = 0.0
+    # A multiple of a step that is a fraction is written without the digits of its rounding.
+    first, last = (float(f"{end:.12g}") for end in (first, last))
+    return (int(first), int(last)) if whole or (last >= 10 and step >= 1) else (first, last)
 
 
 def _between(graph: OnnxGraph, value: str, low: float, high: float) -> str:

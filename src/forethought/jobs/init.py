@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,12 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     labels = (label,) if isinstance(label, str) else tuple(label or ())
     for each in labels:
         if each not in seen:
+            near = get_close_matches(each.lower(), [name.lower() for name in seen], 1)
+            meant = next((repr(name) for name in seen if [name.lower()] == near), None)
             raise DataError.unexpected(
-                path, f"the columns {', '.join(seen)}", f"one named {each!r}"
+                path,
+                f"the columns {', '.join(seen)}",
+                f"one named {each!r}" + (f"; did you mean {meant}?" if meant else ""),
             )
     targets = tuple(dict.fromkeys(labels)) or (list(seen)[-1],)
     question = "" if labels else "  # is this the column to predict?"
@@ -70,16 +75,46 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         ("separator", form.separator, ","),
         ("decimal", form.decimal, "."),
         ("encoding", form.encoding, "utf-8"),
+        ("header", form.header, True),
     ):
         if value != usual:
             lines.append(f"{key} = {toml_value(value)}")
+    lines += [
+        f"# person = {toml_value(name)}  # values repeat: does it say whom a row is about? Then ε "
+        "can protect persons, not rows: take away the first #"
+        for name, column in seen.items()
+        if name not in targets and _of_persons(name, column)
+    ]
     lines += ["columns_measured = true", "", "[data.columns]"]
     for name, column in seen.items():
         if name not in targets:
             value, why = proposal(name, column)
+            if _of_persons(name, column) and _PERSONS.search(name):
+                value, why = "drop", "it names a person? See person, above"
             lines.append(f"{toml_key(name)} = {toml_value(value)}  # {why}")
     lines += ["", "[budget]", "epsilon = 3.0", ""]
     return "\n".join(lines)
+
+
+# Names that people give to the column that says whom a row is about.
+_PERSONS = re.compile(
+    r"(^|[_\s])(patient|person|subject|customer|client|user|member|participant|household|family|"
+    r"employee|student|pupil|policy_?holder|owner|donor|animal|case|account|card|device|name|id|"
+    r"mrn|ssn)(s|_?(id|ids|nr|no|number|key|code))?$|[a-z]Id$|ID$",
+    re.IGNORECASE,
+)
+
+
+def _of_persons(name: str, seen: Seen) -> bool:
+    """True if a column's values repeat like those of an identifier."""
+    if seen.repeats <= 1.02 or seen.text or not (seen.several or _PERSONS.search(name)):
+        return False
+    if any(map(seen.mostly, seen.days.values())):
+        return False
+    if not seen.mostly(seen.numbers):
+        return True
+    # A measured number repeats as well, but neither in runs nor under such a name.
+    return seen.whole and (seen.in_runs or bool(_PERSONS.search(name)))
 
 
 def _target(seen: Seen) -> list[str]:
@@ -123,7 +158,18 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
     separator = max((",", ";", "\t", "|"), key=counts)
     fractions = re.compile(r"(^|[;\t|])\s*-?\d+,\d+\s*($|[;\t|])")
     comma = separator != "," and any(fractions.search(line) for line in lines[1:])
-    return kind, TableFormat(separator, "," if comma else ".", encoding)
+    first = lines[0].split(separator) if lines else []
+    # A line of numbers names nothing: columns are then numbered, from 0.
+    header = not first or sum(map(_is_number, first)) <= len(first) / 2
+    return kind, TableFormat(separator, "," if comma else ".", encoding, header=header)
+
+
+def _is_number(entry: str) -> bool:
+    try:
+        float(entry.strip().strip("\"'").replace(",", "."))
+    except ValueError:
+        return False
+    return True
 
 
 def _encoding(path: Path, start: bytes) -> str:

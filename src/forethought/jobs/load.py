@@ -150,7 +150,10 @@ class Loaded:
             return asked.with_(noise_borne=self.noise_borne)
         scaled = self.request.job.data.standardise is not None
         fixed = self.dataset.fixed_features is not None and not scaled
-        asked = asked.with_(features=math.prod(self.dataset.shape), image_features=fixed)
+        squares = self.dataset.classes is None
+        asked = asked.with_(
+            features=math.prod(self.dataset.shape), image_features=fixed, squared_error=squares
+        )
         norm = self._standardised_norm or self.dataset.feature_norm
         if self.dataset.feature_norm is None or asked.feature_norm:
             return asked

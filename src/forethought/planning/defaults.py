@@ -498,6 +498,19 @@ def longest_rate(plan: Plan, parameters: int, feature_norm: float | None = None)
     return Trained(parameters, feature_norm).step / plan.clip.norm
 
 
+def longest_rate_of_squares(feature_norm: float, momentum: float = 0.0) -> float:
+    """The largest η along the squared error (y − θ·x)², whose curvature is 2 x xᵀ.
+
+    Steps swing from 1/‖x‖² on where all features lie along one direction. Three quarters of it
+    leave room for records of larger norm; a third of that was worse on three of eleven tables by 12
+    to 17 points of R², and four times as much no better (experiments/newcomer).
+
+    Args:
+        feature_norm: usual norm ‖x‖ of a linear model's features. momentum: of torch's SGD.
+    """
+    return 0.75 * (1 - momentum) / (feature_norm**2 + 1.0)
+
+
 def longest_score_step(parameters: int) -> float:
     """The longest step a round of a linear model, in units of a score.
 

@@ -199,6 +199,7 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if found.get("feature_norm") is None and is_linear(model):
             found["feature_norm"] = getattr(data, "feature_norm", None)
             found["feature_norm_known"] = True
+            found.setdefault("squared_error", getattr(data, "classes", ()) is None)
             if getattr(data, "fixed_features", None) is not None:
                 found.setdefault("image_features", True)
         if shape is not None and not is_linear(model):

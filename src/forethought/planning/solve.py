@@ -313,6 +313,7 @@ def roughly(request: PlanRequest, budget: Budget) -> Budget:
 
 # In a plan's reasons: whose choice the step size was.
 STEP_SIZE, GIVEN = "step size", "as given"
+OF_SQUARES = "three quarters of what the curvature of a squared error bears"
 
 __all__ = ["GIVEN", "MOST_ROUNDS", "STEP_SIZE", "PlanError", "PlanRequest", "SamplingName", "plan"]
 
@@ -368,6 +369,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         feature_norm: usual norm of a record's features (root mean square), declared or known from
             how they were made, for a linear model: step size and batch then follow from the noise
             in its scores. Default: taken from ``data`` where it is known and ``model`` is linear.
+        squared_error: that a linear model's loss is the squared error: its steps are shorter.
         feature_norm_known: that it follows from how the features are made, such as normalised or
             declared ones, and not from a look at the data: for the Statement.
         features: how many a linear model has; with ``parameters`` it says how many classes.
@@ -550,7 +552,13 @@ def _learning_rate(
         f"lets {found.rounds:,} unit steps carry the weights {length:,.0f} far, momentum "
         f"included: {bound}"
     )
-    return defaults.learning_rate(found, model, momentum)
+    rate = defaults.learning_rate(found, model, momentum)
+    if request.squared_error and norm is not None:
+        most = defaults.longest_rate_of_squares(norm, momentum)
+        if rate > most:
+            why[STEP_SIZE] = f"{OF_SQUARES} of features of norm {norm:.3g}: longer steps swing"
+            return most
+    return rate
 
 
 def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
@@ -841,10 +849,9 @@ def _with_noise(
     found = plan.with_(**kept, mechanism=make(factor), budget=budget)
     about = ("epsilon", GROUPS_AGAINST, "groups") if groups is None else ("epsilon",)
     found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
-    if (
-        not kind_of(plan.optimizer.name).descends
-        or dict(plan.reasons).get(STEP_SIZE, GIVEN) == GIVEN
-    ):
+    if not kind_of(plan.optimizer.name).descends or dict(plan.reasons).get(
+        STEP_SIZE, GIVEN
+    ).startswith((GIVEN, OF_SQUARES)):
         return found
     rate = defaults.learning_rate(found, model, plan.optimizer.momentum)
     return found.with_(optimizer=replace(plan.optimizer, learning_rate=rate))

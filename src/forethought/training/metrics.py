@@ -490,21 +490,52 @@ class Results:
             around = f" ({at_least(lead.low, form)} to {at_most(lead.high, form)})"
         first = next(iter(self.figures))
         lines = [
+            *self._warnings(),
             f"{name} on {self.examples:,} held-out records {lead.value:{form}}{around}; {nothing} "
-            f"gives {self.baseline[first]:{form}}"
+            f"gives {self.baseline[first]:{form}}",
         ]
         if rest:
             lines.append(", ".join(self._named_with(other, figure) for other, figure in rest))
-        if self.weak:
+        if self.weak and not self._worse:
             lines.append(
                 "the model is not clearly better than no model: give it more records, a larger ε, "
                 "or columns that say more"
             )
         return tuple(lines)
 
+    @property
+    def _worse(self) -> bool:
+        """True if no model at all does better, beyond chance."""
+        name = "mean absolute error" if self.task == "regression" else "accuracy"
+        figure, plain = self.figures.get(name), self.baseline.get(name)
+        if figure is None or plain is None or figure.low is None or figure.high is None:
+            return False
+        above, below = figure.low > plain, figure.high < plain
+        return self.weak and (above if self.task == "regression" else below)
+
+    def _warnings(self) -> list[str]:
+        """The sentences that a reader must see before any figure."""
+        found = []
+        if self._worse:
+            nothing = "its mean" if self.task == "regression" else "its most frequent class"
+            found.append(
+                f"the model is worse than no model: always saying {nothing} does better. Check the "
+                "declared ranges, or give it more records or a larger ε"
+            )
+        if self.task == "classification":
+            for at, name in enumerate(self.classes):
+                there = sum(self.confusion[at])
+                if there and not any(row[at] for row in self.confusion):
+                    found.append(
+                        f"the model never says {name!r}, which {there:,} of {self.examples:,} "
+                        "held-out records are: rank by probability, or give class_weights"
+                    )
+        return found
+
     def _named_with(self, name: str, figure: Figure) -> str:
         """A figure with what no model reaches."""
-        plain = self.baseline.get(name)
+        # One answer for all, the frequency of each class, is calibrated by definition.
+        plain = None if name == "calibration error" else self.baseline.get(name)
         return f"{name} {figure.value:.3g}" + ("" if plain is None else f" (no model {plain:.3g})")
 
 
@@ -568,12 +599,17 @@ def _confusion(
 
 
 def _weak(task: str, answers: Answers, nothing: Answers) -> bool:
-    """True if the interval of the task's own figure does not keep clear of no model's."""
+    """True if no interval keeps clear of no model's: of the task's own figure, or of the AUC."""
     name = "mean absolute error" if task == "regression" else "accuracy"
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)
     assert figure is not None and plain is not None
     assert figure.low is not None and figure.high is not None
-    return figure.high >= plain.value if task == "regression" else figure.low <= plain.value
+    if task == "regression":
+        return figure.high >= plain.value
+    ranked = MEASURES[task]["AUC"](answers) if "AUC" in MEASURES[task] else None
+    # Where one class is rare, what a model has learnt is the order of records, not the accuracy.
+    clear = ranked is not None and ranked.low is not None and ranked.low > 0.5
+    return figure.low <= plain.value and not clear
 
 
 def outputs_of(model: torch.nn.Module, inputs: Any) -> NDArray[np.float32]:

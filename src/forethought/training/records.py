@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -353,15 +354,17 @@ def coincide(records: Records, held_out: Records, name: str = "test") -> bool:
     """True if some held-out records are equal to training records, targets included.
 
     Raises:
-        CoincidingRecordsError: they are the same records; or more than half of them are, where the
-            training records themselves are mostly different from each other.
+        CoincidingRecordsError: they are the same records; or more than half of those are that would
+            differ by the training records' own resemblance, where these are mostly different.
     """
     own, others = list(_digests(records)), list(_digests(held_out))
     trained = set(own)
     found = sum(digest in trained for digest in others)
-    # Where records take few values, as binary features do, equal ones are no sign of anything.
+    # Where records take few values, as binary features do, equal ones are no sign of anything; nor
+    # are as many as training records have an equal among themselves.
     telling = len(trained) > len(own) / 2
-    if (telling and found > len(others) / 2) or sorted(others) == sorted(own):
+    twins = sum(count for count in Counter(own).values() if count > 1) / len(own)
+    if (telling and found > len(others) * (1 + twins) / 2) or sorted(others) == sorted(own):
         raise CoincidingRecordsError(
             f"{found} of the {len(held_out)} records in {name}= are also trained on: accuracy on "
             "them says nothing about new records. Hold records out before training; loss on "

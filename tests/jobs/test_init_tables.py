@@ -1,0 +1,136 @@
+"""A first job file of a table: its ranges, whom a row is about, what is no feature."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from forethought.data import DataError
+from forethought.data.columns import outward
+from forethought.jobs.init import job_for
+from forethought.jobs.job import Job
+
+ROWS = 900
+
+
+def table(folder: Path, **columns: object) -> Path:
+    draw = np.random.default_rng(7)
+    made = {"outcome": draw.integers(0, 2, ROWS), **columns}
+    pl.DataFrame(made).write_csv(folder / "table.csv")
+    return folder / "table.csv"
+
+
+def persons(count: int = 300) -> np.ndarray:
+    return np.sort(np.random.default_rng(1).integers(0, count, ROWS))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "whole", "expected"),
+    [
+        (1985, 2000, True, (1985, 2000)),
+        (6.96, 7.69, False, (6.95, 7.7)),
+        (3.0, 187.0, False, (0, 190)),
+        (0, 1, True, (0, 1)),
+        (-12.0, 431.0, False, (-20, 440)),
+        (5.0, 5.0, False, (5.0, 6.0)),
+        (0.002, 0.019, False, (0.0, 0.019)),
+    ],
+)
+def test_ranges_are_a_tenth_wider_at_most(low, high, whole, expected):
+    assert outward(low, high, whole) == expected
+
+
+@pytest.mark.parametrize("low", [-1e6, -3.7, 0.0, 0.4, 1e5])
+@pytest.mark.parametrize("width", [1e-6, 0.3, 17.0, 4e9])
+def test_ranges_hold_what_was_seen(low, width):
+    first, last = outward(low, low + width, False)
+    rounding = 1e-9 * max(abs(low), width)
+    assert first <= low + rounding and last >= low + width - rounding
+    assert last - first <= 1.41 * width + rounding
+
+
+NAMED = [
+    "patient", "PatientID", "subject_no", "customer", "user_id", "household", "participant",
+    "member_number", "client", "student", "employee", "case_id", "mrn", "personId", "Name",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_column_that_names_persons_is_proposed(tmp_path, name, shuffled):
+    ids = persons()
+    ids = np.random.default_rng(2).permutation(ids) if shuffled else ids
+    text = job_for(table(tmp_path, **{name: ids}), "outcome")
+    assert f'# person = "{name}"' in text
+    assert Job.parse(text).data.columns == {name: "drop"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [f"{one:05x}" for one in np.random.default_rng(3).permutation(persons())],
+        persons() * 37 + 100_000,  # under any name, where a person's rows stand together
+    ],
+)
+def test_values_that_repeat_like_an_identifier_are_proposed(tmp_path, values):
+    assert '# person = "code"' in job_for(table(tmp_path, code=values), "outcome")
+
+
+def test_measured_numbers_are_no_persons(tmp_path):
+    draw = np.random.default_rng(4)
+    ages, temperatures = draw.integers(18, 90, ROWS), draw.normal(37, 0.5, ROWS).round(1)
+    days = np.datetime64("2015-01-01") + draw.integers(0, 700, ROWS)
+    text = job_for(table(tmp_path, age=ages, temperature=temperatures, admitted=days), "outcome")
+    assert "person" not in text
+
+
+def test_an_identifier_of_rows_that_are_a_person_each_is_only_dropped(tmp_path):
+    text = job_for(
+        table(tmp_path, patient_id=np.random.default_rng(5).permutation(ROWS)), "outcome"
+    )
+    assert "person" not in text.replace("one person", "").replace("a person's", "")
+    assert Job.parse(text).data.columns == {"patient_id": "drop"}
+
+
+def test_a_proposed_person_can_be_taken(tmp_path):
+    text = job_for(table(tmp_path, patient=persons(), dose=np.arange(ROWS) % 7 + 0.5), "outcome")
+    job = Job.parse(text.replace('# person = "patient"', 'person = "patient"'))
+    assert job.load_data().persons is not None
+
+
+def test_a_running_number_is_no_feature_in_a_table_of_any_length(tmp_path):
+    rows = 3000
+    frame = pl.DataFrame(
+        {"row": np.arange(5, rows + 5), "x": np.arange(rows) % 9 + 0.5, "y": np.arange(rows) % 2}
+    )
+    frame.write_csv(tmp_path / "long.csv")
+    assert Job.parse(job_for(tmp_path / "long.csv", "y")).data.columns["row"] == "drop"
+
+
+def test_free_text_is_not_copied(tmp_path):
+    note = [f"complained about a pain in the left arm, number {one % 20}" for one in range(ROWS)]
+    text = job_for(table(tmp_path, note=note), "outcome")
+    assert "complained" not in text and Job.parse(text).data.columns == {"note": "drop"}
+
+
+def test_the_logarithm_of_a_skewed_amount_is_proposed(tmp_path):
+    draw = np.random.default_rng(6)
+    crp, ph = np.exp(draw.normal(1, 1.6, ROWS)).round(2), draw.normal(7.4, 0.1, ROWS).round(2)
+    columns = Job.parse(job_for(table(tmp_path, crp=crp, ph=ph), "outcome")).data.columns
+    assert columns["crp"]["log"] is True and isinstance(columns["ph"], list)
+
+
+def test_a_table_without_names_says_so(tmp_path):
+    path = tmp_path / "bare.csv"
+    path.write_text("".join(f"{row % 7 + 0.5},{row % 11},{row % 2}\n" for row in range(60)))
+    job = Job.parse(job_for(path))
+    assert job.data.header is False and job.data.label == "2"
+    assert len(job.load_data().train) + len(job.load_data().test) == 60
+
+
+def test_a_label_in_another_case_is_suggested(tmp_path):
+    with pytest.raises(DataError, match="did you mean 'outcome'"):
+        job_for(table(tmp_path, dose=np.arange(ROWS) / 2), "Outcome")
