@@ -1,6 +1,6 @@
 """Error against ε of every statistic, on real columns; quantiles by four methods at one noise.
 
-python experiments/statistics/run.py --data-dir DIR [--repeats 40]
+python experiments/statistics/run.py --data-dir DIR [--repeats 20]
 
 DIR holds ``uci/adult.data.gz`` and ``libsvm/a9a.gz`` (.t). The survival table is flchain (Mayo
 Clinic, 7,874 persons), as scikit-survival ships it, where that is installed; made-up Weibull times
@@ -100,13 +100,11 @@ def exact_area(held: Columns) -> float:
     return float(((apart > 0) + 0.5 * (apart == 0)).mean())
 
 
-def off_rank(
-    column: np.ndarray, values: Sequence[float], shares: Sequence[float], width: float
-) -> np.ndarray:
-    """Share of the records between each value, give or take a bin's width, and a true quantile."""
-    ordered, found = np.sort(column), np.array(values)
-    below = np.searchsorted(ordered, found - width, side="left") / len(column)
-    upto = np.searchsorted(ordered, found + width, side="right") / len(column)
+def off_rank(column: np.ndarray, values: Sequence[float], shares: Sequence[float]) -> np.ndarray:
+    """Share of the records between each value and a true quantile."""
+    ordered = np.sort(column)
+    below = np.searchsorted(ordered, values, side="left") / len(column)
+    upto = np.searchsorted(ordered, values, side="right") / len(column)
     wanted = np.array(shares)
     return np.maximum(0, np.maximum(below - wanted, wanted - upto))
 
@@ -204,7 +202,7 @@ def quantiles(
     column: np.ndarray, ends: tuple[float, float], where: str, repeats: int
 ) -> Iterator[Row]:
     """Four methods at the same ε, by the share of records between what comes out and the truth."""
-    one, width = Quantiles(column="x", range=ends, at=SHARES), (ends[1] - ends[0]) / 1024
+    one = Quantiles(column="x", range=ends, at=SHARES)
     for epsilon in EPSILONS:
         sigma = noise_multiplier(Budget(epsilon, DELTA), FullBatch(), 1)
         asked = request([one], examples=len(column), budget=epsilon, delta=DELTA)
@@ -212,10 +210,10 @@ def quantiles(
         for seed in range(repeats):
             found = asked.release({"x": column}, seed=seed).results[0]
             values = [each.value for each in found]
-            errors["running sums (library)"].append(off_rank(column, values, SHARES, width).max())
+            errors["running sums (library)"].append(off_rank(column, values, SHARES).max())
             for name, method in METHODS.items():
                 values = method(column, ends, sigma, np.random.default_rng(seed))
-                errors.setdefault(name, []).append(off_rank(column, values, SHARES, width).max())
+                errors.setdefault(name, []).append(off_rank(column, values, SHARES).max())
         for name, worst in errors.items():
             yield {
                 "statistic": "quantiles",
@@ -256,8 +254,7 @@ def rows(folder: Path, repeats: int) -> Iterator[Row]:
     ]:
         where = "Adult" if one.where == () else "Adult, women"
         yield from released(one, held, np.array(exact, dtype=float), where, repeats, unit)
-    for name, ends in (("age", (0.0, 120.0)), ("weight", (0.0, 2e6)), ("hours", (0.0, 100.0))):
-        yield from quantiles(held[name], ends, f"Adult, {name}", repeats)
+    yield from quantiles(held["weight"], (0.0, 2e6), "Adult, weight", repeats)
 
 
 def table(found: list[Row]) -> str:
@@ -274,7 +271,7 @@ def main() -> None:
     """Compute and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=20)
     given = parser.parse_args()
     found = []
     for row in rows(given.data_dir, given.repeats):
