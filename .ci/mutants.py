@@ -125,7 +125,7 @@ MUTANTS = [
            "torch.from_numpy(np.concatenate(tallies))", "torch.zeros(1, dtype=torch.float64)",
            "test_a_seeded_release_repeats_and_promises_nothing"),
     Mutant("statistics: a request covers its group", "released.py::request",
-           "least_multiplier(..., group=group)", "least_multiplier(..., group=1)",
+           "noise_multiplier(..., group=group, warn=False)", "noise_multiplier(..., group=1, warn=False)",
            "test_every_adjacency_and_group_is_within_the_budget"),
     Mutant("identity: a fingerprint is under the book's key", "identity.py::fingerprint",
            "blake3(one, key=own)", "blake3(one)",

@@ -120,8 +120,10 @@ class Seen:
 
         Of rows in any order, two neighbours are equal as often as two that are drawn: Σ p².
         """
-        counts = pl.concat(self.kept).value_counts()["count"].to_numpy() if self.kept else []
-        drawn = float(np.square(np.asarray(counts) / max(1, self.looked)).sum())
+        if not self.kept:
+            return False
+        shares = pl.concat(self.kept).value_counts()["count"].to_numpy() / self.looked
+        drawn = float(np.square(shares).sum())
         return self.same > _IN_RUNS * self.looked and self.same > 5 * drawn * self.looked
 
     @property
