@@ -1,4 +1,4 @@
-"""Who a data set is: a keyed fingerprint of its records, and hashes of its persons.
+"""A data set's identity: a keyed fingerprint of its records, and hashes of its persons.
 
 **The fingerprint** is LtHash (Bellare and Micciancio 1997; lthash16 with 1,024 numbers, Lewi, Kim,
 Maykov and Weis 2019): every record becomes 1,024 numbers below 2¹⁶ by BLAKE3 with the book's key,
@@ -203,7 +203,7 @@ class Overlap:
 
 
 def overlap(one: Hashes, other: Hashes) -> Overlap:
-    """How much of two data sets is the same; hashes of one key and one kind."""
+    """The part of two data sets that is the same; hashes of one key and one kind."""
     found, here, there = np.intersect1d(
         one.found, other.found, assume_unique=True, return_indices=True
     )

@@ -73,7 +73,7 @@ class _OfSums(Statistic):
     def strayed(
         self, computed: Callable[[Array], Array], counts: Array, std: float
     ) -> tuple[Array, Array]:
-        """How far results stray with other noise, and with other noise and other records.
+        """Distances that results stray with other noise, and with other records besides.
 
         Post-processing: counts are as they were released, and nothing here touches the records, so
         that the random numbers need not be secret.

@@ -313,7 +313,7 @@ class Sum(Statistic):
 
     def tally(self, rows: Rows) -> Array:
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
-        steps = np.rint(np.clip(numbers, *self.range) / self._step).clip(*self._ends)
+        steps = np.rint(np.clip(numbers, *self.range) / self._step)
         return np.array([steps[~np.isnan(steps)].sum()])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
@@ -466,7 +466,7 @@ class Histogram(Statistic):
 
 
 def largest(count: int) -> float:
-    """That which the largest of so many standard normal numbers, in size, is below with 95 %."""
+    """The bound that the largest of so many normal numbers, in size, is below with 95 %."""
     return float(-ndtri(-math.expm1(math.log(0.95) / count) / 2))
 
 

@@ -233,7 +233,7 @@ class Released:
 
     @property
     def mechanism(self) -> Mechanism:
-        """What was released."""
+        """The mechanism of the release."""
         return self.request.mechanism
 
     @property
