@@ -54,5 +54,5 @@ def book(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def charge() -> Charge:
-    """Ten rounds of which less than three times fits."""
+    """Ten rounds, which fit some twenty times."""
     return Charge(Mechanism(Rounds(10.0, 10, FullBatch())))

@@ -174,7 +174,8 @@ IMPOSSIBLE = {
     "a kind that no book has": lambda e: e[4].update(kind="gift"),
     "a time that goes back": changed(6, at="2020-01-01T00:00:00.000000+00:00"),
     "more than the budget": lambda e: e.extend(
-        {**e[11], "values": {**e[4]["values"], "reservation": n}} for n in (4, 5, 6)
+        {**e[11], "values": {**e[4]["values"], "reservation": n, "at": e[12]["values"]["at"]}}
+        for n in range(4, 60)
     ),
     "values that are missing": lambda e: e[5].update(values={"at": e[5]["values"]["at"]}),
 }
