@@ -105,6 +105,7 @@ COMMANDS = (
         *("defaults/network_paths.py", (), "--data", True, True, "defaults/network_paths.csv"),
         timed=False,
     ),
+    Command("statistics/run.py", (), "--data-dir", minutes=5),
     Command(
         "ledger/run.py", ("--full",), "", True, kept="ledger/results.csv", timed=False, minutes=2
     ),
@@ -174,8 +175,11 @@ COMMANDS = (
     ),
     untimed("gossip/real.py", "gossip/real.jsonl", minutes=8),
 )
-# These only draw or print what others have kept, or are begun by them.
-BY_OTHERS = (f"{FRAMEWORK}/figures.py", f"{FRAMEWORK}/tables.py", "estimators/rival.py")
+# These only draw or print what others have kept, or are begun by them, or need a package's tables.
+BY_OTHERS = (
+    *(f"{FRAMEWORK}/figures.py", f"{FRAMEWORK}/tables.py", "estimators/rival.py"),
+    "newcomer/run.py",
+)
 
 
 def calls() -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ def test_the_picture_shows_every_room() -> None:
     drawn = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
     rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
     rooms = {name for name in rooms if not name.startswith("_")}
-    places = {name: re.search(rf"(?<!\w){name}(\.py|/)", drawn) for name in rooms}
+    places = {name: re.search(rf"(?m)^  {name}(\.py|/)", drawn) for name in rooms}
     assert sorted(name for name, place in places.items() if place is None) == []
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = contract["tool"]["importlinter"]["contracts"][0]["layers"]

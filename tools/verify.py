@@ -39,7 +39,7 @@ WIDTH = 2e-3
 BYTES, DEPTH, PARTS, ROUNDS, GROUP, SECONDS = 4_000_000, 24, 300, 10**7, 64, 300
 EVIDENCE = [
     *("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json"),
-    *("federation.json", "gossip.json", "policy.json", "roster.json"),
+    *("federation.json", "gossip.json", "policy.json", "roster.json", "ledger.json"),
 ]
 _FILE, _FILES = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)"), 20
 _CELLS, _GRID = 2_000_000, 2**22

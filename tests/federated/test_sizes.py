@@ -80,7 +80,7 @@ def test_whatever_a_rule_chooses_the_budget_is_kept(
         state = state_of(agreed, done, [1.0] * len(done))
         guard.after(state, text_of(chosen))
     kept = charged(agreed.plan(0), None)
-    (order,), (limit,) = kept.details()["orders"], kept._limits  # one order, fixed before
+    (order,), (limit,) = kept.details()["orders"], kept.limits  # one order, fixed before
     spent = sum(rdp(ft.Mechanism(one), (order,)).values[0] for one in done)
     assert spent <= limit * (1 + 1e-12)
     # It stops where the next round of that size would be too much, and not much earlier.
@@ -288,7 +288,7 @@ def test_a_simulation_keeps_the_budget_and_its_statements_verify(rule: str, tmp_
 
 def test_what_the_theorem_does_not_cover_is_refused() -> None:
     agreed = sized()
-    with pytest.raises(FederationError, match="no theorem here adds filters up"):
+    with pytest.raises(FederationError, match="adds filters up"):
         shared(agreed, 1)
     own, moving = agreed.plan(0), ft.Clip(1.0, rule="quantile", count_noise=20.0)
     refused: list[tuple[dict[str, Any], str]] = [

@@ -304,6 +304,6 @@ def test_what_comes_is_judged_before_it_is_delivered(answers: Answers) -> None:
     for bad in (said(3, 1e6), said(3, float("nan")), said(3, 1.0, 999)):
         assert links.came(1, number, np.frombuffer(encode(bad), np.uint8))
     assert links.came(1, number, good[:-1]) and links.came(1, 255, good)
-    assert [type(one).__name__ for one in came] == ["Arrived", *["Refused"] * 5]
+    assert [type(one).__name__ for one in came] == ["Arrived", *["RefusedMessage"] * 5]
     links.close(0.1)
     assert not links.came(1, number, good)

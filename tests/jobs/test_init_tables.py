@@ -132,5 +132,5 @@ def test_a_table_without_names_says_so(tmp_path):
 
 
 def test_a_label_in_another_case_is_suggested(tmp_path):
-    with pytest.raises(DataError, match="did you mean 'outcome'"):
+    with pytest.raises(DataError, match="mean 'outcome'"):
         job_for(table(tmp_path, dose=np.arange(ROWS) / 2), "Outcome")

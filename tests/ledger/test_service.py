@@ -125,7 +125,7 @@ def test_refusals_come_as_themselves(site: Site) -> None:
     with pytest.raises(OverBudgetError, match="nothing was charged") as refused:
         ann.reserve("patients", Charge(Mechanism(Rounds(0.01, 1, FullBatch()))))
     assert 0 < refused.value.epsilon_left <= 8
-    with pytest.raises(BookError, match="did you mean 'patients'"):
+    with pytest.raises(BookError, match="mean 'patients'"):
         ann.account("patient")
     with pytest.raises(BookError, match="adjacency"):
         ann.reserve(
@@ -274,7 +274,7 @@ def test_addresses_that_are_none_are_refused(url: str, message: str) -> None:
 def test_plain_http_is_for_this_machine(tmp_path: Path) -> None:
     with pytest.raises(BookError, match="plain text"):
         listening("0.0.0.0", 0, certificate=None, key=None, plain=False)
-    with pytest.raises(BookError, match="goes with its key"):
+    with pytest.raises(BookError, match="with its key"):
         listening("127.0.0.1", 0, certificate=tmp_path / "a.pem", key=None, plain=False)
     for name in ("a.pem", "a.key"):
         (tmp_path / name).write_text("no certificate")

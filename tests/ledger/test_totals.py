@@ -56,7 +56,7 @@ def test_clock_that_does_not_keep_the_budget_is_refused() -> None:
         Rule.from_dict({**values, "variance": values["variance"] * 1.001})
     with pytest.raises(ValueError, match="does not keep"):
         Rule.from_dict({**values, "leaps": 1e-6})
-    with pytest.raises(ValueError, match="size of a step"):
+    with pytest.raises(ValueError, match="of a step"):
         Rule.from_dict({**values, "steps": [[0, 0.1]]})
 
 
@@ -253,9 +253,9 @@ def test_even_course_between_knots_is_above_the_chords() -> None:
     places = np.array([1.0, 2.0])
     # (x - 1.5)² against 0.1 at both ends: above it there, below it in the middle.
     values, slopes = np.array([0.25, 0.25]), np.array([-1.0, 1.0])
-    assert not totals._above_chords(places, np.array([0.1, 0.1]), values, slopes)
-    assert totals._above_chords(places, np.array([0.1, 0.1]), values + 0.6, slopes)
-    assert not totals._above_chords(places, np.array([0.3, 0.1]), values, slopes)
+    assert not totals.above_chords(places, np.array([0.1, 0.1]), values, slopes)
+    assert totals.above_chords(places, np.array([0.1, 0.1]), values + 0.6, slopes)
+    assert not totals.above_chords(places, np.array([0.3, 0.1]), values, slopes)
 
 
 # An adversary that picks the next charge from what it saw, enumerated to the last outcome.

@@ -452,7 +452,7 @@ PURPOSES = {
 DRAWING = {"add_grid_noise", "noised_count", "noised_share", "GaussianNoise", "CorrelatedNoise"}
 DRAWERS = {
     *("rounds/private_sum.py", "rounds/randomness.py"),
-    *("training/search.py", "holders/fused.py"),
+    *("training/search.py", "holders/fused.py", "statistics/released.py"),
 }
 # File → what in it keeps secrets, or binds noise to sums; all else is looked at.
 KEEPERS = {

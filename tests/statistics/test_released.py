@@ -229,7 +229,7 @@ def test_a_changed_result_is_found_and_a_folder_can_be_signed(tmp_path: Path) ->
 def test_a_release_is_made_once_in_a_folder_and_each_has_its_own_noise(tmp_path: Path) -> None:
     asked = planned(Count(where={"sex": "F"}))
     first = asked.release(HELD, out=tmp_path)
-    with pytest.raises(ValueError, match="holds a release already"):
+    with pytest.raises(ValueError, match="a release already"):
         asked.release(HELD, out=tmp_path)
     values = {asked.release(HELD).results[0][0].value for _ in range(20)}
     values.add(first.results[0][0].value)
@@ -264,7 +264,7 @@ def test_a_wrong_request_is_refused_in_words(options: dict[str, Any], says: str)
 
 
 def test_other_records_than_planned_are_refused() -> None:
-    with pytest.raises(ValueError, match="for 601 records, the data has 600"):
+    with pytest.raises(ValueError, match="for 601 records"):
         planned(examples=N + 1).release(HELD)
 
 

@@ -52,13 +52,13 @@ def test_a_declaration_says_how_entries_are_written(tmp_path: Path) -> None:
 
 
 def test_what_is_no_table_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no column 'age': did you mean 'ages'"):
+    with pytest.raises(DataError, match="mean 'ages'"):
         rows({"ages": [1]}, {"age"}).numbers("age", "refuse")
-    with pytest.raises(UndeclaredError, match="found 'x' in column n, expected a finite number"):
+    with pytest.raises(UndeclaredError, match="a finite number"):
         rows({"n": ["1", "x"]}, {"n"}).numbers("n", "skip")
-    with pytest.raises(DataError, match="the records are no table"):
+    with pytest.raises(DataError, match="are no table"):
         rows({"a": [1, 2], "b": [1, 2, 3]}, {"a"})
-    with pytest.raises(TypeError, match="a table's path, a polars frame or columns by name"):
+    with pytest.raises(TypeError, match="a polars frame"):
         rows(3, {"a"})
     with pytest.raises(OSError, match=r"none\.csv"):
         rows(tmp_path / "none.csv", {"a"})

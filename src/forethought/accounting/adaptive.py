@@ -150,13 +150,13 @@ class Filter:
     def __init__(self, budget: Budget, adjacency: Adjacency, limits: Iterable[float]) -> None:
         self.budget = budget
         self.adjacency: Adjacency = adjacency
-        self._limits = tuple(limits)
-        self._sums = (0.0,) * len(self._limits)
+        self.limits = tuple(limits)
+        self._sums = (0.0,) * len(self.limits)
 
     @property
     def fraction_used(self) -> float:
         """Spent share of the budget, where most of it is left: at most 1."""
-        return min(spent / limit for spent, limit in zip(self._sums, self._limits, strict=True))
+        return min(spent / limit for spent, limit in zip(self._sums, self.limits, strict=True))
 
     def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
         """True if making these releases would break the budget. Changes nothing.
@@ -194,7 +194,7 @@ class Filter:
             return self._affordable_together(rounds)
         most = 0
         costs = self._charge(replace(rounds, count=1))
-        for spent, limit, each in zip(self._sums, self._limits, costs, strict=True):
+        for spent, limit, each in zip(self._sums, self.limits, costs, strict=True):
             if each == 0:
                 return 10**9
             # One step down where the division rounds up past the limit.
@@ -232,7 +232,7 @@ class Filter:
         return tuple(a + b for a, b in zip(self._sums, self._charge(rounds), strict=True))
 
     def _fits(self, sums: tuple[float, ...]) -> bool:
-        return any(spent <= limit for spent, limit in zip(sums, self._limits, strict=True))
+        return any(spent <= limit for spent, limit in zip(sums, self.limits, strict=True))
 
     def _own(self) -> dict[str, Any]:
         """The entries of the state that depend on the kind of filter."""
@@ -266,8 +266,8 @@ class Filter:
         made = cls(budget, state["adjacency"], *(state[name] for name in orders))
         spent = state["spent"] if orders else [state["spent"]]
         made._sums = tuple(real("spent", value, least=0) for value in spent)
-        if len(made._sums) != len(made._limits):
-            raise ValueError(f"spent must be {len(made._limits)} numbers, not {len(made._sums)}")
+        if len(made._sums) != len(made.limits):
+            raise ValueError(f"spent must be {len(made.limits)} numbers, not {len(made._sums)}")
         return made
 
 

@@ -280,12 +280,12 @@ class Paid:
     def __init__(
         self, ledger: Ledger, book: Book, held: Reservation, path: Path | None, call: str
     ) -> None:
-        self._ledger, self._book, self._path, self._call = ledger, book, path, call
+        self._ledger, self.book, self._path, self._call = ledger, book, path, call
         self.number, self.mechanism = held.number, held.charge.mechanism
         self._group = held.charge.group
         # What may have left before this process; rounds up to there can be released again.
         self._before = held.mark if held.released is None else held.released
-        self._mark, self._noted, self._settled = self._before, 0, held.status == "settled"
+        self.marked, self._noted, self._settled = self._before, 0, held.status == "settled"
         self._again: list[int] = []
         self._twice = 0, 1  # rounds up to there are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
@@ -315,7 +315,7 @@ class Paid:
         Raises:
             BookError: more rounds than were reserved, or the book cannot be written.
         """
-        if rounds > self._mark:
+        if rounds > self.marked:
             if rounds > len(self.mechanism):
                 raise BookError(
                     f"round {rounds} is not among the {len(self.mechanism)} that were reserved: "
@@ -328,8 +328,8 @@ class Paid:
             elif passed > 2 * PACE:
                 self._stride = max(1, self._stride // 2)
             mark = min(rounds - 1 + self._stride, len(self.mechanism))
-            self._book.mark(self.number, mark)
-            self._mark, self._at = mark, now
+            self.book.mark(self.number, mark)
+            self.marked, self._at = mark, now
         self._noted = max(self._noted, rounds)
 
     def again(self, rounds: int, times: int) -> None:
@@ -356,7 +356,7 @@ class Paid:
             ) from None
         root = math.sqrt(times) * (1 + 2.0**-50)  # never less than it is
         joined = [replace(one, noise_multiplier=one.noise_multiplier / root) for one in part]
-        made = self._book.reserve(
+        made = self.book.reserve(
             self._ledger.data,
             Charge(
                 Mechanism(*joined, adjacency=part.adjacency), self._group, self._ledger.partition
@@ -364,8 +364,8 @@ class Paid:
             purpose=f"rounds of reservation {self.number} released again",
             call=f"{self._call[:24]} again {secrets.token_hex(8)}",
         )
-        self._book.begin(made.number, f"again {secrets.token_hex(8)}")
-        self._book.settle(made.number, len(part))
+        self.book.begin(made.number, f"again {secrets.token_hex(8)}")
+        self.book.settle(made.number, len(part))
         self._again.append(made.number)
         self._twice = last, times
 
@@ -380,9 +380,9 @@ class Paid:
             raise BookError(
                 f"{self._noted} rounds may have been released, and the transcript has {released}"
             )
-        total = self._book.settle(self.number, released)
+        total = self.book.settle(self.number, released)
         self._settled = True
-        account = self._book.account(self._ledger.data)
+        account = self.book.account(self._ledger.data)
         values = {
             "schema": EVIDENCE_SCHEMA,
             "data": account.data,
@@ -418,12 +418,12 @@ class Paid:
                 # Whoever kept the model of an interrupted run kept no more than was noted. A book
                 # that cannot be reached keeps the whole charge.
                 with contextlib.suppress(BookError):
-                    self._book.settle(self.number, max(self._noted, self._before))
+                    self.book.settle(self.number, max(self._noted, self._before))
                     self._settled = over = True
             if over:
                 _forget(self._path, self.number)
         finally:
-            self._book.close()
+            self.book.close()
 
 
 def in_words(found: Mapping[str, Any]) -> str:

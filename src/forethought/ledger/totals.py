@@ -45,7 +45,7 @@ _ROUNDING = 1 + 1e-12
 
 @dataclass(frozen=True)
 class Rule:
-    """How charges to one account add up; chosen when it is opened, and never changed.
+    """The way in which charges to one account add up; chosen when it is opened, and never changed.
 
     Args:
         budget: of the account. adjacency: of every mechanism that is charged.
@@ -99,7 +99,7 @@ class Rule:
         return (0,)
 
     def costs(self, charge: Charge, rounds: int | None = None) -> Sums:
-        """What a charge adds to the sums, in whole units, rounded up.
+        """The amounts that a charge adds to the sums, in whole units, rounded up.
 
         Args:
             rounds: those that were released; None: the whole charge.
@@ -144,7 +144,7 @@ class Rule:
         raise NotImplementedError
 
     def more(self, sums: Sequence[int], charge: Charge) -> int:
-        """How many charges like this one still fit; at most 10⁹."""
+        """The number of charges like this one that still fit; at most 10⁹."""
         counts = [
             10**9 if not cost else max(0, WHOLE - spent) // cost
             for spent, cost in zip(sums, self.costs(charge), strict=True)
@@ -318,23 +318,15 @@ class Clock:
         return cls(high * (1 - 1e-9), steps, _LEAPS * budget.delta)
 
     def readings(self, time: float) -> tuple[Array, Array]:
-        """What it may read after ``time``, and how likely; unlikely readings are left out.
+        """Its possible readings after ``time``, and their chances; unlikely ones are left out.
 
         Panjer's recursion: no term is negative.
         """
-        law = [math.exp(-time * math.fsum([self.leaps, *(rate for _, rate in self.steps)]))]
-        for at in range(1, _FURTHEST + 1):
-            terms = [size * rate * law[at - size] for size, rate in self.steps if at >= size]
-            law.append(time / at * math.fsum(terms))
-        odds = np.array(law)
-        kept = np.flatnonzero(odds > _NEGLIGIBLE)
-        return self.variance * (time + kept / _HUNDREDTHS), odds[kept]
+        return _readings(self, time)
 
     def _left_out(self, time: float) -> float:
         """At most this is the mass of the readings that are left out: Chernoff's bound."""
-        tilts = np.linspace(0.0, 0.5, 51)
-        grown = sum(time * rate * np.expm1(tilts * size) for size, rate in self.steps)
-        return math.exp(float(np.min(grown - tilts * _FURTHEST))) + _FURTHEST * _NEGLIGIBLE
+        return _left_out(self, time)
 
     def leapt(self, time: float) -> float:
         """The chance of a leap."""
@@ -354,6 +346,25 @@ class Clock:
         deltas = gaussian_delta_below(epsilons[:, None], sizes) @ odds
         slopes = ndtr(-sizes / 2 - epsilons[:, None] / sizes) @ odds
         return (deltas + self.leapt(time)) / _ROUNDING, -slopes
+
+
+# A total reads one clock at one time, at every step of its bisection.
+@lru_cache(maxsize=64)
+def _readings(clock: Clock, time: float) -> tuple[Array, Array]:
+    law = [math.exp(-time * math.fsum([clock.leaps, *(rate for _, rate in clock.steps)]))]
+    for at in range(1, _FURTHEST + 1):
+        terms = [size * rate * law[at - size] for size, rate in clock.steps if at >= size]
+        law.append(time / at * math.fsum(terms))
+    odds = np.array(law)
+    kept = np.flatnonzero(odds > _NEGLIGIBLE)
+    return clock.variance * (time + kept / _HUNDREDTHS), odds[kept]
+
+
+@lru_cache(maxsize=64)
+def _left_out(clock: Clock, time: float) -> float:
+    tilts = np.linspace(0.0, 0.5, 51)
+    grown = sum(time * rate * np.expm1(tilts * size) for size, rate in clock.steps)
+    return math.exp(float(np.min(grown - tilts * _FURTHEST))) + _FURTHEST * _NEGLIGIBLE
 
 
 @dataclass(frozen=True)
@@ -481,13 +492,13 @@ def least_time(clock: Clock, mechanism: Mechanism, group: int) -> int:
         # Beyond the last knot the profile only falls, and the chance of a leap stays.
         if clock.leapt(t) < profile[-1] * _ROUNDING:
             return False
-        return _above_chords(np.exp(knots), profile, *clock.below(t, knots))
+        return above_chords(np.exp(knots), profile, *clock.below(t, knots))
 
     high = smallest(dominates, low, longest, 1e-6)
     return min(even, _units(high, 1.0)) if dominates(high) else even
 
 
-def _above_chords(places: Array, chords: Array, values: Array, slopes: Array) -> bool:
+def above_chords(places: Array, chords: Array, values: Array, slopes: Array) -> bool:
     """True if a convex function is above the chords of another one, not only where they end.
 
     Both profiles are convex in e^ε: one is at most its chords, the other at least its tangents.

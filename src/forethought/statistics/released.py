@@ -155,14 +155,13 @@ class Request(Stored):
                 "number is public, and errors and intervals follow from it"
             )
         seeds = Seeds(noise=seed)
-        results = self._released(found, Secrets.draw(seeds).noise)
+        results = self._released(found, BoundNoise(Secrets.draw(seeds).noise, _PURPOSE))
         made = Released(self, results, seed is not None)
         if folder is not None:
             made.save(folder)
         return made
 
-    def _released(self, found: Rows, secret: bytes) -> tuple[tuple[Estimate, ...], ...]:
-        noise = BoundNoise(secret, _PURPOSE)
+    def _released(self, found: Rows, noise: BoundNoise) -> tuple[tuple[Estimate, ...], ...]:
         tallies = [one.tally(found) for one in self.statistics]
         # Each statistic's noise is bound to the whole request and to all its sums.
         together = torch.from_numpy(np.concatenate(tallies))
