@@ -523,7 +523,7 @@ def test_a_client_is_killed_in_a_phase_and_takes_part_in_a_later_one(tmp_path: P
     phases = f"rounds = {rounds}\nphases = [1.0, 1.0, 2.0]"
     path.write_text(JOB.replace("rounds = 6", phases) + "phases = [1, 3]\n")
     request, keys = from_file(path), tmp_path / "keys"
-    jobs.make_everybody(request, keys)
+    jobs.make_everybody(request, "federation", keys)
     address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
     words = ["forethought", "federate", "client", str(path), "--keys", str(keys / "b")]
     words += ["--out", str(tmp_path / "b"), "--address", address]
@@ -566,7 +566,7 @@ def test_newer_models_are_taken_in_mid_round_between_processes(tmp_path: Path) -
     more = f'rounds = {rounds}\nrule = "published"\ncadence = 0.4\nrefreshes = 2'
     path.write_text(JOB.replace("rounds = 6", more))
     request, keys = from_file(path), tmp_path / "keys"
-    jobs.make_everybody(request, keys)
+    jobs.make_everybody(request, "federation", keys)
     address, results = f"127.0.0.1:{free_port()}", dict[str, Any]()
     server = in_thread(
         lambda: jobs.serve_job(request, keys / "server", tmp_path / "server", address=address),
