@@ -1207,7 +1207,7 @@ MUTANTS = [
            "delta * math.exp(-divergence) * _INWARD", "delta",
            "test_the_divergence_of_the_grid_takes_its_share_of_delta"),
     Mutant("filter: a cost rounded inward", "GaussianFilter.costs",
-           "2 * renyi.zcdp(mechanism) * _ROUNDING", "2 * zcdp(mechanism) / _ROUNDING",
+           "2 * renyi.zcdp(mechanism) * _ROUNDING", "2 * renyi.zcdp(mechanism) / _ROUNDING",
            "test_what_is_charged_is_at_least_what_rounds_cost"),
     Mutant("noise: the last ten numbers are the first ten's", "GaussianNoise.add_to",
            "generator.standard_normal(...)",

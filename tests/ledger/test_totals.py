@@ -256,6 +256,9 @@ def test_even_course_between_knots_is_above_the_chords() -> None:
     assert not totals.above_chords(places, np.array([0.1, 0.1]), values, slopes)
     assert totals.above_chords(places, np.array([0.1, 0.1]), values + 0.6, slopes)
     assert not totals.above_chords(places, np.array([0.3, 0.1]), values, slopes)
+    # A line that begins below the chord and rises away from it: below at a knot, nowhere between.
+    rising = np.array([0.25, 1.25])
+    assert not totals.above_chords(places, np.array([0.3, 0.1]), rising, np.array([1.0, 1.0]))
 
 
 # An adversary that picks the next charge from what it saw, enumerated to the last outcome.
