@@ -15,7 +15,7 @@ from scipy import stats
 import forethought as ft
 from forethought.accounting.statement import Statement
 from forethought.accounting.tradeoff import tradeoff
-from forethought.auditing.attack import Games, refutation_p
+from forethought.auditing.attack import DecisionRule, Games, refutation_p
 from forethought.jobs.account import verified
 from forethought.statistics import (
     AUC,
@@ -309,7 +309,7 @@ def _refuted(asked: Request, released: Request) -> float:
     claim = tradeoff(asked.mechanism)
     # The claim's own rule, fixed in advance: half-way between the two counts, at which both
     # errors weigh the same.
-    return refutation_p(games, [1.5], [1.0], claim)
+    return refutation_p(games, DecisionRule((1.5,), (1.0,), 0), claim)
 
 
 @pytest.mark.slow
