@@ -334,6 +334,21 @@ def test_records_of_few_values_may_coincide_by_chance() -> None:
     train(nn.Linear(2, 2), few(EXAMPLES), plan(2), test=few(30))
 
 
+def test_equal_rows_of_a_table_are_no_copies_but_copies_are_found() -> None:
+    generator = np.random.default_rng(2)
+    pool, kinds = generator.normal(size=(50, 2)), generator.integers(2, size=50)
+
+    def rows(size: int) -> tuple[np.ndarray, np.ndarray]:
+        chosen = generator.integers(50, size=size)
+        return pool[chosen], kinds[chosen]
+
+    inputs, targets = rows(EXAMPLES)
+    train(nn.Linear(2, 2), (inputs, targets), plan(2), test=rows(30))
+    copies = inputs[:30], targets[:30]
+    with pytest.raises(CoincidingRecordsError, match="30 of the 30"):
+        train(nn.Linear(2, 2), (inputs, targets), plan(2), test=copies)
+
+
 def before(run: Any) -> list[str]:
     return [str(use) for use in run.statement.not_covered if "trained before" in str(use)]
 
