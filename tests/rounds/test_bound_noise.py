@@ -457,7 +457,7 @@ DRAWERS = {
 # File → what in it keeps secrets, or binds noise to sums; all else is looked at.
 KEEPERS = {
     "rounds/randomness.py": {"BoundNoise", "Secrets"},
-    "training/folder.py": {"Keys"},
+    "training/folder.py": {"RunSecrets"},
 }
 
 

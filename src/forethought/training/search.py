@@ -59,8 +59,8 @@ from forethought.training.folder import (
     Checkpoint,
     Checkpointer,
     CheckpointError,
-    Keys,
     RunFolder,
+    RunSecrets,
     continued,
     environment,
     identity,
@@ -758,7 +758,7 @@ def train_until(
 
 def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> PhasedRun:
     model, folder = task.model, task.folder
-    keys = Keys.draw(task.seeds)
+    keys = RunSecrets.draw(task.seeds)
     checkpointer = None
     if folder is not None:
         checkpointer, keys, seeds = _kept(task, state, keys, folder)
@@ -795,8 +795,8 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
 
 
 def _kept(
-    task: Task, state: PhaseState, keys: Keys, folder: RunFolder
-) -> tuple[Checkpointer, Keys, Seeds]:
+    task: Task, state: PhaseState, keys: RunSecrets, folder: RunFolder
+) -> tuple[Checkpointer, RunSecrets, Seeds]:
     """Begin or continue the top folder of a run in phases; a continued state is restored.
 
     The seeds that later phases derive theirs from are kept in it, for its owner only, until the run
