@@ -55,6 +55,38 @@ def test_names_say_what_things_are() -> None:
     assert not {path.stem for path in FILES} & {"base", "common", "misc"}
 
 
+# File names that several rooms have for the same thing: what each of them does for it.
+SHARED_SUBJECTS = {
+    *("account", "audit", "plan", "train"),  # a verb: its values, its work, its command, its page
+    *("client", "server"),  # of a federation: its machine, its masks, its process
+    "contributions",  # what is clipped: the value, and how it is computed
+    "decentralised",  # who sees what in a gossip, and the paper's calculator of it
+    "events",  # what a machine takes and gives: a client's and a server's, a worker's
+    "holders",  # several holders: their plans, jobs, commands, audits
+    "networks",  # models, and the estimators that fit one
+    "page",  # an HTML page
+    "records",  # of a data set: access to them, and whether they fit a run
+    "statements",  # a client's, a worker's
+    "steps",  # step sizes of a server, of a worker
+}
+
+
+def test_a_name_has_one_meaning() -> None:
+    """No two classes share a name, and files do only where they are about the same thing."""
+    classes: dict[str, list[str]] = {}
+    stems: dict[str, list[str]] = {}
+    for path in FILES:
+        stems.setdefault(path.stem, []).append(str(path.relative_to(SOURCE)))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    # A federation's and a gossip's Member are one thing: who takes part, as all have agreed.
+    several = {name: places for name, places in classes.items() if len(places) > 1}
+    assert several.keys() <= {"Member"}, several
+    twins = {stem: places for stem, places in stems.items() if len(places) > 1}
+    assert twins.keys() - {"__init__"} == SHARED_SUBJECTS, twins
+
+
 def test_docstrings_begin_with_the_thing() -> None:
     """A noun or a verb tells a reader at once what is there; a question word makes them wait."""
     questions = {"What", "How", "Where", "Which", "Who", "Whose", "When", "Why", "Whether"}

@@ -21,7 +21,14 @@ MOVED: dict[str, str] = {
     **dict.fromkeys(("plans", "preparation", "privacy"), "values.plan"),
     "caveat_kinds": "values.caveats",
     "planning.courses": "planning.plan_request",
-    **{f"planning.{name}": "planning.search" for name in ("pareto", "phase_plans", "search_plans")},
+    "gradients.mixing": "gradients.batch_mixing",
+    "gradients.rules": "gradients.layer_rules",
+    "training.descent": "training.optimizers",
+    "web.server": "web.site",
+    **{
+        f"planning.{name}": "planning.alternatives"
+        for name in ("pareto", "phase_plans", "search_plans")
+    },
     "published": "papers",
     **dict.fromkeys(("auditing.federated", "auditing.gossip"), "auditing.holders"),
 }

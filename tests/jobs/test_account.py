@@ -45,7 +45,7 @@ from forethought.jobs import train as jobs_train
 from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
 from forethought.jobs.job import from_file
-from forethought.planning.search import next_by_shortfall, plan_phases
+from forethought.planning.alternatives import next_by_shortfall, plan_phases
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Budget, Mechanism, Rounds

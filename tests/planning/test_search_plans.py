@@ -12,8 +12,8 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
-from forethought.planning import search
-from forethought.planning.search import plan_tuning
+from forethought.planning import alternatives
+from forethought.planning.alternatives import plan_tuning
 from forethought.planning.solve import PlanError, plan
 from forethought.values.mechanism import Budget
 
@@ -55,6 +55,6 @@ def test_what_cannot_be_searched_is_explained() -> None:
 
 def test_a_search_that_no_noise_pays_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # With privacy profiles the price goes to 0 with the noise's inverse: such a search is made up.
-    monkeypatch.setattr(search, "search_epsilon", lambda *_arguments: 9.0)
+    monkeypatch.setattr(alternatives, "search_epsilon", lambda *_arguments: 9.0)
     with pytest.raises(PlanError, match="costs that much"):
         plan_tuning(**GIVEN, trials=NegativeBinomialTrials(1e-4, 1.0), candidates=[{}])

@@ -15,7 +15,7 @@ from forethought.data import load
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.jobs import train as jobs
 from forethought.jobs.job import Job, JobRequest
-from forethought.planning.search import plan_phases
+from forethought.planning.alternatives import plan_phases
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records

@@ -20,7 +20,7 @@ from forethought.jobs.audit import audit
 from forethought.jobs.job import Job, JobError, JobRequest
 from forethought.jobs.load import load_job
 from forethought.jobs.train import prepare, run
-from forethought.planning.search import plan_tuning
+from forethought.planning.alternatives import plan_tuning
 from forethought.rounds.contributions import cross_entropy
 from forethought.training.records import PerPerson, PersonLoss, person_loss
 from forethought.training.search import train_until

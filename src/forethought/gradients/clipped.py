@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.gradients import batches, boundary, rules, sums, terms, vmap_mode
+from forethought.gradients import batches, boundary, sums, terms, vmap_mode
+from forethought.gradients import layer_rules as rules
 from forethought.gradients.batches import (
     FINGERPRINT,
     MULTIPLES,

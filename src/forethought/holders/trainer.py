@@ -36,8 +36,8 @@ from forethought.rounds.private_sum import (
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, blank
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import descent_of, optimizer_state, restore_optimizer
 from forethought.training.folder import KEYS, RunSecrets, wipe
+from forethought.training.optimizers import descent_of, optimizer_state, restore_optimizer
 from forethought.training.records import warn_of_another_model
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Correlated, LocalRounds, first_round

@@ -41,8 +41,8 @@ from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.gossip.statements import NOTES, network_gains, outsider_gain
 from forethought.jobs.job import JobRequest
 from forethought.ledger.history import history
-from forethought.ledger.run import EVIDENCE as IN_BOOK
-from forethought.ledger.run import book_at, in_words
+from forethought.ledger.paid_run import EVIDENCE as IN_BOOK
+from forethought.ledger.paid_run import book_at, in_words
 from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, TranscriptError
 from forethought.values import signing
 from forethought.values.caveats import Caveat, one_line

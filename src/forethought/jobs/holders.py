@@ -58,9 +58,9 @@ from forethought.jobs.load import (
     require_possible,
 )
 from forethought.planning import defaults
+from forethought.planning.alternatives import in_phases
 from forethought.planning.holders import FederatedPlan, GossipPlan, predict, predict_gossip
 from forethought.planning.plan_request import growing
-from forethought.planning.search import in_phases
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of

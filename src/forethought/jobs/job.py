@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset, TableSchema
-    from forethought.ledger.run import Ledger
+    from forethought.ledger.paid_run import Ledger
     from forethought.planning.plan_request import PlanRequest
 
 
@@ -639,7 +639,7 @@ class LedgerSection(_Section):
 
     def ledger(self, purpose: str | None) -> Ledger:
         """The book, with the job's own purpose where the section says none."""
-        from forethought.ledger.run import Ledger
+        from forethought.ledger.paid_run import Ledger
 
         words = self.purpose or purpose or ""
         return Ledger(self.url, self.data, words, self.token_file, self.partition)

@@ -22,8 +22,8 @@ from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.adaptive import Trials
-    from forethought.ledger.run import Advice, Ledger, PaidRun
-    from forethought.planning.search import Front
+    from forethought.ledger.paid_run import Advice, Ledger, PaidRun
+    from forethought.planning.alternatives import Front
     from forethought.planning.solve import Neighbour
     from forethought.training.run import Run
     from forethought.training.search import Tuned
@@ -88,7 +88,7 @@ def propose(
     Raises:
         ValueError: a request that no plan fulfils, or a job that training would refuse.
     """
-    from forethought.planning.search import pareto
+    from forethought.planning.alternatives import pareto
     from forethought.planning.solve import neighbours, plan
 
     loaded = load_job(request, data_dir) if examples is None else None
@@ -217,7 +217,7 @@ def prepare(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
                 "standardise with public constants"
             )
-        from forethought.planning.search import plan_phases
+        from forethought.planning.alternatives import plan_phases
 
         plan = plan_phases(plan)
     return PreparedJob(loaded, plan, until)
@@ -339,7 +339,7 @@ class _Advised:
     prepared: PreparedJob
 
     def paid(self, mechanism: Mechanism, **options: Any) -> PaidRun:
-        """See :meth:`forethought.ledger.run.Ledger.paid`."""
+        """See :meth:`forethought.ledger.paid_run.Ledger.paid`."""
         planned = self.prepared.loaded.request.job.budget.epsilon is not None
         advice = _advice(self.prepared) if planned and self.prepared.until is None else None
         return self.ledger.paid(mechanism, advice=advice, **options)
@@ -491,7 +491,7 @@ def tune_job(
     Raises:
         JobError: no budget, no held-out data to score on, or a book that is to pay.
     """
-    from forethought.planning.search import plan_tuning
+    from forethought.planning.alternatives import plan_tuning
     from forethought.training.search import tune as search
 
     if request.job.ledger is not None:

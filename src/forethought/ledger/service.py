@@ -32,8 +32,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from forethought.ledger.book import BookError, NotAllowedError
-from forethought.ledger.client import LOOPBACK
 from forethought.ledger.page import account_page, index_page
+from forethought.ledger.remote import LOOPBACK
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_to
 from forethought.values.serialisation import parse
 

@@ -24,7 +24,7 @@ from forethought.values.plan import Plan
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
     from forethought.papers.comparison import ComparisonRow
-    from forethought.planning.search import Front
+    from forethought.planning.alternatives import Front
     from forethought.planning.solve import Neighbour
     from forethought.training.folder import RunSummary, UnfinishedRun
     from forethought.training.metrics import Results

@@ -35,7 +35,7 @@ class TranscriptError(RuntimeError):
 
 
 class Paid(Protocol):
-    """A run's reservation in the book of its data set; `forethought.ledger.run.PaidRun` is one.
+    """A run's reservation in the book of its data set: `forethought.ledger.paid_run.PaidRun`.
 
     Rounds are numbered from 1, as they are in the mechanism that was reserved.
     """

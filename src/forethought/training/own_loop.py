@@ -32,9 +32,9 @@ from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, TensorRecords, blank, content
-from forethought.training.descent import IterateAverage, descent_of, needs_closure
 from forethought.training.execution import Execution, ShortForms, alone, settled
 from forethought.training.folder import OF_TORCH, RunFolder, locked, remember, trained_before
+from forethought.training.optimizers import IterateAverage, descent_of, needs_closure
 from forethought.training.records import (
     arranged,
     declared,

@@ -30,12 +30,6 @@ from forethought.rounds.private_sum import PrivateRounds, Team, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Paid, Payer, Transcript, marked
-from forethought.training.descent import (
-    IterateAverage,
-    descent_of,
-    optimizer_state,
-    restore_optimizer,
-)
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -69,6 +63,12 @@ from forethought.training.metrics import (
     from_values,
     settle_statistics,
     to_values,
+)
+from forethought.training.optimizers import (
+    IterateAverage,
+    descent_of,
+    optimizer_state,
+    restore_optimizer,
 )
 from forethought.training.records import (
     PREPARED,

@@ -683,7 +683,7 @@ def train_until(
         decide_on: whether these are ``"public"`` or private ``"held-out"`` ones; the latter are
             named in the Statement as not covered.
         next_phase: a rule that chooses the next phase by results, or returns None to stop; for
-            example :func:`forethought.planning.search.next_by_shortfall`. Totals then go
+            example :func:`forethought.planning.alternatives.next_by_shortfall`. Totals then go
             through a Rényi filter at the order that suits the foreseen plan best.
         out: run folder. A killed run can be resumed from it; what a phase may release is charged
             and on disk before the phase begins.

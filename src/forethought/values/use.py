@@ -135,10 +135,10 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         home="torch.optim:Adamax", divides=None, longest=_of_adamax, weight_decay=0.0
     ),
     "yogi": _ADAPTIVE(
-        home="forethought.training.descent:Yogi", divides=None, longest=None, weight_decay=0.0
+        home="forethought.training.optimizers:Yogi", divides=None, longest=None, weight_decay=0.0
     ),
     "adam-bc": _ADAPTIVE(
-        home="forethought.training.descent:AdamBC",
+        home="forethought.training.optimizers:AdamBC",
         divides=_by_floor,
         longest=None,
         weight_decay=0.0,

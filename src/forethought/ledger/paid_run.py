@@ -52,7 +52,7 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
         BookError: no such book, or no token where one is needed. OSError: no such file.
     """
     if url.startswith(("http://", "https://")):
-        from forethought.ledger.client import RemoteBook
+        from forethought.ledger.remote import RemoteBook
 
         if token_file is not None:
             token = Path(token_file).read_text(encoding="utf-8").strip()
