@@ -14,7 +14,7 @@ import torch
 import forethought as ft
 from forethought.accounting.statement import StatementError
 from forethought.jobs.account import verified
-from forethought.ledger import run as of_run
+from forethought.ledger import paid_run as of_run
 from forethought.ledger.book import (
     Account,
     BookError,
