@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from pathlib import Path
@@ -462,3 +463,48 @@ def test_a_book_that_is_gone_stops_the_run_before_the_round(tmp_path: Path) -> N
     assert book.reservation(1).status == "active"
     assert open_book(ledger.url, actor="x").verify() == []
     assert Interrupted is not None
+
+
+def looped(paying: Ledger | None, rounds: int, fail: bool = False) -> Any:
+    """A loop of one's own over so many rounds, not finished."""
+    net, look = model(), (lambda: None)
+    plain = torch.optim.SGD(net.parameters(), 0.1)
+    loader, optimizer = ft.private(net, plain, Looked(look), planned(), ledger=paying)
+    for number, (inputs, targets) in enumerate(loader, 1):
+        if fail and number == rounds:
+            break
+        torch.nn.functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+        if number == rounds:
+            break
+    return optimizer
+
+
+def test_a_loop_of_ones_own_is_paid_and_settles_with_its_rounds(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    optimizer = looped(ledger, 3)
+    (held,) = book.reservations("patients")
+    assert held.status == "active" and held.charge == Charge(planned().mechanism)
+    assert held.mark >= 3
+    run = optimizer.finish(tmp_path / "run")
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", 3)
+    assert "in-the-book" in {caveat.code for caveat in run.statement.caveats}
+    verified(tmp_path / "run", ledger=ledger.url)
+
+
+def test_a_loop_that_nobody_finishes_settles_when_it_is_gone(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    optimizer = looped(ledger, 2)
+    del optimizer
+    gc.collect()
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", 2)
+
+
+def test_no_record_of_a_loop_is_read_before_its_plan_is_reserved(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path, epsilon=0.5)
+    read: list[int] = []
+    with pytest.raises(OverBudgetError):
+        ft.private(model(), None, Looked(lambda: read.append(1)), planned(), ledger=ledger)
+    assert not read and not book.reservations("patients")

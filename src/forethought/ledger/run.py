@@ -307,6 +307,11 @@ class Paid:
             raise BookError(f"reservation {self.number} is for another plan than this one")
         return self
 
+    @property
+    def begun(self) -> int:
+        """The number of rounds of which any may have been released, before this process too."""
+        return max(self._noted, self._before)
+
     def ahead(self, rounds: int) -> None:
         """Have the mark at ``rounds``, before the round of that number reaches anything outside.
 
@@ -413,12 +418,12 @@ class Paid:
             return
         over = kind is None and self._settled
         try:
-            lost = self._path is None or (self._noted == 0 and self._before == 0)
+            lost = self._path is None or not self.begun
             if kind is not None and not self._settled and lost:
                 # Whoever kept the model of an interrupted run kept no more than was noted. A book
                 # that cannot be reached keeps the whole charge.
                 with contextlib.suppress(BookError):
-                    self.book.settle(self.number, max(self._noted, self._before))
+                    self.book.settle(self.number, self.begun)
                     self._settled = over = True
             if over:
                 _forget(self._path, self.number)

@@ -43,6 +43,10 @@ class Paid(Protocol):
     @property
     def mechanism(self) -> Mechanism: ...
 
+    @property
+    def begun(self) -> int:
+        """The number of rounds of which any may have been released."""
+
     def ahead(self, rounds: int) -> None:
         """Called before round ``rounds`` reaches anything outside the process."""
 
