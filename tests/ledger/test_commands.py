@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from forethought.cli import app
 from forethought.jobs.job import Job, JobError, Request, paying
 from forethought.ledger.book import Charge
+from forethought.ledger.page import account_page
 from forethought.ledger.store import open_book
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
@@ -130,13 +131,30 @@ def test_a_flag_names_the_book_and_the_account() -> None:
         Job.model_validate({"data": {"source": "digits"}, **own})
 
 
-def test_what_no_mechanism_describes_is_refused_with_a_ledger(tmp_path: Path, place: Path) -> None:
+def test_a_search_is_paid_or_refused_with_what_still_fits(tmp_path: Path, place: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text('[data]\nsource = "digits"\nholdout = 0.2\n[budget]\nepsilon = 1\n')
-    done = CliRunner().invoke(
-        app,
-        ["tune", str(path), "--learning-rate", "0.1", "--ledger", f"{place}#patients"],
+    path.write_text(
+        '[data]\nsource = "digits"\nholdout = 0.2\n[plan]\nepochs = 2\n[budget]\nepsilon = 20\n'
     )
-    assert done.exit_code != 0 and "cannot be paid from a ledger" in str(done.exception)
+    tune = ["tune", str(path), "--learning-rate", "0.1", "--trials", "2"]
+    paying = [*tune, "--ledger", f"{place}#patients", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, paying)
+    words = str(done.exception)
+    assert done.exit_code != 0 and "still fits is --epsilon" in words
+    epsilon = words.rpartition("--epsilon ")[2].partition(" ")[0]
+    done = CliRunner().invoke(app, [*paying, "--epsilon", epsilon])
+    assert done.exit_code == 0, done.output
+    book = open_book(f"sqlite:///{place}", actor="owner")
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released, held.charge.rounds) == ("settled", 1, 1)
+    assert not book.verify() and "trials" in account_page(book, "patients")
+    book.close()
+    done = CliRunner().invoke(
+        app, ["account", str(tmp_path / "run"), "--verify", "--ledger", str(place)]
+    )
+    assert done.exit_code == 0, done.output
+
+
+def test_a_resumed_run_keeps_its_ledger(tmp_path: Path, place: Path) -> None:
     done = CliRunner().invoke(app, ["train", "--resume", "x", "--ledger", f"{place}#patients"])
     assert done.exit_code != 0 and "drop --ledger" in str(done.exception)

@@ -13,6 +13,11 @@ import pytest
 import torch
 
 import forethought as ft
+from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    Selection,
+    selection_details,
+)
 from forethought.accounting.statement import StatementError
 from forethought.jobs.account import verified
 from forethought.ledger import run as of_run
@@ -28,6 +33,7 @@ from forethought.ledger.store import Store, create, open_book
 from forethought.training import folder as folders
 from forethought.training.execution import Interrupted
 from forethought.training.run import train
+from forethought.training.search import tune
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import FullBatch, Poisson
@@ -346,17 +352,68 @@ def test_phases_that_were_not_run_return(tmp_path: Path) -> None:
     (held,) = book.reservations("patients")
     assert (held.status, held.released) == ("settled", 10) and len(held.charge.mechanism) == 30
     assert verified(tmp_path / "run", ledger=ledger.url).statement == done.statement
-    budgeted = plan.with_(budget=Budget(8.0, 1e-6))
-    with pytest.raises(ValueError, match="in advance"):
-        ft.train_until(
-            model(),
-            records(),
-            budgeted,
-            accuracy=0.9,
-            test=records(4),
-            ledger=ledger,
-            next_phase=lambda progress: None,
+
+
+def chosen(paying: Ledger, **options: Any) -> Any:
+    """Phases that a rule chooses by results: of ever less noise."""
+    plan = Plan(Mechanism(Rounds(6.0, 10, Poisson(0.2))), EXAMPLES, 1e-6)
+
+    def rule(progress: Any) -> Rounds | None:
+        return (
+            Rounds(6.0 - len(progress.done), 10, Poisson(0.2)) if len(progress.done) < 3 else None
         )
+
+    given = {"accuracy": 1.0, "test": records(4), "next_phase": rule, "ledger": paying, **options}
+    return ft.train_until(model(), records(), plan.with_(budget=Budget(8.0, 1e-6)), **given)
+
+
+def test_phases_chosen_by_results_are_paid_one_by_one(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    done = chosen(ledger, out=tmp_path / "run")
+    held = book.reservations("patients")
+    assert [one.charge.mechanism.rounds for one in held] == [(p.rounds,) for p in done.phases]
+    assert [(one.status, one.released) for one in held] == [("settled", 10)] * 3
+    assert verified(tmp_path / "run", ledger=ledger.url).statement == done.statement
+    noted = json.loads((tmp_path / "run" / EVIDENCE).read_text("utf-8"))
+    assert noted["earlier"] == [1, 2] and noted["reservation"] == 3
+    assert not (tmp_path / "run" / RESERVATION).exists()
+
+
+def test_a_phase_that_does_not_fit_ends_the_run(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path, epsilon=1.0)
+    done = chosen(ledger)
+    count = len(book.reservations("patients"))
+    assert 0 < count < 3 and len(done.phases) == count and "not so much left" in done.stopped
+    assert len(done.statement.mechanism) == 10 * count
+    with pytest.raises(OverBudgetError):
+        chosen(Ledger(ledger.url, opened_small(book)))
+
+
+def opened_small(book: Store) -> str:
+    """An account in which no phase fits."""
+    return book.open_account(Account("few", Budget(0.1, 1e-5))).data
+
+
+def test_phases_that_are_killed_go_on_with_their_own_reservations(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    out = tmp_path / "run"
+    whole = chosen(opened_beside(book, ledger), seed=1, noise_seed=2)
+    for at in (3, 14, 25):
+        with pytest.raises(KeyboardInterrupt):
+            chosen(
+                ledger, out=out, resume=out.exists(), progress=stopping(at), seed=1, noise_seed=2
+            )
+    done = chosen(ledger, out=out, resume=True)
+    assert [(one.status, one.released) for one in book.reservations("patients")] == (
+        [("settled", 10)] * 3
+    )
+    for name, weight in done.model.state_dict().items():
+        assert torch.equal(weight, whole.model.state_dict()[name])
+
+
+def opened_beside(book: Store, ledger: Ledger) -> Ledger:
+    """Another account of the same book."""
+    return Ledger(ledger.url, book.open_account(Account("beside", Budget(8.0, 1e-5))).data)
 
 
 def test_phases_that_were_settled_before_a_kill_get_their_statement(
@@ -508,3 +565,80 @@ def test_no_record_of_a_loop_is_read_before_its_plan_is_reserved(tmp_path: Path)
     with pytest.raises(OverBudgetError):
         ft.private(model(), None, Looked(lambda: read.append(1)), planned(), ledger=ledger)
     assert not read and not book.reservations("patients")
+
+
+TRIALS = NegativeBinomialTrials.of_mean(3, shape=0)
+
+
+def flat() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 2)
+
+
+def searched(paying: Ledger, data: Any, make: Any = flat, **options: Any) -> Any:
+    """A private search of two trials' mechanisms, with held-out records of its own."""
+    plans = [planned(8.0), planned(6.0)]
+    given = {"trials": TRIALS, "holdout": records(4), "seed": 1, "noise_seed": 2, **options}
+    return tune(make, data, plans, ledger=paying, **given)
+
+
+def test_a_search_is_reserved_whole_before_a_record_is_read(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    seen: list[Any] = []
+
+    def look() -> None:
+        if not seen:
+            seen.extend(book.reservations("patients"))
+
+    tuned = searched(ledger, Looked(look), out=tmp_path / "run")
+    (held,) = seen
+    assert held.status == "active" and held.mark == 0
+    found = held.charge.selection
+    assert found is not None and len(found.candidates) == 2 and found.trials == TRIALS
+    assert found.score_noise == tuned.statement.accountant["score_noise"]
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", 1)
+    assert book.total("patients").epsilon >= tuned.statement.epsilon.lower
+    assert not book.verify()
+    verified(tmp_path / "run", ledger=ledger.url)
+
+
+def test_a_search_that_stopped_is_charged_from_its_first_trial_on(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    made: list[int] = []
+
+    def make() -> torch.nn.Module:
+        made.append(1)
+        if len(made) > 1:  # the first is tried out without a record
+            assert book.reservations("patients")[-1].mark == 1
+            raise RuntimeError("out of memory")
+        return flat()
+
+    with pytest.raises(RuntimeError):
+        searched(ledger, records(), make)
+    with pytest.raises(ValueError):
+        searched(ledger, records(), lambda: torch.nn.BatchNorm1d(4))
+    released = [held.released for held in book.reservations("patients")]
+    assert released == [1, 0]
+
+
+def test_a_search_that_does_not_fit_reads_nothing(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path, epsilon=0.3)
+    read: list[int] = []
+    with pytest.raises(OverBudgetError, match="fewer trials"):
+        searched(ledger, Looked(lambda: read.append(1)), out=tmp_path / "run")
+    assert not read and not book.reservations("patients") and not (tmp_path / "run").exists()
+
+
+def test_a_statement_of_another_search_is_not_in_the_book(tmp_path: Path) -> None:
+    ledger, _ = opened(tmp_path)
+    tuned = searched(ledger, records())
+    found = tuned.statement.accountant
+    own = Selection((planned(8.0).mechanism, planned(6.0).mechanism), TRIALS, found["score_noise"])
+    for mechanism in own.candidates:
+        other = selection_details(mechanism, own.candidates, TRIALS, own.score_noise, 1e-6)
+        assert own.is_of(mechanism, other)
+        assert not own.is_of(mechanism, {**other, "score_noise": own.score_noise / 2})
+        assert not own.is_of(mechanism, {**other, "trials": {**other["trials"], "stopping": 0.01}})
+        assert not own.is_of(mechanism, {**other, "candidates": []})
+    assert not own.is_of(planned(3.0).mechanism, found)

@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from scipy.stats import norm, poisson
 
 from forethought.accounting import exact
+from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    Selection,
+    Trials,
+)
 from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.ledger import totals
 from forethought.ledger.book import Account, Charge
-from forethought.ledger.totals import RULES, WHOLE, Clock, ClockRule, GaussianRule, Rule
+from forethought.ledger.chain import charge_from, charge_values
+from forethought.ledger.totals import RULES, WHOLE, Clock, ClockRule, GaussianRule, RenyiRule, Rule
 from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import (
     FullBatch,
@@ -110,6 +117,113 @@ def test_one_gaussian_release_is_nearly_exact() -> None:
     assert totals.gaussian_mu(rule.left(rule.nothing), 1e-6) ** 2 >= 0.97 * (
         totals.gaussian_mu(8.0, 1e-6) ** 2
     )
+
+
+def best_of_two_laws(mu: float, trials: Trials, sign: int, epsilons: np.ndarray) -> np.ndarray:
+    """δ of the best of so many Gaussian releases, by the density of the best: an integral.
+
+    Args:
+        sign: 1: what tells the record scores best; -1: what denies it.
+    """
+    x = np.linspace(-12, 12 + mu, 400_001)
+    most = 4000
+    odds = trials.probabilities(most)
+    numbers = np.arange(most + 1 - len(odds), most + 1)
+
+    def density(law: norm) -> np.ndarray:
+        below = law.cdf(x) if sign > 0 else law.sf(x)
+        grid = np.linspace(0, 1, 20_001)
+        slope = sum(
+            n * chance * grid ** (n - 1)
+            for n, chance in zip(numbers, odds, strict=True)
+            if n and chance > 1e-18
+        )
+        return law.pdf(x) * np.interp(below, grid, slope)
+
+    one, other = density(norm(mu, 1)), density(norm(0, 1))
+    step = x[1] - x[0]
+    return np.array(
+        [
+            max(
+                np.maximum(a - math.exp(e) * b, 0).sum() * step
+                for a, b in ((one, other), (other, one))
+            )
+            for e in epsilons
+        ]
+    )
+
+
+SEARCHES = (
+    (0.3, NegativeBinomialTrials.of_mean(6, shape=0)),
+    (0.2, NegativeBinomialTrials.of_mean(12, shape=1)),
+    (0.3, PoissonTrials(8.0)),
+)
+
+
+def searched(mu: float, trials: Trials, score_noise: float | None = None) -> Charge:
+    mechanism = gaussian(mu).mechanism
+    return Charge(mechanism, selection=Selection((mechanism,), trials, score_noise))
+
+
+@pytest.mark.parametrize(("mu", "trials"), SEARCHES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_search_is_dominated_by_what_it_costs(mu: float, trials: Trials, sign: int) -> None:
+    rule = ClockRule(ACCOUNT.budget)
+    (cost,) = rule.costs(searched(mu, trials))
+    levels = np.linspace(0, 6, 25)
+    truth = best_of_two_laws(mu, trials, sign, levels)
+    covered, _ = rule.clock.below(cost / WHOLE, levels)
+    assert np.all(truth <= covered * (1 + 1e-3) + 1e-9)
+    one, _ = rule.clock.below(rule.costs(gaussian(mu))[0] / WHOLE, levels)
+    assert sign < 0 or np.any(truth > 1.5 * one)
+    assert cost < 12 * rule.costs(gaussian(mu))[0]
+
+
+@pytest.mark.parametrize(("mu", "trials"), SEARCHES)
+def test_a_search_has_at_most_the_divergence_that_it_is_charged(mu: float, trials: Trials) -> None:
+    rule = RenyiRule(ACCOUNT.budget)
+    (cost,) = rule.costs(searched(mu, trials))
+    charged, order = cost / WHOLE * rule.limit, rule.order
+    levels = np.linspace(0, 8, 400)
+    truth = best_of_two_laws(mu, trials, 1, levels)
+    # E e^{(α−1)L} is at least 1 + (α−1)α ∫ e^{(α−1)ε} δ(ε) dε over ε ≥ 0, less what is beyond.
+    grown = order * (order - 1) * np.trapezoid(np.exp((order - 1) * levels) * truth, levels)
+    assert math.log1p(grown) / (order - 1) - math.log(2) / (order - 1) <= charged
+
+
+def test_a_held_out_record_pays_for_the_count_that_it_is_in() -> None:
+    rule, trials = ClockRule(ACCOUNT.budget), SEARCHES[0][1]
+    (loud,) = rule.costs(searched(0.3, trials, 2.0))
+    (plain,) = rule.costs(searched(0.3, trials))
+    assert loud > 1.5 * plain
+    assert rule.costs(searched(0.3, trials, 0.0)) == (totals.MOST,)
+
+
+def test_a_search_is_charged_whole_or_not_at_all() -> None:
+    charge = searched(0.3, SEARCHES[0][1], 5.0)
+    rule = ClockRule(ACCOUNT.budget)
+    assert rule.costs(charge, 0) == rule.nothing and rule.costs(charge, 1) == rule.costs(charge)
+    with pytest.raises(ValueError, match="rounds"):
+        rule.costs(charge, 2)
+    with pytest.raises(UnsupportedMechanismError, match="no Gaussian release"):
+        GaussianRule(ACCOUNT.budget).costs(charge)
+    with pytest.raises(ValueError, match="single records"):
+        Charge(charge.mechanism, 2, selection=charge.selection)
+    assert charge_from(json.loads(json.dumps(charge_values(charge)))) == charge
+    assert "selection" not in charge_values(gaussian(1.0))
+
+
+def test_numbers_of_trials_count_as_no_fewer_than_they_are() -> None:
+    """Candidates that differ: the dearest counts; more trials never cost less."""
+    rule, trials = ClockRule(ACCOUNT.budget), SEARCHES[0][1]
+    two = (gaussian(0.1).mechanism, gaussian(0.3).mechanism)
+    mixed = Charge(two[0], selection=Selection(two, trials))
+    assert rule.costs(mixed) == rule.costs(searched(0.3, trials))
+    costs = [
+        rule.costs(searched(0.2, NegativeBinomialTrials.of_mean(mean, shape=0)))[0]
+        for mean in (1.5, 12)
+    ]
+    assert costs == sorted(costs)
 
 
 def test_series_is_one_charge() -> None:

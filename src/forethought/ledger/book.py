@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from forethought.accounting.adaptive import Selection
 from forethought.values.mechanism import Adjacency, Budget, Mechanism
 
 # A reservation's life. Only the last two are over; "ended" is an owner's decision.
@@ -75,11 +76,24 @@ class Charge:
         group: records protected together, as of a plan with several records a person.
         partition: ``"scheme=part"``, if only records of one part are touched: "site=A". Parts of
             one scheme are disjoint, which the book checks by the persons registered for each.
+        selection: a private search, which is charged as a whole; ``mechanism`` is then that of its
+            first candidate, and the group 1.
     """
 
     mechanism: Mechanism
     group: int = 1
     partition: str | None = None
+    selection: Selection | None = None
+
+    def __post_init__(self) -> None:
+        found = self.selection
+        if found is not None and (self.group, self.mechanism) != (1, found.candidates[0]):
+            raise ValueError("a search is charged for single records, by its first candidate")
+
+    @property
+    def rounds(self) -> int:
+        """Releases that are marked and settled one by one: rounds, or the one of a search."""
+        return len(self.mechanism) if self.selection is None else 1
 
 
 @dataclass(frozen=True)

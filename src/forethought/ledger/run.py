@@ -16,12 +16,13 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from forethought.accounting.adaptive import Selection
 from forethought.accounting.interval import at_least, at_most
 from forethought.ledger.book import Account, Book, BookError, Charge, OverBudgetError, Reservation
 from forethought.values.checks import whole
@@ -38,8 +39,8 @@ RESERVATION_SCHEMA, EVIDENCE_SCHEMA = "forethought/reservation/1", "forethought/
 PACE = 1.0
 # Where a token and a signing key are found when no file is named.
 TOKEN, KEY = "FORETHOUGHT_LEDGER_TOKEN", "FORETHOUGHT_LEDGER_KEY"
-# Words on a smaller plan, from ``fits`` of a mechanism and the ε that is left.
-Advice = Callable[[Callable[[Mechanism], bool], float], str | None]
+# Words on a smaller plan, from ``fits`` of a charge and the ε that is left.
+Advice = Callable[[Callable[[Charge], bool], float], str | None]
 
 
 def book_at(url: str, token_file: str | Path | None = None) -> Book:
@@ -139,6 +140,7 @@ class Ledger:
         mechanism: Mechanism,
         *,
         group: int = 1,
+        selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
         advice: Advice | None = None,
@@ -146,6 +148,7 @@ class Ledger:
         """Reserve a run's whole mechanism and begin; use what comes back in a ``with``.
 
         Args:
+            selection: a private search, whose first candidate ``mechanism`` is.
             folder: keeps the reservation's number; None: a run that cannot go on after its process.
             resume: go on with the reservation of the folder, where there is one.
             advice: words on a plan that would still fit; None: says how many rounds would.
@@ -154,7 +157,7 @@ class Ledger:
             OverBudgetError: it does not fit; the message names what does. BookError: no such
                 account, or a reservation that is over or of another plan.
         """
-        charge = Charge(mechanism, whole("group", group), self.partition)
+        charge = Charge(mechanism, whole("group", group), self.partition, selection)
         book = self.book()
         path, held = None if folder is None else folder / RESERVATION, None
         try:
@@ -179,8 +182,8 @@ class Ledger:
                 held = book.begin(found["number"], found["run"])
             return Paid(self, book, held, path, found["call"])
         except OverBudgetError as error:
-            words = (advice or _fewer_rounds(mechanism))(
-                lambda smaller: book.fits(self.data, Charge(smaller, group, self.partition)),
+            words = (advice or _fewer_rounds(charge))(
+                lambda smaller: book.fits(self.data, replace(smaller, partition=self.partition)),
                 error.epsilon_left,
             )
             book.close()
@@ -202,7 +205,7 @@ def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
     if found.status == "ended":
         raise BookError(
             f"reservation {found.number} of this run folder is over: it was ended with "
-            f"{found.released} of {len(charge.mechanism)} rounds. Start a new run in another folder"
+            f"{found.released} of {charge.rounds} rounds. Start a new run in another folder"
         )
     # One that was settled lacks its statement at most: the book marks no further round of it.
     return None if found.status == "settled" and found.released == 0 else found
@@ -250,9 +253,12 @@ def _forget(path: Path | None, number: int | None) -> None:
         path.unlink()
 
 
-def _fewer_rounds(mechanism: Mechanism) -> Advice:
-    def advice(fits: Callable[[Mechanism], bool], left: float) -> str | None:
-        found = most_rounds(mechanism, fits)
+def _fewer_rounds(charge: Charge) -> Advice:
+    def advice(fits: Callable[[Charge], bool], left: float) -> str | None:
+        if charge.selection is not None:
+            return "plan the search for a smaller epsilon or fewer trials, or train one plan"
+        mechanism = charge.mechanism
+        found = most_rounds(mechanism, lambda first: fits(replace(charge, mechanism=first)))
         if not found:
             return "not one round of this plan fits"
         return f"of this plan {found:,} of {len(mechanism):,} rounds still fit"
@@ -281,8 +287,7 @@ class Paid:
         self, ledger: Ledger, book: Book, held: Reservation, path: Path | None, call: str
     ) -> None:
         self._ledger, self.book, self._path, self._call = ledger, book, path, call
-        self.number, self.mechanism = held.number, held.charge.mechanism
-        self._group = held.charge.group
+        self.number, self.charge, self.mechanism = held.number, held.charge, held.charge.mechanism
         # What may have left before this process; rounds up to there can be released again.
         self._before = held.mark if held.released is None else held.released
         self.marked, self._noted, self._settled = self._before, 0, held.status == "settled"
@@ -295,6 +300,7 @@ class Paid:
         mechanism: Mechanism,
         *,
         group: int = 1,
+        selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
     ) -> Self:
@@ -303,7 +309,10 @@ class Paid:
         own = self.mechanism
         if ahead > 0:
             own = own.after(ahead)
-        if ahead < 0 or own != mechanism or group != self._group:
+        of_it = replace(self.charge, mechanism=own) if selection is None else self.charge
+        if ahead < 0 or of_it != replace(
+            self.charge, mechanism=mechanism, group=group, selection=selection
+        ):
             raise BookError(f"reservation {self.number} is for another plan than this one")
         return self
 
@@ -321,9 +330,9 @@ class Paid:
             BookError: more rounds than were reserved, or the book cannot be written.
         """
         if rounds > self.marked:
-            if rounds > len(self.mechanism):
+            if rounds > self.charge.rounds:
                 raise BookError(
-                    f"round {rounds} is not among the {len(self.mechanism)} that were reserved: "
+                    f"round {rounds} is not among the {self.charge.rounds} that were reserved: "
                     "nothing more is released"
                 )
             now = time.monotonic()
@@ -332,7 +341,7 @@ class Paid:
                 self._stride *= 2
             elif passed > 2 * PACE:
                 self._stride = max(1, self._stride // 2)
-            mark = min(rounds - 1 + self._stride, len(self.mechanism))
+            mark = min(rounds - 1 + self._stride, self.charge.rounds)
             self.book.mark(self.number, mark)
             self.marked, self._at = mark, now
         self._noted = max(self._noted, rounds)
@@ -363,9 +372,7 @@ class Paid:
         joined = [replace(one, noise_multiplier=one.noise_multiplier / root) for one in part]
         made = self.book.reserve(
             self._ledger.data,
-            Charge(
-                Mechanism(*joined, adjacency=part.adjacency), self._group, self._ledger.partition
-            ),
+            replace(self.charge, mechanism=Mechanism(*joined, adjacency=part.adjacency)),
             purpose=f"rounds of reservation {self.number} released again",
             call=f"{self._call[:24]} again {secrets.token_hex(8)}",
         )
@@ -380,7 +387,7 @@ class Paid:
         Returns:
             What the book then says: the evidence for the run's statement, as JSON, and in words.
         """
-        released = len(self.mechanism) if rounds is None else rounds
+        released = self.charge.rounds if rounds is None else rounds
         if released < self._noted:
             raise BookError(
                 f"{self._noted} rounds may have been released, and the transcript has {released}"
@@ -438,8 +445,25 @@ def in_words(found: Mapping[str, Any]) -> str:
         found: the values of the evidence of :meth:`Paid.settle`.
     """
     total, budget = found["total"], found["budget"]
+    numbers = [*found.get("earlier", ()), found["reservation"]]
+    which = f"reservation {numbers[0]}"
+    if len(numbers) > 1:
+        which = f"reservations {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
     return (
         f"everything that the book has of {found['data']!r} comes to ε {at_most(total['epsilon'])} "
         f"of {at_least(budget['epsilon'])} at δ {at_most(total['delta'], '.3g')} after this run, "
-        f"which is its reservation {found['reservation']}; the book's head is {total['head']}"
+        f"which is its {which}; the book's head is {total['head']}"
     )
+
+
+def together(texts: Sequence[str]) -> tuple[str, str]:
+    """The evidence of a run whose parts were paid one by one, and what it says in words.
+
+    Args:
+        texts: what :meth:`Paid.settle` gave for each part, in order; at least one.
+    """
+    parts = [json.loads(text) for text in texts]
+    last = parts[-1]
+    if earlier := [part["reservation"] for part in parts[:-1]]:
+        last = {**last, "earlier": earlier, "again": [n for part in parts for n in part["again"]]}
+    return json.dumps(last, indent=2, sort_keys=True) + "\n", in_words(last)

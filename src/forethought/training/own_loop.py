@@ -38,11 +38,9 @@ from forethought.training.descent import IterateAverage, descent_of, needs_closu
 from forethought.training.execution import Execution, ShortForms, alone, settled
 from forethought.training.folder import (
     OF_TORCH,
-    PAID,
     RunFolder,
     locked,
     remember,
-    replace_file,
     trained_before,
 )
 from forethought.training.records import (
@@ -55,7 +53,7 @@ from forethought.training.records import (
     warn_of_another_model,
     with_caveats,
 )
-from forethought.training.run import TIME_AND_MEMORY, Run, randomness
+from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
 from forethought.values.plan import Plan, step_sizes
@@ -302,20 +300,16 @@ class _Rounds:
             early = Caveat("stopped-early", f"{len(transcript)} of {self.plan.rounds}")
             statement = replace(statement, caveats=(*statement.caveats, early))
         statement = replace(statement.of_run(transcript.releases()), about=about)
-        evidence = ""
-        if self._paid is not None:
-            evidence, words = self._paid.settle(self._paid.begun)
-            more = Caveat("in-the-book", words)
-            statement = replace(statement, caveats=(*statement.caveats, more))
-            self.over()
         self.average.hand_over()
-        if path is not None:
-            folder = RunFolder(path)
-            with locked(path):
+        folder = None if path is None else RunFolder(path)
+        with locked(path):
+            if folder is not None:
                 folder.begin(overwrite=False)
                 folder.save_plan(self.plan)
-                if evidence:
-                    replace_file(path / PAID, evidence.encode())
+            if self._paid is not None:
+                statement = in_the_book(self._paid, statement, folder, self._paid.begun)
+                self.over()
+            if folder is not None:
                 statement = folder.save_results(self.model.state_dict(), (), statement, transcript)
                 folder.erase_secrets()
         remember(self.model, statement)
