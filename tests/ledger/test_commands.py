@@ -131,10 +131,11 @@ def test_a_flag_names_the_book_and_the_account() -> None:
         Job.model_validate({"data": {"source": "digits"}, **own})
 
 
+@pytest.mark.slow
 def test_a_search_is_paid_or_refused_with_what_still_fits(tmp_path: Path, place: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
-        '[data]\nsource = "digits"\nholdout = 0.2\n[plan]\nepochs = 2\n[budget]\nepsilon = 20\n'
+        '[data]\nsource = "digits"\nholdout = 0.2\n[training]\nepochs = 2\n[budget]\nepsilon = 20\n'
     )
     tune = ["tune", str(path), "--learning-rate", "0.1", "--trials", "2"]
     paying = [*tune, "--ledger", f"{place}#patients", "--out", str(tmp_path / "run")]

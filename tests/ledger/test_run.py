@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from forethought.ledger.book import (
     OverBudgetError,
     Reservation,
 )
+from forethought.ledger.identity import new_key
 from forethought.ledger.run import EVIDENCE, RESERVATION, Ledger, most_rounds
 from forethought.ledger.store import Store, create, open_book
 from forethought.training import folder as folders
@@ -380,7 +382,7 @@ def test_phases_chosen_by_results_are_paid_one_by_one(tmp_path: Path) -> None:
 
 
 def test_a_phase_that_does_not_fit_ends_the_run(tmp_path: Path) -> None:
-    ledger, book = opened(tmp_path, epsilon=1.0)
+    ledger, book = opened(tmp_path, epsilon=0.75)
     done = chosen(ledger)
     count = len(book.reservations("patients"))
     assert 0 < count < 3 and len(done.phases) == count and "not so much left" in done.stopped
@@ -642,3 +644,113 @@ def test_a_statement_of_another_search_is_not_in_the_book(tmp_path: Path) -> Non
         assert not own.is_of(mechanism, {**other, "trials": {**other["trials"], "stopping": 0.01}})
         assert not own.is_of(mechanism, {**other, "candidates": []})
     assert not own.is_of(planned(3.0).mechanism, found)
+
+
+def shared(path: Path, epsilon: float = 8.0) -> tuple[Ledger, Store]:
+    """A book with a second account, of persons who are in the first one's data too."""
+    ledger, book = opened(path)
+    book.open_account(Account("clinic", Budget(epsilon, 1e-5)))
+    return replace(ledger, also=("clinic",)), book
+
+
+def test_accounts_that_share_persons_all_pay(tmp_path: Path) -> None:
+    ledger, book = shared(tmp_path)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(model(), records(), planned(), ledger=ledger, out=out, progress=stopping(7))
+    marks = {
+        held.data: held.mark for name in ("patients", "clinic") for held in book.reservations(name)
+    }
+    assert marks["patients"] == marks["clinic"] >= 7
+    train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
+    for name in ("patients", "clinic"):
+        (held,) = book.reservations(name)
+        assert (held.status, held.released) == ("settled", ROUNDS)
+        assert held.charge == Charge(planned().mechanism)
+    assert book.total("patients").epsilon == book.total("clinic").epsilon > 0
+    assert json.loads((out / EVIDENCE).read_text("utf-8"))["also"] == [2]
+    verified(out, ledger=ledger.url)
+
+
+def test_where_one_of_them_cannot_pay_none_does(tmp_path: Path) -> None:
+    ledger, book = shared(tmp_path, epsilon=0.1)
+    with pytest.raises(OverBudgetError, match="'clinic'"):
+        train(model(), records(), planned(), ledger=ledger, out=tmp_path / "run")
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("ended", 0) and not book.reservations("clinic")
+    assert book.total("patients").epsilon == 0 and not (tmp_path / "run").exists()
+
+
+def test_rounds_released_again_are_paid_by_all(tmp_path: Path) -> None:
+    ledger, book = shared(tmp_path)
+    with ledger.paid(planned().mechanism) as paid:
+        paid.ahead(2)
+        paid.again(2, 2)
+        paid.settle(2)
+    for name in ("patients", "clinic"):
+        first, more = book.reservations(name)
+        assert first.released == 2 and more.status == "settled"
+
+
+def identified(path: Path, rows: range, name: str, people: bool = False) -> tuple[Ledger, Any]:
+    """A ledger for an account of the book, and what it is asked about these rows."""
+    url = f"sqlite:///{path / 'books.db'}"
+    if not (path / "books.db").exists():
+        create(url, actor="owner").close()
+        new_key(path / "key")
+    book = open_book(url, actor="owner")
+    if name not in {account.data for account in book.accounts()}:
+        book.open_account(Account(name, Budget(8.0, 1e-5)))
+    book.close()
+    each = [f"row {row}".encode() for row in rows]
+    whose = [f"person {row // 2}".encode() for row in rows] if people else None
+    ledger = Ledger(url, name, identity=path / "key")
+    return ledger, lambda paying=ledger: paying.recognise(each, whose)
+
+
+def test_a_renamed_copy_and_a_superset_are_noticed(tmp_path: Path) -> None:
+    first, ask = identified(tmp_path, range(100), "patients")
+    ask()
+    ask()  # the same data set again
+    for rows, words in (
+        (range(100), "under another name"),
+        (range(150), "superset"),
+        (range(40), "part"),
+    ):
+        _, other = identified(tmp_path, range(rows), "copy")
+        with pytest.raises(BookError, match=words) as refused:
+            other()
+        assert "data = 'patients'" in str(refused.value) and "#copy+patients" in str(refused.value)
+    _, few = identified(tmp_path, range(98, 400), "others")
+    few()  # two equal rows are a coincidence
+    meant, other = identified(tmp_path, range(50, 150), "copy")
+    other(replace(meant, also=("patients", "others")))
+    with pytest.raises(BookError, match="'copy'"):  # and now it is asked on the other side
+        ask()
+    ask(replace(first, also=("copy",)))
+    book = open_book(first.url, actor="owner")
+    kinds = [entry.kind for entry in book.entries()]
+    assert kinds.count("records") == 3 and not book.verify()
+    everything = json.dumps([dict(entry.values) for entry in book.entries()])
+    assert "row" not in everything
+    book.close()
+
+
+def test_one_person_in_two_data_sets_is_enough(tmp_path: Path) -> None:
+    _, ask = identified(tmp_path, range(100), "patients", people=True)
+    ask()
+    _, other = identified(tmp_path, range(99, 400), "clinic", people=True)
+    with pytest.raises(BookError, match="1 of the 50 persons"):
+        other()
+
+
+def test_without_the_key_nothing_is_recognised(tmp_path: Path) -> None:
+    _, ask = identified(tmp_path, range(100), "patients")
+    ask()
+    other, again = identified(tmp_path, range(100), "copy")
+    new_key(tmp_path / "other")
+    again(replace(other, identity=tmp_path / "other"))
+    again(replace(other, identity=None))
+    with pytest.raises(OSError):
+        new_key(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0

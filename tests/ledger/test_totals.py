@@ -226,6 +226,21 @@ def test_numbers_of_trials_count_as_no_fewer_than_they_are() -> None:
     assert costs == sorted(costs)
 
 
+def test_blocks_are_as_many_as_a_run_is_hardly_dearer_by() -> None:
+    whole, chosen = Rule.of(ACCOUNT), Rule.of(ACCOUNT, "clock", 0)
+    four = Rule.of(ACCOUNT, "clock", 4)
+    long = Charge(Mechanism(Rounds(3.0, 4000, Poisson(0.02))))
+    short = Charge(Mechanism(Rounds(0.7, 100, Poisson(0.01))))
+    for charge in (long, short):
+        assert whole.costs(charge) <= chosen.costs(charge)
+        assert chosen.costs(charge)[0] <= 1.03 * whole.costs(charge)[0]
+    assert chosen.costs(long, 100)[0] < 0.3 * whole.costs(long, 100)[0]
+    assert chosen.costs(short, 1) == whole.costs(short) < four.costs(short)
+    assert Rule.from_dict(chosen.to_dict()) == chosen
+    with pytest.raises(ValueError, match="round by round"):
+        Rule.of(ACCOUNT, "renyi", 4)
+
+
 def test_series_is_one_charge() -> None:
     rule = Rule.of(ACCOUNT)
     one = CHARGES[1]

@@ -620,7 +620,8 @@ class LedgerSection(_Section):
     """The book that the run is paid from: everything that it can release is reserved first.
 
     ``token_file`` is for a service (https://…); ``partition`` says that only records of one part
-    are touched: "site=A".
+    are touched: "site=A". ``also`` names other accounts of persons who are in these data: they
+    pay too. ``identity`` is the file of the key by which records and persons are recognised.
     """
 
     url: StrictStr
@@ -628,6 +629,8 @@ class LedgerSection(_Section):
     purpose: StrictStr | None = _Line
     token_file: Path | None = None
     partition: StrictStr | None = None
+    also: tuple[StrictStr, ...] = ()
+    identity: Path | None = None
 
     @field_validator("url")
     @classmethod
@@ -642,7 +645,8 @@ class LedgerSection(_Section):
         from forethought.ledger.run import Ledger
 
         words = self.purpose or purpose or ""
-        return Ledger(self.url, self.data, words, self.token_file, self.partition)
+        own = self.url, self.data, words, self.token_file, self.partition
+        return Ledger(*own, self.also, self.identity)
 
 
 class Job(_Section):
@@ -1045,7 +1049,8 @@ def paying(request: Request, ledger: str | None) -> Request:
     """The request with another book than its file's.
 
     Args:
-        ledger: its address, with ``#`` and the account's name where the file names none.
+        ledger: its address, with ``#`` and the account's name where the file names none, and with
+            ``+`` before each other account that pays too.
 
     Raises:
         JobError: no account is named.
@@ -1057,7 +1062,8 @@ def paying(request: Request, ledger: str | None) -> Request:
     section = tables.setdefault("ledger", {})
     section["url"] = url if "://" in url else f"sqlite:///{url}"
     if data:
-        section["data"] = data
+        section["data"], *also = data.split("+")
+        section.update({"also": tuple(also)} if also else {})
     if "data" not in section:
         raise JobError(
             f"--ledger {ledger} names no account: add it behind #, as in {url}#patients, or give "

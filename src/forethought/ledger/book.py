@@ -145,7 +145,7 @@ class Entry:
 
     Args:
         number: counted from 1 without gaps. kind: "account", "reserve", "begin", "mark", "settle",
-            "end", "refuse", "partition", "token", …
+            "end", "refuse", "partition", "records", "token", …
         values: JSON-ready, everything that the entry says, with actor and time.
         previous: hash of the entry before. hash: of this one with ``previous``.
         signature: of the hash, in base64, where the book has a key.
@@ -223,6 +223,17 @@ class Book(Protocol):
 
         Returns the number of new ones. Raises BookError: one is in another part of the scheme.
         """
+
+    def add_records(self, data: str, persons: Iterable[bytes], fingerprint: str) -> int:
+        """Note whose records a run on a data set has, as persons of the whole data set.
+
+        Args:
+            persons: keyed hashes of records or of persons, 16 bytes each.
+            fingerprint: of all records, as :mod:`forethought.ledger.identity` names it.
+        """
+
+    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
+        """Other data sets that have any of these: name → how many of them, and how many it has."""
 
     def entries(self, after: int = 0) -> Sequence[Entry]:
         """The book's lines, oldest first."""

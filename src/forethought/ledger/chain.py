@@ -185,7 +185,7 @@ class State:
                 self.accounts[account.data] = account
                 self.rules[account.data] = Rule.from_dict(values["rule"])
                 self.sums[account.data, ""] = self.rules[account.data].nothing
-            case "partition":
+            case "partition" | "records":
                 at = values["data"], values["partition"] or ""
                 self.sums.setdefault(at, self.rules[at[0]].nothing)
                 self.persons[at] = self.persons.get(at, 0) + values["new"]

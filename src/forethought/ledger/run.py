@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forethought.accounting.adaptive import Selection
 from forethought.accounting.interval import at_least, at_most
@@ -101,6 +102,10 @@ class Ledger:
         data: the account's name. purpose: of the run, for whoever reads the book.
         token_file: of the service; see :func:`book_at`.
         partition: ``"scheme=part"`` where the run touches one part's records only.
+        also: other accounts of the book whose data sets share persons with this one. The run is
+            charged to them too, so that what all of them release of a person adds up in each.
+        identity: file of the key by which records and persons are hashed (`forethought ledger
+            identity`), the same for all that use the book; None: nothing is compared.
 
     >>> Ledger("sqlite:///books.db", "patients", purpose="survival after a stroke").data
     'patients'
@@ -111,6 +116,50 @@ class Ledger:
     purpose: str = ""
     token_file: str | Path | None = None
     partition: str | None = None
+    also: tuple[str, ...] = ()
+    identity: str | Path | None = None
+
+    def recognise(self, records: Sequence[bytes], persons: Sequence[bytes] | None = None) -> None:
+        """Ask whether a data set of another name has these records or persons, and note them.
+
+        Nothing is asked without ``identity``. The book is given keyed hashes only.
+
+        Args:
+            records: each as bytes, in any order (`forethought.ledger.identity.contents`).
+            persons: whose they are, in place of comparing records; None: records are compared, and
+                fewer than 1 in 20 equal ones are a coincidence.
+
+        Raises:
+            BookError: it has, and ``also`` does not name it; says what to do.
+        """
+        if self.identity is None:
+            return
+        from forethought.ledger.identity import Overlap, fingerprint, hashes
+
+        key = Path(self.identity).read_bytes()
+        unit: Literal["record", "person"] = "record" if persons is None else "person"
+        found = hashes(key, records if persons is None else persons, unit)
+        name, listed = fingerprint(key, records).name, found.listed()
+        book = self.book()
+
+        def ask() -> None:
+            for other, (shared, size) in sorted(book.overlaps(self.data, listed).items()):
+                seen = Overlap(len(found), size, shared, found.group)
+                few = persons is None and 20 * shared < min(seen.of, seen.other)
+                if other in self.also or few:
+                    continue
+                raise BookError(
+                    f"{seen.words(other, unit)}. If it is that data set, pay from its account: "
+                    f"data = {other!r}. If it is another one about the same {unit}s, say that both "
+                    f"pay: also = [{other!r}] in [ledger], or --ledger BOOK#{self.data}+{other}"
+                )
+
+        try:
+            ask()
+            book.add_records(self.data, listed, name)
+            ask()  # whoever did the same at the same time is seen by one of the two
+        finally:
+            book.close()
 
     def book(self) -> Book:
         """The opened book. Raises BookError, OSError."""
@@ -178,9 +227,10 @@ class Ledger:
                     raise
                 found["number"] = made.number
                 _keep(path, self, found)
+            others = self._others(book, charge, found, path)
             if held is None or held.status != "settled":
                 held = book.begin(found["number"], found["run"])
-            return Paid(self, book, held, path, found["call"])
+            return Paid(self, book, held, path, found["call"], others)
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(charge))(
                 lambda smaller: book.fits(self.data, replace(smaller, partition=self.partition)),
@@ -193,6 +243,35 @@ class Ledger:
         except BaseException:
             book.close()
             raise
+
+    def _others(
+        self, book: Book, charge: Charge, found: dict[str, Any], path: Path | None
+    ) -> tuple[int, ...]:
+        """The run's reservations in accounts that share persons with its own, all begun.
+
+        They are found by their calls' names, which follow from that of the run's own. Where one
+        does not fit, all that were made are given back.
+        """
+        made: list[Reservation] = []
+        try:
+            for name in sorted(set(self.also) - {self.data}):
+                call = f"{found['call'][:32]} {hashlib.sha256(name.encode()).hexdigest()[:24]}"
+                everyone = replace(charge, partition=None)
+                words = self.purpose or f"shares persons with {self.data}"
+                made.append(book.reserve(name, everyone, purpose=words, call=call))
+        except BookError:
+            own = book.reservation(found["number"])
+            for one in (*made, own):
+                if one.status == "reserved":
+                    book.end(one.number, 0, "another account that has to pay did not")
+            if own.status == "reserved":
+                _forget(path, own.number)
+            raise
+        return tuple(
+            one.number
+            for one in made
+            if one.status == "settled" or book.begin(one.number, found["run"])
+        )
 
 
 def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
@@ -284,8 +363,16 @@ class Paid:
     """
 
     def __init__(
-        self, ledger: Ledger, book: Book, held: Reservation, path: Path | None, call: str
+        self,
+        ledger: Ledger,
+        book: Book,
+        held: Reservation,
+        path: Path | None,
+        call: str,
+        others: tuple[int, ...] = (),
     ) -> None:
+        # Its reservations in accounts that share persons with its own: the same is done to all.
+        self._others = others
         self._ledger, self.book, self._path, self._call = ledger, book, path, call
         self.number, self.charge, self.mechanism = held.number, held.charge, held.charge.mechanism
         # What may have left before this process; rounds up to there can be released again.
@@ -342,7 +429,8 @@ class Paid:
             elif passed > 2 * PACE:
                 self._stride = max(1, self._stride // 2)
             mark = min(rounds - 1 + self._stride, self.charge.rounds)
-            self.book.mark(self.number, mark)
+            for number in (*self._others, self.number):
+                self.book.mark(number, mark)
             self.marked, self._at = mark, now
         self._noted = max(self._noted, rounds)
 
@@ -370,15 +458,19 @@ class Paid:
             ) from None
         root = math.sqrt(times) * (1 + 2.0**-50)  # never less than it is
         joined = [replace(one, noise_multiplier=one.noise_multiplier / root) for one in part]
-        made = self.book.reserve(
-            self._ledger.data,
-            replace(self.charge, mechanism=Mechanism(*joined, adjacency=part.adjacency)),
-            purpose=f"rounds of reservation {self.number} released again",
-            call=f"{self._call[:24]} again {secrets.token_hex(8)}",
-        )
-        self.book.begin(made.number, f"again {secrets.token_hex(8)}")
-        self.book.settle(made.number, len(part))
-        self._again.append(made.number)
+        whole = replace(self.charge, mechanism=Mechanism(*joined, adjacency=part.adjacency))
+        for number in (*self._others, self.number):
+            mine = number == self.number
+            made = self.book.reserve(
+                self._ledger.data if mine else self.book.reservation(number).data,
+                whole if mine else replace(whole, partition=None),
+                purpose=f"rounds of reservation {number} released again",
+                call=f"{self._call[:24]} again {secrets.token_hex(8)}",
+            )
+            self.book.begin(made.number, f"again {secrets.token_hex(8)}")
+            self.book.settle(made.number, len(part))
+            if mine:
+                self._again.append(made.number)
         self._twice = last, times
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
@@ -392,6 +484,8 @@ class Paid:
             raise BookError(
                 f"{self._noted} rounds may have been released, and the transcript has {released}"
             )
+        for number in self._others:
+            self.book.settle(number, released)
         total = self.book.settle(self.number, released)
         self._settled = True
         account = self.book.account(self._ledger.data)
@@ -405,6 +499,7 @@ class Paid:
             "reservation": self.number,
             "again": self._again,
             "released": released,
+            **({"also": list(self._others)} if self._others else {}),
             "total": {**asdict(total), "by_part": dict(total.by_part)},
         }
         text = json.dumps(values, indent=2, sort_keys=True) + "\n"
@@ -430,7 +525,8 @@ class Paid:
                 # Whoever kept the model of an interrupted run kept no more than was noted. A book
                 # that cannot be reached keeps the whole charge.
                 with contextlib.suppress(BookError):
-                    self.book.settle(self.number, self.begun)
+                    for number in (*self._others, self.number):
+                        self.book.settle(number, self.begun)
                     self._settled = over = True
             if over:
                 _forget(self._path, self.number)

@@ -77,7 +77,9 @@ _AT_ONCE = 500
 # Whoever may write entries of a kind; analysts the reservations that they made.
 _MAY: dict[str, tuple[Role, ...]] = {
     **dict.fromkeys(("account", "partition", "token", "revoke"), ("owner",)),
-    **dict.fromkeys(("reserve", "refuse", "begin", "mark", "settle", "end"), ("owner", "analyst")),
+    **dict.fromkeys(
+        ("reserve", "refuse", "records", "begin", "mark", "settle", "end"), ("owner", "analyst")
+    ),
 }
 
 
@@ -265,15 +267,18 @@ class Store(Book):
 
     # Accounts, persons and tokens.
 
-    def open_account(self, account: Account, rule: str | None = None) -> Account:
+    def open_account(
+        self, account: Account, rule: str | None = None, blocks: int | None = None
+    ) -> Account:
         """See :meth:`Book.open_account`.
 
         Args:
             rule: the name of the rule by which charges add up; see
                 :data:`forethought.ledger.totals.RULES`; None: the one for most kinds of charges.
+            blocks: see :meth:`forethought.ledger.totals.Rule.of`.
         """
         made: Account = _account(account)
-        chosen = Rule.of(made, rule)
+        chosen = Rule.of(made, rule, blocks)
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == made.data):
@@ -295,6 +300,34 @@ class Store(Book):
         return [chain.account_from(parse(row.account)) for row in rows]
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
+        return self._register("partition", data, partition, persons, {})
+
+    def add_records(self, data: str, persons: Iterable[bytes], fingerprint: str) -> int:
+        named = {"fingerprint": _name("a fingerprint", fingerprint)}
+        return self._register("records", data, None, persons, named)
+
+    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
+        self._known(data)
+        wanted, found = sorted(set(persons)), dict[str, tuple[int, int]]()
+        others = select(SUMS).where(SUMS.c.part == "", SUMS.c.persons > 0, SUMS.c.data != data)
+        for row in self._rows(others.order_by(SUMS.c.data)):
+            here, shared = (PERSONS.c.data == row.data, PERSONS.c.scheme == ""), 0
+            for start in range(0, len(wanted), _AT_ONCE):
+                some = PERSONS.c.person.in_(wanted[start : start + _AT_ONCE])
+                counted = select(func.count()).select_from(PERSONS).where(*here, some)
+                shared += self._rows(counted)[0][0]
+            if shared:
+                found[row.data] = shared, row.persons
+        return found
+
+    def _register(
+        self,
+        kind: str,
+        data: str,
+        partition: str | None,
+        persons: Iterable[bytes],
+        more: Mapping[str, str],
+    ) -> int:
         _, rule = self._known(data)
         scheme, part = _parts(partition)
         wanted = sorted(set(persons))
@@ -332,9 +365,10 @@ class Store(Book):
                 .values(persons=SUMS.c.persons + len(new))
             )
             digest = chain.persons_digest(new)
-            return {"data": data, "partition": partition, "new": len(new), "persons": digest}
+            own = {"data": data, "partition": partition, "new": len(new), "persons": digest}
+            return {**own, **more}
 
-        found = self._write("partition", work)
+        found = self._write(kind, work)
         return int(found["new"]) if found else 0
 
     def partitions(self, data: str) -> dict[str, int]:

@@ -81,6 +81,11 @@ CALLS: dict[str, Call] = {
     "reservations": Call(_each(reservation_to), _each(reservation_from)),
     "total": Call(*_TOTAL),
     "add_persons": Call(_same, int),
+    "add_records": Call(_same, int),
+    "overlaps": Call(
+        lambda found: {name: [*pair] for name, pair in found.items()},
+        lambda found: {name: (int(a), int(b)) for name, (a, b) in found.items()},
+    ),
     "entries": Call(_each(entry_to), _each(entry_from)),
     "verify": Call(list, list),
 }
