@@ -335,6 +335,7 @@ def test_a_changed_loss_pays_for_its_rounds_again(tmp_path: Path) -> None:
     assert (first.status, first.released) == ("settled", ROUNDS)
     assert more.status == "settled" and len(more.charge.mechanism) >= 7
     assert any(caveat.code == "released-again" for caveat in run.statement.caveats)
+    assert verified(out, ledger=ledger.url).statement == run.statement
 
 
 def test_phases_that_were_not_run_return(tmp_path: Path) -> None:

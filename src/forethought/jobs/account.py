@@ -242,6 +242,7 @@ def _in_book(found: Path, statement: Statement, place: str, token_file: Path | N
         planned = held.charge.mechanism
         for before in reversed(noted.get("earlier", ())):
             planned = book.reservation(before).charge.mechanism + planned
+        paying = [book.reservation(one) for one in noted.get("also", ())]
         points = history(book.entries(), noted["data"], head).points
     finally:
         book.close()
@@ -250,6 +251,9 @@ def _in_book(found: Path, statement: Statement, place: str, token_file: Path | N
     same = noted["again"] or statement.way.composed is None or own == ran
     if "earlier" in noted:
         same = same and planned == ran
+    for other in paying:
+        charged = other.released, other.charge.mechanism, other.charge.selection
+        same = same and charged == (held.released, held.charge.mechanism, held.charge.selection)
     if statement.accountant["kind"] == SELECTION or held.charge.selection is not None:
         searched = held.charge.selection
         same = searched is not None and searched.is_of(ran, statement.accountant)

@@ -545,6 +545,8 @@ def in_words(found: Mapping[str, Any]) -> str:
     which = f"reservation {numbers[0]}"
     if len(numbers) > 1:
         which = f"reservations {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    if "also" in found:
+        which += f" (and {', '.join(map(str, found['also']))}, of accounts that share persons)"
     return (
         f"everything that the book has of {found['data']!r} comes to ε {at_most(total['epsilon'])} "
         f"of {at_least(budget['epsilon'])} at δ {at_most(total['delta'], '.3g')} after this run, "

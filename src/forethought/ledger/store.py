@@ -14,6 +14,7 @@ import math
 import random
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,8 @@ _Found = TypeVar("_Found")
 _LOG = logging.getLogger(__name__)
 # A clock may be so far behind another machine's before it is spoken of.
 _SKEW = timedelta(minutes=5)
+# Refusals of one actor that are written in so many seconds; further ones hold all the same.
+_NOTED, _HOUR = 60, 3600.0
 # Persons that are looked up with one statement.
 _AT_ONCE = 500
 # Whoever may write entries of a kind; analysts the reservations that they made.
@@ -212,6 +215,7 @@ class _Kept:
     Args:
         key: the public one that signs all entries; None: nobody signs. signer: has that key.
         rules, charges: account and rule of data sets, and reservations as they once were.
+        refused: when refusals were noted, by actor.
     """
 
     engine: Engine
@@ -221,6 +225,16 @@ class _Kept:
     key: str | None = None
     rules: dict[str, tuple[Account, Rule]] = field(default_factory=dict)
     charges: dict[int, Reservation] = field(default_factory=dict)
+    refused: dict[str, deque[float]] = field(default_factory=dict)
+
+    def noting(self, actor: str) -> bool:
+        """True if a refusal is written: so many an hour, as asking in a loop must not fill it."""
+        noted, here = self.refused.setdefault(actor, deque(maxlen=_NOTED)), time.monotonic()
+        if len(noted) == _NOTED and here - noted[0] < _HOUR:
+            _LOG.warning("refusals of %s are not written any more for a while", actor)
+            return False
+        noted.append(here)
+        return True
 
     @property
     def reads(self) -> Engine:
@@ -466,8 +480,9 @@ class Store(Book):
             over = self._over(account, rule, full.sums, charge)
             told = {"data": data, "purpose": purpose, "left": over.epsilon_left}
             values = {**told, "charge": chain.charge_values(charge)}
-            with suppress(BookError):  # the refusal holds, noted or not
-                self._write("refuse", lambda turn: values)
+            if self._kept.noting(self.actor):
+                with suppress(BookError):  # the refusal holds, noted or not
+                    self._write("refuse", lambda turn: values)
             raise over from None
         made = chain.reserved_by(found)
         self._kept.remember(made)
