@@ -19,7 +19,7 @@ from forethought.accounting.adaptive import (
     Selection,
     selection_details,
 )
-from forethought.accounting.statement import StatementError
+from forethought.accounting.statement import StatementError, content_hash
 from forethought.jobs.account import verified
 from forethought.ledger import run as of_run
 from forethought.ledger.book import (
@@ -755,3 +755,40 @@ def test_without_the_key_nothing_is_recognised(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         new_key(tmp_path / "key")
     assert (tmp_path / "key").stat().st_mode & 0o077 == 0
+
+
+def test_plans_of_a_series_are_paid_by_one_charge(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    one, other = planned(4.0), planned(3.0, 10)
+    runs = []
+    with ledger.paid(one.mechanism + other.mechanism) as series:
+        with pytest.raises(BookError, match="next plan"):
+            series.part(other.mechanism)
+        for at, plan in enumerate((one, other)):
+            part = series.part(plan.mechanism)
+            with pytest.raises(BookError, match="another plan"):
+                train(model(), records(), planned(5.0), ledger=part)
+            runs.append(train(model(), records(), plan, ledger=part, out=tmp_path / str(at)))
+            assert book.reservation(1).mark >= (ROUNDS, ROUNDS + 10)[at]
+        verified(tmp_path / "0", ledger=ledger.url)
+        with pytest.raises(BookError, match="next plan"):
+            series.part(other.mechanism)
+        series.settle()
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", ROUNDS + 10)
+    for at, run in enumerate(runs):
+        assert verified(tmp_path / str(at), ledger=ledger.url).statement == run.statement
+    noted = json.loads((tmp_path / "1" / EVIDENCE).read_text("utf-8"))
+    assert noted["part"] == [ROUNDS, ROUNDS + 10]
+    with pytest.raises(StatementError, match="another run"):  # the other's evidence
+        (tmp_path / "1" / EVIDENCE).write_text(json.dumps({**noted, "part": [0, 10]}))
+        _in_its_book(tmp_path / "1", runs[1].statement, ledger)
+
+
+def _in_its_book(folder: Path, statement: Any, ledger: Ledger) -> None:
+    """A statement that rests on the changed evidence, against the book."""
+    text = (folder / EVIDENCE).read_text("utf-8")
+    files = {**statement.evidence.files, EVIDENCE: content_hash(text.encode())}
+    made = replace(statement, evidence=replace(statement.evidence, files=files))
+    (folder / "statement.json").write_text(made.to_json())
+    verified(folder, ledger=ledger.url)

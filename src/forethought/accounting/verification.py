@@ -386,16 +386,17 @@ def _mechanism(case: _Case) -> str | None:
 
 def _no_more_noise(stated: Mechanism, planned: Mechanism) -> bool:
     """True if these are the planned rounds, perhaps with less noise: some were released again."""
-    one, other = list(stated), list(planned)
+    one, other = [(part, part.count) for part in stated], [(part, part.count) for part in planned]
     while one and other:
-        (first, *later), (wanted, *rest) = one, other
-        count = min(first.count, wanted.count)
+        (first, here), (wanted, there) = one.pop(0), other.pop(0)
         if first.noise_multiplier > wanted.noise_multiplier * (1 + 1e-12):
             return False
         if replace(first, noise_multiplier=wanted.noise_multiplier, count=wanted.count) != wanted:
             return False
-        one = [replace(first, count=first.count - count), *later][first.count == count :]
-        other = [replace(wanted, count=wanted.count - count), *rest][wanted.count == count :]
+        if here > there:
+            one.insert(0, (first, here - there))
+        elif there > here:
+            other.insert(0, (wanted, there - here))
     return not (one or other)
 
 

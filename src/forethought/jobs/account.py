@@ -257,7 +257,14 @@ def _in_book(found: Path, statement: Statement, place: str, token_file: Path | N
     if statement.accountant["kind"] == SELECTION or held.charge.selection is not None:
         searched = held.charge.selection
         same = searched is not None and searched.is_of(ran, statement.accountant)
-    if (held.data, held.released) != (noted["data"], noted["released"]) or not same:
+    if "part" in noted:  # of a series, which may still go on
+        first, end = noted["part"]
+        rest = planned.after(first) if first else planned
+        same = rest.first(len(ran)) == ran and first + len(ran) == end
+        same = same and (held.mark if held.released is None else held.released) >= end
+    else:
+        same = same and held.released == noted["released"]
+    if held.data != noted["data"] or not same:
         raise StatementError(f"reservation {number} in the book is of another run than this")
     total, stated = points[-1].epsilon, float(noted["total"]["epsilon"])
     if total > stated * (1 + 1e-9):

@@ -17,7 +17,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forethought.accounting.adaptive import Selection
 from forethought.accounting.interval import at_least, at_most
-from forethought.ledger.book import Account, Book, BookError, Charge, OverBudgetError, Reservation
+from forethought.ledger.book import (
+    Account,
+    Book,
+    BookError,
+    Charge,
+    OverBudgetError,
+    Reservation,
+    Total,
+)
 from forethought.values.checks import whole
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 from forethought.values.serialisation import parse, write_text
@@ -374,6 +382,7 @@ class Paid:
         # Its reservations in accounts that share persons with its own: the same is done to all.
         self._others = others
         self._ledger, self.book, self._path, self._call = ledger, book, path, call
+        self.data = ledger.data
         self.number, self.charge, self.mechanism = held.number, held.charge, held.charge.mechanism
         # What may have left before this process; rounds up to there can be released again.
         self._before = held.mark if held.released is None else held.released
@@ -381,6 +390,31 @@ class Paid:
         self._again: list[int] = []
         self._twice = 0, 1  # rounds up to there are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
+        self._taken = 0  # rounds of the plans of a series that were handed on
+
+    def part(self, mechanism: Mechanism) -> Part:
+        """The next plan of a series that was reserved together: ``ledger=`` of its run.
+
+        Several plans that are fixed before the first of them runs compose exactly: reserve the sum
+        of their mechanisms, run them in this order, and settle once all are done:
+
+            with ledger.paid(one.mechanism + other.mechanism) as series:
+                ft.train(model, data, one, ledger=series.part(one.mechanism))
+                ft.train(model, data, other, ledger=series.part(other.mechanism))
+                series.settle()
+
+        Raises:
+            BookError: it is not the next plan of the series.
+        """
+        before, end = self._taken, self._taken + len(mechanism)
+        here = self.mechanism.first(end) if end <= len(self.mechanism) else None
+        if here is None or (here.after(before) if before else here) != mechanism:
+            raise BookError(
+                f"this is not the next plan of the series that reservation {self.number} is for, "
+                f"of which {before} of {len(self.mechanism)} rounds were handed on"
+            )
+        self._taken = end
+        return Part(self, mechanism, before)
 
     def paid(
         self,
@@ -488,6 +522,14 @@ class Paid:
             self.book.settle(number, released)
         total = self.book.settle(self.number, released)
         self._settled = True
+        return self.evidence(total, released=released)
+
+    def evidence(self, total: Total, **more: Any) -> tuple[str, str]:
+        """The book's words on a run: its evidence as JSON, and in words.
+
+        Args:
+            total: after the run. more: ``released`` of the reservation, or ``part`` of a series.
+        """
         account = self.book.account(self._ledger.data)
         values = {
             "schema": EVIDENCE_SCHEMA,
@@ -498,7 +540,7 @@ class Paid:
             "partition": self._ledger.partition,
             "reservation": self.number,
             "again": self._again,
-            "released": released,
+            **more,
             **({"also": list(self._others)} if self._others else {}),
             "total": {**asdict(total), "by_part": dict(total.by_part)},
         }
@@ -532,6 +574,52 @@ class Paid:
                 _forget(self._path, self.number)
         finally:
             self.book.close()
+
+
+class Part:
+    """One plan of a series that was reserved together; see :meth:`Paid.part`."""
+
+    def __init__(self, series: Paid, mechanism: Mechanism, before: int) -> None:
+        self._series, self.mechanism, self._first = series, mechanism, before
+
+    @property
+    def begun(self) -> int:
+        """See :attr:`Paid.begun`."""
+        return max(0, self._series.begun - self._first)
+
+    @contextlib.contextmanager
+    def paid(
+        self,
+        mechanism: Mechanism,
+        *,
+        group: int = 1,
+        selection: Selection | None = None,
+        folder: Path | None = None,
+        resume: bool = False,
+    ) -> Iterator[Self]:
+        """Itself, for the run of its plan. Raises BookError: another plan's run, or one that is
+        resumed, which its series cannot be."""
+        fits = group <= self._series.charge.group and selection is None and not resume
+        if mechanism != self.mechanism or not fits:
+            raise BookError("this part of a series is for another plan, or its series is over")
+        yield self
+
+    def ahead(self, rounds: int) -> None:
+        """See :meth:`Paid.ahead`."""
+        if rounds > len(self.mechanism):
+            raise BookError(f"round {rounds} is not among the {len(self.mechanism)} of this part")
+        self._series.ahead(self._first + rounds)
+
+    def again(self, rounds: int, times: int) -> None:
+        """See :meth:`Paid.again`."""
+        self._series.again(self._first + rounds, times)
+
+    def settle(self, rounds: int | None = None) -> tuple[str, str]:
+        """What the book says after this part; the series itself stays active."""
+        end = self._first + (len(self.mechanism) if rounds is None else rounds)
+        self._series.ahead(end)
+        total = self._series.book.total(self._series.data)
+        return self._series.evidence(total, part=[self._first, end])
 
 
 def in_words(found: Mapping[str, Any]) -> str:
