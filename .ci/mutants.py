@@ -499,7 +499,7 @@ MUTANTS = [
     Mutant("ledger: the plans of a series in any order", "Paid.part",
            "(here.after(before) if before else here) != mechanism", "False",
            "test_plans_of_a_series_are_paid_by_one_charge"),
-    Mutant("ledger: a part of a series marks the first one's rounds", "Part.ahead",
+    Mutant("ledger: a part of a series marks the first one's rounds", "SeriesPart.ahead",
            "self._first + rounds", "rounds", "test_plans_of_a_series_are_paid_by_one_charge"),
     Mutant("ledger: any overlap is a coincidence", "Ledger.recognise",
            "persons is None and ...", "True", "test_a_renamed_copy_and_a_superset_are_noticed"),

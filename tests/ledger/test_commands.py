@@ -190,10 +190,13 @@ def test_a_copy_of_a_table_is_told_and_paid_where_it_is_meant(tmp_path: Path, pl
     assert book.total("copy").epsilon == 0
     done = CliRunner().invoke(app, [*command, "--ledger", f"{place}#copy+patients"])
     assert done.exit_code == 0, done.exception
-    assert [len(book.reservations(name)) for name in ("patients", "copy")] == [2, 2]
+    counts = [len(book.reservations(name)) for name in ("patients", "copy")]
+    assert counts == [2, 2]  # of the refused one nothing is charged
+    kept = Job.load(tmp_path / "runs" / "second" / "job.toml")
+    assert kept.statistics and kept.payer is not None and kept.payer.also == ("patients",)
     assert book.total("copy").epsilon > 0 and not book.verify()
     # By persons: other rows of one of them are enough.
-    people = 'person = "id"\nrecords_per_person = 2\n'
+    people = 'person = "id"\nrecords_per_person = 2\n[data.columns]\nage = [0, 110]\n'
     for name, some in (("third", rows[:20]), ("fourth", ["77,F,p9", "78,M,q1"])):
         account = f'{own}"{name}"'
         made = Account(name, Budget(4.0, 1e-6), unit="person")

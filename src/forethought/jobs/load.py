@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import polars as pl
 
 from forethought.data.dataset import Dataset, PersonRows
-from forethought.data.files import AS_USUAL, Table, kind_of, resolve
 from forethought.data.synthetic import Indices, shares
 from forethought.jobs.job import Job, JobError, Request, with_features
 from forethought.planning.plan_request import PlanRequest
@@ -298,35 +296,6 @@ def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
         if request.job.federation is not None:
             request.job.federation.delay.value.permits(0, 0)  # may be a function of the user's own
         return Loaded(request, dataset, request.job.build_model(dataset))
-
-
-def recognise(job: Job, data_dir: Path | None, dataset: Dataset | None = None) -> None:
-    """Ask the job's book whether another data set has the job's records or persons.
-
-    A table is compared as its file has it, whatever the job makes of it; other data as loaded.
-
-    Raises:
-        BookError: it has, and the job does not say that it pays too.
-    """
-    from forethought.ledger.identity import contents
-
-    payer, section = job.payer, job.data
-    if payer is None or payer.identity is None:
-        return
-    kind, _, name = section.source.partition(":")
-    if kind in ("csv", "parquet", "excel"):
-        path = resolve(name, data_dir or section.folder)
-        schema = section.table_schema()
-        form = AS_USUAL if schema is None else schema.form
-        frame = pl.concat(Table(path, kind_of(path), form).pieces(), how="vertical_relaxed")
-        whose = None
-        if section.person is not None:
-            whose = contents(frame.select(pl.col(section.person).alias("person")))
-        payer.recognise(contents(frame), whose)
-    elif dataset is not None:
-        parts = [part for part in (dataset.train, dataset.test) if part is not None]
-        pairs = [zip(part.inputs, part.targets, strict=True) for part in parts]
-        payer.recognise([x.tobytes() + y.tobytes() for rows in pairs for x, y in rows])
 
 
 # What members of a federation or a gossip train on: records, or persons with all their rows.

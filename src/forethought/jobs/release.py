@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forethought.jobs.job import JOB_NAME, Job, JobError, Request
-from forethought.jobs.load import recognise
 from forethought.values.caveats import Caveat
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def release_job(
             paid = held.enter_context(paying)
         columns = {name for one in planned.statistics for name in one.columns}
         columns |= {name for one in planned.statistics for name, _ in one.where}
-        recognise(job, data_dir)
+        job.recognise(data_dir)
         found = rows(path, columns, schema)
         planned = replace(planned, examples=len(found))
         if paid is not None:

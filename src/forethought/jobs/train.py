@@ -14,7 +14,7 @@ import numpy as np
 from forethought.accounting import exact
 from forethought.data.dataset import PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, Request, on_pixels, overridden
-from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job, recognise
+from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.ledger.book import Charge
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.contributions import Persons
@@ -196,7 +196,7 @@ def prepare(
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
     if resume is None:
-        recognise(request.job, data_dir, loaded.dataset)
+        request.job.recognise(data_dir, loaded.dataset)
     else:
         from forethought.training.folder import PLAN
         from forethought.training.search import phases_of
@@ -516,7 +516,7 @@ def tune_job(
     request = on_pixels(request)  # step sizes that are given would be others for features
     job = request.job
     loaded = load_job(request, data_dir)
-    recognise(job, data_dir, loaded.dataset)
+    job.recognise(data_dir, loaded.dataset)
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
     rates = [{"learning_rate": rate} for rate in learning_rates]

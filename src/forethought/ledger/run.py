@@ -392,7 +392,7 @@ class Paid:
         self._stride, self._at, self._depth = 1, -PACE, 0
         self._taken = 0  # rounds of the plans of a series that were handed on
 
-    def part(self, mechanism: Mechanism) -> Part:
+    def part(self, mechanism: Mechanism) -> SeriesPart:
         """The next plan of a series that was reserved together: ``ledger=`` of its run.
 
         Several plans that are fixed before the first of them runs compose exactly: reserve the sum
@@ -414,7 +414,7 @@ class Paid:
                 f"of which {before} of {len(self.mechanism)} rounds were handed on"
             )
         self._taken = end
-        return Part(self, mechanism, before)
+        return SeriesPart(self, mechanism, before)
 
     def paid(
         self,
@@ -576,7 +576,7 @@ class Paid:
             self.book.close()
 
 
-class Part:
+class SeriesPart:
     """One plan of a series that was reserved together; see :meth:`Paid.part`."""
 
     def __init__(self, series: Paid, mechanism: Mechanism, before: int) -> None:
@@ -642,7 +642,7 @@ def in_words(found: Mapping[str, Any]) -> str:
     )
 
 
-def together(texts: Sequence[str]) -> tuple[str, str]:
+def joined_evidence(texts: Sequence[str]) -> tuple[str, str]:
     """The evidence of a run whose parts were paid one by one, and what it says in words.
 
     Args:

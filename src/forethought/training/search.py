@@ -46,7 +46,7 @@ from forethought.accounting.statement import SCORE, About, Randomness, Statement
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
 from forethought.ledger.book import OverBudgetError
-from forethought.ledger.run import together
+from forethought.ledger.run import joined_evidence
 from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.private_sum import Team
@@ -847,7 +847,7 @@ def _run(
     if ledger is None:
         statement = settled_in(task, statement, state.total)
     else:
-        text, words = together(state.paid)
+        text, words = joined_evidence(state.paid)
         if folder is not None:
             replace_file(folder.path / PAID, text.encode())
             (folder.path / RESERVATION).unlink(missing_ok=True)
