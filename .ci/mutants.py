@@ -879,7 +879,7 @@ MUTANTS = [
            "released < self._noted", "False",
            "test_a_book_that_is_gone_stops_the_run_before_the_round"),
     Mutant("paid: a stopped run settles with nothing", "Paid.__exit__",
-           "self.begun", "0",
+           "self.book.settle(number, self.begun)", "self.book.settle(number, 0)",
            "test_a_run_without_a_folder_that_stops_is_settled_with_its_rounds"),
     Mutant("paid: a run that can go on is settled", "Paid.__exit__",
            "self._path is None or ...", "True",

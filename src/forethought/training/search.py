@@ -113,6 +113,7 @@ from forethought.values.plan import Plan
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
 
+_EITHER = "give either holdout= (records to score on) or score= (a function)"
 PUBLIC_SCORE = Caveat("public-score")
 UNPROTECTED_SCORE = Caveat("unprotected-score")
 DISJOINT = Caveat("disjoint-score")
@@ -213,6 +214,8 @@ def tune(  # noqa: C901, PLR0915
             f"{trials!r}: the best of a fixed number of trials is not covered"
         )
     one_of("scoring", scoring, get_args(Scoring))
+    if holdout is not None and score is not None:
+        raise ValueError(_EITHER)
     if score is not None and scoring == "noised":
         raise ValueError(
             "score= is a function of your own: say scoring='public' if it reads no private data, "
@@ -240,7 +243,7 @@ def tune(  # noqa: C901, PLR0915
         if score is None:
             holdout = held_out
         if (holdout is None) == (score is None):
-            raise ValueError("give either holdout= (records to score on) or score= (a function)")
+            raise ValueError(_EITHER)
         records = arranged(data, plans[0], loss)
         if isinstance(data, PersonRows) and scoring == "noised":
             raise ValueError(
