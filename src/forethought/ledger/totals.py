@@ -290,8 +290,8 @@ _LEAPS = 5e-4
 _FURTHEST = 400
 _NEGLIGIBLE = 1e-26
 _KNOTS = 160
-# Where knots may end.
-_ENDS = 1.1 ** np.arange(-72.0, 61.0)
+# Where knots may end. Every figure of them is a part of what stored charges are compared with.
+_ENDS = np.cumprod([2.0**-10, *[1.1] * 133])
 
 
 @dataclass(frozen=True)
