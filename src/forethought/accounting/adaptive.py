@@ -614,7 +614,7 @@ class Selection:
 
     @property
     def of_a_record(self) -> tuple[tuple[Mechanism, ...], ...]:
-        """What a trial may release of a record that is trained on; and of one that is held out."""
+        """Mechanisms of a trial, for a record that is trained on; and for one that is held out."""
         if self.score_noise is None:
             return (self.candidates,)
         return self.candidates, (count_mechanism(self.score_noise, self.candidates[0]),)

@@ -615,7 +615,7 @@ class SeriesPart:
         self._series.again(self._first + rounds, times)
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
-        """What the book says after this part; the series itself stays active."""
+        """The words of the book after this part; the series itself stays active."""
         end = self._first + (len(self.mechanism) if rounds is None else rounds)
         self._series.ahead(end)
         total = self._series.book.total(self._series.data)
