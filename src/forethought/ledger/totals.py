@@ -291,7 +291,7 @@ _FURTHEST = 400
 _NEGLIGIBLE = 1e-26
 _KNOTS = 160
 # Where knots may end. Every figure of them is a part of what stored charges are compared with.
-_ENDS = np.cumprod([2.0**-10, *[1.1] * 133])
+_ENDS: Array = np.cumprod(np.array([2.0**-10, *[1.1] * 133]))
 
 
 @dataclass(frozen=True)
