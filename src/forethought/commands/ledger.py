@@ -52,7 +52,7 @@ def url_of(place: str) -> str:
 
 def _book(place: str, token_file: Path | None = None, key: Path | None = None) -> Book:
     """The book at a place, for reading and for writing."""
-    from forethought.ledger.run import book_at
+    from forethought.ledger.paid_run import book_at
 
     if key is not None:
         return _store(place, key)
@@ -61,7 +61,7 @@ def _book(place: str, token_file: Path | None = None, key: Path | None = None) -
 
 def _store(place: str, key: Path | None) -> Store:
     """A book whose database is at hand."""
-    from forethought.ledger.run import stored
+    from forethought.ledger.paid_run import stored
 
     url = url_of(place)
     refuse(
@@ -112,7 +112,7 @@ def open_account(
     quiet: Quiet = False,
 ) -> None:
     from forethought.ledger.book import Account
-    from forethought.ledger.run import user
+    from forethought.ledger.paid_run import user
     from forethought.ledger.store import create
     from forethought.values.mechanism import Budget
 

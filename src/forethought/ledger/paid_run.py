@@ -62,7 +62,7 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
         BookError: no such book, or no token where one is needed. OSError: no such file.
     """
     if url.startswith(("http://", "https://")):
-        from forethought.ledger.client import RemoteBook
+        from forethought.ledger.remote import RemoteBook
 
         if token_file is not None:
             token = Path(token_file).read_text(encoding="utf-8").strip()
@@ -201,7 +201,7 @@ class Ledger:
         folder: Path | None = None,
         resume: bool = False,
         advice: Advice | None = None,
-    ) -> Paid:
+    ) -> PaidRun:
         """Reserve a run's whole mechanism and begin; use what comes back in a ``with``.
 
         Args:
@@ -238,7 +238,7 @@ class Ledger:
             others = self._others(book, charge, found, path)
             if held is None or held.status != "settled":
                 held = book.begin(found["number"], found["run"])
-            return Paid(self, book, held, path, found["call"], others)
+            return PaidRun(self, book, held, path, found["call"], others)
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(charge))(
                 lambda smaller: book.fits(self.data, replace(smaller, partition=self.partition)),
@@ -362,7 +362,7 @@ def most_rounds(mechanism: Mechanism, fits: Callable[[Mechanism], bool]) -> int:
     return low
 
 
-class Paid:
+class PaidRun:
     """A reservation that has begun, for one run; made by :meth:`Ledger.paid`.
 
     In a ``with`` it may be entered again by whoever it is handed on to; the outermost end closes
@@ -577,9 +577,9 @@ class Paid:
 
 
 class SeriesPart:
-    """One plan of a series that was reserved together; see :meth:`Paid.part`."""
+    """One plan of a series that was reserved together; see :meth:`PaidRun.part`."""
 
-    def __init__(self, series: Paid, mechanism: Mechanism, before: int) -> None:
+    def __init__(self, series: PaidRun, mechanism: Mechanism, before: int) -> None:
         self._series, self.mechanism, self._first = series, mechanism, before
 
     @property
@@ -605,13 +605,13 @@ class SeriesPart:
         yield self
 
     def ahead(self, rounds: int) -> None:
-        """See :meth:`Paid.ahead`."""
+        """See :meth:`PaidRun.ahead`."""
         if rounds > len(self.mechanism):
             raise BookError(f"round {rounds} is not among the {len(self.mechanism)} of this part")
         self._series.ahead(self._first + rounds)
 
     def again(self, rounds: int, times: int) -> None:
-        """See :meth:`Paid.again`."""
+        """See :meth:`PaidRun.again`."""
         self._series.again(self._first + rounds, times)
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
@@ -626,7 +626,7 @@ def in_words(found: Mapping[str, Any]) -> str:
     """The data set's total after a run, as its statement says it.
 
     Args:
-        found: the values of the evidence of :meth:`Paid.settle`.
+        found: the values of the evidence of :meth:`PaidRun.settle`.
     """
     total, budget = found["total"], found["budget"]
     numbers = [*found.get("earlier", ()), found["reservation"]]
@@ -646,7 +646,7 @@ def joined_evidence(texts: Sequence[str]) -> tuple[str, str]:
     """The evidence of a run whose parts were paid one by one, and what it says in words.
 
     Args:
-        texts: what :meth:`Paid.settle` gave for each part, in order; at least one.
+        texts: what :meth:`PaidRun.settle` gave for each part, in order; at least one.
     """
     parts = [json.loads(text) for text in texts]
     last = parts[-1]
