@@ -25,6 +25,7 @@ from forethought.accounting.statement import (
     Statement,
     StatementError,
     account,
+    plan_digest,
 )
 from forethought.accounting.verification import CHECKS, check, verify
 from forethought.values.caveats import Caveat
@@ -342,3 +343,29 @@ def test_a_claim_between_two_certified_ends_holds() -> None:
     below = ft.Interval(s.epsilon.lower, (s.epsilon.lower + finer.lower) / 2)
     with pytest.raises(StatementError, match="does not hold"):
         verify(replace(s, epsilon=below))
+
+
+def test_rounds_released_again_have_the_plans_noise_or_less() -> None:
+    planned = Plan(Mechanism(Rounds(2.0, 10, Poisson(0.1))), 500, 1e-6)
+    stated = planned.with_(
+        mechanism=Mechanism(
+            Rounds(2.0, 4, Poisson(0.1)), Rounds(1.4, 3, Poisson(0.1)), Rounds(2.0, 3, Poisson(0.1))
+        )
+    )
+    more = (Caveat("released-again", "3 of 10"),)
+
+    def holds(mechanism: Mechanism, caveats: tuple[Caveat, ...] = more) -> bool:
+        made = account(planned.with_(mechanism=mechanism), not_covered=caveats)
+        try:
+            check(replace(made, plan=plan_digest(planned.to_dict())), planned)
+        except StatementError:
+            return False
+        return True
+
+    assert holds(stated.mechanism)
+    assert not holds(stated.mechanism, ())
+    louder = Rounds(2.5, 3, Poisson(0.1))
+    rest = Rounds(2.0, 7, Poisson(0.1))
+    assert not holds(Mechanism(rest, louder))
+    assert not holds(Mechanism(rest, Rounds(1.4, 3, Poisson(0.05))))
+    assert not holds(Mechanism(rest, Rounds(1.4, 2, Poisson(0.1))))

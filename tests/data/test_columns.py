@@ -197,3 +197,13 @@ def test_what_is_no_number_is_refused(entry):
 def test_decimal_commas():
     features, _ = encoded([0, 10], ["2,5", "5"], decimal=",")
     assert features[:, 0].tolist() == [-0.5, 0]
+
+
+def test_a_code_hides_no_other_entry_and_is_read_as_the_file_writes_numbers() -> None:
+    made = column("x", {"range": [0, 10], "codes": [-9.5]}, missing="middle", decimal=",")
+    entries = pl.Series(["1,5", "-9,5", "7", ""])
+    assert made.absent(entries, ",").to_list() == [False, True, False, True]
+    found = made.encode("file", "x", entries, 1, Outside())[:, 0]
+    assert len(set(found.tolist())) == 3 and found[0] < found[1] < found[2]
+    with pytest.raises(UndeclaredError, match="finite number"):
+        made.encode("file", "x", pl.Series(["1,5", "unknown?"]), 1, Outside())

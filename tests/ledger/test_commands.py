@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from forethought.cli import app
 from forethought.jobs.job import Job, JobError, JobRequest, paying
-from forethought.ledger.book import Charge
+from forethought.ledger.book import Account, Charge
+from forethought.ledger.page import account_page
 from forethought.ledger.store import open_book
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson
 
@@ -130,13 +131,77 @@ def test_a_flag_names_the_book_and_the_account() -> None:
         Job.model_validate({"data": {"source": "digits"}, **own})
 
 
-def test_what_no_mechanism_describes_is_refused_with_a_ledger(tmp_path: Path, place: Path) -> None:
+@pytest.mark.slow
+def test_a_search_is_paid_or_refused_with_what_still_fits(tmp_path: Path, place: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text('[data]\nsource = "digits"\nholdout = 0.2\n[budget]\nepsilon = 1\n')
-    done = CliRunner().invoke(
-        app,
-        ["tune", str(path), "--learning-rate", "0.1", "--ledger", f"{place}#patients"],
+    path.write_text(
+        '[data]\nsource = "digits"\nholdout = 0.2\n[training]\nepochs = 2\n[budget]\nepsilon = 20\n'
     )
-    assert done.exit_code != 0 and "cannot be paid from a ledger" in str(done.exception)
+    tune = ["tune", str(path), "--learning-rate", "0.1", "--trials", "2"]
+    paying = [*tune, "--ledger", f"{place}#patients", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, paying)
+    words = str(done.exception)
+    assert done.exit_code != 0 and "still fits is --epsilon" in words
+    epsilon = words.rpartition("--epsilon ")[2].partition(" ")[0]
+    done = CliRunner().invoke(app, [*paying, "--epsilon", epsilon])
+    assert done.exit_code == 0, done.output
+    book = open_book(f"sqlite:///{place}", actor="owner")
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released, held.charge.rounds) == ("settled", 1, 1)
+    assert not book.verify() and "trials" in account_page(book, "patients")
+    book.close()
+    done = CliRunner().invoke(
+        app, ["account", str(tmp_path / "run"), "--verify", "--ledger", str(place)]
+    )
+    assert done.exit_code == 0, done.output
+
+
+def test_a_resumed_run_keeps_its_ledger(tmp_path: Path, place: Path) -> None:
     done = CliRunner().invoke(app, ["train", "--resume", "x", "--ledger", f"{place}#patients"])
     assert done.exit_code != 0 and "drop --ledger" in str(done.exception)
+
+
+def counting(path: Path, name: str, rows: list[str], ledger: str, more: str = "") -> list[str]:
+    """A job that counts the rows of a table, and the command that runs it."""
+    (path / f"{name}.csv").write_text("\n".join(["age,sex,id", *rows]) + "\n")
+    job = path / f"{name}.toml"
+    job.write_text(
+        f'[data]\nsource = "csv:{name}.csv"\n{more}[budget]\nepsilon = 0.5\ndelta = 1e-7\n'
+        f"[ledger]\n{ledger}\n"
+        '[[statistics]]\nkind = "count"\nwhere = {sex = "F"}\n'
+    )
+    return ["release", str(job), "--data-dir", str(path), "--out", str(path / "runs" / name)]
+
+
+def test_a_copy_of_a_table_is_told_and_paid_where_it_is_meant(tmp_path: Path, place: Path) -> None:
+    assert told("open", place, "--data", "copy", "--epsilon", 1, "--delta", 1e-6)[0] == 0
+    key = tmp_path / "hospital.identity"
+    assert told("identity", key)[0] == 0 and told("identity", key)[0] != 0
+    rows = [f"{20 + n % 60},{'FM'[n % 2]},p{n // 2}" for n in range(200)]
+    own = f'url = "sqlite:///{place}"\nidentity = "{key}"\ndata = '
+    done = CliRunner().invoke(app, counting(tmp_path, "first", rows, f'{own}"patients"'))
+    assert done.exit_code == 0, done.exception
+    command = counting(tmp_path, "second", rows[::-1], f'{own}"copy"')
+    done = CliRunner().invoke(app, command)
+    words = str(done.exception)
+    assert done.exit_code != 0 and "'patients' under another name" in words
+    assert not (tmp_path / "runs" / "second").exists()
+    book = open_book(f"sqlite:///{place}", actor="owner")
+    assert book.total("copy").epsilon == 0
+    done = CliRunner().invoke(app, [*command, "--ledger", f"{place}#copy+patients"])
+    assert done.exit_code == 0, done.exception
+    counts = [len(book.reservations(name)) for name in ("patients", "copy")]
+    assert counts == [2, 2]  # of the refused one nothing is charged
+    kept = Job.load(tmp_path / "runs" / "second" / "job.toml")
+    assert kept.statistics and kept.payer is not None and kept.payer.also == ("patients",)
+    assert book.total("copy").epsilon > 0 and not book.verify()
+    # By persons: other rows of one of them are enough.
+    people = 'person = "id"\nrecords_per_person = 2\n[data.columns]\nage = [0, 110]\n'
+    for name, some in (("third", rows[:20]), ("fourth", ["77,F,p9", "78,M,q1"])):
+        account = f'{own}"{name}"'
+        made = Account(name, Budget(4.0, 1e-6), unit="person")
+        book.open_account(made)
+        done = CliRunner().invoke(app, counting(tmp_path, name, some, account, people))
+        assert (done.exit_code == 0) == (name == "third"), done.exception
+    assert "1 of the 10 persons of 'third'" in str(done.exception)
+    book.close()

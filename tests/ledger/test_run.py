@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ import pytest
 import torch
 
 import forethought as ft
-from forethought.accounting.statement import StatementError
+from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    Selection,
+    selection_details,
+)
+from forethought.accounting.statement import StatementError, content_hash
 from forethought.jobs.account import verified
 from forethought.ledger import paid_run as of_run
 from forethought.ledger.book import (
@@ -22,11 +29,13 @@ from forethought.ledger.book import (
     OverBudgetError,
     Reservation,
 )
+from forethought.ledger.identity import new_key
 from forethought.ledger.paid_run import EVIDENCE, RESERVATION, Ledger, most_rounds
 from forethought.ledger.store import Store, create, open_book
 from forethought.training import folder as folders
 from forethought.training.execution import Interrupted
 from forethought.training.run import train
+from forethought.training.search import tune
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import FullBatch, Poisson
@@ -326,6 +335,7 @@ def test_a_changed_loss_pays_for_its_rounds_again(tmp_path: Path) -> None:
     assert (first.status, first.released) == ("settled", ROUNDS)
     assert more.status == "settled" and len(more.charge.mechanism) >= 7
     assert any(caveat.code == "released-again" for caveat in run.statement.caveats)
+    assert verified(out, ledger=ledger.url).statement == run.statement
 
 
 def test_phases_that_were_not_run_return(tmp_path: Path) -> None:
@@ -345,17 +355,68 @@ def test_phases_that_were_not_run_return(tmp_path: Path) -> None:
     (held,) = book.reservations("patients")
     assert (held.status, held.released) == ("settled", 10) and len(held.charge.mechanism) == 30
     assert verified(tmp_path / "run", ledger=ledger.url).statement == done.statement
-    budgeted = plan.with_(budget=Budget(8.0, 1e-6))
-    with pytest.raises(ValueError, match="in advance"):
-        ft.train_until(
-            model(),
-            records(),
-            budgeted,
-            accuracy=0.9,
-            test=records(4),
-            ledger=ledger,
-            next_phase=lambda progress: None,
+
+
+def chosen(paying: Ledger, **options: Any) -> Any:
+    """Phases that a rule chooses by results: of ever less noise."""
+    plan = Plan(Mechanism(Rounds(6.0, 10, Poisson(0.2))), EXAMPLES, 1e-6)
+
+    def rule(progress: Any) -> Rounds | None:
+        return (
+            Rounds(6.0 - len(progress.done), 10, Poisson(0.2)) if len(progress.done) < 3 else None
         )
+
+    given = {"accuracy": 1.0, "test": records(4), "next_phase": rule, "ledger": paying, **options}
+    return ft.train_until(model(), records(), plan.with_(budget=Budget(8.0, 1e-6)), **given)
+
+
+def test_phases_chosen_by_results_are_paid_one_by_one(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    done = chosen(ledger, out=tmp_path / "run")
+    held = book.reservations("patients")
+    assert [one.charge.mechanism.rounds for one in held] == [(p.rounds,) for p in done.phases]
+    assert [(one.status, one.released) for one in held] == [("settled", 10)] * 3
+    assert verified(tmp_path / "run", ledger=ledger.url).statement == done.statement
+    noted = json.loads((tmp_path / "run" / EVIDENCE).read_text("utf-8"))
+    assert noted["earlier"] == [1, 2] and noted["reservation"] == 3
+    assert not (tmp_path / "run" / RESERVATION).exists()
+
+
+def test_a_phase_that_does_not_fit_ends_the_run(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path, epsilon=0.75)
+    done = chosen(ledger)
+    count = len(book.reservations("patients"))
+    assert 0 < count < 3 and len(done.phases) == count and "not so much left" in done.stopped
+    assert len(done.statement.mechanism) == 10 * count
+    with pytest.raises(OverBudgetError):
+        chosen(Ledger(ledger.url, opened_small(book)))
+
+
+def opened_small(book: Store) -> str:
+    """An account in which no phase fits."""
+    return book.open_account(Account("few", Budget(0.1, 1e-5))).data
+
+
+def test_phases_that_are_killed_go_on_with_their_own_reservations(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    out = tmp_path / "run"
+    whole = chosen(opened_beside(book, ledger), seed=1, noise_seed=2)
+    for at in (3, 14, 25):
+        with pytest.raises(KeyboardInterrupt):
+            chosen(
+                ledger, out=out, resume=out.exists(), progress=stopping(at), seed=1, noise_seed=2
+            )
+    done = chosen(ledger, out=out, resume=True)
+    assert [(one.status, one.released) for one in book.reservations("patients")] == (
+        [("settled", 10)] * 3
+    )
+    for name, weight in done.model.state_dict().items():
+        assert torch.equal(weight, whole.model.state_dict()[name])
+
+
+def opened_beside(book: Store, ledger: Ledger) -> Ledger:
+    """Another account of the same book."""
+    return Ledger(ledger.url, book.open_account(Account("beside", Budget(8.0, 1e-5))).data)
 
 
 def test_phases_that_were_settled_before_a_kill_get_their_statement(
@@ -462,3 +523,272 @@ def test_a_book_that_is_gone_stops_the_run_before_the_round(tmp_path: Path) -> N
     assert book.reservation(1).status == "active"
     assert open_book(ledger.url, actor="x").verify() == []
     assert Interrupted is not None
+
+
+def looped(paying: Ledger | None, rounds: int, fail: bool = False) -> Any:
+    """A loop of one's own over so many rounds, not finished."""
+    net, look = model(), (lambda: None)
+    plain = torch.optim.SGD(net.parameters(), 0.1)
+    loader, optimizer = ft.private(net, plain, Looked(look), planned(), ledger=paying)
+    for number, (inputs, targets) in enumerate(loader, 1):
+        if fail and number == rounds:
+            break
+        torch.nn.functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+        if number == rounds:
+            break
+    return optimizer
+
+
+def test_a_loop_of_ones_own_is_paid_and_settles_with_its_rounds(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    optimizer = looped(ledger, 3)
+    (held,) = book.reservations("patients")
+    assert held.status == "active" and held.charge == Charge(planned().mechanism)
+    assert held.mark >= 3
+    run = optimizer.finish(tmp_path / "run")
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", 3)
+    assert "in-the-book" in {caveat.code for caveat in run.statement.caveats}
+    verified(tmp_path / "run", ledger=ledger.url)
+
+
+def test_a_loop_that_nobody_finishes_settles_when_it_is_gone(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    optimizer = looped(ledger, 2)
+    del optimizer
+    gc.collect()
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", 2)
+
+
+def test_no_record_of_a_loop_is_read_before_its_plan_is_reserved(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path, epsilon=0.5)
+    read: list[int] = []
+    with pytest.raises(OverBudgetError):
+        ft.private(model(), None, Looked(lambda: read.append(1)), planned(), ledger=ledger)
+    assert not read and not book.reservations("patients")
+
+
+TRIALS = NegativeBinomialTrials.of_mean(3, shape=0)
+
+
+def flat() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 2)
+
+
+def searched(paying: Ledger, data: Any, make: Any = flat, **options: Any) -> Any:
+    """A private search of two trials' mechanisms, with held-out records of its own."""
+    plans = [planned(8.0), planned(6.0)]
+    given = {"trials": TRIALS, "holdout": records(4), "seed": 1, "noise_seed": 2, **options}
+    return tune(make, data, plans, ledger=paying, **given)
+
+
+def test_a_search_is_reserved_whole_before_a_record_is_read(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    seen: list[Any] = []
+
+    def look() -> None:
+        if not seen:
+            seen.extend(book.reservations("patients"))
+
+    tuned = searched(ledger, Looked(look), out=tmp_path / "run")
+    (held,) = seen
+    assert held.status == "active" and held.mark == 0
+    found = held.charge.selection
+    assert found is not None and len(found.candidates) == 2 and found.trials == TRIALS
+    assert found.score_noise == tuned.statement.accountant["score_noise"]
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", 1)
+    assert book.total("patients").epsilon >= tuned.statement.epsilon.lower
+    assert not book.verify()
+    verified(tmp_path / "run", ledger=ledger.url)
+
+
+def test_a_search_that_stopped_is_charged_from_its_first_trial_on(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    made: list[int] = []
+
+    def make() -> torch.nn.Module:
+        made.append(1)
+        if len(made) > 1:  # the first is tried out without a record
+            assert book.reservations("patients")[-1].mark == 1
+            raise RuntimeError("out of memory")
+        return flat()
+
+    with pytest.raises(RuntimeError):
+        searched(ledger, records(), make)
+    with pytest.raises(ValueError):
+        searched(ledger, records(), lambda: torch.nn.BatchNorm1d(4))
+    released = [held.released for held in book.reservations("patients")]
+    assert released == [1, 0]
+
+
+def test_a_search_that_does_not_fit_reads_nothing(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path, epsilon=0.3)
+    read: list[int] = []
+    with pytest.raises(OverBudgetError, match="fewer trials"):
+        searched(ledger, Looked(lambda: read.append(1)), out=tmp_path / "run")
+    assert not read and not book.reservations("patients") and not (tmp_path / "run").exists()
+
+
+def test_a_statement_of_another_search_is_not_in_the_book(tmp_path: Path) -> None:
+    ledger, _ = opened(tmp_path)
+    tuned = searched(ledger, records())
+    found = tuned.statement.accountant
+    own = Selection((planned(8.0).mechanism, planned(6.0).mechanism), TRIALS, found["score_noise"])
+    for mechanism in own.candidates:
+        other = selection_details(mechanism, own.candidates, TRIALS, own.score_noise, 1e-6)
+        assert own.is_of(mechanism, other)
+        assert not own.is_of(mechanism, {**other, "score_noise": own.score_noise / 2})
+        assert not own.is_of(mechanism, {**other, "trials": {**other["trials"], "stopping": 0.01}})
+        assert not own.is_of(mechanism, {**other, "candidates": []})
+    assert not own.is_of(planned(3.0).mechanism, found)
+
+
+def shared(path: Path, epsilon: float = 8.0) -> tuple[Ledger, Store]:
+    """A book with a second account, of persons who are in the first one's data too."""
+    ledger, book = opened(path)
+    book.open_account(Account("clinic", Budget(epsilon, 1e-5)))
+    return replace(ledger, also=("clinic",)), book
+
+
+def test_accounts_that_share_persons_all_pay(tmp_path: Path) -> None:
+    ledger, book = shared(tmp_path)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(model(), records(), planned(), ledger=ledger, out=out, progress=stopping(7))
+    marks = {
+        held.data: held.mark for name in ("patients", "clinic") for held in book.reservations(name)
+    }
+    assert marks["patients"] == marks["clinic"] >= 7
+    train(model(), records(), planned(), ledger=ledger, out=out, resume=True)
+    for name in ("patients", "clinic"):
+        (held,) = book.reservations(name)
+        assert (held.status, held.released) == ("settled", ROUNDS)
+        assert held.charge == Charge(planned().mechanism)
+    assert book.total("patients").epsilon == book.total("clinic").epsilon > 0
+    assert json.loads((out / EVIDENCE).read_text("utf-8"))["also"] == [2]
+    verified(out, ledger=ledger.url)
+
+
+def test_where_one_of_them_cannot_pay_none_does(tmp_path: Path) -> None:
+    ledger, book = shared(tmp_path, epsilon=0.1)
+    with pytest.raises(OverBudgetError, match="'clinic'"):
+        train(model(), records(), planned(), ledger=ledger, out=tmp_path / "run")
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("ended", 0) and not book.reservations("clinic")
+    assert book.total("patients").epsilon == 0 and not (tmp_path / "run").exists()
+
+
+def test_rounds_released_again_are_paid_by_all(tmp_path: Path) -> None:
+    ledger, book = shared(tmp_path)
+    with ledger.paid(planned().mechanism) as paid:
+        paid.ahead(2)
+        paid.again(2, 2)
+        paid.settle(2)
+    for name in ("patients", "clinic"):
+        first, more = book.reservations(name)
+        assert first.released == 2 and more.status == "settled"
+
+
+def identified(path: Path, rows: range, name: str, people: bool = False) -> tuple[Ledger, Any]:
+    """A ledger for an account of the book, and what it is asked about these rows."""
+    url = f"sqlite:///{path / 'books.db'}"
+    if not (path / "books.db").exists():
+        create(url, actor="owner").close()
+        new_key(path / "key")
+    book = open_book(url, actor="owner")
+    if name not in {account.data for account in book.accounts()}:
+        book.open_account(Account(name, Budget(8.0, 1e-5)))
+    book.close()
+    each = [f"row {row}".encode() for row in rows]
+    whose = [f"person {row // 2}".encode() for row in rows] if people else None
+    ledger = Ledger(url, name, identity=path / "key")
+    return ledger, lambda paying=ledger: paying.recognise(each, whose)
+
+
+def test_a_renamed_copy_and_a_superset_are_noticed(tmp_path: Path) -> None:
+    first, ask = identified(tmp_path, range(100), "patients")
+    ask()
+    ask()  # the same data set again
+    for rows, words in (
+        (range(100), "under another name"),
+        (range(150), "superset"),
+        (range(40), "part"),
+    ):
+        _, other = identified(tmp_path, range(rows), "copy")
+        with pytest.raises(BookError, match=words) as refused:
+            other()
+        assert "data = 'patients'" in str(refused.value) and "#copy+patients" in str(refused.value)
+    _, few = identified(tmp_path, range(98, 400), "others")
+    few()  # two equal rows are a coincidence
+    meant, other = identified(tmp_path, range(50, 150), "copy")
+    other(replace(meant, also=("patients", "others")))
+    with pytest.raises(BookError, match="'copy'"):  # and now it is asked on the other side
+        ask()
+    ask(replace(first, also=("copy",)))
+    book = open_book(first.url, actor="owner")
+    kinds = [entry.kind for entry in book.entries()]
+    assert kinds.count("records") == 3 and not book.verify()
+    everything = json.dumps([dict(entry.values) for entry in book.entries()])
+    assert "row" not in everything
+    book.close()
+
+
+def test_one_person_in_two_data_sets_is_enough(tmp_path: Path) -> None:
+    _, ask = identified(tmp_path, range(100), "patients", people=True)
+    ask()
+    _, other = identified(tmp_path, range(99, 400), "clinic", people=True)
+    with pytest.raises(BookError, match="of the 50"):
+        other()
+
+
+def test_without_the_key_nothing_is_recognised(tmp_path: Path) -> None:
+    _, ask = identified(tmp_path, range(100), "patients")
+    ask()
+    other, again = identified(tmp_path, range(100), "copy")
+    new_key(tmp_path / "other")
+    again(replace(other, identity=tmp_path / "other"))
+    again(replace(other, identity=None))
+    with pytest.raises(OSError):
+        new_key(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0
+
+
+def test_plans_of_a_series_are_paid_by_one_charge(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    one, other = planned(4.0), planned(3.0, 10)
+    runs = []
+    with ledger.paid(one.mechanism + other.mechanism) as series:
+        with pytest.raises(BookError, match="next plan"):
+            series.part(other.mechanism)
+        for at, plan in enumerate((one, other)):
+            part = series.part(plan.mechanism)
+            with pytest.raises(BookError, match="another plan"):
+                train(model(), records(), planned(5.0), ledger=part)
+            runs.append(train(model(), records(), plan, ledger=part, out=tmp_path / str(at)))
+            assert book.reservation(1).mark >= (ROUNDS, ROUNDS + 10)[at]
+        verified(tmp_path / "0", ledger=ledger.url)
+        with pytest.raises(BookError, match="next plan"):
+            series.part(other.mechanism)
+        series.settle()
+    (held,) = book.reservations("patients")
+    assert (held.status, held.released) == ("settled", ROUNDS + 10)
+    for at, run in enumerate(runs):
+        assert verified(tmp_path / str(at), ledger=ledger.url).statement == run.statement
+    noted = json.loads((tmp_path / "1" / EVIDENCE).read_text("utf-8"))
+    assert noted["part"] == [ROUNDS, ROUNDS + 10]
+    with pytest.raises(StatementError, match="another run"):  # the other's evidence
+        (tmp_path / "1" / EVIDENCE).write_text(json.dumps({**noted, "part": [0, 10]}))
+        _in_its_book(tmp_path / "1", runs[1].statement, ledger)
+
+
+def _in_its_book(folder: Path, statement: Any, ledger: Ledger) -> None:
+    """A statement that rests on the changed evidence, against the book."""
+    text = (folder / EVIDENCE).read_text("utf-8")
+    files = {**statement.evidence.files, EVIDENCE: content_hash(text.encode())}
+    made = replace(statement, evidence=replace(statement.evidence, files=files))
+    (folder / "statement.json").write_text(made.to_json())
+    verified(folder, ledger=ledger.url)

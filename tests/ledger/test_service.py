@@ -112,6 +112,9 @@ def test_every_method_gives_what_the_book_itself_gives(site: Site) -> None:
     persons = [bytes([one]) * 16 for one in range(9)]
     assert kim.add_persons("trials", "site=A", persons) == 9
     assert kim.add_persons("trials", "site=A", persons) == 0
+    assert ann.overlaps("patients", persons) == {}  # parts of a data set are asked of its whole
+    assert ann.add_records("patients", persons[:4], "of all") == 4
+    assert kim.overlaps("trials", persons[2:]) == {"patients": (2, 4)}
     assert list(ann.entries()) == list(site.book.entries())
     assert list(ann.entries(after=3)) == list(site.book.entries())[3:]
     head = site.book.total("patients").head
@@ -154,6 +157,7 @@ def test_roles_may_do_what_is_theirs(site: Site) -> None:
         lambda: bob.end(held.number, 0, "mine now"),
         lambda: ann.open_account(Account("other", Budget(1.0, 1e-6))),
         lambda: ann.add_persons("patients", None, [bytes(16)]),
+        lambda: eve.add_records("patients", [bytes(16)], "of all"),
     ):
         with pytest.raises(NotAllowedError):
             refused()

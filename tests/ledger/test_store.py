@@ -346,3 +346,14 @@ def test_a_book_that_nobody_signs_needs_no_key(url: str, book: Store, tmp_path: 
     generate(tmp_path / "key")
     with pytest.raises(BookError, match="by nobody"):
         open_book(url, actor="owner", key=tmp_path / "key")
+
+
+def test_refusals_in_a_loop_do_not_fill_the_book(book: Store) -> None:
+    dear = Charge(Mechanism(Rounds(0.1, 10, FullBatch())))
+    for _ in range(70):
+        with pytest.raises(OverBudgetError):
+            book.reserve(DATA, dear)
+    with pytest.raises(OverBudgetError):  # others' are written all the same
+        book.acting("kim", "analyst").reserve(DATA, dear)
+    kinds = [(entry.kind, entry.values["actor"]) for entry in book.entries()]
+    assert kinds.count(("refuse", "owner")) == 60 and kinds.count(("refuse", "kim")) == 1

@@ -13,10 +13,25 @@ from hypothesis import strategies as st
 from scipy.stats import norm, poisson
 
 from forethought.accounting import exact
+from forethought.accounting.adaptive import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    Selection,
+    Trials,
+)
 from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.ledger import totals
 from forethought.ledger.book import Account, Charge
-from forethought.ledger.totals import RULES, WHOLE, Clock, ClockRule, GaussianRule, TotalRule
+from forethought.ledger.chain import charge_from, charge_values
+from forethought.ledger.totals import (
+    RULES,
+    WHOLE,
+    Clock,
+    ClockRule,
+    GaussianRule,
+    RenyiRule,
+    TotalRule,
+)
 from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import (
     FullBatch,
@@ -110,6 +125,124 @@ def test_one_gaussian_release_is_nearly_exact() -> None:
     assert totals.gaussian_mu(rule.left(rule.nothing), 1e-6) ** 2 >= 0.97 * (
         totals.gaussian_mu(8.0, 1e-6) ** 2
     )
+
+
+def best_of_two_laws(mu: float, trials: Trials, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """Chances of the best of so many Gaussian releases, in small steps, under both data sets.
+
+    Args:
+        sign: 1: what tells the record scores best; -1: what denies it.
+    """
+    x = np.linspace(-12, 12 + mu, 400_001)
+    most = 4000
+    odds = trials.probabilities(most)
+    numbers = np.arange(most + 1 - len(odds), most + 1)
+    grid = np.linspace(0, 1, 20_001)
+    slope = sum(
+        n * chance * grid ** (n - 1)
+        for n, chance in zip(numbers, odds, strict=True)
+        if n and chance > 1e-18
+    )
+
+    def chances(law: norm) -> np.ndarray:
+        below = law.cdf(x) if sign > 0 else law.sf(x)
+        return law.pdf(x) * np.interp(below, grid, slope) * (x[1] - x[0])
+
+    return chances(norm(mu, 1)), chances(norm(0, 1))
+
+
+SEARCHES = (
+    (0.3, NegativeBinomialTrials.of_mean(6, shape=0)),
+    (0.2, NegativeBinomialTrials.of_mean(12, shape=1)),
+    (0.3, PoissonTrials(8.0)),
+)
+
+
+def searched(mu: float, trials: Trials, score_noise: float | None = None) -> Charge:
+    mechanism = gaussian(mu).mechanism
+    return Charge(mechanism, selection=Selection((mechanism,), trials, score_noise))
+
+
+@pytest.mark.parametrize(("mu", "trials"), SEARCHES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_search_is_dominated_by_what_it_costs(mu: float, trials: Trials, sign: int) -> None:
+    rule = ClockRule(ACCOUNT.budget)
+    (cost,) = rule.costs(searched(mu, trials))
+    levels = np.linspace(0, 6, 25)
+    one, other = best_of_two_laws(mu, trials, sign)
+    pairs = (one, other), (other, one)
+    truth = np.array(
+        [max(np.maximum(a - math.exp(e) * b, 0).sum() for a, b in pairs) for e in levels]
+    )
+    covered, _ = rule.clock.below(cost / WHOLE, levels)
+    assert np.all(truth <= covered * (1 + 1e-3) + 1e-9)
+    one, _ = rule.clock.below(rule.costs(gaussian(mu))[0] / WHOLE, levels)
+    assert sign < 0 or np.any(truth > 1.5 * one)
+    assert cost < 12 * rule.costs(gaussian(mu))[0]
+
+
+@pytest.mark.parametrize(("mu", "trials"), SEARCHES)
+def test_a_search_has_at_most_the_divergence_that_it_is_charged(mu: float, trials: Trials) -> None:
+    rule = RenyiRule(ACCOUNT.budget)
+    (cost,) = rule.costs(searched(mu, trials))
+    charged, order = cost / WHOLE * rule.limit, rule.order
+    one, other = best_of_two_laws(mu, trials, 1)
+    none = trials.probabilities(1)[0] if isinstance(trials, PoissonTrials) else 0.0
+    truth = max(
+        math.log(none + np.sum(a**order * b ** (1 - order), where=(a > 0) & (b > 0)))
+        for a, b in ((one, other), (other, one))
+    ) / (order - 1)
+    assert order * mu**2 / 2 < truth <= charged  # more than of one trial
+
+
+def test_a_held_out_record_pays_for_the_count_that_it_is_in() -> None:
+    rule, trials = ClockRule(ACCOUNT.budget), SEARCHES[0][1]
+    (loud,) = rule.costs(searched(0.3, trials, 2.0))
+    (plain,) = rule.costs(searched(0.3, trials))
+    assert loud > 1.5 * plain
+    assert rule.costs(searched(0.3, trials, 0.0)) == (totals.MOST,)
+
+
+def test_a_search_is_charged_whole_or_not_at_all() -> None:
+    charge = searched(0.3, SEARCHES[0][1], 5.0)
+    rule = ClockRule(ACCOUNT.budget)
+    assert rule.costs(charge, 0) == rule.nothing and rule.costs(charge, 1) == rule.costs(charge)
+    with pytest.raises(ValueError, match="rounds"):
+        rule.costs(charge, 2)
+    with pytest.raises(UnsupportedMechanismError, match="no Gaussian release"):
+        GaussianRule(ACCOUNT.budget).costs(charge)
+    with pytest.raises(ValueError, match="single records"):
+        Charge(charge.mechanism, 2, selection=charge.selection)
+    assert charge_from(json.loads(json.dumps(charge_values(charge)))) == charge
+    assert "selection" not in charge_values(gaussian(1.0))
+
+
+def test_numbers_of_trials_count_as_no_fewer_than_they_are() -> None:
+    """Candidates that differ: the dearest counts; more trials never cost less."""
+    rule, trials = ClockRule(ACCOUNT.budget), SEARCHES[0][1]
+    two = (gaussian(0.1).mechanism, gaussian(0.3).mechanism)
+    mixed = Charge(two[0], selection=Selection(two, trials))
+    assert rule.costs(mixed) == rule.costs(searched(0.3, trials))
+    costs = [
+        rule.costs(searched(0.2, NegativeBinomialTrials.of_mean(mean, shape=0)))[0]
+        for mean in (1.5, 12)
+    ]
+    assert costs == sorted(costs)
+
+
+def test_blocks_are_as_many_as_a_run_is_hardly_dearer_by() -> None:
+    whole, chosen = TotalRule.of(ACCOUNT), TotalRule.of(ACCOUNT, "clock", 0)
+    four = TotalRule.of(ACCOUNT, "clock", 4)
+    long = Charge(Mechanism(Rounds(3.0, 4000, Poisson(0.02))))
+    short = Charge(Mechanism(Rounds(0.7, 100, Poisson(0.01))))
+    for charge in (long, short):
+        assert whole.costs(charge) <= chosen.costs(charge)
+        assert chosen.costs(charge)[0] <= 1.03 * whole.costs(charge)[0]
+    assert chosen.costs(long, 100)[0] < 0.3 * whole.costs(long, 100)[0]
+    assert chosen.costs(short, 1) == whole.costs(short) < four.costs(short)
+    assert TotalRule.from_dict(chosen.to_dict()) == chosen
+    with pytest.raises(ValueError, match="round by round"):
+        TotalRule.of(ACCOUNT, "renyi", 4)
 
 
 def test_series_is_one_charge() -> None:

@@ -342,3 +342,17 @@ def test_the_noise_of_a_request_belongs_to_all_its_sums(monkeypatch: pytest.Monk
     for (std, clip), one in zip(stds, replaced.statistics, strict=True):
         assert clip == one.reach("replace-one") / 2
         assert std == one.noise_multiplier * clip
+
+
+def test_an_expected_error_says_that_it_is_of_all_records() -> None:
+    named = {
+        "every": Mean(column="age", range=[0, 100]),
+        "some": Mean(column="age", range=[0, 100], where={"sex": "F"}),
+        "counted": Count(where={"sex": "F"}),
+    }
+    units = {}
+    for name, one in named.items():
+        asked = request([replace(one, name=name)], examples=1000, budget=1.0, delta=1e-6)
+        units[name] = asked.expected()[name][1]
+    assert units["every"] == "age" and units["counted"] == "records"
+    assert units["some"].startswith("age, if every record counts")

@@ -530,8 +530,32 @@ def best_of_epsilon(curves: Sequence[Curve], trials: Trials, delta: float) -> fl
     one = max(curve.epsilon(delta / trials.mean * (1 - _LEVEL_ROUNDING)) for curve in curves)
     if not one < math.inf:
         return math.inf
+    return (one + _growth(curves, trials, one)) * (1 + _LEVEL_ROUNDING)
+
+
+def best_of_profile(mechanisms: Sequence[Mechanism], trials: Trials) -> Callable[[Array], Array]:
+    """δ at each ε of the best of ``trials`` runs, each of any mechanism: upper ends, at most 1.
+
+    See :func:`best_of_epsilon`; at low ε it says nothing.
+    """
+    curves = [curve for mechanism in mechanisms for curve in _profile(mechanism)]
+    growth = _growth(curves, trials, _FAR) * (1 + _LEVEL_ROUNDING) + _LEVEL_ROUNDING
+
+    def deltas(epsilons: Array) -> Array:
+        one = np.max([curve.deltas(epsilons - growth) for curve in curves], axis=0)
+        return np.asarray(np.minimum(1.0, trials.mean * one * (1 + _LEVEL_ROUNDING)))
+
+    return deltas
+
+
+# The levels that are tried end here where no curve falls far enough.
+_FAR = 50.0
+
+
+def _growth(curves: Sequence[Curve], trials: Trials, last: float) -> float:
+    """The least log c of this module's docstring, over levels x up to ``last`` or so."""
     most = max(curve.epsilon(1e-11) for curve in curves)
-    levels = np.linspace(0.0, most if most < math.inf else one, _LEVELS)
+    levels = np.linspace(0.0, most if most < math.inf else last, _LEVELS)
     lost = np.max([curve.deltas(levels) for curve in curves], axis=0)
     kept = np.exp(-levels) * (1 - lost)
     if isinstance(trials, NegativeBinomialTrials):
@@ -541,7 +565,7 @@ def best_of_epsilon(curves: Sequence[Curve], trials: Trials, delta: float) -> fl
         grown = (trials.shape + 1) * np.maximum(near, far)
     else:
         grown = trials.mean * (1 - kept)
-    return (one + float(grown.min())) * (1 + _LEVEL_ROUNDING)
+    return float(grown.min())
 
 
 SEARCH_ALONE, PHASES_ALONE = Caveat("search"), Caveat("chosen-phases")
@@ -565,6 +589,69 @@ def count_mechanism(score_noise: float, mechanism: Mechanism) -> Mechanism:
         score_noise: standard deviation of the noise, in records.
     """
     return Mechanism(Rounds(score_noise, 1, FullBatch()), adjacency=mechanism.adjacency)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A private search as one release: the best of a random number of trials.
+
+    Args:
+        candidates: a trial runs one of them, drawn by a public rule; under one adjacency.
+        trials: how their number is drawn.
+        score_noise: of the count of right answers on held-out records, in records; None: scores are
+            public, or their records are not covered.
+    """
+
+    candidates: tuple[Mechanism, ...]
+    trials: Trials
+    score_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if len({mechanism.adjacency for mechanism in self.candidates}) != 1:
+            raise ValueError("a search has candidates, all stated under one adjacency")
+        if self.score_noise is not None:
+            real("score_noise", self.score_noise, least=0)
+
+    @property
+    def of_a_record(self) -> tuple[tuple[Mechanism, ...], ...]:
+        """Mechanisms of a trial, for a record that is trained on; and for one that is held out."""
+        if self.score_noise is None:
+            return (self.candidates,)
+        return self.candidates, (count_mechanism(self.score_noise, self.candidates[0]),)
+
+    def is_of(self, mechanism: Mechanism, details: Mapping[str, Any]) -> bool:
+        """True if a Statement's details (:func:`selection_details`) are of this search."""
+        if details["kind"] != SELECTION or mechanism not in self.candidates:
+            return False
+        others = [one.to_dict() for one in self.candidates if one != mechanism]
+        own = {**self.to_dict(), "candidates": others}
+        return all(details[name] == value for name, value in own.items())
+
+    def divergence(self, order: float) -> float:
+        """A bound on the Rényi divergence of the whole search, whichever record it is about."""
+        orders = sorted({*renyi.ORDERS, order})
+        found = []
+        for mechanisms in self.of_a_record:
+            curves = [rdp(mechanism, orders) for mechanism in mechanisms]
+            most = np.max([curve.values for curve in curves], axis=0)
+            best = best_of(RenyiCurve(curves[0].orders, tuple(most)), self.trials)
+            found.append(best.values[best.orders.index(order)])
+        return max(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        return {
+            "candidates": [mechanism.to_dict() for mechanism in self.candidates],
+            "trials": tagged(self.trials),
+            "score_noise": self.score_noise,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`. Raises ValueError for anything else."""
+        exact_keys("selection", values, {"candidates", "trials", "score_noise"})
+        candidates = tuple(map(Mechanism.from_dict, values["candidates"]))
+        return cls(candidates, trials_from_dict(values["trials"]), values["score_noise"])
 
 
 def search_epsilon(candidates: Sequence[Mechanism], trials: Trials, delta: float) -> float:

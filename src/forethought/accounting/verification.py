@@ -38,7 +38,7 @@ from forethought.accounting.statement import (
 )
 from forethought.values import signing
 from forethought.values.caveats import Caveat, caveats, choice, of_role
-from forethought.values.mechanism import UnsupportedMechanismError
+from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 
 # Ends computed on two machines may take another number of refinements, each good to this.
 _ACCURACY = 2e-3
@@ -376,9 +376,28 @@ def _mechanism(case: _Case) -> str | None:
             f"its plan; the statement has {count:,}"
         )
     # Phases and trials chosen by results are not a prefix of what was planned.
-    if s.way.composed is not None and (count > len(planned) or planned.first(count) != s.mechanism):
+    if s.way.composed is None or (count <= len(planned) and planned.first(count) == s.mechanism):
+        return None
+    again = any(one.code == "released-again" for one in s.caveats)
+    if not (again and count == len(planned) and _no_more_noise(s.mechanism, planned)):
         raise StatementError("the statement's mechanism is not that of the plan.json beside it")
     return None
+
+
+def _no_more_noise(stated: Mechanism, planned: Mechanism) -> bool:
+    """True if these are the planned rounds, perhaps with less noise: some were released again."""
+    one, other = [(part, part.count) for part in stated], [(part, part.count) for part in planned]
+    while one and other:
+        (first, here), (wanted, there) = one.pop(0), other.pop(0)
+        if first.noise_multiplier > wanted.noise_multiplier * (1 + 1e-12):
+            return False
+        if replace(first, noise_multiplier=wanted.noise_multiplier, count=wanted.count) != wanted:
+            return False
+        if here > there:
+            one.insert(0, (first, here - there))
+        elif there > here:
+            other.insert(0, (wanted, there - here))
+    return not (one or other)
 
 
 def _examples(case: _Case) -> str | None:

@@ -43,18 +43,6 @@ Key = Annotated[
 TokenFile = Annotated[
     Path | None, typer.Option(help="With https://…: file of the token.", dir_okay=False)
 ]
-Epsilon = Annotated[float, typer.Option(help="ε of everything together.")]
-Delta = Annotated[float, typer.Option(help="δ of everything together.")]
-Until = Annotated[
-    str | None, typer.Option(help="Last day on which something may be reserved, YYYY-MM-DD.")
-]
-Adjacency = Annotated[
-    str, typer.Option(help="Of every plan: add-or-remove, zero-out or replace-one.")
-]
-Unit = Annotated[str, typer.Option(help="Whom the budget protects: a record, or a person.")]
-RuleName = Annotated[
-    str | None, typer.Option("--rule", help="How charges add up; docs/ledger.md has the rules.")
-]
 
 
 def url_of(place: str) -> str:
@@ -84,62 +72,56 @@ def _store(place: str, key: Path | None) -> Store:
 
 
 @ledger.command(
-    epilog="Example: forethought ledger create books.db --data patients --epsilon 8 --delta 1e-6"
+    "create",
+    help="Make a book and open a data set's account in it.",
+    epilog="Example: forethought ledger create books.db --data patients --epsilon 8 --delta 1e-6",
 )
-def create(
-    place: Place,
-    data: Data,
-    epsilon: Epsilon,
-    delta: Delta,
-    until: Until = None,
-    adjacency: Adjacency = "add-or-remove",
-    unit: Unit = "record",
-    rule: RuleName = None,
-    key: Key = None,
-    quiet: Quiet = False,
-) -> None:
-    """Make a book and open a data set's account in it."""
-    from forethought.ledger.paid_run import user
-    from forethought.ledger.store import create as make
-
-    account = _account(data, epsilon, delta, until, adjacency, unit)
-    book = make(url_of(place), actor=user(), key=key)
-    _opened(book, account, rule, place, quiet)
-
-
 @ledger.command(
-    "open", epilog="Example: forethought ledger open books.db --data trials --epsilon 2"
+    "open",
+    help="Open another data set's account in a book that exists.",
+    epilog="Example: forethought ledger open books.db --data trials --epsilon 2 --delta 1e-6",
 )
 def open_account(
+    context: typer.Context,
     place: Place,
     data: Data,
-    epsilon: Epsilon,
-    delta: Delta,
-    until: Until = None,
-    adjacency: Adjacency = "add-or-remove",
-    unit: Unit = "record",
-    rule: RuleName = None,
+    epsilon: Annotated[float, typer.Option(help="ε of everything together.")],
+    delta: Annotated[float, typer.Option(help="δ of everything together.")],
+    until: Annotated[
+        str | None, typer.Option(help="Last day on which something may be reserved, YYYY-MM-DD.")
+    ] = None,
+    adjacency: Annotated[
+        str, typer.Option(help="Of every plan: add-or-remove, zero-out or replace-one.")
+    ] = "add-or-remove",
+    unit: Annotated[
+        str, typer.Option(help="Whom the budget protects: a record, or a person.")
+    ] = "record",
+    rule: Annotated[
+        str | None, typer.Option(help="How charges add up; docs/ledger.md has the rules.")
+    ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(
+            help="Parts of a run that return if never begun when it stops. Default: 1, the "
+            "cheapest; 0: as many as cost 3 % more at most.",
+            min=0,
+            max=100,
+        ),
+    ] = None,
     key: Key = None,
     quiet: Quiet = False,
 ) -> None:
-    """Open another data set's account in a book that exists."""
-    account = _account(data, epsilon, delta, until, adjacency, unit)
-    _opened(_store(place, key), account, rule, place, quiet)
-
-
-def _account(
-    data: str, epsilon: float, delta: float, until: str | None, adjacency: str, unit: str
-) -> Any:
     from forethought.ledger.book import Account
+    from forethought.ledger.paid_run import user
+    from forethought.ledger.store import create
     from forethought.values.mechanism import Budget
 
     chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
-    return Account(data, Budget(epsilon, delta), until=until, **chosen)
-
-
-def _opened(book: Store, account: Any, rule: str | None, place: str, quiet: bool) -> None:
+    account = Account(data, Budget(epsilon, delta), until=until, **chosen)
+    new = context.info_name == "create"
+    book = create(url_of(place), actor=user(), key=key) if new else _store(place, key)
     try:
-        made = book.open_account(account, rule)
+        made = book.open_account(account, rule, blocks)
     finally:
         book.close()
     end = "" if made.until is None else f" until {made.until}"
@@ -157,7 +139,13 @@ def _opened(book: Store, account: Any, rule: str | None, place: str, quiet: bool
 def reserve(
     place: Place,
     data: Data,
-    plan: Annotated[Path, typer.Option(help="Saved plan whose whole mechanism is reserved.")],
+    plan: Annotated[
+        list[Path],
+        typer.Option(
+            help="Saved plan whose whole mechanism is reserved; repeated: a series, fixed now, "
+            "released in this order, which composes exactly."
+        ),
+    ],
     purpose: Annotated[str, typer.Option(help="Of the run, for whoever reads the book.")] = "",
     partition: Annotated[
         str | None, typer.Option(help='Records of one part only: "site=A".')
@@ -167,12 +155,14 @@ def reserve(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Reserve a plan by hand, for what this program does not run itself."""
+    """Reserve plans by hand, for what this program does not run itself."""
     from forethought.ledger.book import Charge
     from forethought.values.plan import Plan
 
-    chosen = Plan.load(plan)
-    charge = Charge(chosen.mechanism, chosen.records_per_person, partition)
+    first, *others = map(Plan.load, plan)
+    mechanism = sum((other.mechanism for other in others), first.mechanism)
+    group = max(one.records_per_person for one in (first, *others))
+    charge = Charge(mechanism, group, partition)
     book = _book(place, token_file, key)
     try:
         made = book.reserve(data, charge, purpose=purpose)
@@ -300,6 +290,22 @@ def end(
     console_for(quiet).print(
         f"reservation {number} ended with {rounds} rounds; ε {at_most(total.epsilon)} is spent, "
         f"{at_least(total.left)} left for one more release"
+    )
+
+
+@ledger.command(epilog="Example: forethought ledger identity hospital.identity")
+def identity(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="New file of the key.")],
+    quiet: Quiet = False,
+) -> None:
+    """Make the key by which a book's users recognise records and persons; keep it from the book."""
+    from forethought.ledger.identity import new_key
+
+    new_key(path)
+    console_for(quiet).print(
+        f"{path}: for every machine that trains on the book's data sets. In a job: [ledger] "
+        f"identity = {str(path)!r}",
+        markup=False,
     )
 
 

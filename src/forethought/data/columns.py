@@ -277,8 +277,12 @@ class Column(ABC):
         own = self._titles(name)
         return (*own, f"{name} missing") if own and self.missing == "category" else own
 
-    def absent(self, entries: pl.Series) -> pl.Series:
-        """True for each entry that counts as missing."""
+    def absent(self, entries: pl.Series, decimal: str = ".") -> pl.Series:
+        """True for each entry that counts as missing.
+
+        Args:
+            decimal: what separates the fraction, where entries are compared with ``codes``.
+        """
         words = entries.dtype == pl.String
         text = entries.str.strip_chars() if words else entries
         absent = entries.is_null()
@@ -287,7 +291,11 @@ class Column(ABC):
         elif entries.dtype.is_float():
             absent = absent | entries.is_nan().fill_null(False)
         if self.codes:
-            absent = absent | text.cast(pl.Float64, strict=False).is_in(list(self.codes))
+            if words and decimal != ".":
+                text = text.str.replace_all(decimal, ".", literal=True)
+            coded = text.cast(pl.Float64, strict=False).is_in(list(self.codes))
+            # What is no number is no code, and for whoever reads the entry to refuse.
+            absent = absent | coded.fill_null(False)
         return absent.fill_null(True)
 
     @abstractmethod
@@ -347,7 +355,7 @@ class Column(ABC):
         simple = self._at_once(name, entries, outside)
         if simple is not None:
             return simple[:, None]
-        absent = self.absent(entries)
+        absent = self.absent(entries, getattr(self, "decimal", "."))
         count = int(absent.sum())
         if count and self.missing == "refuse" and self._titles(name):
             row = first + int(absent.arg_true()[0])
@@ -625,9 +633,9 @@ class Category(Column):
         own = tuple(f"{name}={word}" for word in self.words)
         return (*own, f"{name} other") if self.other else own
 
-    def absent(self, entries: pl.Series) -> pl.Series:
+    def absent(self, entries: pl.Series, decimal: str = ".") -> pl.Series:
         # A declared word is that word, even where others would take it for a missing entry.
-        return super().absent(entries) & ~_words(entries).is_in(list(self.words))
+        return super().absent(entries, decimal) & ~_words(entries).is_in(list(self.words))
 
     def to_value(self) -> Any:
         return _table({"categories": list(self.words)}, self, "other", "lenient")

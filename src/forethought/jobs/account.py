@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.accountants import AGGREGATE, NETWORK, SECURE_AGGREGATION
+from forethought.accounting.adaptive import SELECTION
 from forethought.accounting.exact import CertificateError
 from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import (
@@ -240,14 +241,32 @@ def _in_book(
         if problems:
             raise StatementError(f"the book does not verify: {'; '.join(problems)}")
         held = book.reservation(number)
+        planned = held.charge.mechanism
+        for before in reversed(noted.get("earlier", ())):
+            planned = book.reservation(before).charge.mechanism + planned
+        paying = [book.reservation(one) for one in noted.get("also", ())]
         points = history(book.entries(), noted["data"], head).points
     finally:
         book.close()
-    planned = held.charge.mechanism
     ran = statement.mechanism
     own = planned if len(ran) >= len(planned) else planned.after(len(planned) - len(ran))
     same = noted["again"] or statement.way.composed is None or own == ran
-    if (held.data, held.released) != (noted["data"], noted["released"]) or not same:
+    if "earlier" in noted:
+        same = same and planned == ran
+    for other in paying:
+        charged = other.released, other.charge.mechanism, other.charge.selection
+        same = same and charged == (held.released, held.charge.mechanism, held.charge.selection)
+    if statement.accountant["kind"] == SELECTION or held.charge.selection is not None:
+        searched = held.charge.selection
+        same = searched is not None and searched.is_of(ran, statement.accountant)
+    if "part" in noted:  # of a series, which may still go on
+        first, end = noted["part"]
+        rest = planned.after(first) if first else planned
+        same = rest.first(len(ran)) == ran and first + len(ran) == end
+        same = same and (held.mark if held.released is None else held.released) >= end
+    else:
+        same = same and held.released == noted["released"]
+    if held.data != noted["data"] or not same:
         raise StatementError(f"reservation {number} in the book is of another run than this")
     total, stated = points[-1].epsilon, float(noted["total"]["epsilon"])
     if total > stated * (1 + 1e-9):

@@ -620,7 +620,8 @@ class LedgerSection(_Section):
     """The book that the run is paid from: everything that it can release is reserved first.
 
     ``token_file`` is for a service (https://…); ``partition`` says that only records of one part
-    are touched: "site=A".
+    are touched: "site=A". ``also`` names other accounts of persons who are in these data: they
+    pay too. ``identity`` is the file of the key by which records and persons are recognised.
     """
 
     url: StrictStr
@@ -628,6 +629,8 @@ class LedgerSection(_Section):
     purpose: StrictStr | None = _Line
     token_file: Path | None = None
     partition: StrictStr | None = None
+    also: tuple[StrictStr, ...] = ()
+    identity: Path | None = None
 
     @field_validator("url")
     @classmethod
@@ -642,7 +645,8 @@ class LedgerSection(_Section):
         from forethought.ledger.paid_run import Ledger
 
         words = self.purpose or purpose or ""
-        return Ledger(self.url, self.data, words, self.token_file, self.partition)
+        own = self.url, self.data, words, self.token_file, self.partition
+        return Ledger(*own, self.also, self.identity)
 
 
 class Job(_Section):
@@ -707,6 +711,41 @@ class Job(_Section):
     def payer(self) -> Ledger | None:
         """The book that the job's runs are paid from; None: it names none."""
         return None if self.ledger is None else self.ledger.ledger(self.about.purpose)
+
+    def recognise(self, folder: Path | None, dataset: Dataset | None = None) -> None:
+        """Ask the job's book whether another data set has the job's records or persons.
+
+        A table is compared as its file has it, whatever the job makes of it; others as loaded.
+
+        Args:
+            folder: as for :meth:`load_data`. dataset: what it loaded; None: only a table is asked
+                about.
+
+        Raises:
+            forethought.errors.BookError: it has, and the job does not say that it pays too.
+        """
+        payer, section = self.payer, self.data
+        if payer is None or payer.identity is None:
+            return
+        import polars as pl
+
+        from forethought.data.files import AS_USUAL, Table, kind_of, resolve
+        from forethought.ledger.identity import contents
+
+        kind, _, name = section.source.partition(":")
+        if kind in ("csv", "parquet", "excel"):
+            path = resolve(name, folder or section.folder)
+            schema = section.table_schema()
+            form = AS_USUAL if schema is None else schema.form
+            frame = pl.concat(Table(path, kind_of(path), form).pieces(), how="vertical_relaxed")
+            whose = None
+            if section.person is not None:
+                whose = contents(frame.select(pl.col(section.person).alias("person")))
+            payer.recognise(contents(frame), whose)
+        elif dataset is not None:
+            parts = [part for part in (dataset.train, dataset.test) if part is not None]
+            pairs = [zip(part.inputs, part.targets, strict=True) for part in parts]
+            payer.recognise([x.tobytes() + y.tobytes() for rows in pairs for x, y in rows])
 
     @property
     def features(self) -> int | str | None:
@@ -855,8 +894,10 @@ class Job(_Section):
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+def to_toml(tables: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]]) -> str:
     """Tables of plain values (text, numbers, truth values, lists and mappings of them) as TOML.
+
+    A sequence of tables is an array of them.
 
     >>> print(to_toml({"data": {"source": "digits"}, "model": {"hidden": [32, 16]}}), end="")
     [data]
@@ -866,10 +907,13 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     hidden = [32, 16]
     """
     sections = []
-    for name, values in tables.items():
-        if values:
-            rows = [f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items()]
-            sections.append("\n".join([f"[{toml_key(name)}]", *rows]))
+    for name, found in tables.items():
+        head = toml_key(name)
+        head = f"[{head}]" if isinstance(found, Mapping) else f"[[{head}]]"
+        for values in (found,) if isinstance(found, Mapping) else found:
+            if values:
+                rows = [f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items()]
+                sections.append("\n".join([head, *rows]))
     return "\n\n".join(sections) + "\n"
 
 
@@ -1045,7 +1089,8 @@ def paying(request: JobRequest, ledger: str | None) -> JobRequest:
     """The request with another book than its file's.
 
     Args:
-        ledger: its address, with ``#`` and the account's name where the file names none.
+        ledger: its address, with ``#`` and the account's name where the file names none, and with
+            ``+`` before each other account that pays too.
 
     Raises:
         JobError: no account is named.
@@ -1057,7 +1102,8 @@ def paying(request: JobRequest, ledger: str | None) -> JobRequest:
     section = tables.setdefault("ledger", {})
     section["url"] = url if "://" in url else f"sqlite:///{url}"
     if data:
-        section["data"] = data
+        section["data"], *also = data.split("+")
+        section.update({"also": tuple(also)} if also else {})
     if "data" not in section:
         raise JobError(
             f"--ledger {ledger} names no account: add it behind #, as in {url}#patients, or give "

@@ -59,6 +59,7 @@ def release_job(
             paid = held.enter_context(paying)
         columns = {name for one in planned.statistics for name in one.columns}
         columns |= {name for one in planned.statistics for name, _ in one.where}
+        job.recognise(data_dir)
         found = rows(path, columns, schema)
         planned = replace(planned, examples=len(found))
         if paid is not None:

@@ -15,6 +15,7 @@ from forethought.accounting import exact
 from forethought.data.dataset import PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, on_pixels, overridden
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
+from forethought.ledger.book import Charge
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Budget, Mechanism
@@ -194,7 +195,9 @@ def prepare(
         request.job.payer.require()  # a used-up budget is told before the data are read
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
-    if resume is not None:
+    if resume is None:
+        request.job.recognise(data_dir, loaded.dataset)
+    else:
         from forethought.training.folder import PLAN
         from forethought.training.search import phases_of
 
@@ -336,13 +339,11 @@ class _Advised:
     """A job's book, whose refusal names what the planner would plan instead."""
 
     ledger: Ledger
-    prepared: PreparedJob
+    advice: Advice | None
 
     def paid(self, mechanism: Mechanism, **options: Any) -> PaidRun:
         """See :meth:`forethought.ledger.paid_run.Ledger.paid`."""
-        planned = self.prepared.loaded.request.job.budget.epsilon is not None
-        advice = _advice(self.prepared) if planned and self.prepared.until is None else None
-        return self.ledger.paid(mechanism, advice=advice, **options)
+        return self.ledger.paid(mechanism, advice=self.advice, **options)
 
 
 def _payer(
@@ -355,7 +356,9 @@ def _payer(
     ledger = prepared.loaded.request.job.payer
     if ledger is None:
         return None
-    payer, plan, run = _Advised(ledger, prepared), prepared.plan, RunFolder(folder)
+    planned = prepared.loaded.request.job.budget.epsilon is not None and prepared.until is None
+    payer = _Advised(ledger, _advice(prepared) if planned else None)
+    plan, run = prepared.plan, RunFolder(folder)
     released = plan.preparation is not None and not plan.preparation.centres
     if not released or not leads() or (options["resume"] and run.finished):
         return payer
@@ -382,7 +385,21 @@ def _advice(prepared: PreparedJob) -> Advice:
     loaded = prepared.loaded
     asked = loaded.request.job.budget.epsilon or 0.0
 
-    def advice(fits: Callable[[Mechanism], bool], left: float) -> str | None:
+    def charged(epsilon: float) -> tuple[Plan, Charge]:
+        plan = loaded.plan({"budget": Budget(epsilon, prepared.plan.delta)})
+        return plan, Charge(plan.mechanism, plan.records_per_person)
+
+    return _largest(asked, charged)
+
+
+def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> Advice:
+    """Words on the largest ε below ``asked`` whose plan still fits.
+
+    Args:
+        charged: the plan of an ε, and what it is charged.
+    """
+
+    def advice(fits: Callable[[Charge], bool], left: float) -> str | None:
         from forethought.planning.solve import PlanError
 
         low, high, found = 0.0, asked, None
@@ -390,13 +407,13 @@ def _advice(prepared: PreparedJob) -> Advice:
         for _ in range(_TRIED):
             if not tried > 1e-3 * asked:
                 break
+            epsilon = _rounded(tried)
             try:
-                budget = Budget(_rounded(tried), prepared.plan.delta)
-                plan = loaded.plan({"budget": budget})
+                plan, charge = charged(epsilon)
             except PlanError:
                 break
-            if fits(plan.mechanism):
-                low, found = tried, (budget, plan)
+            if fits(charge):
+                low, found = tried, (epsilon, plan)
             else:
                 high = tried
             if high - low < 0.02 * asked:
@@ -404,9 +421,9 @@ def _advice(prepared: PreparedJob) -> Advice:
             tried = (low + high) / 2
         if found is None:
             return "no smaller epsilon of this job fits"
-        budget, plan = found
+        epsilon, plan = found
         return (
-            f"the largest of this job that still fits is --epsilon {budget.epsilon:g} "
+            f"the largest of this job that still fits is --epsilon {epsilon:g} "
             f"({plan.rounds:,} rounds at noise multiplier {plan.noise_multiplier:.4g})"
         )
 
@@ -489,27 +506,32 @@ def tune_job(
     """A private search for the best step size of a job; its budget covers the whole search.
 
     Raises:
-        JobError: no budget, no held-out data to score on, or a book that is to pay.
+        JobError: no budget, or no held-out data to score on. OverBudgetError: a book is to pay, and
+            has not so much left.
     """
     from forethought.planning.alternatives import plan_tuning
+    from forethought.training.search import selection_of
     from forethought.training.search import tune as search
 
-    if request.job.ledger is not None:
-        raise JobError(
-            "a search cannot be paid from a ledger: how many trials it makes is a secret that its "
-            "guarantee rests on, so no mechanism says beforehand what it releases. Train one plan, "
-            "or tune on public data"
-        )
+    if request.job.payer is not None:
+        request.job.payer.require()  # a used-up budget is told before the data are read
     request = on_pixels(request)  # step sizes that are given would be others for features
     job = request.job
     loaded = load_job(request, data_dir)
+    job.recognise(data_dir, loaded.dataset)
     if job.budget.epsilon is None or loaded.dataset.test is None:
         raise JobError("a private search needs a budget, and held-out data to score trials on")
-    candidates = plan_tuning(
-        loaded.plan_request(),
-        trials=trials,
-        candidates=[{"learning_rate": rate} for rate in learning_rates],
-    )
+    rates = [{"learning_rate": rate} for rate in learning_rates]
+    asked = loaded.plan_request()
+    candidates = plan_tuning(asked, trials=trials, candidates=rates)
+
+    def charged(epsilon: float) -> tuple[Plan, Charge]:
+        budget = Budget(epsilon, candidates[0].delta)
+        plans = plan_tuning(asked, trials=trials, candidates=rates, budget=budget)
+        found = selection_of(plans, trials, scoring)
+        return plans[0], Charge(plans[0].mechanism, selection=found)
+
+    payer = job.payer
     return search(
         lambda: job.build_model(loaded.dataset),
         loaded.dataset,
@@ -522,4 +544,5 @@ def tune_job(
         noise_seed=job.run.noise_seed,
         micro_batch=job.run.micro_batch,
         device=job.run.device,
+        ledger=None if payer is None else _Advised(payer, _largest(job.budget.epsilon, charged)),
     )

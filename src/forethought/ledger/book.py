@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from forethought.accounting.adaptive import Selection
 from forethought.values.mechanism import Adjacency, Budget, Mechanism
 
 # A reservation's life. Only the last two are over; "ended" is an owner's decision.
@@ -75,11 +76,24 @@ class Charge:
         group: records protected together, as of a plan with several records a person.
         partition: ``"scheme=part"``, if only records of one part are touched: "site=A". Parts of
             one scheme are disjoint, which the book checks by the persons registered for each.
+        selection: a private search, which is charged as a whole; ``mechanism`` is then that of its
+            first candidate, and the group 1.
     """
 
     mechanism: Mechanism
     group: int = 1
     partition: str | None = None
+    selection: Selection | None = None
+
+    def __post_init__(self) -> None:
+        found = self.selection
+        if found is not None and (self.group, self.mechanism) != (1, found.candidates[0]):
+            raise ValueError("a search is charged for single records, by its first candidate")
+
+    @property
+    def rounds(self) -> int:
+        """Releases that are marked and settled one by one: rounds, or the one of a search."""
+        return len(self.mechanism) if self.selection is None else 1
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,7 @@ class Entry:
 
     Args:
         number: counted from 1 without gaps. kind: "account", "reserve", "begin", "mark", "settle",
-            "end", "refuse", "partition", "token", …
+            "end", "refuse", "partition", "records", "token", …
         values: JSON-ready, everything that the entry says, with actor and time.
         previous: hash of the entry before. hash: of this one with ``previous``.
         signature: of the hash, in base64, where the book has a key.
@@ -209,6 +223,17 @@ class Book(Protocol):
 
         Returns the number of new ones. Raises BookError: one is in another part of the scheme.
         """
+
+    def add_records(self, data: str, persons: Iterable[bytes], fingerprint: str) -> int:
+        """Note whose records a run on a data set has, as persons of the whole data set.
+
+        Args:
+            persons: keyed hashes of records or of persons, 16 bytes each.
+            fingerprint: of all records, as :mod:`forethought.ledger.identity` names it.
+        """
+
+    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
+        """Other data sets that have any of these: name → how many of them, and how many it has."""
 
     def entries(self, after: int = 0) -> Sequence[Entry]:
         """The book's lines, oldest first."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
+from forethought.accounting.adaptive import Selection
 from forethought.ledger.book import (
     Account,
     BookError,
@@ -62,18 +63,22 @@ def persons_digest(persons: Iterable[bytes]) -> str:
 
 def charge_values(charge: Charge) -> dict[str, Any]:
     """A charge as JSON; :func:`charge_from` reads it back."""
+    found = charge.selection
     return {
         "mechanism": charge.mechanism.to_dict(),
         "group": charge.group,
         "partition": charge.partition,
+        **({} if found is None else {"selection": found.to_dict()}),
     }
 
 
 def charge_from(values: Mapping[str, Any]) -> Charge:
     """The inverse of :func:`charge_values`. Raises ValueError."""
-    exact_keys("charge", values, {"mechanism", "group", "partition"})
+    more = {"selection"} & set(values)
+    exact_keys("charge", values, {"mechanism", "group", "partition", *more})
     mechanism = Mechanism.from_dict(values["mechanism"])
-    return Charge(mechanism, values["group"], values["partition"])
+    found = Selection.from_dict(values["selection"]) if more else None
+    return Charge(mechanism, values["group"], values["partition"], found)
 
 
 def account_values(account: Account) -> dict[str, Any]:
@@ -121,7 +126,7 @@ def ended(held: Reservation, rounds: int) -> Reservation:
     if rounds_of(held, rounds) < held.mark:
         raise BookError(
             f"reservation {held.number} may have released {held.mark} rounds: it cannot end with "
-            f"{rounds}, only with {held.mark} to {len(held.charge.mechanism)}"
+            f"{rounds}, only with {held.mark} to {held.charge.rounds}"
         )
     return replace(held, status="ended", released=rounds)
 
@@ -141,7 +146,7 @@ def _is_over(held: Reservation) -> BookError:
 
 def rounds_of(held: Reservation, rounds: int) -> int:
     """A number of rounds that a reservation can have. Raises BookError: another one."""
-    planned = len(held.charge.mechanism)
+    planned = held.charge.rounds
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= planned:
         raise BookError(
             f"reservation {held.number} is of {planned} rounds: say 0 to {planned}, not {rounds!r}"
@@ -180,7 +185,7 @@ class BookState:
                 self.accounts[account.data] = account
                 self.rules[account.data] = TotalRule.from_dict(values["rule"])
                 self.sums[account.data, ""] = self.rules[account.data].nothing
-            case "partition":
+            case "partition" | "records":
                 at = values["data"], values["partition"] or ""
                 self.sums.setdefault(at, self.rules[at[0]].nothing)
                 self.persons[at] = self.persons.get(at, 0) + values["new"]

@@ -20,9 +20,12 @@ same people. With n hashes in a book two different ones are equal with chance be
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +38,12 @@ _NUMBERS = 1024
 # Records that are expanded at a time: 2 MB of numbers, which stay in the cache.
 _BLOCK = 1024
 Kind = Literal["record", "person"]
+
+
+def new_key(path: Path) -> None:
+    """Make a file with a key, its owner's only. Raises OSError: there is one, or it cannot be."""
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
 
 
 def _key(key: bytes, purpose: str) -> bytes:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from forethought.accounting.interval import at_least, at_most
-from forethought.ledger.book import Book, Entry, Reservation
+from forethought.ledger.book import Book, Charge, Entry, Reservation
+from forethought.ledger.chain import charge_from
 from forethought.ledger.history import Point, history
-from forethought.values.mechanism import Mechanism
 
 # Points of the curve, at most; and its place in the picture.
 MOST_POINTS = 400
@@ -59,16 +59,18 @@ td[data-name]::before{content:attr(data-name) ": ";color:var(--soft)}}
 """
 
 
-def in_plain_words(mechanism: Mechanism) -> str:
+def in_plain_words(charge: Charge) -> str:
     """A charge in words: rounds, noise, batches."""
-    parts = []
+    mechanism, parts = charge.mechanism, []
     for part in list(mechanism)[:4]:
         rate = getattr(part.sampling, "rate", None)
         batches = type(part.sampling).__name__ if rate is None else f"rate {rate:.3g}"
         word = "round" if part.count == 1 else "rounds"
         parts.append(f"{part.count:,} {word}, σ {part.noise_multiplier:.4g}, {batches}")
     more = len(list(mechanism)) - len(parts)
-    return "; ".join([*parts, *([f"and {more} more parts"] if more > 0 else [])])
+    words = "; ".join([*parts, *([f"and {more} more parts"] if more > 0 else [])])
+    found = charge.selection
+    return words if found is None else f"best of {found.trials.mean:.3g} trials (mean): {words}"
 
 
 def account_page(book: Book, data: str) -> str:
@@ -160,7 +162,7 @@ def _reservations(
     }
     made = []
     for one in rows:
-        planned = len(one.charge.mechanism)
+        planned = one.charge.rounds
         released = f"{one.released:,}" if one.released is not None else f"{one.mark:,} at most"
         part = "" if one.charge.partition is None else f" · {one.charge.partition}"
         group = "" if one.charge.group == 1 else f" · groups of {one.charge.group}"
@@ -170,7 +172,7 @@ def _reservations(
                 escape(one.at.replace("T", " ")[:16]),
                 escape(one.by),
                 escape(one.purpose or "not said"),
-                escape(in_plain_words(one.charge.mechanism) + part + group),
+                escape(in_plain_words(one.charge) + part + group),
                 escape(one.status),
                 _number(f"{released} of {planned:,}"),
                 _number(at_most(then[one.number]) if one.number in then else ""),
@@ -194,14 +196,14 @@ def _refusals(entries: Sequence[Entry]) -> str:
     rows = []
     for entry in entries:
         values = entry.values
-        mechanism = Mechanism.from_dict(values["charge"]["mechanism"])
+        charge = charge_from(values["charge"])
         rows.append(
             [
                 str(entry.number),
                 escape(str(values["at"]).replace("T", " ")[:16]),
                 escape(str(values["actor"])),
                 escape(str(values.get("purpose") or "not said")),
-                escape(in_plain_words(mechanism)),
+                escape(in_plain_words(charge)),
                 _number(at_least(float(values["left"]))),
             ]
         )

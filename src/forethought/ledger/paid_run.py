@@ -11,19 +11,29 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import json
 import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from forethought.accounting.adaptive import Selection
 from forethought.accounting.interval import at_least, at_most
-from forethought.ledger.book import Account, Book, BookError, Charge, OverBudgetError, Reservation
+from forethought.ledger.book import (
+    Account,
+    Book,
+    BookError,
+    Charge,
+    OverBudgetError,
+    Reservation,
+    Total,
+)
 from forethought.values.checks import whole
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 from forethought.values.serialisation import parse, write_text
@@ -38,8 +48,8 @@ RESERVATION_SCHEMA, EVIDENCE_SCHEMA = "forethought/reservation/1", "forethought/
 PACE = 1.0
 # Where a token and a signing key are found when no file is named.
 TOKEN, KEY = "FORETHOUGHT_LEDGER_TOKEN", "FORETHOUGHT_LEDGER_KEY"
-# Words on a smaller plan, from ``fits`` of a mechanism and the ε that is left.
-Advice = Callable[[Callable[[Mechanism], bool], float], str | None]
+# Words on a smaller plan, from ``fits`` of a charge and the ε that is left.
+Advice = Callable[[Callable[[Charge], bool], float], str | None]
 
 
 def book_at(url: str, token_file: str | Path | None = None) -> Book:
@@ -100,6 +110,10 @@ class Ledger:
         data: the account's name. purpose: of the run, for whoever reads the book.
         token_file: of the service; see :func:`book_at`.
         partition: ``"scheme=part"`` where the run touches one part's records only.
+        also: other accounts of the book whose data sets share persons with this one. The run is
+            charged to them too, so that what all of them release of a person adds up in each.
+        identity: file of the key by which records and persons are hashed (`forethought ledger
+            identity`), the same for all that use the book; None: nothing is compared.
 
     >>> Ledger("sqlite:///books.db", "patients", purpose="survival after a stroke").data
     'patients'
@@ -110,6 +124,50 @@ class Ledger:
     purpose: str = ""
     token_file: str | Path | None = None
     partition: str | None = None
+    also: tuple[str, ...] = ()
+    identity: str | Path | None = None
+
+    def recognise(self, records: Sequence[bytes], persons: Sequence[bytes] | None = None) -> None:
+        """Ask whether a data set of another name has these records or persons, and note them.
+
+        Nothing is asked without ``identity``. The book is given keyed hashes only.
+
+        Args:
+            records: each as bytes, in any order (`forethought.ledger.identity.contents`).
+            persons: whose they are, in place of comparing records; None: records are compared, and
+                fewer than 1 in 20 equal ones are a coincidence.
+
+        Raises:
+            BookError: it has, and ``also`` does not name it; says what to do.
+        """
+        if self.identity is None:
+            return
+        from forethought.ledger.identity import Overlap, fingerprint, hashes
+
+        key = Path(self.identity).read_bytes()
+        unit: Literal["record", "person"] = "record" if persons is None else "person"
+        found = hashes(key, records if persons is None else persons, unit)
+        name, listed = fingerprint(key, records).name, found.listed()
+        book = self.book()
+
+        def ask() -> None:
+            for other, (shared, size) in sorted(book.overlaps(self.data, listed).items()):
+                seen = Overlap(len(found), size, shared, found.group)
+                few = persons is None and 20 * shared < min(seen.of, seen.other)
+                if other in self.also or few:
+                    continue
+                raise BookError(
+                    f"{seen.words(other, unit)}. If it is that data set, pay from its account: "
+                    f"data = {other!r}. If it is another one about the same {unit}s, say that both "
+                    f"pay: also = [{other!r}] in [ledger], or --ledger BOOK#{self.data}+{other}"
+                )
+
+        try:
+            ask()
+            book.add_records(self.data, listed, name)
+            ask()  # whoever did the same at the same time is seen by one of the two
+        finally:
+            book.close()
 
     def book(self) -> Book:
         """The opened book. Raises BookError, OSError."""
@@ -139,6 +197,7 @@ class Ledger:
         mechanism: Mechanism,
         *,
         group: int = 1,
+        selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
         advice: Advice | None = None,
@@ -146,6 +205,7 @@ class Ledger:
         """Reserve a run's whole mechanism and begin; use what comes back in a ``with``.
 
         Args:
+            selection: a private search, whose first candidate ``mechanism`` is.
             folder: keeps the reservation's number; None: a run that cannot go on after its process.
             resume: go on with the reservation of the folder, where there is one.
             advice: words on a plan that would still fit; None: says how many rounds would.
@@ -154,7 +214,7 @@ class Ledger:
             OverBudgetError: it does not fit; the message names what does. BookError: no such
                 account, or a reservation that is over or of another plan.
         """
-        charge = Charge(mechanism, whole("group", group), self.partition)
+        charge = Charge(mechanism, whole("group", group), self.partition, selection)
         book = self.book()
         path, held = None if folder is None else folder / RESERVATION, None
         try:
@@ -175,12 +235,13 @@ class Ledger:
                     raise
                 found["number"] = made.number
                 _keep(path, self, found)
+            others = self._others(book, charge, found, path)
             if held is None or held.status != "settled":
                 held = book.begin(found["number"], found["run"])
-            return PaidRun(self, book, held, path, found["call"])
+            return PaidRun(self, book, held, path, found["call"], others)
         except OverBudgetError as error:
-            words = (advice or _fewer_rounds(mechanism))(
-                lambda smaller: book.fits(self.data, Charge(smaller, group, self.partition)),
+            words = (advice or _fewer_rounds(charge))(
+                lambda smaller: book.fits(self.data, replace(smaller, partition=self.partition)),
                 error.epsilon_left,
             )
             book.close()
@@ -190,6 +251,35 @@ class Ledger:
         except BaseException:
             book.close()
             raise
+
+    def _others(
+        self, book: Book, charge: Charge, found: dict[str, Any], path: Path | None
+    ) -> tuple[int, ...]:
+        """The run's reservations in accounts that share persons with its own, all begun.
+
+        They are found by their calls' names, which follow from that of the run's own. Where one
+        does not fit, all that were made are given back.
+        """
+        made: list[Reservation] = []
+        try:
+            for name in sorted(set(self.also) - {self.data}):
+                call = f"{found['call'][:32]} {hashlib.sha256(name.encode()).hexdigest()[:24]}"
+                everyone = replace(charge, partition=None)
+                words = self.purpose or f"shares persons with {self.data}"
+                made.append(book.reserve(name, everyone, purpose=words, call=call))
+        except BookError:
+            own = book.reservation(found["number"])
+            for one in (*made, own):
+                if one.status == "reserved":
+                    book.end(one.number, 0, "another account that has to pay did not")
+            if own.status == "reserved":
+                _forget(path, own.number)
+            raise
+        return tuple(
+            one.number
+            for one in made
+            if one.status == "settled" or book.begin(one.number, found["run"])
+        )
 
 
 def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
@@ -202,7 +292,7 @@ def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
     if found.status == "ended":
         raise BookError(
             f"reservation {found.number} of this run folder is over: it was ended with "
-            f"{found.released} of {len(charge.mechanism)} rounds. Start a new run in another folder"
+            f"{found.released} of {charge.rounds} rounds. Start a new run in another folder"
         )
     # One that was settled lacks its statement at most: the book marks no further round of it.
     return None if found.status == "settled" and found.released == 0 else found
@@ -250,9 +340,12 @@ def _forget(path: Path | None, number: int | None) -> None:
         path.unlink()
 
 
-def _fewer_rounds(mechanism: Mechanism) -> Advice:
-    def advice(fits: Callable[[Mechanism], bool], left: float) -> str | None:
-        found = most_rounds(mechanism, fits)
+def _fewer_rounds(charge: Charge) -> Advice:
+    def advice(fits: Callable[[Charge], bool], left: float) -> str | None:
+        if charge.selection is not None:
+            return "plan the search for a smaller epsilon or fewer trials, or train one plan"
+        mechanism = charge.mechanism
+        found = most_rounds(mechanism, lambda first: fits(replace(charge, mechanism=first)))
         if not found:
             return "not one round of this plan fits"
         return f"of this plan {found:,} of {len(mechanism):,} rounds still fit"
@@ -278,23 +371,57 @@ class PaidRun:
     """
 
     def __init__(
-        self, ledger: Ledger, book: Book, held: Reservation, path: Path | None, call: str
+        self,
+        ledger: Ledger,
+        book: Book,
+        held: Reservation,
+        path: Path | None,
+        call: str,
+        others: tuple[int, ...] = (),
     ) -> None:
+        # Its reservations in accounts that share persons with its own: the same is done to all.
+        self._others = others
         self._ledger, self.book, self._path, self._call = ledger, book, path, call
-        self.number, self.mechanism = held.number, held.charge.mechanism
-        self._group = held.charge.group
+        self.data = ledger.data
+        self.number, self.charge, self.mechanism = held.number, held.charge, held.charge.mechanism
         # What may have left before this process; rounds up to there can be released again.
         self._before = held.mark if held.released is None else held.released
         self.marked, self._noted, self._settled = self._before, 0, held.status == "settled"
         self._again: list[int] = []
         self._twice = 0, 1  # rounds up to there are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
+        self._taken = 0  # rounds of the plans of a series that were handed on
+
+    def part(self, mechanism: Mechanism) -> SeriesPart:
+        """The next plan of a series that was reserved together: ``ledger=`` of its run.
+
+        Several plans that are fixed before the first of them runs compose exactly: reserve the sum
+        of their mechanisms, run them in this order, and settle once all are done:
+
+            with ledger.paid(one.mechanism + other.mechanism) as series:
+                ft.train(model, data, one, ledger=series.part(one.mechanism))
+                ft.train(model, data, other, ledger=series.part(other.mechanism))
+                series.settle()
+
+        Raises:
+            BookError: it is not the next plan of the series.
+        """
+        before, end = self._taken, self._taken + len(mechanism)
+        here = self.mechanism.first(end) if end <= len(self.mechanism) else None
+        if here is None or (here.after(before) if before else here) != mechanism:
+            raise BookError(
+                f"this is not the next plan of the series that reservation {self.number} is for, "
+                f"of which {before} of {len(self.mechanism)} rounds were handed on"
+            )
+        self._taken = end
+        return SeriesPart(self, mechanism, before)
 
     def paid(
         self,
         mechanism: Mechanism,
         *,
         group: int = 1,
+        selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
     ) -> Self:
@@ -303,9 +430,17 @@ class PaidRun:
         own = self.mechanism
         if ahead > 0:
             own = own.after(ahead)
-        if ahead < 0 or own != mechanism or group != self._group:
+        of_it = replace(self.charge, mechanism=own) if selection is None else self.charge
+        if ahead < 0 or of_it != replace(
+            self.charge, mechanism=mechanism, group=group, selection=selection
+        ):
             raise BookError(f"reservation {self.number} is for another plan than this one")
         return self
+
+    @property
+    def begun(self) -> int:
+        """The number of rounds of which any may have been released, before this process too."""
+        return max(self._noted, self._before)
 
     def ahead(self, rounds: int) -> None:
         """Have the mark at ``rounds``, before the round of that number reaches anything outside.
@@ -316,9 +451,9 @@ class PaidRun:
             BookError: more rounds than were reserved, or the book cannot be written.
         """
         if rounds > self.marked:
-            if rounds > len(self.mechanism):
+            if rounds > self.charge.rounds:
                 raise BookError(
-                    f"round {rounds} is not among the {len(self.mechanism)} that were reserved: "
+                    f"round {rounds} is not among the {self.charge.rounds} that were reserved: "
                     "nothing more is released"
                 )
             now = time.monotonic()
@@ -327,8 +462,9 @@ class PaidRun:
                 self._stride *= 2
             elif passed > 2 * PACE:
                 self._stride = max(1, self._stride // 2)
-            mark = min(rounds - 1 + self._stride, len(self.mechanism))
-            self.book.mark(self.number, mark)
+            mark = min(rounds - 1 + self._stride, self.charge.rounds)
+            for number in (*self._others, self.number):
+                self.book.mark(number, mark)
             self.marked, self._at = mark, now
         self._noted = max(self._noted, rounds)
 
@@ -356,17 +492,19 @@ class PaidRun:
             ) from None
         root = math.sqrt(times) * (1 + 2.0**-50)  # never less than it is
         joined = [replace(one, noise_multiplier=one.noise_multiplier / root) for one in part]
-        made = self.book.reserve(
-            self._ledger.data,
-            Charge(
-                Mechanism(*joined, adjacency=part.adjacency), self._group, self._ledger.partition
-            ),
-            purpose=f"rounds of reservation {self.number} released again",
-            call=f"{self._call[:24]} again {secrets.token_hex(8)}",
-        )
-        self.book.begin(made.number, f"again {secrets.token_hex(8)}")
-        self.book.settle(made.number, len(part))
-        self._again.append(made.number)
+        whole = replace(self.charge, mechanism=Mechanism(*joined, adjacency=part.adjacency))
+        for number in (*self._others, self.number):
+            mine = number == self.number
+            made = self.book.reserve(
+                self._ledger.data if mine else self.book.reservation(number).data,
+                whole if mine else replace(whole, partition=None),
+                purpose=f"rounds of reservation {number} released again",
+                call=f"{self._call[:24]} again {secrets.token_hex(8)}",
+            )
+            self.book.begin(made.number, f"again {secrets.token_hex(8)}")
+            self.book.settle(made.number, len(part))
+            if mine:
+                self._again.append(made.number)
         self._twice = last, times
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
@@ -375,13 +513,23 @@ class PaidRun:
         Returns:
             What the book then says: the evidence for the run's statement, as JSON, and in words.
         """
-        released = len(self.mechanism) if rounds is None else rounds
+        released = self.charge.rounds if rounds is None else rounds
         if released < self._noted:
             raise BookError(
                 f"{self._noted} rounds may have been released, and the transcript has {released}"
             )
+        for number in self._others:
+            self.book.settle(number, released)
         total = self.book.settle(self.number, released)
         self._settled = True
+        return self.evidence(total, released=released)
+
+    def evidence(self, total: Total, **more: Any) -> tuple[str, str]:
+        """The book's words on a run: its evidence as JSON, and in words.
+
+        Args:
+            total: after the run. more: ``released`` of the reservation, or ``part`` of a series.
+        """
         account = self.book.account(self._ledger.data)
         values = {
             "schema": EVIDENCE_SCHEMA,
@@ -392,7 +540,8 @@ class PaidRun:
             "partition": self._ledger.partition,
             "reservation": self.number,
             "again": self._again,
-            "released": released,
+            **more,
+            **({"also": list(self._others)} if self._others else {}),
             "total": {**asdict(total), "by_part": dict(total.by_part)},
         }
         text = json.dumps(values, indent=2, sort_keys=True) + "\n"
@@ -413,17 +562,64 @@ class PaidRun:
             return
         over = kind is None and self._settled
         try:
-            lost = self._path is None or (self._noted == 0 and self._before == 0)
+            lost = self._path is None or not self.begun
             if kind is not None and not self._settled and lost:
                 # Whoever kept the model of an interrupted run kept no more than was noted. A book
                 # that cannot be reached keeps the whole charge.
                 with contextlib.suppress(BookError):
-                    self.book.settle(self.number, max(self._noted, self._before))
+                    for number in (*self._others, self.number):
+                        self.book.settle(number, self.begun)
                     self._settled = over = True
             if over:
                 _forget(self._path, self.number)
         finally:
             self.book.close()
+
+
+class SeriesPart:
+    """One plan of a series that was reserved together; see :meth:`PaidRun.part`."""
+
+    def __init__(self, series: PaidRun, mechanism: Mechanism, before: int) -> None:
+        self._series, self.mechanism, self._first = series, mechanism, before
+
+    @property
+    def begun(self) -> int:
+        """See :attr:`Paid.begun`."""
+        return max(0, self._series.begun - self._first)
+
+    @contextlib.contextmanager
+    def paid(
+        self,
+        mechanism: Mechanism,
+        *,
+        group: int = 1,
+        selection: Selection | None = None,
+        folder: Path | None = None,
+        resume: bool = False,
+    ) -> Iterator[Self]:
+        """Itself, for the run of its plan. Raises BookError: another plan's run, or one that is
+        resumed, which its series cannot be."""
+        fits = group <= self._series.charge.group and selection is None and not resume
+        if mechanism != self.mechanism or not fits:
+            raise BookError("this part of a series is for another plan, or its series is over")
+        yield self
+
+    def ahead(self, rounds: int) -> None:
+        """See :meth:`PaidRun.ahead`."""
+        if rounds > len(self.mechanism):
+            raise BookError(f"round {rounds} is not among the {len(self.mechanism)} of this part")
+        self._series.ahead(self._first + rounds)
+
+    def again(self, rounds: int, times: int) -> None:
+        """See :meth:`PaidRun.again`."""
+        self._series.again(self._first + rounds, times)
+
+    def settle(self, rounds: int | None = None) -> tuple[str, str]:
+        """The words of the book after this part; the series itself stays active."""
+        end = self._first + (len(self.mechanism) if rounds is None else rounds)
+        self._series.ahead(end)
+        total = self._series.book.total(self._series.data)
+        return self._series.evidence(total, part=[self._first, end])
 
 
 def in_words(found: Mapping[str, Any]) -> str:
@@ -433,8 +629,27 @@ def in_words(found: Mapping[str, Any]) -> str:
         found: the values of the evidence of :meth:`PaidRun.settle`.
     """
     total, budget = found["total"], found["budget"]
+    numbers = [*found.get("earlier", ()), found["reservation"]]
+    which = f"reservation {numbers[0]}"
+    if len(numbers) > 1:
+        which = f"reservations {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    if "also" in found:
+        which += f" (and {', '.join(map(str, found['also']))}, of accounts that share persons)"
     return (
         f"everything that the book has of {found['data']!r} comes to ε {at_most(total['epsilon'])} "
         f"of {at_least(budget['epsilon'])} at δ {at_most(total['delta'], '.3g')} after this run, "
-        f"which is its reservation {found['reservation']}; the book's head is {total['head']}"
+        f"which is its {which}; the book's head is {total['head']}"
     )
+
+
+def joined_evidence(texts: Sequence[str]) -> tuple[str, str]:
+    """The evidence of a run whose parts were paid one by one, and what it says in words.
+
+    Args:
+        texts: what :meth:`PaidRun.settle` gave for each part, in order; at least one.
+    """
+    parts = [json.loads(text) for text in texts]
+    last = parts[-1]
+    if earlier := [part["reservation"] for part in parts[:-1]]:
+        last = {**last, "earlier": earlier, "again": [n for part in parts for n in part["again"]]}
+    return json.dumps(last, indent=2, sort_keys=True) + "\n", in_words(last)

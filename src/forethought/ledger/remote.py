@@ -10,7 +10,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -36,6 +36,11 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 AUTHORITY, PLAIN = "FORETHOUGHT_LEDGER_CA", "FORETHOUGHT_LEDGER_PLAIN"
 # Persons that one message registers.
 AT_ONCE = 10_000
+
+
+def _batches(persons: Iterable[bytes]) -> Iterator[list[bytes]]:
+    every = list(persons)
+    return (every[at : at + AT_ONCE] for at in range(0, len(every), AT_ONCE))
 
 
 class RemoteBook(Book):
@@ -203,11 +208,25 @@ class RemoteBook(Book):
         return self._ask(Total, "total", data=data)
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
-        every, new = list(persons), 0
-        for at in range(0, len(every), AT_ONCE):
-            some = every[at : at + AT_ONCE]
-            new += self._ask(int, "add_persons", data=data, partition=partition, persons=some)
-        return new
+        return sum(
+            self._ask(int, "add_persons", data=data, partition=partition, persons=some)
+            for some in _batches(persons)
+        )
+
+    def add_records(self, data: str, persons: Iterable[bytes], fingerprint: str) -> int:
+        return sum(
+            self._ask(int, "add_records", data=data, persons=some, fingerprint=fingerprint)
+            for some in _batches(persons)
+        )
+
+    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for some in _batches(persons):
+            for name, (shared, size) in self._ask(
+                dict, "overlaps", data=data, persons=some
+            ).items():
+                found[name] = found.get(name, (0, 0))[0] + shared, size
+        return found
 
     def entries(self, after: int = 0) -> Sequence[Entry]:
         return self._ask(list, "entries", after=after)

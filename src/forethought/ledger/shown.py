@@ -35,12 +35,12 @@ def shown(book: Book, data: str) -> Shown:
     if more is not None:
         last = reservations[-1]
         words = {0: "no more run", 1: "about 1 more run"}.get(more, f"about {more:,} more runs")
-        lines[-1] += f", or {words} like the last one ({in_plain_words(last.charge.mechanism)})"
+        lines[-1] += f", or {words} like the last one ({in_plain_words(last.charge)})"
     for part, epsilon in sorted(total.by_part.items()):
         if part:
             lines.append(f"  {part}: ε {at_most(epsilon)}")
     for one in reservations:
-        planned = len(one.charge.mechanism)
+        planned = one.charge.rounds
         done = f"{one.released:,}" if one.released is not None else f"at most {one.mark:,}"
         purpose = f", {one.purpose}" if one.purpose else ""
         lines.append(
@@ -56,7 +56,7 @@ def shown(book: Book, data: str) -> Shown:
             {
                 **{name: getattr(one, name) for name in ("number", "status", "by", "purpose")},
                 **{name: getattr(one, name) for name in ("run", "mark", "released", "at")},
-                "rounds": len(one.charge.mechanism),
+                "rounds": one.charge.rounds,
                 "partition": one.charge.partition,
             }
             for one in reservations

@@ -14,6 +14,7 @@ import math
 import random
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -72,12 +73,16 @@ _Found = TypeVar("_Found")
 _LOG = logging.getLogger(__name__)
 # A clock may be so far behind another machine's before it is spoken of.
 _SKEW = timedelta(minutes=5)
+# Refusals of one actor that are written in so many seconds; further ones hold all the same.
+_NOTED, _HOUR = 60, 3600.0
 # Persons that are looked up with one statement.
 _AT_ONCE = 500
 # Whoever may write entries of a kind; analysts the reservations that they made.
 _MAY: dict[str, tuple[Role, ...]] = {
     **dict.fromkeys(("account", "partition", "token", "revoke"), ("owner",)),
-    **dict.fromkeys(("reserve", "refuse", "begin", "mark", "settle", "end"), ("owner", "analyst")),
+    **dict.fromkeys(
+        ("reserve", "refuse", "records", "begin", "mark", "settle", "end"), ("owner", "analyst")
+    ),
 }
 
 
@@ -210,6 +215,7 @@ class _Connections:
     Args:
         key: the public one that signs all entries; None: nobody signs. signer: has that key.
         rules, charges: account and rule of data sets, and reservations as they once were.
+        refused: when refusals were noted, by actor.
     """
 
     engine: Engine
@@ -219,6 +225,16 @@ class _Connections:
     key: str | None = None
     rules: dict[str, tuple[Account, TotalRule]] = field(default_factory=dict)
     charges: dict[int, Reservation] = field(default_factory=dict)
+    refused: dict[str, deque[float]] = field(default_factory=dict)
+
+    def noting(self, actor: str) -> bool:
+        """True if a refusal is written: so many an hour, as asking in a loop must not fill it."""
+        noted, here = self.refused.setdefault(actor, deque(maxlen=_NOTED)), time.monotonic()
+        if len(noted) == _NOTED and here - noted[0] < _HOUR:
+            _LOG.warning("refusals of %s are not written any more for a while", actor)
+            return False
+        noted.append(here)
+        return True
 
     @property
     def reads(self) -> Engine:
@@ -265,15 +281,18 @@ class Store(Book):
 
     # Accounts, persons and tokens.
 
-    def open_account(self, account: Account, rule: str | None = None) -> Account:
+    def open_account(
+        self, account: Account, rule: str | None = None, blocks: int | None = None
+    ) -> Account:
         """See :meth:`Book.open_account`.
 
         Args:
             rule: the name of the rule by which charges add up; see
                 :data:`forethought.ledger.totals.RULES`; None: the one for most kinds of charges.
+            blocks: see :meth:`forethought.ledger.totals.TotalRule.of`.
         """
         made: Account = _account(account)
-        chosen = TotalRule.of(made, rule)
+        chosen = TotalRule.of(made, rule, blocks)
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == made.data):
@@ -295,6 +314,34 @@ class Store(Book):
         return [chain.account_from(parse(row.account)) for row in rows]
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
+        return self._register("partition", data, partition, persons, {})
+
+    def add_records(self, data: str, persons: Iterable[bytes], fingerprint: str) -> int:
+        named = {"fingerprint": _name("a fingerprint", fingerprint)}
+        return self._register("records", data, None, persons, named)
+
+    def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
+        self._known(data)
+        wanted, found = sorted(set(persons)), dict[str, tuple[int, int]]()
+        others = select(SUMS).where(SUMS.c.part == "", SUMS.c.persons > 0, SUMS.c.data != data)
+        for row in self._rows(others.order_by(SUMS.c.data)):
+            here, shared = (PERSONS.c.data == row.data, PERSONS.c.scheme == ""), 0
+            for start in range(0, len(wanted), _AT_ONCE):
+                some = PERSONS.c.person.in_(wanted[start : start + _AT_ONCE])
+                counted = select(func.count()).select_from(PERSONS).where(*here, some)
+                shared += self._rows(counted)[0][0]
+            if shared:
+                found[row.data] = shared, row.persons
+        return found
+
+    def _register(
+        self,
+        kind: str,
+        data: str,
+        partition: str | None,
+        persons: Iterable[bytes],
+        more: Mapping[str, str],
+    ) -> int:
         _, rule = self._known(data)
         scheme, part = _parts(partition)
         wanted = sorted(set(persons))
@@ -332,9 +379,10 @@ class Store(Book):
                 .values(persons=SUMS.c.persons + len(new))
             )
             digest = chain.persons_digest(new)
-            return {"data": data, "partition": partition, "new": len(new), "persons": digest}
+            own = {"data": data, "partition": partition, "new": len(new), "persons": digest}
+            return {**own, **more}
 
-        found = self._write("partition", work)
+        found = self._write(kind, work)
         return int(found["new"]) if found else 0
 
     def partitions(self, data: str) -> dict[str, int]:
@@ -432,8 +480,9 @@ class Store(Book):
             over = self._over(account, rule, full.sums, charge)
             told = {"data": data, "purpose": purpose, "left": over.epsilon_left}
             values = {**told, "charge": chain.charge_values(charge)}
-            with suppress(BookError):  # the refusal holds, noted or not
-                self._write("refuse", lambda turn: values)
+            if self._kept.noting(self.actor):
+                with suppress(BookError):  # the refusal holds, noted or not
+                    self._write("refuse", lambda turn: values)
             raise over from None
         made = chain.reserved_by(found)
         self._kept.remember(made)

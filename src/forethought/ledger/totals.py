@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from forethought.accounting import exact
-from forethought.accounting.adaptive import limit_of
+from forethought.accounting.adaptive import Selection, Trials, best_of_profile, limit_of
 from forethought.accounting.dominating_pair import (
     Array,
     gaussian_delta_above,
@@ -57,15 +57,23 @@ class TotalRule:
     adjacency: Adjacency = "add-or-remove"
 
     @staticmethod
-    def of(account: Account, kind: str | None = None) -> TotalRule:
+    def of(account: Account, kind: str | None = None, blocks: int | None = None) -> TotalRule:
         """The rule of a new account.
 
         Args:
             kind: one of :data:`RULES`; None: the one that fits most kinds of charges.
+            blocks: of a :class:`ClockRule`; None: its default.
+
+        Raises:
+            ValueError: no such rule, or blocks of one that returns round by round.
         """
         chosen = DEFAULT if kind is None else kind
         one_of("rule", chosen, tuple(RULES))
-        return RULES[chosen](account.budget, account.adjacency)
+        if blocks is None:
+            return RULES[chosen](account.budget, account.adjacency)
+        if chosen != ClockRule.KIND:
+            raise ValueError(f"the rule {chosen!r} returns round by round: leave blocks out")
+        return ClockRule(account.budget, account.adjacency, blocks=blocks)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
@@ -120,16 +128,26 @@ class TotalRule:
                 "adjacency 'replace-one': charge without a partition, or open the account under "
                 "'add-or-remove'"
             )
-        length = len(mechanism)
+        length, found = charge.rounds, charge.selection
         released = length if rounds is None else whole("rounds", rounds, least=0, most=length)
         if not released:
             return self.nothing
-        if any(part.noise_multiplier == 0 for part in mechanism):
+        made = (mechanism,) if found is None else sum(found.of_a_record, ())
+        if any(part.noise_multiplier == 0 for one in made for part in one):
             return (MOST,) * len(self.nothing)
+        if found is not None:
+            return self._searched(found)
         return self._costs(mechanism, charge.group, released)
 
     def _costs(self, mechanism: Mechanism, group: int, rounds: int) -> Sums:
         raise NotImplementedError
+
+    def _searched(self, selection: Selection) -> Sums:
+        raise UnsupportedMechanismError(
+            f"a private search is no Gaussian release, which is all that the rule {self.KIND!r} of "
+            "this account adds up: open an account with the rule 'clock' or 'renyi', or train one "
+            "plan"
+        )
 
     def fits(self, sums: Sequence[int]) -> bool:
         """True if everything charged keeps the budget."""
@@ -243,6 +261,9 @@ class RenyiRule(TotalRule):
             value = min(value, rdp(made, (self.order,)).values[0])
         return (_units(value * LIFT, self.limit),)
 
+    def _searched(self, selection: Selection) -> Sums:
+        return (_units(selection.divergence(self.order) * LIFT, self.limit),)
+
     def epsilon(self, sums: Sequence[int]) -> float:
         spent = _value(sums[0], self.limit)
         return RenyiCurve((self.order,), (spent,)).epsilon(self.budget.delta)
@@ -269,8 +290,8 @@ _LEAPS = 5e-4
 _FURTHEST = 400
 _NEGLIGIBLE = 1e-26
 _KNOTS = 160
-# Where knots end at last, and by what factor the end is looked for.
-_FARTHEST, _FARTHER = 300.0, 1.1
+# Where knots may end. Every figure of them is a part of what stored charges are compared with.
+_ENDS: Array = np.cumprod(np.array([2.0**-10, *[1.1] * 133]))
 
 
 @dataclass(frozen=True)
@@ -334,10 +355,14 @@ class Clock:
 
     def above(self, time: float, epsilon: float) -> float:
         """δ at ``epsilon`` of what is released in ``time``: an upper end."""
+        return float(self.deltas(time, np.array([epsilon]))[0])
+
+    def deltas(self, time: float, epsilons: Array) -> Array:
+        """δ at each ε of what is released in ``time``: upper ends."""
         readings, odds = self.readings(time)
-        deltas = gaussian_delta_above(epsilon, np.sqrt(readings * _ROUNDING))
+        deltas = gaussian_delta_above(epsilons[:, None], np.sqrt(readings * _ROUNDING)) @ odds
         lost = self.leapt(time) + self._left_out(time)
-        return min(1.0, (float(odds @ deltas) + lost) * _ROUNDING)
+        return np.minimum(1.0, (deltas + lost) * _ROUNDING)
 
     def below(self, time: float, epsilons: Array) -> tuple[Array, Array]:
         """δ at each ε, a lower end, and its slope against e^ε."""
@@ -380,7 +405,8 @@ class ClockRule(TotalRule):
         clock: None: the one that is suited to the budget.
         blocks: so many parts of a run are charged one by one, so that those which were never begun
             return when it stops. With 1 a sampled run that has begun returns nothing, since what it
-            showed may be the reason why it stopped; it costs least.
+            showed may be the reason why it stopped; it costs least. 0: for each run as many of 2, 4
+            or 8 as make it dearer by 3 % at most, which follows from its plan alone.
     """
 
     KIND: ClassVar[str] = "clock"
@@ -391,7 +417,7 @@ class ClockRule(TotalRule):
     def __post_init__(self) -> None:
         if self.clock is None:
             object.__setattr__(self, "clock", Clock.suited(self.budget))
-        whole("blocks", self.blocks, most=100)
+        whole("blocks", self.blocks, least=0, most=100)
         if not self.clock.above(1.0, self.budget.epsilon) <= self.budget.delta:
             raise ValueError("what this clock releases until 1 does not keep the account's budget")
 
@@ -411,8 +437,16 @@ class ClockRule(TotalRule):
         if not any(part.sampling.hides(part.sampling.rounds_per_epoch) for part in mechanism):
             # The even course alone dominates Gaussian releases, round by round.
             return (_even(self.clock, mechanism.first(rounds), group),)
-        parts = _blocks(self.clock, mechanism, group, self.blocks)
+        parts = _blocks(self.clock, mechanism, group, self.blocks or 1)
+        for number in () if self.blocks else _BLOCKS:
+            cut = _blocks(self.clock, mechanism, group, number)
+            if sum(cost for _, cost in cut) <= _DEARER * parts[0][1]:
+                parts = cut
+                break
         return (min(MOST, sum(cost for start, cost in parts if start < rounds)),)
+
+    def _searched(self, selection: Selection) -> Sums:
+        return (_searched_time(self.clock, selection),)
 
     def epsilon(self, sums: Sequence[int]) -> float:
         time = _value(sums[0], 1.0)
@@ -447,6 +481,10 @@ def _even(clock: Clock, mechanism: Mechanism, group: int) -> int:
     return _units(unsampled_distance(mechanism, group) ** 2, clock.variance)
 
 
+# Numbers of blocks that a run is cut into where it may, and how much dearer it may become.
+_BLOCKS, _DEARER = (8, 4, 2), 1.03
+
+
 @lru_cache(maxsize=4096)
 def _blocks(
     clock: Clock, mechanism: Mechanism, group: int, blocks: int
@@ -475,18 +513,26 @@ def least_time(clock: Clock, mechanism: Mechanism, group: int) -> int:
         # Some theorem covers it, as the distance is known, but there is no curve.
         return even
 
-    def most(level: float) -> float:
-        return max(end.delta(level) for end in ends) * _ROUNDING
+    def most(levels: Array) -> Array:
+        found = [max(end.delta(level) for end in ends) for level in levels.tolist()]
+        return np.array(found) * _ROUNDING
 
+    return min(even, _dominating(clock, most))
+
+
+def _dominating(clock: Clock, most: Callable[[Array], Array]) -> int:
+    """The least time, in units, whose release is nowhere below a profile; MOST: none is found.
+
+    Args:
+        most: upper ends of the profile, of both directions, at levels of at least 0.
+    """
     zero, longest = np.zeros(1), MOST / WHOLE
-    at_zero = most(0.0)
+    at_zero = float(most(zero)[0])
     low = smallest(lambda t: bool(clock.below(t, zero)[0][0] >= at_zero), 0.0, longest, 1e-6)
     low *= 1 - 2e-6
-    last = 2.0**-10
-    while most(last) > clock.leapt(low) and last < _FARTHEST:
-        last *= _FARTHER
-    knots = np.linspace(0.0, last, _KNOTS)
-    profile = np.array([most(level) for level in knots])
+    far = most(_ENDS) <= clock.leapt(low)
+    knots = np.linspace(0.0, _ENDS[int(np.argmax(far)) if far.any() else -1], _KNOTS)
+    profile = most(knots)
 
     def dominates(t: float) -> bool:
         # Beyond the last knot the profile only falls, and the chance of a leap stays.
@@ -495,7 +541,61 @@ def least_time(clock: Clock, mechanism: Mechanism, group: int) -> int:
         return above_chords(np.exp(knots), profile, *clock.below(t, knots))
 
     high = smallest(dominates, low, longest, 1e-6)
-    return min(even, _units(high, 1.0)) if dominates(high) else even
+    return _units(high, 1.0) if dominates(high) else MOST
+
+
+# Numbers of trials are told apart up to here; above it, those of one factor count as its largest.
+_APART, _TOGETHER = 24, 1.08
+# What more trials than are summed up would take: they count as disclosed.
+_UNLIKELY = 1e-14
+
+
+@lru_cache(maxsize=256)
+def _searched_time(clock: Clock, selection: Selection) -> int:
+    """The least time, in units, that dominates a search, for a record of either kind."""
+    return max(_best_time(clock, kind, selection.trials) for kind in selection.of_a_record)
+
+
+def _best_time(clock: Clock, mechanisms: Sequence[Mechanism], trials: Trials) -> int:
+    """The time of the best of so many trials, each of any of the mechanisms.
+
+    Two profiles hold, and so does the lower at each level: that of the theorem on the best trial,
+    which says nothing at low levels; and that of all trials shown, each of which the clock releases
+    in some time, so that k of them take k times that.
+    """
+    each = max(least_time(clock, mechanism, 1) for mechanism in mechanisms)
+    if each >= MOST:
+        return MOST
+    best, shown = best_of_profile(mechanisms, trials), _trials_shown(trials)
+
+    def most(levels: Array) -> Array:
+        together = np.zeros(len(levels))
+        for number, chance in shown:
+            time = _value(min(MOST, number * each), 1.0)
+            # One that takes twice the whole clock is as good as disclosed.
+            together += chance * (clock.deltas(time, levels) if time < 2 else 1.0)
+        missed = max(0.0, 1 - math.fsum(chance for _, chance in shown)) + _UNLIKELY
+        return np.minimum(best(levels), np.minimum(1.0, together + missed)) * _ROUNDING
+
+    return _dominating(clock, most)
+
+
+def _trials_shown(trials: Trials) -> list[tuple[int, float]]:
+    """Numbers of trials with their chances, never less than they are; few of them."""
+    most = 64
+    while True:
+        odds = trials.probabilities(most)
+        if 1 - math.fsum(odds) < _UNLIKELY or most >= 2**16:
+            break
+        most *= 2
+    first = most + 1 - len(odds)
+    found, at = [], 0
+    while at < len(odds):
+        number = first + at
+        end = at + 1 if number <= _APART else max(at + 1, math.floor(number * _TOGETHER) - first)
+        found.append((first + min(end, len(odds)) - 1, math.fsum(odds[at:end])))
+        at = end
+    return found
 
 
 def above_chords(places: Array, chords: Array, values: Array, slopes: Array) -> bool:

@@ -81,6 +81,11 @@ CALLS: dict[str, BookCall] = {
     "reservations": BookCall(_each(reservation_to), _each(reservation_from)),
     "total": BookCall(*_TOTAL),
     "add_persons": BookCall(_same, int),
+    "add_records": BookCall(_same, int),
+    "overlaps": BookCall(
+        lambda found: {name: [*pair] for name, pair in found.items()},
+        lambda found: {name: (int(a), int(b)) for name, (a, b) in found.items()},
+    ),
     "entries": BookCall(_each(entry_to), _each(entry_from)),
     "verify": BookCall(list, list),
 }

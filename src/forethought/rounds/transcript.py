@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
 from forethought.values.plan import Round
 from forethought.values.serialisation import exact_keys, parse
 from forethought.values.strategies import Strategy
+
+if TYPE_CHECKING:
+    from forethought.accounting.adaptive import Selection
 
 # Its file in a run folder.
 TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
@@ -43,6 +46,10 @@ class Paid(Protocol):
     @property
     def mechanism(self) -> Mechanism: ...
 
+    @property
+    def begun(self) -> int:
+        """The number of rounds of which any may have been released."""
+
     def ahead(self, rounds: int) -> None:
         """Called before round ``rounds`` reaches anything outside the process."""
 
@@ -62,6 +69,7 @@ class Payer(Protocol):
         mechanism: Mechanism,
         *,
         group: int = 1,
+        selection: Selection | None = None,
         folder: Path | None = None,
         resume: bool = False,
     ) -> AbstractContextManager[Paid]:

@@ -24,6 +24,7 @@ from forethought.statistics.kinds import (
     NORMAL,
     Array,
     Estimate,
+    OfColumn,
     Statistic,
     binned,
     column_named,
@@ -93,7 +94,7 @@ class _OfSums(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantiles(_OfSums):
+class Quantiles(_OfSums, OfColumn):
     """Numbers below which given shares of a column lie, from running sums of a fine histogram.
 
     Args:
@@ -101,19 +102,14 @@ class Quantiles(_OfSums):
         at: the shares. bins: of equal width, in which numbers are told apart.
     """
 
-    column: str = ""
     range: Any = None
     at: Any = (0.25, 0.5, 0.75)
     bins: int = 1024
     kind: ClassVar[str] = "quantiles"
     unit: ClassVar[str] = "share of the records below"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
-
     def _check(self) -> None:
-        column_named(self.column)
+        super()._check()
         object.__setattr__(self, "range", ranged(self.range))
         wanted = [self.at] if isinstance(self.at, int | float) else self.at
         shares = tuple(real("at", share, least=0, most=1) for share in wanted)

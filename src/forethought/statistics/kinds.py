@@ -156,6 +156,8 @@ class Statistic(ABC):
     def expected(self, std: float, examples: int) -> float:
         """The error, in :attr:`unit`, below which all of the result's numbers lie with 95 %.
 
+        Where a filter leaves records out it is that of a result in which all of them count.
+
         For curves and AUC on made-up records, which the kind's docstring names; else exact.
         """
 
@@ -193,6 +195,20 @@ def ranged(value: Any, what: str = "range") -> tuple[float, float]:
 def column_named(name: object, what: str = "column") -> None:
     if not isinstance(name, str) or not name:
         raise ValueError(f"{what} is the name of a column, not {name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfColumn(Statistic):
+    """A statistic of one column."""
+
+    column: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def _check(self) -> None:
+        column_named(self.column)
 
 
 def _normal(
@@ -275,25 +291,20 @@ class Accuracy(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sum(Statistic):
+class Sum(OfColumn):
     """The sum of a column; numbers beyond the range count as its ends.
 
     Args:
         column: of numbers. range: lowest and highest, declared.
     """
 
-    column: str = ""
     range: Any = None
     kind: ClassVar[str] = "sum"
     unit: ClassVar[str] = "{column}"
     size = 1
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
-
     def _check(self) -> None:
-        column_named(self.column)
+        super()._check()
         object.__setattr__(self, "range", ranged(self.range))
 
     @property
@@ -329,7 +340,7 @@ class Sum(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mean(Statistic):
+class Mean(OfColumn):
     """The mean of a column; numbers beyond the range count as its ends.
 
     Where every record counts, only the sum around the middle of the range has noise; else the
@@ -339,17 +350,12 @@ class Mean(Statistic):
         column: of numbers. range: lowest and highest, declared.
     """
 
-    column: str = ""
     range: Any = None
     kind: ClassVar[str] = "mean"
     unit: ClassVar[str] = "{column}"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
-
     def _check(self) -> None:
-        column_named(self.column)
+        super()._check()
         object.__setattr__(self, "range", ranged(self.range))
 
     @property
@@ -393,7 +399,7 @@ class Mean(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Histogram(Statistic):
+class Histogram(OfColumn):
     """Numbers of records by category, or by bins of equal width.
 
     Args:
@@ -402,7 +408,6 @@ class Histogram(Statistic):
         range: of numbers, cut into ``bins``; numbers beyond it count in the first and the last.
     """
 
-    column: str = ""
     categories: Any = ()
     other: bool = False
     range: Any = None
@@ -410,12 +415,8 @@ class Histogram(Statistic):
     kind: ClassVar[str] = "histogram"
     unit: ClassVar[str] = "records"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
-
     def _check(self) -> None:
-        column_named(self.column)
+        super()._check()
         if isinstance(self.categories, str):
             raise ValueError(f"categories = {self.categories!r}: declare them as a list of words")
         words = tuple(str(word) for word in self.categories)

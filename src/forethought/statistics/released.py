@@ -109,14 +109,19 @@ class Request(Stored):
         return (one.noise_multiplier or 0.0) * _unit(one, self.adjacency)
 
     def expected(self) -> dict[str, tuple[float, str]]:
-        """Name → error below which all numbers of the result lie with 95 %, and its unit."""
-        return {
-            one.name: (
-                one.expected(self.noise_std(one), self.examples),
-                one.unit.format(column=", ".join(one.columns)),
-            )
-            for one in self.statistics
-        }
+        """Name → error below which all numbers of the result lie with 95 %, and its unit.
+
+        How many records a filter keeps is private. An error that falls with their number is that
+        of all records, and the unit says so.
+        """
+        found = {}
+        for one in self.statistics:
+            std, unit = self.noise_std(one), one.unit.format(column=", ".join(one.columns))
+            error = one.expected(std, self.examples)
+            if not one.all_count and one.expected(std, 2 * self.examples) < error:
+                unit += ", if every record counts; n times that where 1 in n does"
+            found[one.name] = error, unit
+        return found
 
     def statement(self) -> Statement:
         """The guarantee, before anything is released."""

@@ -48,7 +48,7 @@ class TableRows:
         entries = self._entries(name)
         if entries.dtype == pl.Boolean:
             entries = entries.cast(pl.Int8)
-        absent = self.declared.get(name, _AS_IT_IS).absent(entries)
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
         values = as_numbers(self.where, name, entries, absent, self.decimal)
         self._require(name, np.isnan(values), missing)
         return values
@@ -56,7 +56,7 @@ class TableRows:
     def words(self, name: str, missing: str) -> NDArray[np.object_]:
         """A column as words; "" where an entry is missing. Whole numbers have no fraction."""
         entries = self._entries(name)
-        absent = self.declared.get(name, _AS_IT_IS).absent(entries)
+        absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
         self._require(name, absent.to_numpy(), missing)
         if entries.dtype == pl.Boolean:
             entries = entries.cast(pl.Int8)

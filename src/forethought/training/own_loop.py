@@ -11,6 +11,7 @@ from __future__ import annotations
 import copyreg
 import inspect
 import operator
+import os
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +33,15 @@ from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, TensorRecords, blank, content
+from forethought.rounds.transcript import Paid, Payer, marked
 from forethought.training.execution import Execution, ShortForms, alone, settled
-from forethought.training.folder import OF_TORCH, RunFolder, locked, remember, trained_before
+from forethought.training.folder import (
+    OF_TORCH,
+    RunFolder,
+    locked,
+    remember,
+    trained_before,
+)
 from forethought.training.optimizers import IterateAverage, descent_of, needs_closure
 from forethought.training.records import (
     arranged,
@@ -45,7 +53,7 @@ from forethought.training.records import (
     warn_of_another_model,
     with_caveats,
 )
-from forethought.training.run import TIME_AND_MEMORY, Run, randomness
+from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
 from forethought.values.plan import Plan, step_sizes
@@ -68,6 +76,7 @@ def private(
     data: object,
     plan: Plan,
     *,
+    ledger: Payer | None = None,
     execution: Execution | None = None,
     seeds: Seeds | None = None,
     **short: Unpack[ShortForms],
@@ -87,6 +96,9 @@ def private(
         data: as for :func:`forethought.train`; or a DataLoader, of which the data set and the
             ``collate_fn`` are used: batches are drawn as the plan says.
         plan: what is released.
+        ledger: the book that pays, a `forethought.Ledger`: the whole plan is reserved before a
+            record is read. ``finish`` settles with the rounds that were begun; so does the end of a
+            loop, or of the process, without it.
         execution: ``device=`` and ``micro_batch=`` count here. seeds, short: as for
             :func:`forethought.train`.
 
@@ -95,6 +107,7 @@ def private(
 
     Raises:
         ValueError, TypeError: an argument that does not fit, before any private step.
+        OverBudgetError: the ledger's budget has not so much left (a ValueError).
     """
     alone("forethought.private")
     execution, seeds = settled(execution, seeds, **short)
@@ -104,19 +117,33 @@ def private(
     require_prepared(plan, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
-    given = data
-    data, _, found = opened(data, None)
-    plan = with_caveats(plan, found)
     if isinstance(plan.contribution, Persons):
         raise ValueError(
             "this plan takes all rows of a person as one record, and a loop states a loss for "
             'rows: make the plan with person_as="group", or use forethought.train'
         )
-    records = placed_records(model, arranged(data, plan).data, plan, execution.device)
-    if optimizer is None:  # whose step size is the plan's
-        warn_of_another_model(plan, model, given)
-    rounds = _Rounds(model, optimizer, records, plan, execution, seeds)
+    with ExitStack() as held:
+        paid = None
+        if ledger is not None:
+            paying = ledger.paid(plan.mechanism, group=plan.records_per_person)
+            paid = held.enter_context(paying)
+        given = data
+        data, _, found = opened(data, None)
+        plan = with_caveats(plan, found)
+        records = placed_records(model, arranged(data, plan).data, plan, execution.device)
+        if optimizer is None:  # whose step size is the plan's
+            warn_of_another_model(plan, model, given)
+        rounds = _Rounds(model, optimizer, records, plan, execution, seeds, paid)
+        if paid is not None:  # held until the loop ends, or nobody has it any more
+            rounds.over = weakref.finalize(rounds, _unfinished, held.pop_all(), os.getpid())
     return OwnLoop(PrivateLoader(rounds), PrivateOptimizer(rounds))
+
+
+def _unfinished(held: ExitStack, process: int) -> None:
+    """Settle a loop that nobody can go on with; in a fork it is the parent's to end."""
+    if os.getpid() == process:
+        error = RoundError("the loop was not finished")
+        held.__exit__(RoundError, error, None)
 
 
 class _Rounds:
@@ -130,6 +157,7 @@ class _Rounds:
         plan: Plan,
         execution: Execution,
         seeds: Seeds,
+        paid: Paid | None = None,
     ) -> None:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.planned = optimizer is None
@@ -142,6 +170,10 @@ class _Rounds:
         loss: Loss = cross_entropy  # every round states its own
         own = plan.privacy, parameters, loss, self._secrets
         self._private = PrivateRounds(*own, micro_batch=held)
+        self._paid = paid
+        self.over: Callable[[], object] = lambda: None
+        if paid is not None:
+            self._private.note = marked(paid, self._private.note)
         self._step_size = step_sizes(plan)
         averaging = plan.averaging if self.planned else Averaging("none")
         self.average = IterateAverage(averaging, parameters, plan.rounds)
@@ -255,6 +287,9 @@ class _Rounds:
             raise RoundError(f"{FINISHED}: it has its statement")
         if not len(transcript):
             raise RoundError("nothing was released yet: there is nothing to state")
+        path = None if out is None else Path(out)
+        if path is not None:
+            RunFolder(path).require_free(overwrite=False)
         self.closed = FINISHED
         self._gate.open()
         self.descent.clear()
@@ -266,12 +301,15 @@ class _Rounds:
             statement = replace(statement, caveats=(*statement.caveats, early))
         statement = replace(statement.of_run(transcript.releases()), about=about)
         self.average.hand_over()
-        path = None if out is None else Path(out)
-        if path is not None:
-            folder = RunFolder(path)
-            with locked(path):
+        folder = None if path is None else RunFolder(path)
+        with locked(path):
+            if folder is not None:
                 folder.begin(overwrite=False)
                 folder.save_plan(self.plan)
+            if self._paid is not None:
+                statement = in_the_book(self._paid, statement, folder, self._paid.begun)
+                self.over()
+            if folder is not None:
                 statement = folder.save_results(self.model.state_dict(), (), statement, transcript)
                 folder.erase_secrets()
         remember(self.model, statement)

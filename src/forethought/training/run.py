@@ -700,9 +700,16 @@ def settled_in(task: Task, statement: Statement, rounds: int | None = None) -> S
     """
     if task.paid is None or task.paid_before is not None:
         return statement
-    found, words = task.paid.settle(rounds)
-    if task.folder is not None:
-        replace_file(task.folder.path / PAID, found.encode())
+    return in_the_book(task.paid, statement, task.folder, rounds)
+
+
+def in_the_book(
+    paid: Paid, statement: Statement, folder: RunFolder | None, rounds: int | None = None
+) -> Statement:
+    """The statement with what the book says once the run is settled, whose evidence is kept."""
+    found, words = paid.settle(rounds)
+    if folder is not None:
+        replace_file(folder.path / PAID, found.encode())
     return replace(statement, caveats=(*statement.caveats, Caveat("in-the-book", words)))
 
 

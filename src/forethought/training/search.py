@@ -34,6 +34,7 @@ from forethought.accounting.adaptive import (
     Filter,
     NextPhaseRule,
     Progress,
+    Selection,
     Trials,
     draw,
     filter_from_state,
@@ -44,17 +45,21 @@ from forethought.accounting.adaptive import (
 from forethought.accounting.statement import SCORE, About, Randomness, Statement, account
 from forethought.data import Dataset as LoadedData
 from forethought.data.dataset import PersonRows
+from forethought.ledger.book import OverBudgetError
+from forethought.ledger.paid_run import joined_evidence
 from forethought.rounds.contributions import Loss
 from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.private_sum import Team
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
 from forethought.rounds.records import Records, as_records
-from forethought.rounds.transcript import Payer, Transcript, TranscriptError
+from forethought.rounds.transcript import Paid, Payer, Transcript, TranscriptError
 from forethought.training.execution import Execution, ShortForms, alone, settled, usable
 from forethought.training.folder import (
     KEYS,
+    PAID,
     PHASES,
     RECORD,
+    RESERVATION,
     STATEMENT,
     Checkpoint,
     Checkpointer,
@@ -90,6 +95,7 @@ from forethought.training.run import (
     Task,
     epsilon_at,
     folder_of,
+    in_the_book,
     opened_task,
     randomness,
     require_public,
@@ -107,6 +113,7 @@ from forethought.values.plan import Plan
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]
 
+_EITHER = "give either holdout= (records to score on) or score= (a function)"
 PUBLIC_SCORE = Caveat("public-score")
 UNPROTECTED_SCORE = Caveat("unprotected-score")
 DISJOINT = Caveat("disjoint-score")
@@ -148,6 +155,7 @@ def tune(  # noqa: C901, PLR0915
     loss: Loss | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
+    ledger: Payer | None = None,
     execution: Execution | None = None,
     seeds: Seeds | None = None,
     progress: Callable[[int, Event], None] | None = None,
@@ -174,6 +182,8 @@ def tune(  # noqa: C901, PLR0915
         out: run folder of the best trial. Nothing is written before the search ends, so that no
             trace of other trials is left; an interrupted search starts again.
         overwrite: replace a run in ``out``.
+        ledger: the book that pays, as for :func:`forethought.train`. A search is reserved as one
+            release, whatever number of trials is drawn, and from its first trial on charged whole.
         seeds: of sampling and the number of trials, and of all noise. Default: the operating
             system's entropy. The Statement says what is left of the guarantee when one was given.
         progress: called after every round with the number of the trial, for the operator only:
@@ -185,6 +195,7 @@ def tune(  # noqa: C901, PLR0915
     Raises:
         ValueError, TypeError: arguments that do not fit, before any private step.
         RunFolderExistsError: ``out`` is not empty (a ValueError).
+        OverBudgetError: the ledger's budget has not so much left (a ValueError).
         Interrupted: Ctrl-C (a KeyboardInterrupt).
 
     Source: Papernot and Steinke 2022.
@@ -197,20 +208,14 @@ def tune(  # noqa: C901, PLR0915
             "scoring='public' with the data's own test part: it is as private as the rest. Give "
             "public records as holdout=, or leave scoring='noised'"
         )
-    loss = loss or usual_loss(data)
-    given = data
-    data, held_out, uses = opened(data, holdout)
-    plans = [with_caveats(plan, uses) for plan in plans]
-    if score is None:
-        holdout = held_out
     if not isinstance(trials, Trials):
         raise TypeError(
             "trials must be forethought.PoissonTrials or forethought.NegativeBinomialTrials, not "
             f"{trials!r}: the best of a fixed number of trials is not covered"
         )
     one_of("scoring", scoring, get_args(Scoring))
-    if (holdout is None) == (score is None):
-        raise ValueError("give either holdout= (records to score on) or score= (a function)")
+    if holdout is not None and score is not None:
+        raise ValueError(_EITHER)
     if score is not None and scoring == "noised":
         raise ValueError(
             "score= is a function of your own: say scoring='public' if it reads no private data, "
@@ -220,41 +225,57 @@ def tune(  # noqa: C901, PLR0915
         if scoring != "noised":
             raise ValueError(f"score_noise goes with scoring='noised', not {scoring!r}")
         score_noise = real("score_noise", score_noise, above=0)
-    mechanisms = list(dict.fromkeys(plan.mechanism for plan in plans))
-    if scoring == "noised" and score_noise is None:
-        score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
-    records = arranged(data, plans[0], loss)
-    if isinstance(data, PersonRows) and scoring == "noised":
-        raise ValueError(
-            "scoring='noised' counts held-out rows, of which one person may have any number: "
-            "give public records as holdout= with scoring='public'"
-        )
-    rows_model = make_model
-    make_model = lambda: records.wrapped(rows_model())  # noqa: E731
-    probe = make_model()
-    tasks = {
-        plan: opened_task(probe, records.data, None, plan, records.loss, execution)
-        for plan in dict.fromkeys(plans)
-    }
-    for plan in {plan.assumed: plan for plan in tasks}.values():
-        warn_of_another_model(plan, probe, given)
-    first, size, same = tasks[plans[0]], 1, False
-    if score is None:
-        like = next(probe.parameters())
-        held = as_records(holdout, like.dtype, like.device, "holdout")
-        same = coincide(first.records, held, "holdout")
-        if scoring == "public" and same:
-            require_public((COINCIDE,), "holdout", "scoring='unprotected'")
-        score, size = _counting(probe, held, first.loss), len(held)
-    secrets = Secrets.draw(seeds)
-    named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
-    # Before the first trial: a mechanism that no theorem covers is refused here.
-    statements = {
-        plan: _statement(plan, plans, trials, score_noise, scoring, secrets, named)
-        for plan in tasks
-    }
-    with locked(None if out is None else Path(out)):
-        folder = None if out is None else RunFolder(out)
+    selection = selection_of(plans, trials, scoring, score_noise)
+    score_noise = selection.score_noise
+    folder = None if out is None else RunFolder(out)
+    with contextlib.ExitStack() as kept:
+        kept.enter_context(locked(None if folder is None else folder.path))
+        if folder is not None:
+            folder.require_free(overwrite)
+        paid = None
+        if ledger is not None:
+            paying = ledger.paid(selection.candidates[0], selection=selection)
+            paid = kept.enter_context(paying)
+        loss = loss or usual_loss(data)
+        given = data
+        data, held_out, uses = opened(data, holdout)
+        plans = [with_caveats(plan, uses) for plan in plans]
+        if score is None:
+            holdout = held_out
+        if (holdout is None) == (score is None):
+            raise ValueError(_EITHER)
+        records = arranged(data, plans[0], loss)
+        if isinstance(data, PersonRows) and scoring == "noised":
+            raise ValueError(
+                "scoring='noised' counts held-out rows, of which one person may have any number: "
+                "give public records as holdout= with scoring='public'"
+            )
+        rows_model = make_model
+        make_model = lambda: records.wrapped(rows_model())  # noqa: E731
+        probe = make_model()
+        tasks = {
+            plan: opened_task(probe, records.data, None, plan, records.loss, execution)
+            for plan in dict.fromkeys(plans)
+        }
+        for plan in {plan.assumed: plan for plan in tasks}.values():
+            warn_of_another_model(plan, probe, given)
+        first, size, same = tasks[plans[0]], 1, False
+        if score is None:
+            like = next(probe.parameters())
+            held = as_records(holdout, like.dtype, like.device, "holdout")
+            same = coincide(first.records, held, "holdout")
+            if scoring == "public" and same:
+                require_public((COINCIDE,), "holdout", "scoring='unprotected'")
+            score, size = _counting(probe, held, first.loss), len(held)
+        secrets = Secrets.draw(seeds)
+        named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
+        # Before the first trial: a mechanism that no theorem covers is refused here.
+        statements = {
+            plan: _statement(plan, plans, trials, score_noise, scoring, secrets, named)
+            for plan in tasks
+        }
+        if paid is not None:
+            paid.ahead(1)  # models of trials are in the caller's reach from here on
         if folder is not None:
             folder.begin(overwrite=overwrite)
         best, scores = None, BoundNoise(secrets.noise, "score")
@@ -269,7 +290,17 @@ def tune(  # noqa: C901, PLR0915
                 found.transcript.append_other(SCORE, score_noise)
             if best is None or value > best[0] or math.isnan(best[0]):
                 best = (value, found)
-        return _best(make_model, best, plans[0], statements, folder)
+        return _best(make_model, best, plans[0], statements, folder, paid)
+
+
+def selection_of(
+    plans: Sequence[Plan], trials: Trials, scoring: str, score_noise: float | None = None
+) -> Selection:
+    """A search as one release; see :func:`tune`."""
+    mechanisms = tuple(dict.fromkeys(plan.mechanism for plan in plans))
+    if scoring == "noised" and score_noise is None:
+        score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
+    return Selection(mechanisms, trials, score_noise)
 
 
 def _trials(
@@ -317,6 +348,7 @@ def _best(
     first: Plan,
     statements: Mapping[Plan, Statement],
     folder: RunFolder | None,
+    paid: Paid | None,
 ) -> Tuned:
     """The result of a search: its best trial, with the statement of the search."""
     if best is None:
@@ -328,6 +360,8 @@ def _best(
         run.transcript.require(run.plan.mechanism)
         _require_score(run.transcript, statement)
         statement = statement.of_run(run.transcript.releases())
+    if paid is not None:
+        statement = in_the_book(paid, statement, folder)
     # What one trial spent by itself is not what the search has spent.
     accuracy = None if math.isnan(value) else value
     last = replace(run.history[-1], epsilon=statement.epsilon.upper, accuracy=accuracy)
@@ -423,7 +457,11 @@ STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
 
 
 # The reason why there was no further phase → its words for a person.
-ENDINGS = {"reached": "the wanted accuracy was reached", "used-up": "the budget was used up"}
+ENDINGS = {
+    "reached": "the wanted accuracy was reached",
+    "used-up": "the budget was used up",
+    "unpaid": "the data set's budget had not so much left",
+}
 
 
 @dataclass(frozen=True)
@@ -466,6 +504,7 @@ class PhaseState:
         self.transcript = Transcript()
         self.phases: list[PhaseRecord] = []
         self.ending: str | None = None  # of ENDINGS
+        self.paid: list[str] = []  # what a book says of each phase that was paid by itself
         self.filter: Filter | None = None
         if adaptive and plan.budget is not None:
             first = Mechanism(plan.mechanism.rounds[0], adjacency=plan.mechanism.adjacency)
@@ -506,6 +545,16 @@ class PhaseState:
         if self.filter is not None:
             self.filter.spend(rounds)
         self.phases.append(PhaseRecord(rounds))
+
+    def withdraw(self) -> None:
+        """Take the last phase back, which could not be paid for: nothing of it was released."""
+        self.phases.pop()
+        if self.filter is not None:
+            state = self.filter.state_dict()
+            nothing = [0.0] * len(state["spent"]) if isinstance(state["spent"], list) else 0.0
+            self.filter = filter_from_state({**state, "spent": nothing})
+            for phase in self.phases:
+                self.filter.spend(phase.rounds)
 
     def finish(self, run: Run) -> None:
         before = self.rounds_before
@@ -605,6 +654,7 @@ class PhaseState:
             "ending": self.ending,
             "filter": None if self.filter is None else self.filter.state_dict(),
             "phases": [{**p.to_dict(), "history": to_values(p.history)} for p in self.phases],
+            **({"paid": self.paid} if self.paid else {}),
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
@@ -614,6 +664,7 @@ class PhaseState:
         if values["filter"] is not None:
             self.filter = filter_from_state(values["filter"])
         self.phases = [_phase_of(row) for row in values["phases"]]
+        self.paid = list(values.get("paid", ()))
 
 
 def _phase_of(row: Mapping[str, Any]) -> PhaseRecord:
@@ -673,7 +724,8 @@ def train_until(
     Args:
         model, data, loss, files, about, ledger, execution, diagnostics, short: as in
             :func:`forethought.train`. The ledger reserves all phases, and those that were not run
-            return.
+            return. With ``next_phase`` each phase is reserved by itself, the first before a record
+            is read; one that does not fit ends the run.
         plan: with several parts, each a phase: see :func:`forethought.plan_phases`. With
             ``next_phase`` its first part is the first phase, its budget that of the filter, and
             the rest only what is foreseen.
@@ -721,14 +773,14 @@ def train_until(
         raise TypeError("train_until needs test=, records that accuracy is measured on")
     if next_phase is not None and plan.budget is None:
         raise ValueError("next_phase= needs a plan with a budget, which the filter keeps")
-    if ledger is not None and next_phase is not None:
-        raise ValueError(
-            "a ledger reserves what a run can release before it begins, and next_phase= decides "
-            "that by results: plan the phases in advance with forethought.plan_phases"
-        )
     with contextlib.ExitStack() as held:
         held.enter_context(locked(None if folder is None else folder.path))
-        paid = reserved(held, ledger, plan, folder, resume, overwrite, Team())
+        first = plan.with_(mechanism=plan.mechanism.first(plan.mechanism.rounds[0].count))
+        apart = next_phase is not None and ledger is not None
+        paid = None
+        if not (apart and resume):  # a phase that goes on is paid when its turn comes
+            own = first if apart else plan
+            paid = reserved(held, ledger, own, folder, resume, overwrite, Team())
         task = task_of(model, data, test, plan, loss, execution)
         _require_labels(task)
         warn_of_another_model(task.plan, model, data)
@@ -751,12 +803,20 @@ def train_until(
             progress=progress,
             paid=paid,
         )
-        result = replace(_run(task, state, next_phase), model=model)
+        result = replace(_run(task, state, next_phase, ledger if apart else None), model=model)
     remember(result.model, result.statement)
     return result
 
 
-def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> PhasedRun:
+def _run(
+    task: Task, state: PhaseState, next_phase: NextPhaseRule | None, ledger: Payer | None
+) -> PhasedRun:
+    """Run phases to the end.
+
+    Args:
+        ledger: pays for each phase by itself, as they are chosen by results: the rule of an account
+            adds up charges that were. None: ``task.paid`` is for all, or nobody pays.
+    """
     model, folder = task.model, task.folder
     keys = RunSecrets.draw(task.seeds)
     checkpointer = None
@@ -780,18 +840,67 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
         index = len(state.phases) - 1
         if folder is not None and index:
             RunFolder(_place(folder, index - 1)).load_model(model)
-        run = run_plan(_phase_task(task, state, index))
-        state.finish(run)
-        if run.accuracy is not None and run.accuracy >= state.wanted:
-            state.ending = "reached"
-        if checkpointer is not None:
-            checkpointer.write(state.checkpoint())
+        if not _ran(task, state, index, ledger, checkpointer):
+            state.withdraw()
+            state.ending = "unpaid"
     if folder is not None:
         RunFolder(_place(folder, len(state.phases) - 1)).load_model(model)
     result = state.result(model, folder, task.diagnostics)
     statement = replace(result.statement, about=task.about)
-    result = replace(result, statement=settled_in(task, statement, state.total))
+    if ledger is None:
+        statement = settled_in(task, statement, state.total)
+    else:
+        text, words = joined_evidence(state.paid)
+        if folder is not None:
+            replace_file(folder.path / PAID, text.encode())
+            (folder.path / RESERVATION).unlink(missing_ok=True)
+        more = Caveat("in-the-book", words)
+        statement = replace(statement, caveats=(*statement.caveats, more))
+    result = replace(result, statement=statement)
     return result if folder is None else _finish(folder, state, result)
+
+
+def _ran(
+    task: Task,
+    state: PhaseState,
+    index: int,
+    ledger: Payer | None,
+    checkpointer: Checkpointer | None,
+) -> bool:
+    """Run a phase; False: the ledger has not so much left for a further one."""
+    part = _phase_task(task, state, index)
+    with contextlib.ExitStack() as held:
+        paid = None
+        if ledger is not None:
+            try:
+                paid = held.enter_context(_paid_phase(ledger, task, part, index))
+            except OverBudgetError:
+                if not index:
+                    raise
+                return False
+            part = replace(part, paid=paid, paid_before=0)
+        run = run_plan(part)
+        state.finish(run)
+        if paid is not None:
+            state.paid.append(paid.settle()[0])
+        if run.accuracy is not None and run.accuracy >= state.wanted:
+            state.ending = "reached"
+        if checkpointer is not None:  # before the reservation's number is forgotten
+            checkpointer.write(state.checkpoint())
+    return True
+
+
+def _paid_phase(
+    ledger: Payer, task: Task, part: Task, index: int
+) -> contextlib.AbstractContextManager[Paid]:
+    """A phase's reservation: the one that its folder has, or a new one."""
+    if index == 0 and task.paid is not None:
+        return contextlib.nullcontext(task.paid)
+    where = task.folder if index == 0 else part.folder
+    path = None if where is None else where.path
+    if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
+    return ledger.paid(part.plan.mechanism, folder=path, resume=path is not None)
 
 
 def _kept(
