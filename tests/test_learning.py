@@ -1,7 +1,7 @@
 """Pages to learn from and how-to pages run as they are written, and show what a run prints.
 
-A block of ``output`` after a block that runs is what that printed. ``…`` stands for anything, a line
-of it for lines that are left out. Percentages and seconds vary from run to run; the rest does not.
+A block of ``output`` after a block that runs is what that printed. ``…`` stands for anything, and a
+line of it for lines that are left out. Percentages and seconds vary from run to run; nothing else.
 
     python tests/test_learning.py PAGE …      # writes what they print today into the pages
 """
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from contextlib import redirect_stdout
 from difflib import SequenceMatcher
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,54 @@ def test_every_page_is_in_one_of_four_parts() -> None:
     assert parts == ["Learn", "Do", "Look up", "Understand"]
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert pages == set(re.findall(r": (\S+\.md)$", listed, re.M))
+
+
+class Reading(HTMLParser):
+    """A page as it is read: its running text before each link to the glossary."""
+
+    quiet = frozenset({"a", "code", "pre", "h1", "h2", "h3", "th"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth, self.parts = 0, [("", "")]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.depth += tag in self.quiet
+        if dict(attrs).get("class") == "term":
+            self.parts.append((dict(attrs)["href"] or "", ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= tag in self.quiet
+
+    def handle_data(self, data: str) -> None:
+        if not self.depth:
+            target, text = self.parts[-1]
+            self.parts[-1] = target, f"{text} {data}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_first_use_of_a_word_leads_to_the_glossary(page: Path) -> None:
+    markdown = pytest.importorskip("markdown")
+    hook = runpy.run_path(str(DOCS / "roles.py"))
+    glossary = (DOCS / "glossary.md").read_text("utf-8")
+    words = {
+        "record": "record", "ε": "epsilon", "δ": "delta", "σ": "noise-multiplier",
+        "clip norm": "clip-norm-c", "adjacency": "adjacency", "person": "person", "round": "round",
+        "contribution": "contribution", "sampling": "sampling", "statement": "statement",
+        "book": "book-ledger", "budget": "budget", "plan": "plan", "held-out": "held-out-records",
+    }  # fmt: skip
+    entries = {hook["anchor_of"](entry) for entry in re.findall(r"^\*\*(.+)\*\*$", glossary, re.M)}
+    assert set(words.values()) <= entries
+    html = markdown.markdown(page.read_text("utf-8"), extensions=["tables", "fenced_code"])
+    reading = Reading()
+    reading.feed(hook["linked"](html, hook["terms"](glossary), "../glossary.html"))
+    targets = [target.partition("#")[2] for target, _ in reading.parts[1:]]
+    assert set(targets) <= entries and len(targets) == len(set(targets))
+    for word, anchor in words.items():
+        first = targets.index(anchor) + 1 if anchor in targets else len(reading.parts)
+        before = " ".join(text for _, text in reading.parts[:first])
+        said = r"held-out records?" if word == "held-out" else rf"{word}s?"
+        assert not re.search(rf"(?<![\w./-]){said}(?![\w./-])", before), (word, before[-80:])
 
 
 def renewed(shown: str, printed: str) -> str:
