@@ -101,13 +101,20 @@ def test_a_proposed_person_can_be_taken(tmp_path):
     assert job.load_data().persons is not None
 
 
-def test_a_running_number_is_no_feature_in_a_table_of_any_length(tmp_path):
-    rows = 3000
-    frame = pl.DataFrame(
-        {"row": np.arange(5, rows + 5), "x": np.arange(rows) % 9 + 0.5, "y": np.arange(rows) % 2}
-    )
+def test_yes_or_no_names_nobody(tmp_path):
+    text = job_for(table(tmp_path, student=["Yes", "No", "No"] * (ROWS // 3)), "outcome")
+    assert "person" not in text and Job.parse(text).data.columns["student"] != "drop"
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.7])
+def test_a_running_number_is_no_feature_in_a_table_of_any_length(tmp_path, kept):
+    """Nor where some of its rows were left out."""
+    number = np.arange(5, 3005)
+    number = number[np.random.default_rng(8).random(3000) < kept]
+    rows = np.arange(len(number))
+    frame = pl.DataFrame({"": number, "x": rows % 9 + 0.5, "y": rows % 2})
     frame.write_csv(tmp_path / "long.csv")
-    assert Job.parse(job_for(tmp_path / "long.csv", "y")).data.columns["row"] == "drop"
+    assert Job.parse(job_for(tmp_path / "long.csv", "y")).data.columns[""] == "drop"
 
 
 def test_free_text_is_not_copied(tmp_path):

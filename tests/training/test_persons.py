@@ -226,6 +226,14 @@ def test_arrays_of_persons_go_the_same_way(way):
     assert ft.account(plan, records_per_person=6).epsilon.upper > found.statement.epsilon.upper
 
 
+def test_held_out_values_are_no_labels():
+    data, split, _ = of(kind="values")
+    plan = ft.plan(data=data, budget=ft.Budget(8.0, 1e-3), rounds=2, parameters=4)
+    net = nn.Linear(3, 1)
+    found = ft.train(net, data, plan, test=(split.inputs, np.abs(split.targets) + 1), seed=1)
+    assert found.model is net
+
+
 def test_a_person_moves_the_noised_sum_by_one_clipping_norm_through_train():
     """With and without one person, the same seeds: with σ next to nothing the step is the sum."""
     _, split, persons = of(60)

@@ -51,7 +51,7 @@ class Seen:
     same: int = 0
     kept: list[pl.Series] = field(default_factory=list)
     sample: list[NDArray[np.float64]] = field(default_factory=list)
-    running: bool = True
+    rising: bool = True
     last: float | None = None
 
     def add(self, entries: pl.Series, decimal: str) -> None:
@@ -82,7 +82,7 @@ class Seen:
             self.whole &= bool((kinds == kinds.round()).all())
             values = numbers.to_numpy()
             before = values[:1] - 1 if self.last is None else np.array([self.last])
-            self.running &= bool((np.diff(values, prepend=before) == 1).all())
+            self.rising &= bool((np.diff(values, prepend=before) > 0).all())
             self.last = float(values[-1])
             if sum(map(len, self.sample)) < _LOOKED:
                 self.sample.append(values[:_LOOKED])
@@ -426,7 +426,7 @@ class Number(Column):
         if low in _CODES and 0 <= seen.second < math.inf:
             low, code = seen.second, seen.low
         distinct = len(seen.words) == seen.present > 50 and not seen.many
-        if seen.whole and (distinct or (seen.running and seen.present > 5)):
+        if seen.whole and (distinct or (seen.rising and seen.present > 5)):
             return "drop", "a different whole number in every record: a running number?"
         known = _KNOWN.get(name.lower())
         value: dict[str, Any] = {"range": known}

@@ -109,6 +109,8 @@ def _of_persons(name: str, seen: Seen) -> bool:
     """True if a column's values repeat like those of an identifier."""
     if seen.repeats <= 1.02 or seen.text or not (seen.several or _PERSONS.search(name)):
         return False
+    if len(seen.words) < 3:  # student: yes or no
+        return False
     if any(map(seen.mostly, seen.days.values())):
         return False
     if not seen.mostly(seen.numbers):

@@ -155,6 +155,7 @@ def require_fit(
         return
     targets = records.targets
     scored = isinstance(outputs, torch.Tensor) and outputs.ndim == targets.ndim + 1
+    scored = scored and not targets.is_floating_point()  # those are values, not labels
     if loss in (cross_entropy, person_loss) and isinstance(outputs, torch.Tensor) and scored:
         classes = outputs.shape[1 if loss is cross_entropy else -1]
         _require_labels(targets[targets != IGNORED], classes, name)
