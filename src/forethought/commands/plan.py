@@ -213,6 +213,9 @@ def utility(
         ),
     ] = "weights",
     holders: Annotated[int, typer.Option(help="Of holders-round.")] = 1,
+    stop_at: Annotated[
+        float | None, typer.Option(help="Accuracy at which each training ends.")
+    ] = None,
     tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
     save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
     figure: Figures = None,
@@ -239,6 +242,7 @@ def utility(
         "epochs": epochs,
         "noise_scale": scale,
         "holders": holders,
+        "stop_at": stop_at,
         "clip_norms": clip_norm or list(UTILITY_GRID["clip_norms"]),
         "noise_multipliers": noise_multiplier or list(UTILITY_GRID["noise_multipliers"]),
     }

@@ -477,8 +477,8 @@ def local_degradation(
 
     E(αC + α₁C₁ + (√2 ασC/L) Γ((N+1)/2)/Γ(N/2)). It grows with E, from which the paper takes that
     E = 1 is best. But a run of T steps has T/E such rounds, and the sum over them does not depend
-    on E at all; and without clipping the comparison's C₁ is infinite. So it is an observation that the
-    paper's figures support, not a theorem about a run.
+    on E at all; and without clipping the comparison's C₁ is infinite. So it is an observation that
+    the paper's figures support, not a theorem about a run.
 
     Args:
         local_steps: E. learning_rate: α. clip_norm: C. noise_multiplier: σ. batch: L.
@@ -505,7 +505,7 @@ def l_utility(excesses: ArrayLike, l: float) -> float:
     return float(np.mean(found < real("l", l, above=0)))
 
 
-def theorem_3(l: float, clients: int, lipschitz: float, spread: float) -> float:  # noqa: E741
+def theorem_3(l: float, clients: int, lipschitz: float, spread: float) -> float:
     """U_l at least: 1 − σ²β²/(l²k) by Chebyshev, 0 where that is below, Theorem 3.
 
     It takes every client's model for an independent draw around θ* itself. Models of clients that
