@@ -533,7 +533,8 @@ def upper_envelope(mass: float, mu: float) -> TradeOff:
 
     def profile(epsilon: Array) -> Array:
         ahead = (1 - u) * gaussian_delta_above(epsilon + shift, size)
-        behind = gaussian_delta_above(epsilon - shift, size) - u * np.exp(epsilon)
+        with np.errstate(over="ignore"):
+            behind = gaussian_delta_above(epsilon - shift, size) - u * np.exp(epsilon)
         return np.asarray(np.maximum(np.maximum(ahead, behind), 0.0))
 
     return TradeOff(profile, profile, size)
