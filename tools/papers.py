@@ -1,7 +1,7 @@
 """Tables of the papers as package data, and their pages in the documentation, from committed rows.
 
-    python tools/papers.py          # writes tables.json, docs/papers/*.md, docs/papers_inventory.md
-    python tools/papers.py --check  # says what would change; exit status 1
+python tools/papers.py          # writes tables.json, docs/papers/*.md, docs/papers_inventory.md
+python tools/papers.py --check  # says what would change; exit status 1
 """
 
 from __future__ import annotations

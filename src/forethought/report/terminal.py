@@ -83,7 +83,9 @@ def show_papers(console: Console, papers: Sequence[Paper]) -> None:
         "items": lambda paper: str(len(paper.items)),
     }
     console.print(figures(papers, rows, right=("items",), title="The papers", **LEFT))
-    console.print("One of them: forethought papers 000, and a table: forethought papers 000 --table 6")
+    console.print(
+        "One of them: forethought papers 000, and a table: forethought papers 000 --table 6"
+    )
 
 
 def show_paper(console: Console, paper: Paper) -> None:
