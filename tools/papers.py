@@ -64,9 +64,10 @@ def page(name: str, paper: dict[str, object], texts: dict[str, str]) -> str:
     lines = [
         f"# {paper['title']}",
         "",
-        f"Paper {name}. {paper['claims']} How it is used: [{paper['page']}](../{paper['page']}). Every",
-        f"item of it and where it is: [inventory](../papers_inventory.md). `forethought papers {name}`",
-        "prints this page's contents.",
+        f"Paper {name}. {paper['claims']}",
+        "",
+        f"How it is used: [{paper['page']}](../{paper['page']}). Every item, and where it is: "
+        f"[inventory](../papers_inventory.md). `forethought papers {name}` prints this page.",
         "",
         "## Where it is wrong, and by how much",
         "",
@@ -99,7 +100,7 @@ def inventory(told: dict[str, dict[str, object]]) -> str:
     lines = [
         "# Inventory of the papers",
         "",
-        f"{len(counted)} algorithms, statements, parameters, figures and tables of the five papers: "
+        f"{len(counted)} algorithms, statements, parameters, figures and tables of five papers: "
         + ", ".join(f"{counted.count(v)} {v}" for v in ("works", "corrected", "left out"))
         + ". *Works*: as printed. *Corrected*: it works, and differs where the paper is wrong or "
         "loose. A place is `module:name` below `forethought`, or a command. Made by "

@@ -131,8 +131,9 @@ def markdown(results: dict[tuple[str, ...], dict[int, Outcome]]) -> str:
     return "\n".join(lines)
 
 
-FEDAVG_HEAD = """Neither noise nor clipping: step size 0.3, momentum 0.5, batches of 250, ten clients.
-"""
+FEDAVG_HEAD = (
+    "Neither noise nor clipping: step size 0.3, momentum 0.5, batches of 250, ten clients.\n"
+)
 
 
 def _of(cell: Cell, settings: str) -> tuple[str, str, float, int, int, str]:

@@ -157,7 +157,7 @@ def noises() -> Iterator[str]:
     """The noise of the logistic regressions that is none of the formula's: for the README."""
     N, K, delta, rows = SIZES["Table 6 (convex problems)"]
     yield "\n### Noise of the logistic regressions\n"
-    yield "The exact σ at ε = 0.04945, by sample size; and `ft.plan`'s own batch, rounds and σ, by ε:\n"
+    yield "The exact σ at ε = 0.04945, by sample size; `ft.plan`'s own batch, rounds, σ, by ε:\n"
     yield "| s | σ, exact |"
     yield "| --- | --- |"
     for size in (1, 5, 10, 15, 20, 26):
