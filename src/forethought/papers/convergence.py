@@ -187,7 +187,7 @@ def proposition_4(
     radius: float | None = None,
     convexity: float | None = None,
 ) -> UtilityBound:
-    """What ρ of zero-concentrated DP buys; arguments as for :func:`proposition_2`.
+    """The rate that ρ of zero-concentrated DP buys; arguments as for :func:`proposition_2`.
 
     The printed right sides: (a) lacks a factor M, as Proposition 3(a); (b) has R where the proof
     has R⁴; (c) has half of what its own T gives, and that T spends κ = M/μ times ρ.
