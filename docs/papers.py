@@ -8,12 +8,22 @@ from forethought.papers.adaptive_noise import (
     GaussianSchedule,
     convex_sigma,
     exact_inverse_iterations,
+    nonconvex_sigma,
     paper_epsilon,
     paper_iterations,
     strongly_convex_iterations,
+    strongly_convex_sigma,
 )
 from forethought.papers.calculators import phase_calculator, rounds_calculator
 from forethought.papers.closed_form import SampleSizes, closed_form_epsilon, theorem_b_4
+from forethought.papers.convergence import (
+    Decentralised,
+    local_degradation,
+    proposition_3,
+    proposition_4,
+    quadratic_path,
+    theorem_3,
+)
 from forethought.papers.decentralised import theorem_2
 from forethought.papers.strong_adversary import StrongAdversary
 from forethought.values.mechanism import Budget
@@ -111,7 +121,51 @@ def others() -> None:
     print(f"Strongly convex, κ 5, ρ 0.05: {count} iterations by the exact sum.")
 
 
+def rates() -> None:
+    print("\n### Bounds of the papers on what a run attains: printed, proven, and what runs\n")
+    print("None of them is a promise of this library.\n")
+    print("| bound | setting | what runs | printed | proven |\n| --- | --- | --- | --- | --- |")
+    T, M, gap = 20, 4.0, 2.0  # F = 2x² from x = 1
+    for told, sigmas in (
+        ({"gap": gap}, [nonconvex_sigma(t, M, gap, 1) for t in range(1, T + 1)]),
+        ({"radius": 1.0}, [convex_sigma(t, M, 1.0, 1) for t in range(1, T + 1)]),
+        (
+            {"gap": gap, "convexity": M},
+            [strongly_convex_sigma(t, M, M, gap, 1) for t in range(1, T + 1)],
+        ),
+    ):
+        path = quadratic_path([M], [1.0], 1 / (2 * M), sigmas)
+        bound = proposition_3(T, M, **told)
+        gradients = path.squared_gradients.sum() / T
+        runs = gradients if "‖" in bound.quantity else path.risks[-1]
+        print(
+            f"| {bound.name} | F = 2x², x = 1, T 20: {bound.quantity} | {runs:.4g} "
+            f"| {bound.printed:.4g} | {bound.proven:.4g} |"
+        )
+    for told in ({"gap": 2.0}, {"radius": 3.0}, {"gap": 2.0, "convexity": 0.4}):
+        bound = proposition_4(0.05, M, 1.0, 10_000, 10, **told)
+        given = ", ".join(f"{name} {value:g}" for name, value in told.items())
+        print(
+            f"| {bound.name} | ρ 0.05, M 4, L 1, N 10000, d 10, {given} | "
+            f"| {bound.printed:.4g} | {bound.proven:.4g} |"
+        )
+    late = Decentralised(2, 8, 1, 0.5, 2.0, 1.0, 0.3, 50, 1.2, 0.0, 100)
+    rounds = math.ceil(late.proposition_1_rounds)
+    third = late.constants(2 / (8 * math.sqrt(rounds)))[2]
+    print(
+        f"\nProposition 1 of A(DP)²SGD, K 2, τ 100: {rounds:,} rounds are enough as printed, where "
+        f"C_3 is {third:.3f} and may be 1."
+    )
+    one, five = (20 / E * local_degradation(E, 0.3, 1.0, 1.5, 250, 26_010) for E in (1, 5))
+    print(
+        f"Theorem 2 of private federated learning, 20 steps: E = 1 sums to {one:.3f}, E = 5 to "
+        f"{five:.3f}. Theorem 3, β 1, σ 1, l 0.5: at least {theorem_3(0.5, 10, 1.0, 1.0):.2f} with "
+        f"10 clients, {theorem_3(0.5, 100, 1.0, 1.0):.2f} with 100."
+    )
+
+
 if __name__ == "__main__":
     proactive()
     strong()
     others()
+    rates()

@@ -62,13 +62,13 @@ def _least(results: Sequence[Result], name: str, l2: float) -> float:
     )
 
 
-def markdown(results: Sequence[Result], repetitions: int, large: int) -> str:
+def markdown(results: Sequence[Result], repetitions: int) -> str:
     """Both tables, with what is in them said above."""
     names = [name for name in PAPER if any(result.job.name == name for result in results)]
     lines = [
         "# Adaptive noise: Table 3 and what exact accounting makes of it",
         "",
-        f"Medians of {repetitions} repetitions (MNIST and KDD {large}; quartiles; T iterations, + "
+        f"Medians of {repetitions} repetitions (quartiles; T iterations, + "
         "where they were cut off). Best constant: of σ ∈ {0.001, 0.01, 0.1, 1}, known in "
         "hindsight. δ = 1/N.",
         "",

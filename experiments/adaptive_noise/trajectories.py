@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,10 @@ SIGMAS = (0.001, 0.01, 0.1, 1.0)
 # Iterations at most; the paper does not say its own.
 MOST = {"mnist": 400, "kdd": 300}
 MOST_ELSEWHERE = 2000
-# The paper's random start, which it does not say either: N(0, START² I).
+# The paper's random start, which it does not say either: N(0, START² I). One scale does not fit
+# all: Breast Cancer's 1.1656 wants 0.45, MNIST's 1.0058 a ninth of it.
 START = 0.45
+STARTS = {"mnist": 0.05}
 GRID = tuple(np.geomspace(0.02, 20, 40))
 
 DEFAULT, SCHEDULE, ORACLE = "default", "schedule", "data-dependent"
@@ -120,21 +122,26 @@ def _ends(
     return ends
 
 
-def run(job: Job, folder: Path, repetitions: int, cache: Path | None = None) -> Result:
-    """Repeat one way of descending, or read the result where it is kept already."""
+def run(job: Job, folder: Path, repetitions: int) -> Result:
+    """Repeat one way of descending."""
     torch.set_num_threads(1)
-    name = "-".join(map(str, astuple(job))).replace(" ", "-")
-    kept = None if cache is None else cache / f"{name}-{repetitions}.pickle"
-    if kept is not None and kept.exists():
-        result: Result = pickle.loads(kept.read_bytes())
-        return result
     begun = time.process_time()
     found = _run(job, folder, repetitions)
-    found = replace(found, seconds=time.process_time() - begun)
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(pickle.dumps(found))
-    return found
+    return replace(found, seconds=round(time.process_time() - begun, 1))
+
+
+def to_row(result: Result, repetitions: int) -> dict[str, Any]:
+    """A row of results.jsonl."""
+    return {"repetitions": repetitions, **asdict(result)}
+
+
+def from_row(row: dict[str, Any]) -> Result:
+    """A result, of a row."""
+    risk = {float(epsilon): tuple(values) for epsilon, values in row["risk"].items()}
+    rounds = {float(epsilon): count for epsilon, count in row["rounds"].items()}
+    capped = {float(epsilon): cut for epsilon, cut in row["capped"].items()}
+    curve = tuple(tuple(point) for point in row["curve"])
+    return Result(Job(**row["job"]), rounds, risk, curve, capped, row["seconds"])
 
 
 def _run(job: Job, folder: Path, repetitions: int) -> Result:
@@ -148,7 +155,8 @@ def _run(job: Job, folder: Path, repetitions: int) -> Result:
     sensitivity = 2 * problem.lipschitz / N
     start = torch.zeros(d, repetitions)
     if job.printed:
-        start = START * torch.randn(d, repetitions, generator=torch.Generator().manual_seed(1))
+        scale = STARTS.get(job.name, START)
+        start = scale * torch.randn(d, repetitions, generator=torch.Generator().manual_seed(1))
     if job.way == ORACLE:
         curve = _oracle(task, problem, start, most)
         return Result(job, {}, {}, curve, {})
@@ -199,7 +207,8 @@ def _curve(
     for epsilon in GRID:
         within = spent <= gaussian_mu(epsilon, delta) ** 2 * (1 + 1e-9)
         last = np.maximum(within.sum(0) - 1, 0)
-        rows.append((float(epsilon), *_quartiles(norms[last, np.arange(norms.shape[1])])))
+        row = (float(epsilon), *_quartiles(norms[last, np.arange(norms.shape[1])]))
+        rows.append(tuple(float(f"{value:.5g}") for value in row))
         if within.all() and (spent[-1] > 0).all():
             break
     return tuple(rows)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import torch
 from cells import MODELS, Cell, Outcome, dataset, run
-from printed import EPSILONS, K_TABLE, PRINTED, SPLITS
+from printed import EPSILONS, FEDAVG, K_TABLE, PRINTED, SPLITS
 
 HERE = Path(__file__).parent
 COLUMNS = [field.name for field in fields(Cell)]
@@ -31,7 +32,16 @@ CLIENTS = 10
 
 
 def every_cell() -> Iterator[Cell]:
-    """The full grid: Tables 2 to 4, then Table 5."""
+    """The full grid: Tables 2 to 4, then Table 5, then FedAvg's columns of Tables 2 to 4."""
+    yield from private_cells()
+    for data in EPSILONS:
+        for local, _ in SPLITS:
+            for model in MODELS:
+                yield Cell(data, model, math.inf, local, CLIENTS, "fedavg")
+
+
+def private_cells() -> Iterator[Cell]:
+    """The 192 rows with an ε, each at two settings."""
     for data, epsilons in EPSILONS.items():
         for epsilon in epsilons:
             for local, _ in SPLITS:
@@ -87,7 +97,7 @@ def markdown(results: dict[tuple[str, ...], dict[int, Outcome]]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     seen = set()
-    for cell in every_cell():
+    for cell in private_cells():
         row = (cell.data, cell.epsilon, cell.local_epochs, cell.clients, cell.model)
         if row in seen:
             continue
@@ -103,7 +113,27 @@ def markdown(results: dict[tuple[str, ...], dict[int, Outcome]]) -> str:
             f"| {cell.data} | {cell.epsilon:g} | {split} | {cell.clients} | {cell.model} | "
             f"{theirs:.2f} | {shown[0]} | {shown[1]} | {seeds} |"
         )
+    lines += ["", "## FedAvg", "", FEDAVG_HEAD]
+    lines += ["| data | (E, R) | model | paper | here | seeds |", "| --- " * 6 + "|"]
+    for data, rows in FEDAVG.items():
+        for local, figures in rows.items():
+            for model, theirs in zip(MODELS, figures, strict=True):
+                cell = Cell(data, model, math.inf, local, CLIENTS, "fedavg")
+                found = results.get(cell.key, {})
+                if found:
+                    split = f"({local}, {20 // local})"
+                    lines.append(
+                        f"| {data} | {split} | {model} | {theirs:.2f} | {_mean(found, theirs)} "
+                        f"| {len(found)} |"
+                    )
+    done = sum(1 for cell in every_cell() if results.get(cell.key))
+    lines += ["", f"Of the grid's {len(list(every_cell()))} cells {done} have a figure here."]
     return "\n".join(lines)
+
+
+FEDAVG_HEAD = (
+    "Neither noise nor clipping: step size 0.3, momentum 0.5, batches of 250, ten clients.\n"
+)
 
 
 def _of(cell: Cell, settings: str) -> tuple[str, str, float, int, int, str]:

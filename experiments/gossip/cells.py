@@ -57,8 +57,9 @@ class Task:
 
     Args:
         data, model: by name. records: of each worker; 0: all there are. batch: expected, of each.
-        epochs: over the whole data. rate: step size at first; a cosine to 0 stands for the paper's
-            two drops, at once and for any number of epochs.
+        epochs: over the whole data. rate: step size at first, which falls along a cosine to 0.
+        stages: epochs at which it is multiplied by ``fall`` instead, as in the paper; over the
+            first ``warmup`` epochs it rises.
         skew: "iid", or Dirichlet shares. options: of the model.
         workers: K. tested: held-out records; 0: all there are.
         micro_batch: examples whose gradients are held at once; None: what fits.
@@ -75,6 +76,17 @@ class Task:
     workers: int = 16
     tested: int = 0
     micro_batch: int | None = None
+    stages: tuple[float, ...] = ()
+    fall: float = 0.1
+    warmup: float = 0.0
+
+    def schedule(self, rounds: int) -> ft.Schedule:
+        """The step sizes of so many rounds of a worker, which the epochs take."""
+        if not self.stages:
+            return ft.Schedule("cosine")
+        shares = tuple(epoch / self.epochs for epoch in self.stages)
+        warmup = round(self.warmup / self.epochs * rounds)
+        return ft.Schedule("stages", self.fall, warmup, stages=shares)
 
 
 @dataclass(frozen=True)
@@ -229,7 +241,7 @@ def gossip_of(
                 1 / size,
                 ft.Clip(CLIP),
                 optimizer=ft.Optimizer("sgd", large * task.rate, ()),
-                schedule=ft.Schedule("cosine"),
+                schedule=task.schedule(part.count),
             )
         )
     gossip = Gossip(

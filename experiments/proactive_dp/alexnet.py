@@ -5,8 +5,9 @@
     python experiments/proactive_dp/alexnet.py --data ../shared/data --full --estimate
 
 C, η₀, β, s, ε and δ of Tables 2, 5 and 8. The small preset computes K = 1,378 gradients, two
-rounds, with five disjoint shares: it shows that the preset runs, no more. The network is this
-library's AlexNet for 32 × 32 images with group normalisation; the paper links another.
+rounds, with five disjoint shares: it shows that the preset runs, no more. The network is AlexNet
+for 32 × 32 images as tools/published_networks.py has it, without normalisation; the paper links
+another.
 """
 
 from __future__ import annotations

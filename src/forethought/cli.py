@@ -20,7 +20,7 @@ from forethought.commands.command import app, fail, of_the_system
 COMMANDS: tuple[object, ...] = (
     *(plan.init, plan.plan, train.train, train.release, train.predict, train.export),
     *(account.account, account.audit, account.report, train.tune),
-    *(plan.ui, plan.utility, plan.calculator, account.keygen),
+    *(plan.ui, plan.utility, plan.calculator, plan.papers, account.keygen),
 )
 app.registered_commands.sort(key=lambda command: COMMANDS.index(command.callback))
 app.add_typer(holders.federate)

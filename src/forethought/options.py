@@ -223,6 +223,11 @@ class JobKeys:
     )
     schedule: ScheduleKind | None = _option("Schedule of η.", part=("schedule", "kind"))
     decay: float | None = _option("Decay of the schedule.", least=0, part=("schedule", "decay"))
+    stages: tuple[float, ...] | None = _option(
+        "Shares of the run at which the schedule stages multiplies by decay.",
+        **{"above": 0, "below": 1},
+        part=("schedule", "stages"),
+    )
     warmup: int | None = _option(
         "Rounds of rising steps at the start.", least=0, part=("schedule", "warmup")
     )

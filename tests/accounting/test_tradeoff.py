@@ -10,6 +10,7 @@ from scipy.stats import norm
 from forethought.accounting.dominating_pair import gaussian_delta, gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.tradeoff import (
+    composed,
     from_epsilon_delta,
     from_points,
     from_profile,
@@ -257,3 +258,43 @@ def test_noise_so_small_that_a_line_has_no_nodes():
 def test_what_is_no_mechanism_is_said():
     with pytest.raises(TypeError, match=r"such as plan\.mechanism"):
         tradeoff(None)
+
+
+@pytest.mark.parametrize(("mu", "times"), [(0.3, 2), (1.0, 5), (2.0, 3)])
+def test_composed_gaussians_are_one_gaussian(mu, times):
+    whole, low, high = (
+        gaussian(mu * math.sqrt(times)),
+        composed(gaussian(mu), times),
+        composed(gaussian(mu), times, above=True),
+    )
+    for epsilon in (0.0, 0.4, 1.5, 4.0):
+        exact = whole.delta(epsilon)
+        assert exact <= low.delta(epsilon) <= exact * (1 + 1e-4) + 3e-11
+        assert exact * 0.96 - 1e-12 <= high.delta(epsilon) <= exact + 1e-14
+    assert low.floor == pytest.approx(mu * math.sqrt(times))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (0.3, 0.02), (2.0, 0.1)])
+def test_composed_guarantees_are_what_counting_says(epsilon, delta):
+    # k-fold randomised response (Kairouz, Oh and Viswanath 2015), outcome by outcome.
+    times, share = 4, 1 / (1 + math.exp(epsilon))
+    for at in (0.0, 0.7, 1.9):
+        least = sum(
+            math.comb(times, k)
+            * max(
+                0.0,
+                (1 - share) ** k * share ** (times - k)
+                - math.exp(at) * share**k * (1 - share) ** (times - k),
+            )
+            for k in range(times + 1)
+        )
+        want = 1 - (1 - delta) ** times * (1 - least)
+        found = composed(from_epsilon_delta(epsilon, delta), times).delta(at)
+        assert want - 1e-12 <= found <= want * 1.02 + 1e-4
+
+
+def test_composed_once_is_the_same_curve():
+    f = lower_envelope(0.01, 0.5)
+    assert composed(f, 1) is f
+    # What one run discloses, two disclose the more often.
+    assert composed(f, 2).delta(30.0) == pytest.approx(1 - 0.99**2, rel=1e-9)

@@ -256,6 +256,7 @@ X80, Y80 = _data()
         ({"targets": Y80[:40]}, ValueError, "80 rows of features and 40 targets"),
         ({"above": "drop"}, ValueError, "above must be one of"),
         ({"start": np.zeros(4)}, ValueError, "start must hold 3"),
+        ({"start": -0.5}, ValueError, "start"),
         ({"slope": lambda o, t: o}, ValueError, "DeclaredLoss"),
         ({"plan": "plan"}, TypeError, "forethought.convex.plan"),
     ],
@@ -331,3 +332,15 @@ def test_features_may_be_standardised_by_moments_that_are_paid_for() -> None:
                 ("moments",), bounds=(-1.0, 1.0), features=3, noise_multiplier=0.5
             ),
         )
+
+
+def test_a_start_at_a_scale_is_drawn_from_it_and_the_same_every_time() -> None:
+    X, y = _data(40, 400, 3)
+    begun = []
+    for scale in (0.05, 0.05, 0.45):
+        silent = _silent(convex.LogisticRegression(feature_bound=1.0), 40, 400, 1, 1e-300, 1e-9)
+        begun.append(convex.descend(silent, X, y, start=scale).weights)
+    np.testing.assert_array_equal(begun[0], begun[1])
+    np.testing.assert_allclose(begun[2], 9 * begun[0], atol=1e-12)
+    # A standard deviation of 400 numbers is within 5 standard errors of its scale.
+    assert abs(begun[0].std() / 0.05 - 1) < 5 / math.sqrt(800)

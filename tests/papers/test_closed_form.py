@@ -1,9 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forethought.accounting.dominating_pair import gaussian_delta
+from forethought.accounting.renyi import rdp
+from forethought.accounting.tradeoff import from_epsilon_delta, tradeoff
 from forethought.papers.closed_form import (
     SampleSizes,
     closed_form_epsilon,
@@ -13,10 +17,15 @@ from forethought.papers.closed_form import (
     gamma_printed,
     gamma_step,
     h,
+    lemma_b_3,
+    section_c_1,
+    section_c_3,
     theorem_3_1,
     theorem_b_2,
     theorem_b_4,
 )
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.samplings import Poisson
 
 
 @given(st.floats(1e-3, 20), st.floats(-15, -0.5))
@@ -129,3 +138,53 @@ def test_bad_sequences_are_refused():
         SampleSizes((1.0, 2.0), (3,), 10)
     with pytest.raises(ValueError, match="sample size"):
         SampleSizes.constant(11, 3, 10)
+
+
+@pytest.mark.parametrize(
+    ("size", "sigma", "examples"),
+    [(26, 19.3, 10_000), (288, 12.1, 60_000), (406, 6.572, 50_000), (100, 2.0, 10_000)],
+)
+def test_lemma_b_3_bounds_the_log_moment(size, sigma, examples):
+    curve = rdp(Mechanism(Rounds(sigma, 1, Poisson(size / examples))))
+    divergence = dict(zip(curve.orders, curve.values, strict=True))
+    for order in (1, 2, 8):
+        bound = lemma_b_3(size, sigma, examples, order)
+        assert order * divergence[order + 1.0] <= bound < math.inf
+        # A wider r_0 weakens it.
+        assert lemma_b_3(size, sigma, examples, order, 1.5 * sigma * size / examples) > bound
+    # About twice the truth at small orders, where its own first term is: it is loose, not wrong.
+    assert lemma_b_3(size, sigma, examples, 1) < 3 * divergence[2.0]
+    assert lemma_b_3(size, 1.0, examples, 1) == math.inf
+    assert lemma_b_3(size, sigma, examples, 10**6) == math.inf
+
+
+def test_section_c_3_is_one_curve_below_every_run_of_enough_rounds():
+    sigma, N, K, target = 12.10881, 60_000, 360_000, 0.2
+    proven = section_c_3(sigma, target, N, K)
+    fewest = math.ceil(gamma(sigma, target * N / K) * (K / N) ** 2 / target)
+    alpha = np.linspace(0.001, 0.999, 60)
+    for rounds in (fewest, 4 * fewest):
+        run = Mechanism(Rounds(sigma, rounds, Poisson(K / rounds / N)))
+        assert (proven(alpha) <= tradeoff(run)(alpha) + 1e-9).all()
+    # Of the guarantees that make it, each is on or below it, and one of them meets it.
+    each = [
+        from_epsilon_delta(eps, math.exp(-eps * (sigma**2 / 2 - 1)))(0.05)
+        for eps in np.linspace(target, 0.4999, 300)
+    ]
+    assert max(each) <= proven(0.05) + 1e-12
+    assert max(each) == pytest.approx(proven(0.05), abs=1e-3)
+    with pytest.raises(ValueError, match="no ε"):
+        section_c_3(3.0, 0.2, N, K)
+
+
+def test_section_c_1_asks_for_more_noise_than_the_limit_and_nears_it():
+    ratios = []
+    for delta in (1e-4, 1e-12, 1e-100, 1e-300):
+        approximate, limit = section_c_1(0.05, delta, 0.01)
+        # c/τ is the μ of a Gaussian that has this δ at this ε.
+        assert gaussian_delta(0.05, 0.01 / limit) == pytest.approx(delta, rel=1e-6)
+        ratios.append(approximate / limit)
+    assert ratios == sorted(ratios, reverse=True)
+    assert 1 < ratios[-1] < 1.02
+    with pytest.raises(ValueError, match="Section"):
+        section_c_1(1e-6, 1e-5, 0.01)

@@ -28,6 +28,16 @@ def test_the_papers_own_setting() -> None:
     assert not found["CLT (approximate)"].guarantee
 
 
+def test_zero_concentrated_dp_is_the_sum_of_the_rounds_and_converts_as_printed() -> None:
+    mechanism = ft.Mechanism(ft.Rounds(8.0, 20, ft.FullBatch()))
+    row = rows(mechanism, 1e-5, None)["zCDP"]
+    rho = 20 / (2 * 8.0**2)
+    assert row.guarantee
+    assert row.note.startswith(f"ρ = {rho:.6g}")
+    assert row.epsilon == pytest.approx(rho + 2 * math.sqrt(rho * math.log(1e5)))
+    assert row.epsilon > ft.epsilon(mechanism, 1e-5).upper
+
+
 def test_a_closed_form_whose_conditions_fail_is_no_guarantee() -> None:
     mechanism = ft.Mechanism(ft.Rounds(3.0, 1000, ft.Poisson(0.5)))
     row = rows(mechanism, 1e-5, 10_000)["closed form"]

@@ -119,3 +119,19 @@ def test_what_is_cut_from_the_hits_counts_as_disclosed():
     alpha = np.array([1e-4, 0.1, 0.5])
     assert np.all(run.tradeoff()(alpha) <= 0.99 * (1 - alpha) + 1e-9)
     assert run.delta(3.0).upper >= 0.01
+
+
+def test_lemmas_f3_and_f4_speak_of_several_epochs():
+    # One epoch of F.4's upper envelope, composed, is a limit that the exact curve keeps.
+    run = StrongAdversary(10_000, 3, 4.0, group_size=50, group=2)
+    above = bounds(run)["Theorem F.1, batch clipping, upper bound (Lemma F.4)"]
+    assert above.verdict == "reproduced"
+    exact = run.epsilon(1e-3).lower
+    assert 0.95 * exact < above.curve.epsilon(1e-3) < exact
+    mixed = StrongAdversary(100_000, 3, 4.0, groups=4, group_size=2, group=2)
+    below = bounds(mixed)["Theorem F.1, general clipping, 3 epochs (Lemma F.3)"]
+    assert below.verdict == "reproduced"
+    assert below.curve.epsilon(1e-2) > mixed.epsilon(1e-2).upper
+    # Its tail counts in every epoch: 1 − (1 − g²ms/(N − g))³ is never hidden.
+    missed = 1 - (1 - 4 * 8 / 99_998) ** 3
+    assert below.curve.delta(60.0) == pytest.approx(missed, rel=1e-6)

@@ -211,3 +211,16 @@ def test_a_data_set_brings_its_own_test_part(digits: tuple[Any, Any]) -> None:
     pairs = [(part.inputs, part.targets) for part in parts]
     assert graph.to_dict() == utility_graph(model, pairs[0], test=pairs[1], **SMALL).to_dict()
     assert graph.test_examples == 397
+
+
+def test_a_training_stops_at_the_first_pass_that_is_good_enough(digits: tuple[Any, Any]) -> None:
+    def found(stop_at: float | None, rounds: int = 80) -> float:
+        asked = {**SMALL, "clip_norms": (1.0,), "rounds": rounds, "draws": 1, "stop_at": stop_at}
+        return float(utility_graph(linear(), digits, **asked).noiseless[0])
+
+    passes = [found(None, rounds) for rounds in (11, 22, 33)]  # 1438 records, 128 a round
+    assert passes[0] < passes[1]
+    between = (passes[0] + passes[1]) / 2
+    assert found(between) == passes[1]
+    assert found(passes[0]) == passes[0]
+    assert found(1.0) == found(None)

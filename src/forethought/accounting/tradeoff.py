@@ -26,6 +26,7 @@ from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.signal import fftconvolve
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
@@ -532,7 +533,8 @@ def upper_envelope(mass: float, mu: float) -> TradeOff:
 
     def profile(epsilon: Array) -> Array:
         ahead = (1 - u) * gaussian_delta_above(epsilon + shift, size)
-        behind = gaussian_delta_above(epsilon - shift, size) - u * np.exp(epsilon)
+        with np.errstate(over="ignore"):
+            behind = gaussian_delta_above(epsilon - shift, size) - u * np.exp(epsilon)
         return np.asarray(np.maximum(np.maximum(ahead, behind), 0.0))
 
     return TradeOff(profile, profile, size)
@@ -583,3 +585,63 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
         )
 
     return TradeOff(profile, profile, floor)
+
+
+# Pieces of a profile on each side of ε = 0, where it is composed.
+_CELLS = 3000
+
+
+def composed(curve: TradeOff, times: int, *, above: bool = False) -> TradeOff:
+    """f^{⊗times}: what independent runs of one trade-off function together have.
+
+    A profile is convex in e^ε, so chords between grid points lie above it and are the profile of
+    masses at those points, whose losses add (Doroshenko et al. 2022): on or below the true curve.
+
+    Args:
+        curve: f. times: how many runs.
+        above: True moves every loss down to the next grid point, for a curve on or above.
+    """
+    count = whole("times", times)
+    if count == 1:
+        return curve
+    forward = _composed(curve.forward, curve.backward, count, above)
+    symmetric = curve.forward is curve.backward
+    backward = forward if symmetric else _composed(curve.backward, curve.forward, count, above)
+    return TradeOff(forward, backward, math.sqrt(count) * curve.floor)
+
+
+def _composed(profile: Profile, reverse: Profile, count: int, above: bool) -> Profile:
+    reach = float(max(_grid(profile)[-1], _grid(reverse)[-1]))
+    cell = reach / _CELLS
+    up = np.linspace(0.0, reach, _CELLS + 1)
+    # δ(−ε) = 1 − e^−ε (1 − δ′(ε)), so 1 − δ is kept for negative ε.
+    right = np.minimum.accumulate(np.clip(profile(up), 0.0, 1.0))
+    left = (np.exp(-up) * (1 - np.clip(reverse(up), 0.0, 1.0)))[:0:-1]
+    losses = np.concatenate([-up[:0:-1], up])
+    x = np.exp(losses)
+    # Slopes of the chords, the first one from (0, 1); none beyond the last point.
+    drops = np.concatenate([[left[0]], np.diff(left), [1 - left[-1] - right[0]], -np.diff(right)])
+    slopes = np.concatenate([drops / np.diff(np.concatenate([[0.0], x])), [0.0]])
+    masses = np.maximum(slopes[:-1] - slopes[1:], 0.0) * x
+    never = float(right[-1])
+    total = masses
+    for _ in range(count - 1):
+        total = np.maximum(fftconvolve(total, masses), 0.0)
+    spread = count * reach
+    points = np.linspace(-spread, spread, len(total))
+    lost = 1 - (1 - never) ** count + 1e-15 * count * len(masses) * (not above)
+    moved = count * cell if above else 0.0
+    # Sums over the losses above each point, which count from 0 on: of masses, and over e^loss.
+    tails = np.cumsum(total[::-1])[::-1]
+    shares = np.cumsum((total * np.exp(-np.maximum(points, 0.0)))[::-1])[::-1]
+
+    def found(epsilon: Array) -> Array:
+        at = np.asarray(epsilon, dtype=float) + moved
+        first = np.searchsorted(points, at, side="right")
+        inside = np.minimum(first, len(points) - 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = tails[inside] - np.exp(np.minimum(at, 700.0)) * shares[inside]
+        finite = np.where(first < len(points), np.maximum(finite, 0.0), 0.0)
+        return np.asarray(np.minimum(1.0, lost + math.exp(-moved) * finite))
+
+    return found

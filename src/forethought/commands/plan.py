@@ -213,6 +213,9 @@ def utility(
         ),
     ] = "weights",
     holders: Annotated[int, typer.Option(help="Of holders-round.")] = 1,
+    stop_at: Annotated[
+        float | None, typer.Option(help="Accuracy at which each training ends.")
+    ] = None,
     tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
     save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
     figure: Figures = None,
@@ -239,6 +242,7 @@ def utility(
         "epochs": epochs,
         "noise_scale": scale,
         "holders": holders,
+        "stop_at": stop_at,
         "clip_norms": clip_norm or list(UTILITY_GRID["clip_norms"]),
         "noise_multipliers": noise_multiplier or list(UTILITY_GRID["noise_multipliers"]),
     }
@@ -300,6 +304,36 @@ def calculator(
         print_json([plan.to_dict() for plan in plans])
     else:
         show_calculated(console_for(quiet), plans)
+
+
+@app.command(epilog="Example: forethought papers 000 --table 6")
+def papers(
+    name: Annotated[str | None, typer.Argument(help="A paper's number, 000 to 004.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="One of its tables, printed beside ours.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The five papers: what each claims, where it is wrong, its tables beside ours."""
+    from forethought.papers import published
+    from forethought.report.terminal import show_paper, show_papers
+    from forethought.values.serialisation import plain
+
+    refuse(table is not None and name is None, "--table goes with a paper: forethought papers 000")
+    console = console_for(quiet or as_json)
+    if name is None:
+        found: Any = list(published.papers().values())
+        show_papers(console, found)
+    elif table is None:
+        found = published.paper(name)
+        show_paper(console, found)
+    else:
+        found = published.paper(name).table(table)
+        console.print(found.text, markup=False)
+        console.print(f"\nPrinted again by: {found.command}", markup=False)
+    if as_json:
+        print_json(plain(found))
 
 
 @app.command(epilog="Example: forethought ui job.toml")

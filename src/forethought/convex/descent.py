@@ -342,7 +342,8 @@ def descend(
         above: "clip" what is beyond its bound, and count it, or "refuse" it.
         seeds: of the noise; default: the operating system's entropy. With a seed there is no
             guarantee.
-        start: θ_0 with the weights' shape, the constant column's last; public. Default: zero.
+        start: θ_0 with the weights' shape, the constant column's last; public. A number s above 0
+            draws it from N(0, s² I), the same with every run. Default: zero.
         slope: of a loss of one's own: its derivative by the output, (N, 1) and targets → (N, 1),
             each row from itself.
         prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
@@ -438,9 +439,12 @@ def _require_size(plan: DescentPlan, found: BoundedRecords) -> None:
 
 
 def beginning(start: Any | None, weight: Tensor) -> Tensor:
-    """θ_0 in the weight's shape; None: zero. Raises ValueError."""
+    """θ_0 in the weight's shape; None: zero; a number: drawn at this scale. Raises ValueError."""
     if start is None:
         return torch.zeros_like(weight)
+    if isinstance(start, int | float):
+        scale = real("start", start, above=0)
+        return torch.from_numpy(scale * np.random.default_rng(0).standard_normal(weight.shape))
     found = torch.as_tensor(np.array(start, dtype=np.float64))
     if found.numel() != weight.numel() or not bool(torch.isfinite(found).all()):
         raise ValueError(

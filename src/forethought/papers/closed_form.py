@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from scipy.special import ndtr
 
-from forethought.accounting.dominating_pair import gaussian_epsilon
+from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval
 from forethought.accounting.theorems import all_uncorrelated
+from forethought.accounting.tradeoff import TradeOff, from_points
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import (
     Mechanism,
@@ -26,6 +28,9 @@ from forethought.values.samplings import (
     Shuffled,
     WithoutReplacement,
 )
+
+# ε at which the curve of Section C.3 is looked at.
+_CURVE_POINTS = 200
 
 # Closed-form privacy of DP-SGD with any sequence of sample sizes: explanation and first guess.
 #
@@ -351,6 +356,74 @@ def theorem_b_2(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) 
     return ClosedForm("Theorem B.2", eps, tail, size, sizes, conditions)
 
 
+def lemma_b_3(
+    size: float, sigma: float, examples: int, order: int, r0: float | None = None
+) -> float:
+    """α(λ) of a round at most: the log moment of its privacy loss at λ = ``order``, Lemma B.3.
+
+    s²λ(λ + 1)/(N(N − s)σ²) + (r/r_0) s³λ²(λ + 1)/(N(N − s)²σ³). Exact are λ D_{λ+1} of
+    :func:`forethought.accounting.renyi.rdp`. The lemma's u_0 and u_1 are taken as small as they may
+    be, U_0(λ) and U_1(λ).
+
+    Args:
+        size: s, expected. sigma: σ. examples: N. order: λ, a whole number.
+        r0: with s/N ≤ r_0/σ; None: the smallest, σs/N.
+
+    Returns:
+        The bound; infinite where the lemma says nothing (σ < 216/215, λ > σ² ln(N/(sσ)), u ≥ 1).
+    """
+    N, deviation = whole("examples", examples), real("sigma", sigma, above=0)
+    s, lam = real("size", size, above=0, most=N), whole("order", order)
+    least = deviation * s / N
+    r_0 = least if r0 is None else real("r0", r0, above=0, below=1)
+    if deviation < 216 / 215 or not least <= r_0 * (1 + 1e-12) or r_0 >= 1:
+        return math.inf
+    if s == N or lam > deviation**2 * math.log(N / (s * deviation)):
+        return math.inf
+    u_0 = 2 * math.sqrt(lam * r_0 / deviation) / (deviation - r_0)
+    u_1 = math.e * u_0 / deviation
+    if u_0 >= 1 or u_1 >= 1:
+        return math.inf
+    ratio = 8 * (1 / (1 - u_0) + math.e**3 / ((1 - u_1) * deviation**3)) * math.exp(3 / sigma**2)
+    first = s**2 * lam * (lam + 1) / (N * (N - s) * deviation**2)
+    return first + ratio * s**3 * lam**2 * (lam + 1) / (N * (N - s) ** 2 * deviation**3)
+
+
+def section_c_3(sigma: float, target: float, examples: int, gradients: int) -> TradeOff:
+    """g_{σ,ε_target} of Section C.3: the trade-off function that Theorem 3.1 proves for any T.
+
+    The supremum of f_{ε,δ} over ε_target ≤ ε < 0.5 with δ = min(1/N, e^(−ε(σ²/2 − 1))), where
+    condition (7) and k² ≥ … hold; sizes are constant, T ≥ γk²/ε_target. One curve for all such T:
+    more rounds of smaller samples never spend more than it says.
+
+    Args:
+        target: ε_target. examples: N. gradients: K, the same for all T.
+
+    Raises:
+        ValueError: no ε is covered: σ² ≤ 2, or ε_target of 0.5 and more.
+    """
+    size, first = real("sigma", sigma, above=0), real("target", target, above=0, below=0.5)
+    N = whole("examples", examples)
+    k = whole("gradients", gradients) / N
+    if size**2 <= 2:
+        raise ValueError(f"Theorem 3.1 needs σ above √2, not {size:g}")
+    epsilons, deltas = [], []
+    for eps in np.linspace(first, math.nextafter(0.5, 0), _CURVE_POINTS):
+        tail = math.exp(-eps * (size**2 / 2 - 1))
+        gam = gamma(size, eps / k)
+        enough = tail <= 1 / N and k >= math.sqrt(-2 * eps * math.log(tail)) * math.e / gam
+        if enough:
+            epsilons.append(float(eps))
+            deltas.append(tail)
+    if not epsilons:
+        raise ValueError(
+            f"no ε from {first:g} to 0.5 is covered at σ = {size:g}: δ ≤ 1/N needs ε ≥ "
+            f"{2 * math.log(N) / (size**2 - 2):.3g}"
+        )
+    # At ε = 0 nothing is proven: δ = 1 there, and chords over e^ε lie above the true profile.
+    return from_points([0.0, *epsilons], [1.0, *deltas])
+
+
 # The central limit theorem for private training: an approximation, on neither side of the truth.
 #
 # Everything here carries ``approximate`` in its name and never reaches a Statement. Source: Bu,
@@ -402,3 +475,20 @@ def approximate_clt_epsilon(mechanism: Mechanism, delta: float) -> float:
     """ε of the limiting Gaussian at δ: may be too small as well as too large."""
     mu = approximate_clt_mu(mechanism)
     return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
+
+
+def section_c_1(epsilon: float, delta: float, c: float) -> tuple[float, float]:
+    """τ of Section C.1 at s√T/N → c: as approximated, c√(2(ln(1/δ) + ln ε))/ε, and c/μ itself.
+
+    μ is that of the Gaussian which is (ε, δ)-DP. The approximation drops −O(ln ln(1/δ)), so that it
+    asks for more noise than the limit needs; and the limit itself is no guarantee.
+
+    Raises:
+        ValueError: δ ≥ ε, where the approximation has no meaning.
+    """
+    eps, tail = real("epsilon", epsilon, above=0), real("delta", delta, above=0, below=1)
+    if tail >= eps:
+        raise ValueError(f"Section C.1 is for δ ≪ ε, not δ = {tail:g} and ε = {eps:g}")
+    size = real("c", c, above=0)
+    approximate = size * math.sqrt(2 * math.log(eps / tail)) / eps
+    return approximate, size / gaussian_mu(eps, tail)

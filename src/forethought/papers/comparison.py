@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forethought.accounting import exact
 from forethought.accounting.interval import at_least
-from forethought.accounting.renyi import rdp
+from forethought.accounting.renyi import rdp, zcdp
+from forethought.papers.adaptive_noise import paper_epsilon
 from forethought.papers.closed_form import (
     SampleSizes,
     approximate_clt_epsilon,
@@ -78,6 +80,7 @@ def compare(
         "Rényi": lambda: _Answer(
             rdp(mechanism).epsilon(delta), True, "loses what orders cannot see"
         ),
+        "zCDP": lambda: _zcdp(mechanism, delta),
         "closed form": lambda: _closed_form(mechanism, delta, examples),
         "CLT (approximate)": lambda: _Answer(
             approximate_clt_epsilon(mechanism, delta),
@@ -94,6 +97,13 @@ def compare(
         except (_DoesNotApplyError, UnsupportedMechanismError) as error:
             rows.append(ComparisonRow(name, None, False, str(error)))
     return rows
+
+
+def _zcdp(mechanism: Mechanism, delta: float) -> _Answer:
+    rho = zcdp(mechanism)
+    if not math.isfinite(rho):
+        raise _DoesNotApplyError("there is no noise")
+    return _Answer(paper_epsilon(rho, delta), True, f"ρ = {rho:.6g}; sampling does not lower ρ")
 
 
 def _only(mechanism: Mechanism) -> Rounds:

@@ -36,6 +36,7 @@ from forethought.accounting.dominating_pair import gaussian_delta_above, gaussia
 from forethought.accounting.interval import Interval, bisected
 from forethought.accounting.tradeoff import (
     TradeOff,
+    composed,
     gaussian,
     gaussian_mixture,
     lower_envelope,
@@ -382,7 +383,7 @@ class KnownHits:
         """
         if rounds.clipping != "example":
             raise UnsupportedMechanismError(
-                "for groups, see forethought.accounting.StrongAdversary"
+                "for groups, see forethought.papers.strong_adversary.StrongAdversary"
             )
         rounds.sensitivity(adjacency)  # refuses what has none
         sampling = rounds.sampling
@@ -612,14 +613,16 @@ def _shuffling(run: StrongAdversary) -> list[PaperBound]:
             name = "Theorem F.1, batch clipping, mixture with the printed q_j (Lemma F.4)"
             claims.append(PaperBound(name, "guarantee", curve))
         room = rounds - g - g * g
-        if g <= run.group_size and room > g * g and E == 1:
-            above = upper_envelope(g * g / room, math.sqrt(g) / sigma)
+        if g <= run.group_size and room > g * g:
+            one = upper_envelope(g * g / room, math.sqrt(g) / sigma)
+            above = composed(one, E, above=True)
             name = "Theorem F.1, batch clipping, upper bound (Lemma F.4)"
             claims.append(PaperBound(name, "limit", above))
     tail = g * g * run.per_round / (run.examples - g) if run.examples > g else math.inf
-    if tail < 1 and E == 1:
-        below = lower_envelope(tail, math.sqrt(g) / sigma)
-        name = "Theorem F.1, general clipping, one epoch (Lemma F.3)"
+    if tail < 1:
+        below = composed(lower_envelope(tail, math.sqrt(g) / sigma), E)
+        epochs = "one epoch" if E == 1 else f"{E} epochs"
+        name = f"Theorem F.1, general clipping, {epochs} (Lemma F.3)"
         claims.append(PaperBound(name, "guarantee", below))
     return claims
 

@@ -18,6 +18,7 @@ from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import Statement, truth
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
+from forethought.papers.published import Paper
 from forethought.values.contributions import Persons
 from forethought.values.plan import Plan
 
@@ -71,6 +72,35 @@ def pairs(rows: Iterable[tuple[str, str]], *, wrap: bool = False, **options: Any
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def show_papers(console: Console, papers: Sequence[Paper]) -> None:
+    """Print what there is of the papers, and how to see more of one."""
+    rows = {
+        "paper": "{0.name}",
+        "title": "{0.title}",
+        "tables": lambda paper: ", ".join(table.number for table in paper.tables),
+        "items": lambda paper: str(len(paper.items)),
+    }
+    console.print(figures(papers, rows, right=("items",), title="The papers", **LEFT))
+    console.print(
+        "One of them: forethought papers 000, and a table: forethought papers 000 --table 6"
+    )
+
+
+def show_paper(console: Console, paper: Paper) -> None:
+    """Print a paper's claims, errors, tables and what became of its items."""
+    console.print(f"{paper.name}: {paper.title}", style="bold", markup=False)
+    console.print(paper.claims, markup=False)
+    console.print("\nWhere it is wrong or loose:", markup=False)
+    for one in paper.wrong:
+        console.print(f"- {one}", markup=False)
+    console.print("\nWhat became of it:")
+    for item in paper.items:
+        parts = (item.verdict, item.what, item.where, item.note)
+        console.print("- " + "; ".join(part for part in parts if part), markup=False)
+    tables = ", ".join(table.number for table in paper.tables)
+    console.print(f"Tables beside ours: forethought papers {paper.name} --table N, of {tables}")
 
 
 def show_calculated(console: Console, plans: Sequence[Calculated]) -> None:

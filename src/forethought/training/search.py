@@ -681,7 +681,8 @@ def _phase_of(row: Mapping[str, Any]) -> PhaseRecord:
 # - *Phases fixed in advance* (a plan of several parts). Only the time of stopping depends on
 #   results; what a stopped run releases is a function of what the full one would have released. The
 #   exact ε of the full sequence holds, whenever it stops.
-# - *Phases chosen by results* (``next_phase``). A Rényi filter with the plan's budget, set before
+# - *Phases chosen by results* (``next_phase``). A Rényi filter (a Gaussian one where no phase is
+#   sampled) with the plan's budget, set before
 #   the first round, is charged before each phase, and a phase that does not fit is not run. Its
 #   budget is the guarantee (Feldman and Zrnic 2021, Theorem 4.3).
 #
@@ -736,7 +737,8 @@ def train_until(
             named in the Statement as not covered.
         next_phase: a rule that chooses the next phase by results, or returns None to stop; for
             example :func:`forethought.planning.alternatives.next_by_shortfall`. Totals then go
-            through a Rényi filter at the order that suits the foreseen plan best.
+            through a Rényi filter at the order that suits the foreseen plan best, or through a
+            Gaussian one where no phase is sampled.
         out: run folder. A killed run can be resumed from it; what a phase may release is charged
             and on disk before the phase begins.
         seeds: each phase derives its own from them.

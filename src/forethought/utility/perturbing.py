@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, get_args
 
@@ -22,6 +23,7 @@ from forethought.models.networks import TemperedSigmoid
 from forethought.planning.defaults import default_delta
 from forethought.rounds.contributions import Loss, correct
 from forethought.rounds.records import as_records
+from forethought.training.metrics import Event
 from forethought.training.records import opened
 from forethought.training.run import train
 from forethought.turns import turns
@@ -248,6 +250,7 @@ class GraphKeywords(TypedDict, total=False):
     noise_scale: float | NoiseScaleName
     holders: int
     test_examples: int | None
+    stop_at: float | None
     seed: int
 
 
@@ -270,6 +273,8 @@ class GraphSettings:
             of plain steps, if training undid none of their noise.
         holders: of ``"holders-round"``.
         test_examples: F is measured on so many examples, drawn by the seed; None: on all.
+        stop_at: each training ends after the first pass that has this F, so that F(w + n) is not
+            compared with a model near its end (the paper's footnote 9); None: it goes on.
         seed: of the batches and draws, and of weights that ``model()`` initialises.
 
     Raises:
@@ -286,6 +291,7 @@ class GraphSettings:
     noise_scale: float | NoiseScaleName = 1.0
     holders: int = 1
     test_examples: int | None = 2000
+    stop_at: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -300,6 +306,8 @@ class GraphSettings:
         one_of("clip_rule", self.clip_rule, ("flat", "automatic", "per-layer"))
         if self.test_examples is not None:
             whole("test_examples", self.test_examples)
+        if self.stop_at is not None:
+            real("stop_at", self.stop_at, above=0, most=1)
         if self.rounds is not None and self.epochs is not None:
             raise ValueError("epochs and rounds both fix the length: drop one of them")
 
@@ -370,7 +378,7 @@ def utility_graph(
             labels, where an example with a non-finite output counts as wrong.
         progress: called as progress(done, total) after every training and every draw.
         settings: fields of :class:`GraphSettings` as keywords: draws, batch, epochs, rounds,
-            optimizer, schedule, clip_rule, noise_scale, holders, test_examples, seed.
+            optimizer, schedule, clip_rule, noise_scale, holders, test_examples, stop_at, seed.
 
     Raises:
         ValueError: private data without ``leaks="accept"``, or an argument outside its range.
@@ -408,15 +416,19 @@ def utility_graph(
     if chosen.test_examples is not None and chosen.test_examples < len(tested):
         rows = np.sort(_generator(seed, "test").choice(rows, chosen.test_examples, replace=False))
     plan = chosen.plan(len(records), norms[0])
-    scale = chosen.scale(plan)
+    scale, measure = chosen.scale(plan), score or accuracy_of
     noiseless = np.empty(len(norms))
     accuracy = np.empty((len(norms), len(sigmas), draws))
     done, total = 0, len(norms) * (1 + draws)
     for row, norm in enumerate(norms):
         trained = copy.deepcopy(initial)
         own = plan.with_(clip=replace(plan.clip, norm=norm))
-        train(trained, data, own, loss=loss, seed=seed, diagnostics=False)
-        perturbed = Perturbed(trained, *tested.take(rows), score or accuracy_of)
+        stopping = None
+        if chosen.stop_at is not None:
+            stopping = _Stopping(trained, (*tested.take(rows), measure), chosen.stop_at, own)
+        with suppress(_ReachedError):
+            train(trained, data, own, loss=loss, seed=seed, diagnostics=False, progress=stopping)
+        perturbed = Perturbed(trained, *tested.take(rows), measure)
         noiseless[row] = perturbed.scores([0.0], 0, seed)[0]
         deviations = [scale * norm * sigma for sigma in sigmas]
         for draw in range(draws + 1):
@@ -426,6 +438,32 @@ def utility_graph(
             if progress is not None:
                 progress(done, total)
     return UtilityGraph(norms, sigmas, noiseless, accuracy, source, len(rows), plan, scale, seed)
+
+
+class _ReachedError(Exception):
+    """A training that has reached the F at which it was to stop."""
+
+
+class _Stopping:
+    """Ends a training after the first pass over its records that has an F."""
+
+    def __init__(
+        self, model: nn.Module, tested: tuple[Any, Any, ScoreOutputs], least: float, plan: Plan
+    ) -> None:
+        self._model, self._tested, self._least = model, tested, least
+        self._every = max(1, round(plan.examples / plan.batch))
+
+    def __call__(self, event: Event) -> None:
+        if event.round % self._every:
+            return
+        inputs, targets, score = self._tested
+        modes = [(module, module.training) for module in self._model.modules()]
+        perturbed = Perturbed(self._model, inputs, targets, score)
+        reached = perturbed.scores([0.0], 0, 0)[0] >= self._least
+        for module, training in modes:
+            module.training = training
+        if reached:
+            raise _ReachedError
 
 
 class Perturbed:

@@ -929,13 +929,17 @@ def grid(std: float, clip_norm: float, size: int) -> tuple[float, int]:
 # step sizes of convex and general problems; cosine is Loshchilov and Hutter 2017 without restarts.
 
 
-# Time t, its end T and the decay β to the factor on η₀.
-SHAPES: dict[ScheduleKind, Callable[[float, float, float], float]] = {
-    "constant": lambda t, end, decay: 1.0,
-    "inverse": lambda t, end, decay: 1 / (1 + decay * t),
-    "inverse-sqrt": lambda t, end, decay: 1 / (1 + decay * math.sqrt(t)),
-    "drops": lambda t, end, decay: 1.0,
-    "cosine": lambda t, end, decay: (1 + math.cos(math.pi * t / end)) / 2,
+# Time t, its end T and the schedule to the factor on η₀.
+SHAPES: dict[ScheduleKind, Callable[[float, float, Schedule], float]] = {
+    "constant": lambda t, end, schedule: 1.0,
+    "inverse": lambda t, end, schedule: 1 / (1 + schedule.decay * t),
+    "inverse-sqrt": lambda t, end, schedule: 1 / (1 + schedule.decay * math.sqrt(t)),
+    "drops": lambda t, end, schedule: 1.0,
+    "cosine": lambda t, end, schedule: (1 + math.cos(math.pi * t / end)) / 2,
+    # A stage that ends with a round ends there, whatever t/T is rounded to.
+    "stages": lambda t, end, schedule: (
+        schedule.decay ** bisect_right(schedule.stages, t / end * (1 + 1e-12))
+    ),
 }
 
 
@@ -950,7 +954,7 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
         From the round's number (from 0) to its step size.
     """
     schedule, rate = plan.schedule, plan.optimizer.learning_rate
-    shape, decay, warmup = SHAPES[schedule.kind], schedule.decay, schedule.warmup
+    shape, warmup = SHAPES[schedule.kind], schedule.warmup
     if schedule.kind == "constant" and not warmup:
         return lambda index: rate
     in_examples = schedule.unit == "examples"
@@ -959,6 +963,6 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
 
     def step_size(index: int) -> float:
         ramp = min(1.0, (index + 1) / warmup) if warmup else 1.0
-        return rate * ramp * shape(time(index), end, decay)
+        return rate * ramp * shape(time(index), end, schedule)
 
     return step_size

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from forethought.values.checks import one_of, real, whole
@@ -325,7 +326,7 @@ def _off(factor: float) -> str:
 # The use of a noised sum: optimizer, step sizes, averaging. Post-processing, hence free.
 
 
-ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "drops"]
+ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "stages", "drops"]
 AveragingKind = Literal["none", "exponential", "tail"]
 FilterKind = Literal["low-pass", "kalman"]
 
@@ -335,25 +336,49 @@ class Schedule:
     """Step size as a function of time t, counted in ``unit`` and starting at 0.
 
     ``constant`` η₀; ``inverse`` η₀/(1 + decay·t); ``inverse-sqrt`` η₀/(1 + decay·√t); ``cosine``
-    from η₀ to 0 over the run; ``drops`` multiplies by ``decay`` (0.9, say) after every epoch in
-    which accuracy on held-out records fell, which must then be public. Over the first ``warmup``
-    rounds η grows linearly to its value.
+    from η₀ to 0 over the run; ``stages`` multiplies by ``decay`` at each of the shares of the run
+    in ``stages``, such as 0.1 at (0.5, 0.75); ``drops`` multiplies by ``decay`` (0.9, say) after
+    every epoch in which accuracy on held-out records fell, which must then be public. Over the
+    first ``warmup`` rounds η grows linearly to its value.
     """
 
     kind: ScheduleKind = "constant"
     decay: float = 0.0
     warmup: int = 0
     unit: Literal["rounds", "examples"] = "rounds"
+    stages: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         one_of("schedule", self.kind, get_args(ScheduleKind))
-        object.__setattr__(self, "decay", real("decay", self.decay, least=0))
-        if self.kind == "drops" and not 0 < self.decay < 1:
+        stages = tuple(real("each of the stages", at, above=0, below=1) for at in self.stages)
+        object.__setattr__(self, "stages", stages)
+        if (self.kind == "stages") != bool(stages):
             raise ValueError(
-                f"the schedule 'drops' multiplies by decay: above 0 and below 1, not {self.decay:g}"
+                "stages= says at which shares of the run the schedule 'stages' multiplies by "
+                "decay, such as (0.5, 0.75): give both, or neither"
+            )
+        if any(later <= earlier for earlier, later in pairwise(stages)):
+            raise ValueError(f"the stages are shares of the run in ascending order, not {stages}")
+        object.__setattr__(self, "decay", real("decay", self.decay, least=0))
+        if self.kind in ("drops", "stages") and not 0 < self.decay < 1:
+            raise ValueError(
+                f"the schedule {self.kind!r} multiplies by decay: above 0 and below 1, not "
+                f"{self.decay:g}"
             )
         object.__setattr__(self, "warmup", whole("warmup", self.warmup, least=0))
         one_of("schedule unit", self.unit, ("rounds", "examples"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping; stages are left out where there are none."""
+        values = entries(self)
+        if not self.stages:
+            del values["stages"]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
+        """The inverse of :meth:`to_dict`; refuses unknown keys."""
+        return build(cls, {"stages": (), **values})
 
 
 @dataclass(frozen=True)
@@ -505,7 +530,12 @@ class ReleaseUse:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
         exact_keys("use", values, _PARTS)
         parts = {name: part for name, part in values.items() if part is not None}
-        return cls(**{name: build(_PARTS[name], part) for name, part in parts.items()})
+        made = {name: _read(_PARTS[name], part) for name, part in parts.items()}
+        return cls(**made)
+
+
+def _read(kind: type[Any], part: Mapping[str, Any]) -> Any:
+    return kind.from_dict(part) if hasattr(kind, "from_dict") else build(kind, part)
 
 
 _PARTS: dict[str, type[Any]] = {
