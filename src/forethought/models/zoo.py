@@ -12,6 +12,7 @@ from torch import nn
 
 from forethought.models.networks import (
     PRESETS,
+    additive,
     cnn,
     gabor_cnn,
     lenet5,
@@ -26,6 +27,7 @@ from forethought.values.checks import imported
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
+    "additive": additive,
     "mlp": mlp,
     "lenet5": lenet5,
     "cnn": cnn,
