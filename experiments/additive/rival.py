@@ -28,8 +28,10 @@ def main(folder: Path) -> None:
     inputs = [part[names].copy() for part in parts]
     for part in inputs:
         for name in names:
-            if name in bounds:  # what lies outside is clipped, as on the other side
-                part[name] = part[name].astype(float).clip(*bounds[name])
+            if name in bounds:
+                # What lies outside is clipped, what is missing is the middle: as on the other side.
+                numbers = pd.to_numeric(part[name], errors="coerce").clip(*bounds[name])
+                part[name] = numbers.fillna(sum(bounds[name]) / 2)
             else:
                 part[name] = part[name].astype(str)
     model = DPExplainableBoostingClassifier(

@@ -94,18 +94,23 @@ class Curves:
     def bound(self) -> float:
         """The largest norm of what it adds: hats sum to 1, and so do products of them."""
         return math.sqrt(
-            SIZE**2 * len(self.numbers) + self._size_of_pairs**2 * len(self.couples)
+            self.size**2 * len(self.numbers) + self.pair_size**2 * len(self.couples)
         )
 
     @property
     def usual_square(self) -> float:
         """Mean square norm of what it adds, numbers spread evenly over their ranges."""
         return (
-            SIZE**2 * 2 / 3 * len(self.numbers) + self._size_of_pairs**2 * 4 / 9 * len(self.couples)
+            self.size**2 * 2 / 3 * len(self.numbers) + self.pair_size**2 * 4 / 9 * len(self.couples)
         )
 
     @property
-    def _size_of_pairs(self) -> float:
+    def size(self) -> float:
+        """Size of a curve's features."""
+        return SIZE
+
+    @property
+    def pair_size(self) -> float:
         """Size of a surface's features: all of them together grow as the curves do."""
         return PAIR_SIZE * math.sqrt(2 / max(1, len(self.numbers) - 1))
 
@@ -137,7 +142,7 @@ class Curves:
         found[:, :width] = features
         at, step = width, self.pieces + 1
         for place in self.numbers:
-            found[:, at : at + step] = SIZE * hats(features[:, place], -1.0, 1.0, self.pieces)
+            found[:, at : at + step] = self.size * hats(features[:, place], -1.0, 1.0, self.pieces)
             at += step
         if not self.couples:
             return found
@@ -145,7 +150,7 @@ class Curves:
         step = (PAIR_PIECES + 1) ** 2
         for one, two in self.couples:
             both = coarse[:, one, :, None] * coarse[:, two, None, :]
-            found[:, at : at + step] = self._size_of_pairs * both.reshape(rows, step)
+            found[:, at : at + step] = self.pair_size * both.reshape(rows, step)
             at += step
         return found
 
@@ -167,7 +172,7 @@ class Curves:
         def sized(value: str, size: float) -> str:
             return graph.add("Flatten", graph.add("Mul", value, graph.constant(size, np.float32)))
 
-        parts = [features, sized(bent(self.pieces), SIZE)]
+        parts = [features, sized(bent(self.pieces), self.size)]
         if self.couples:
             coarse = bent(PAIR_PIECES)
             sides = [
@@ -178,7 +183,7 @@ class Curves:
                 )
                 for side, axis in zip(zip(*self.couples, strict=True), (3, 2), strict=True)
             ]
-            parts.append(sized(graph.add("Mul", *sides), self._size_of_pairs))
+            parts.append(sized(graph.add("Mul", *sides), self.pair_size))
         return graph.add("Concat", *parts, axis=1)
 
     def to_dict(self) -> dict[str, Any]:

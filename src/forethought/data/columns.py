@@ -323,6 +323,14 @@ class Column(ABC):
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         """Made-up entries spread evenly over what is declared: for ONNX, and as in a table."""
 
+    def spread(self, count: int) -> pl.Series:
+        """Entries spread evenly over what is declared, for a picture; empty: there is none.
+
+        Args:
+            count: how many of a number or a day; of words there are as many as there are.
+        """
+        return pl.Series([], dtype=pl.Float64)
+
     def _of_number(self, graph: OnnxGraph, value: str, *features: str) -> Written:
         """Features of a number or a day in ONNX: 0 where it is missing, refused where infinite."""
         absent = graph.add("IsNaN", value)
@@ -486,6 +494,12 @@ class Number(Column):
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         values = generator.uniform(self.low, self.high, count)
         return values, pl.Series(values)
+
+    def spread(self, count: int) -> pl.Series:
+        middle, half = self.scale
+        values = middle + half * np.linspace(-1, 1, count)
+        values = self.low + np.expm1(values) if self.log else values
+        return pl.Series(np.clip(values, self.low, self.high))
 
     def _at_once(self, name: str, entries: pl.Series, outside: Outside) -> Floats | None:
         if self.decimal != "." or self.codes or self.missing == "category":
@@ -680,6 +694,12 @@ class Category(Column):
         words = generator.choice(np.array(self.words, dtype=object), count)
         return words, pl.Series(words.tolist(), dtype=pl.String)
 
+    def spread(self, count: int) -> pl.Series:
+        another = "another word"
+        while another in self.words:
+            another += "…"
+        return pl.Series([*self.words, *([another] if self.other else [])], dtype=pl.String)
+
 
 @register
 @dataclass(frozen=True)
@@ -780,6 +800,11 @@ class Date(Column):
         first, last = ((day - EPOCH).days for day in (self.first, self.last))
         days = generator.integers(first, last, count, endpoint=True)
         return days.astype(np.float64), pl.Series([EPOCH + timedelta(int(day)) for day in days])
+
+    def spread(self, count: int) -> pl.Series:
+        first, last = ((day - EPOCH).days for day in (self.first, self.last))
+        days = np.linspace(first, last, count).round()
+        return pl.Series([EPOCH + timedelta(int(day)) for day in days])
 
 
 @register
