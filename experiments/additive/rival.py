@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
                 numbers = pd.to_numeric(part[name], errors="coerce").clip(*bounds[name])
                 part[name] = numbers.fillna(sum(bounds[name]) / 2)
             else:
-                part[name] = part[name].astype(str)
+                part[name] = part[name].astype(object).fillna("missing").astype(str)
     model = DPExplainableBoostingClassifier(
         feature_names=names,
         feature_types=["continuous" if name in bounds else "nominal" for name in names],

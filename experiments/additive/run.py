@@ -183,7 +183,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
     if asked.table:
-        return printed()
+        printed()
+        return
     there = {(row["table"], row["seed"], row["arm"]) for row in read()}
     until = time.monotonic() + 60 * asked.minutes
     for source, name, seed in wanted(asked.seeds, not asked.looked):

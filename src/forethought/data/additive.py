@@ -42,7 +42,9 @@ def hats(values: NDArray[Any], low: float, high: float, pieces: int) -> NDArray[
         One more axis, of pieces + 1 features that sum to 1, in the precision of ``values``.
     """
     at = (np.clip(values, low, high) - low) * (pieces / (high - low))
-    return np.maximum(1 - np.abs(at[..., None] - np.arange(pieces + 1, dtype=at.dtype)), 0)
+    found: NDArray[Any] = 1 - np.abs(at[..., None] - np.arange(pieces + 1, dtype=at.dtype))
+    found[found < 0] = 0
+    return found
 
 
 def pairs_pay(numbers: int, examples: int, epsilon: float | None) -> bool:
@@ -93,15 +95,13 @@ class Curves:
     @property
     def bound(self) -> float:
         """The largest norm of what it adds: hats sum to 1, and so do products of them."""
-        return math.sqrt(
-            self.size**2 * len(self.numbers) + self.pair_size**2 * len(self.couples)
-        )
+        return math.sqrt(self.size**2 * len(self.numbers) + self.pair_size**2 * len(self.couples))
 
     @property
     def usual_square(self) -> float:
         """Mean square norm of what it adds, numbers spread evenly over their ranges."""
-        return (
-            self.size**2 * 2 / 3 * len(self.numbers) + self.pair_size**2 * 4 / 9 * len(self.couples)
+        return self.size**2 * 2 / 3 * len(self.numbers) + self.pair_size**2 * 4 / 9 * len(
+            self.couples
         )
 
     @property

@@ -1153,12 +1153,12 @@ class Encoder(Stored):
         return np.clip(scaled, -1, 1).astype(np.float32)
 
     def restored(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """A regression's outputs in the unit of its targets."""
+        """A regression's outputs in the unit of its targets, within the range that these have."""
         values = outputs.astype(np.float64)
         if self.target_range is None:
             return values
         low, high = self.target_range
-        return values * (high / 2 - low / 2) + (low / 2 + high / 2)
+        return np.clip(values * (high / 2 - low / 2) + (low / 2 + high / 2), low, high)
 
     def _values(self) -> dict[str, Any]:
         columns = [[name, kind.to_value()] for name, kind in self.columns]

@@ -318,6 +318,10 @@ def _with_curves(request: Request, dataset: Dataset) -> tuple[Request, Dataset]:
             'the model "additive" draws a curve over the declared range of each column: declare '
             "them in [data.columns] (forethought init FILE writes the table), or name another model"
         )
+    if job.data.standardise is not None:
+        raise JobError(
+            "[data] standardise: an additive model's curves lie on declared ranges: leave it out"
+        )
     options = {"pieces": PIECES, "pairs": "auto", **job.model.options}
     if options["pairs"] == "auto":
         alone = job.federation is None and job.gossip is None

@@ -274,6 +274,7 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
             low, high = limits
             value = graph.add("Mul", value, graph.constant(high / 2 - low / 2))
             value = graph.add("Add", value, graph.constant(low / 2 + high / 2))
+            value = graph.add("Clip", value, graph.constant(low), graph.constant(high))
         value = marked(value, np.nan, np.float64, False)
         return [named(value, "prediction", TensorProto.DOUBLE)]
     chance = graph.add("Sigmoid", outputs) if card.multilabel else ""

@@ -95,9 +95,10 @@ class Predictor:
         """What each column of each record adds to the answer, float64: a linear or additive model.
 
         Of two classes to the log-odds of class 1, of more to the score of the predicted class
-        against the mean of all, of a regression to its value. Counted from ``intercept``, where
-        every column adds its mean over what was declared: a row's sum is its answer. ``pairs`` is
-        what the surfaces over two columns add together, where the model has any.
+        against the mean of all, of a regression to its value, before that is kept in its range.
+        Counted from ``intercept``, where every column adds its mean over what was declared: a row's
+        sum is its answer. ``pairs`` is what the surfaces over two columns add together, where the
+        model has any.
 
         Args:
             records: as for :meth:`predict`.
@@ -112,8 +113,8 @@ class Predictor:
 
         if self.card.multilabel or self.constants.shift:
             raise JobError(
-                "why is told of one label, and of columns that are not standardised: see the curves "
-                "in report.html of a model with several labels"
+                "why is told of one label, and of columns that are not standardised: the curves of "
+                "several labels are in report.html"
             )
         try:
             model = addition_of(self._encoder(), self.model)

@@ -442,7 +442,7 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
     # What layers that mix records would be evaluated with is not for a file of results to choose.
     if test is None or any(mixing_layers(found.model)):
         return
-    encoder, classes = loaded.dataset.encoder, loaded.dataset.classes
+    encoder = loaded.dataset.encoder
     names = loaded.request.job.run.metrics
     called = _called(loaded)
     outputs, targets = outputs_of(found.model, test[0]), np.asarray(test[1])
@@ -450,7 +450,7 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
         values = outputs.reshape(len(outputs), -1)[:, 0].astype(np.float64)
         if encoder is not None:
             values, targets = encoder.restored(values), encoder.restored(targets)
-        results = measured(values, targets, None, names)
+        results = measured(values, targets, None, names, None if encoder is None else encoder.label)
     else:
         results = measured(outputs, targets, called, names)
     replace_file(folder / RESULTS, results.to_json().encode())

@@ -20,7 +20,7 @@ from datetime import date
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
@@ -76,24 +76,7 @@ def curve(
     up = _ends([b for _, b in every], lowest, highest)
     to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
     to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(y)} against {escape(x)}" tabindex="0">'
-    ]
-    for tick in _ticks(*up):
-        at = to_y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4}">{escape(shown(tick))}</text>'
-        )
-    for tick in _ticks(*across):
-        parts.append(
-            f'<text class="tick middle" x="{to_x(tick)}" y="{HEIGHT - _BOTTOM + 18}">'
-            f"{escape(short(tick))}</text>"
-        )
-    parts.append(
-        f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
-    )
+    parts = _axes(across, up, f"{y} against {x}", x, shown)
     if reference:
         parts.append(f'<path class="reference" d="{_path(reference, to_x, to_y)}"/>')
         a, b = reference[len(reference) * 2 // 3]
@@ -106,10 +89,51 @@ def curve(
     marks = [
         [round(to_x(a), 2), round(to_y(b), 2), f"{x} {short(a)}: {marked(b)}"] for a, b in points
     ]
+    return _hovered(parts, marks)
+
+
+def _axes(
+    across: tuple[float, float],
+    up: tuple[float, float],
+    told: str,
+    x: str,
+    shown: Callable[[float], str],
+    below: Callable[[float], str] = short,
+) -> list[str]:
+    """The beginning of a picture: its frame, what it says in words, its axes.
+
+    Args:
+        shown, below: how values are written on the vertical axis, and on the other.
+    """
+    to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
+    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(told)}" tabindex="0">'
+    ]
+    for tick in _ticks(*up):
+        at = to_y(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4}">{escape(shown(tick))}</text>'
+        )
+    for tick in _ticks(*across):
+        parts.append(
+            f'<text class="tick middle" x="{to_x(tick)}" y="{HEIGHT - _BOTTOM + 18}">'
+            f"{escape(below(tick))}</text>"
+        )
+    parts.append(
+        f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
+    )
+    return parts
+
+
+def _hovered(parts: list[str], marks: list[list[Any]]) -> str:
+    """A picture's end, and the points that hovering shows: [x, y, words] each."""
     parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
     parts.append('<text class="tip" x="0" y="0"></text></svg>')
-    found = "".join(parts)
-    return found.replace("<svg ", f"<svg data-points='{escape(json.dumps(marks), quote=True)}' ", 1)
+    points = escape(json.dumps(marks), quote=True)
+    return "".join(parts).replace("<svg ", f"<svg data-points='{points}' ", 1)
 
 
 def dots(found: int, blind: int, words: str) -> str:
@@ -223,15 +247,14 @@ def _shape(shape: Shape, shapes: Shapes) -> str:
     to_x = _scale((x[0], x[-1]), (_LEFT, WIDTH - _RIGHT))
     to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
     told = f"{shape.column}: from {min(shape.values[0]):+.2g} to {max(shape.values[0]):+.2g}"
-    parts = _axes((x[0], x[-1]), up, f"{told}, {shapes.unit}", shape.column, days)
+    below = (lambda year: f"{year:.6g}") if days else short
+    parts = _axes((x[0], x[-1]), up, f"{told}, {shapes.unit}", shape.column, short, below)
     first = list(zip(x, shape.values[0], strict=True))
     if shape.noise and len(shape.values) == 1:
         upper = [(a, b + 1.96 * s) for (a, b), s in zip(first, shape.noise, strict=True)]
         lower = [(a, b - 1.96 * s) for (a, b), s in zip(first, shape.noise, strict=True)]
         parts.append(f'<path class="band" d="{_path([*upper, *reversed(lower)], to_x, to_y)} Z"/>')
-    parts.append(
-        f'<path class="reference" d="{_path([(x[0], 0.0), (x[-1], 0.0)], to_x, to_y)}"/>'
-    )
+    parts.append(f'<path class="reference" d="{_path([(x[0], 0.0), (x[-1], 0.0)], to_x, to_y)}"/>')
     for number, row in enumerate(shape.values[:_LINES]):
         points = list(zip(x, row, strict=True))
         parts.append(f'<path class="line line-{number}" d="{_path(points, to_x, to_y)}"/>')
@@ -240,42 +263,13 @@ def _shape(shape: Shape, shapes: Shapes) -> str:
             a, b = points[len(points) * (number + 1) // (_LINES + 1)]
             name = escape(_cut(shapes.outputs[number]))
             parts.append(
-                f'<text class="tick start tip" x="{to_x(a)}" y="{to_y(b) - 6}">'
-                f"{name}</text>"
+                f'<text class="tick start name" x="{to_x(a)}" y="{to_y(b) - 6}">{name}</text>'
             )
     marks = [
         [to_x(a), to_y(b), f"{place if days else short(a)}: {b:+.2f}"]
         for (a, b), place in zip(first, shape.places, strict=True)
     ]
-    parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
-    parts.append('<text class="tip" x="0" y="0"></text></svg>')
-    points = escape(json.dumps(marks), quote=True)
-    return "".join(parts).replace("<svg ", f"<svg data-points='{points}' ", 1)
-
-
-def _axes(
-    across: tuple[float, float], up: tuple[float, float], told: str, x: str, days: bool
-) -> list[str]:
-    """The beginning of a picture: its frame, what it says in words, its axes."""
-    to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
-    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(told)}" tabindex="0">'
-    ]
-    for tick in _ticks(*up):
-        at = to_y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{at + 4}">{short(tick)}</text>')
-    for tick in _ticks(*across):
-        shown = f"{tick:.4g}" if days else short(tick)
-        parts.append(
-            f'<text class="tick middle" x="{to_x(tick)}" y="{HEIGHT - _BOTTOM + 18}">'
-            f"{shown}</text>"
-        )
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 6}">{escape(x)}</text>')
-    return parts
+    return _hovered(parts, marks)
 
 
 def _bars(shape: Shape, shapes: Shapes) -> str:
@@ -363,20 +357,20 @@ def _shapes(shapes: Shapes) -> list[str]:
     """The section of a report on what an additive model learnt."""
     known = any(shape.noise for shape in shapes.columns)
     band = (
-        " Around each stands where noise alone puts it in 95 of 100 runs at most: where that holds 0 "
-        "there need be nothing."
+        " Around each stands how far noise alone moves it in 95 of 100 runs at most: where that "
+        "reaches 0 there need be nothing."
         if known and len(shapes.outputs) == 1
         else ""
     )
     left = max(0, len(shapes.columns) - _COLUMNS)
-    pairs = len(shapes.pairs) - (_PAIRS if len(shapes.outputs) == 1 else 0)
-    rest = [f"{left} more columns"] if left else []
-    rest += [f"{pairs} more pairs" if left or pairs else ""] if pairs > 0 else []
-    more = f" {' and '.join(rest)} are in shapes.json." if rest else ""
+    pairs = max(0, len(shapes.pairs) - (_PAIRS if len(shapes.outputs) == 1 else 0))
+    rest = [f"{count} {what}" for count, what in ((left, "columns"), (pairs, "pairs")) if count]
+    more = f" {' and '.join(rest)} more are in shapes.json." if rest else ""
     start = ", ".join(f"{value:.3g}" for value in shapes.intercept[:_LINES])
     return [
-        f"<p>An answer is the sum of what its columns add, from {start} on, where each adds its mean "
-        f"over what was declared. They follow from the released weights and cost no privacy.{band}"
+        f"<p>An answer is the sum of what its columns add, from {start} on, where each adds its "
+        "mean over what was declared. They follow from the released weights and cost no privacy."
+        f"{band}"
         f"{more} A curve says what the model does, not what causes what.</p>",
         f'<div class="charts">{"".join(shape_figures(shapes))}</div>',
     ]
@@ -651,6 +645,8 @@ def _result(results: Results) -> list[str]:
     parts = []
     if results.weak:
         parts.append(f'<p class="warning">{escape(results.sentences()[-1])}.</p>')
+    if results.target is not None:
+        parts.append(f"<p>Errors are in units of {escape(results.target)}.</p>")
     heads = ("figure", f"on {results.examples:,} held-out records", "95 % interval", "no model")
     parts.append(_table(heads, figures))
     if results.classes and len(results.classes) <= 20:

@@ -299,7 +299,8 @@ class Addition:
             side = PAIR_PIECES + 1
             values = np.einsum("ai,oij,bj->oab", apart, own.reshape(-1, side, side), apart)
             far = np.linalg.norm(apart, axis=1)
-            sizes = [] if noise is None else noise * basis.pair_size * np.outer(far, far)
+            size = 0.0 if noise is None else noise * basis.pair_size
+            sizes: Any = size * np.outer(far, far) if size else []
             names = tuple(ranged[number][0] for number in couple)
             places = (map(_place, ranged[n][1].spread(SIDE).to_list()) for n in couple)
             first, second = map(tuple, places)
