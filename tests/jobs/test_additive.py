@@ -169,7 +169,7 @@ def test_undeclared_columns_have_no_curves(tmp_path: Path) -> None:
     pl.read_csv(source).drop("sodium").write_csv(source)
     frame = pl.read_csv(source).with_columns(pl.col("age") / 110)
     frame.write_csv(source)
-    with pytest.raises(JobError, match="data.columns"):
+    with pytest.raises(JobError, match="declare them"):
         load_job(from_file(path))
 
 

@@ -27,8 +27,8 @@ from forethought.values.checks import imported
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
-    "additive": additive,
     "mlp": mlp,
+    "additive": additive,
     "lenet5": lenet5,
     "cnn": cnn,
     "tempered-cnn": tempered_cnn,
