@@ -9,16 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forethought.values.checks import whole
 from forethought.values.serialisation import build, entries
-
-if TYPE_CHECKING:
-    from forethought.data.columns import OnnxGraph
 
 Floats = NDArray[np.float32]
 
@@ -60,7 +57,7 @@ def pairs_pay(numbers: int, examples: int, epsilon: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Curves:
-    """What stands beside a table's encoded features, so that a linear model of all is additive.
+    """Features beside a table's encoded ones, with all of which a linear model is additive.
 
     Args:
         numbers: places, among the encoded features, of those that lie on a declared range, each in
@@ -89,7 +86,7 @@ class Curves:
 
     @property
     def more(self) -> int:
-        """How many features it adds."""
+        """The number of features that it adds."""
         return (self.pieces + 1) * len(self.numbers) + (PAIR_PIECES + 1) ** 2 * len(self.couples)
 
     @property
@@ -154,12 +151,16 @@ class Curves:
             at += step
         return found
 
-    def to_onnx(self, graph: OnnxGraph, features: str) -> str:
-        """All features, from the name of the encoded ones, float32 (rows, encoded)."""
+    def to_onnx(self, graph: Any, features: str) -> str:
+        """All features, from the name of the encoded ones, float32 (rows, encoded).
+
+        Args:
+            graph: a :class:`forethought.data.columns.OnnxGraph`.
+        """
         if not self.numbers:
             return features
 
-        def bent(pieces: int) -> str:
+        def bent(pieces: int) -> Any:
             """(rows, numbers, pieces + 1)"""
             places = graph.constant(list(self.numbers), np.int64)
             numbers = graph.add("Gather", features, places, axis=1)
@@ -169,7 +170,7 @@ class Curves:
             fall = graph.add("Mul", apart, graph.constant(pieces / 2, np.float32))
             return graph.add("Relu", graph.add("Sub", graph.constant(1.0, np.float32), fall))
 
-        def sized(value: str, size: float) -> str:
+        def sized(value: Any, size: float) -> Any:
             return graph.add("Flatten", graph.add("Mul", value, graph.constant(size, np.float32)))
 
         parts = [features, sized(bent(self.pieces), self.size)]
@@ -184,7 +185,8 @@ class Curves:
                 for side, axis in zip(zip(*self.couples, strict=True), (3, 2), strict=True)
             ]
             parts.append(sized(graph.add("Mul", *sides), self.pair_size))
-        return graph.add("Concat", *parts, axis=1)
+        found: str = graph.add("Concat", *parts, axis=1)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """As a model card keeps it; :meth:`from_dict` reads it back."""

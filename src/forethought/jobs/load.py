@@ -328,8 +328,8 @@ def _with_curves(request: Request, dataset: Dataset) -> tuple[Request, Dataset]:
         people = len(dataset.train) / dataset.records_per_person
         known = len(encoder.numbers), int(people), job.budget.epsilon
         options["pairs"] = alone and pairs_pay(*known)
-        said = "true" if options["pairs"] else "false"
-        settled = (*request.settled, f"pairs = {said}: by the number of records, columns and ε")
+        word = "true" if options["pairs"] else "false"
+        settled = (*request.settled, f"pairs = {word}: by the number of records, columns and ε")
         model = job.model.model_copy(update={"pairs": options["pairs"]})
         request = replace(request, job=job.model_copy(update={"model": model}), settled=settled)
     try:

@@ -92,7 +92,7 @@ class Predictor:
         return np.asarray(values / values.sum(axis=1, keepdims=True))
 
     def why(self, records: object) -> pl.DataFrame:
-        """What each column of each record adds to the answer, float64: a linear or additive model.
+        """The part of each column in each answer, float64: of a linear or an additive model.
 
         Of two classes to the log-odds of class 1, of more to the score of the predicted class
         against the mean of all, of a regression to its value, before that is kept in its range.

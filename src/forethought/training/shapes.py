@@ -33,7 +33,7 @@ _MEAN[[0, -1]] /= 2
 
 @dataclass(frozen=True)
 class Shape:
-    """What one column adds.
+    """The part of one column in the answers.
 
     Args:
         column: its name. kind: "number", "day" or "word".
@@ -65,7 +65,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Surface:
-    """What two columns add together, beyond what each adds alone.
+    """The part of two columns together, beyond what each adds alone.
 
     Args:
         columns: their names. places: of the first, and of the second.
@@ -177,7 +177,7 @@ class Addition:
         return sum(part.stop - part.start for _, _, part, _ in self._parts)
 
     def _of_column(self, at: int, own: NDArray[Any]) -> tuple[NDArray[np.int64], Doubles]:
-        """Which features a column's curve is made of, and their values for its encoded entries."""
+        """The features that a column's curve is made of, and their values for encoded entries."""
         _, _, part, number = self._parts[at]
         places, values = [np.arange(part.start, part.stop)], [own.astype(np.float64)]
         basis = self.encoder.basis
@@ -206,14 +206,18 @@ class Addition:
     def _references(self) -> tuple[Doubles, ...]:
         """The mean of each column's features over what is declared."""
         found = []
-        for at, (name, kind, _, _) in enumerate(self._parts):
+        for at, (name, kind, part, _) in enumerate(self._parts):
             entries = kind.spread(PLACES)
-            own = kind.encode("shapes", name, entries, 0, Outside())
+            if not len(entries):  # a kind of somebody's own, or one without a range: from 0 on
+                places, _ = self._of_column(at, np.zeros((1, part.stop - part.start)))
+                found.append(np.zeros(len(places)))
+                continue
+            own = kind.encode("", name, entries, 0, Outside())
             _, values = self._of_column(at, own)
             shares = np.ones(len(values))
-            if not isinstance(kind, Category) and len(shares) > 1:
+            if not isinstance(kind, Category):
                 shares[[0, -1]] = 0.5  # a curve's mean, by trapezia
-            found.append(shares @ values / max(1.0, shares.sum()))
+            found.append(shares @ values / shares.sum())
         return tuple(found)
 
     @cached_property
@@ -233,7 +237,7 @@ class Addition:
         return found
 
     def columns(self, features: NDArray[np.float32]) -> Doubles:
-        """What each column adds to each output, for encoded records: (rows, columns, outputs)."""
+        """The part of each column in each output, for encoded records: (rows, columns, outputs)."""
         weight, _, _ = self._outputs
         found = np.empty((len(features), len(self._parts), len(weight)))
         for at, (_, _, part, _) in enumerate(self._parts):
@@ -242,7 +246,7 @@ class Addition:
         return found
 
     def pairs(self, features: NDArray[np.float32]) -> Doubles:
-        """What all surfaces add to each output, for encoded records: (rows, outputs)."""
+        """The part of all surfaces in each output, for encoded records: (rows, outputs)."""
         weight, _, _ = self._outputs
         basis = self.encoder.basis
         found = np.zeros((len(features), len(weight)))
@@ -269,7 +273,7 @@ class Addition:
         for at, (name, kind, _, _) in enumerate(self._parts):
             entries = kind.spread(PLACES)
             if not len(entries):
-                continue  # a kind of somebody's own that does not say where
+                continue  # nothing says where
             places, values = self._of_column(at, kind.encode("", name, entries, 0, Outside()))
             apart = values - self._references[at]
             missing: tuple[float, ...] = ()
