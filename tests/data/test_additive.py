@@ -75,10 +75,15 @@ def test_no_record_is_longer_than_the_bound_and_the_usual_size_is_the_mean(pairs
 def test_an_encoder_keeps_its_curves_and_without_any_stays_as_it_was() -> None:
     plain = encoder()
     assert "basis" not in plain.to_dict() and Encoder.from_dict(plain.to_dict()) == plain
+    assert plain.bound == pytest.approx(math.sqrt(1 + 1 + 2 + 1))
     assert plain.numbers == (0, 3, 6)  # neither words, nor the season, nor what is missing
     made = encoder(Curves(plain.numbers, 5, True))
     assert Encoder.from_json(made.to_json()) == made
-    assert made.bound > plain.bound and (made.usual_norm or 0) > (plain.usual_norm or 0)
+    assert made.basis is not None
+    assert made.bound == pytest.approx(math.hypot(plain.bound, made.basis.bound))
+    assert made.usual_norm == pytest.approx(
+        math.hypot(plain.usual_norm or 0.0, math.sqrt(made.basis.usual_square))
+    )
     assert len(made.titles) == len(plain.titles) + 3 * 6 + 3 * 9
 
 
