@@ -153,7 +153,7 @@ def shown() -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for title, sets in (("held out", HELD), ("looked at", LOOKED)):
-        ahead, gains = [], []
+        ahead, gains, ranks = [], [], []
         for name in (name for names in sets.values() for name in names):
             own = [row for row in rows if row["table"] == name]
             each = {arm: {r["seed"]: r for r in own if r["arm"] == arm} for arm in ARMS}
@@ -166,6 +166,8 @@ def shown() -> str:
             )
             ahead.append(additive - rival)
             gains.append(additive - linear)
+            area = [np.mean([found[s]["auc"] for s in seeds]) for found in each.values()]
+            ranks.append(float(area[1] - area[2]))
             lines.append(
                 f"| {name} | {own[0]['rows']:,} × {own[0]['columns']} | {len(seeds)} "
                 f"| {linear:.1f} | {additive:.1f} | {rival:.1f} | {ahead[-1]:+.1f} |"
@@ -175,7 +177,8 @@ def shown() -> str:
                 f"| **{title}, {len(ahead)} tables** | | | | on linear: median "
                 f"{np.median(gains):+.1f}, mean {np.mean(gains):+.1f}, worst {min(gains):+.1f} | "
                 f"| median {np.median(ahead):+.1f}, mean {np.mean(ahead):+.1f}, worst "
-                f"{min(ahead):+.1f}; ahead on {sum(one > 0 for one in ahead)} |"
+                f"{min(ahead):+.1f}; ahead on {sum(one > 0 for one in ahead)}; AUC: median "
+                f"{np.nanmedian(ranks):+.1f}, worst {np.nanmin(ranks):+.1f} |"
             )
     return "\n".join(lines)
 
