@@ -471,13 +471,14 @@ def _called(loaded: Loaded) -> Sequence[Any] | None:
 
 def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
     """Write what each column adds to an additive model's answer, which its weights say."""
+    from forethought.data.additive import Curves
     from forethought.planning.defaults import weight_noise
     from forethought.training.folder import SHAPES, replace_file
     from forethought.training.records import PREPARED as CENTRED
     from forethought.training.shapes import addition_of
 
     data, encoder = loaded.dataset, loaded.dataset.encoder
-    if encoder is None or encoder.basis is None:
+    if encoder is None or not isinstance(encoder.basis, Curves):
         return
     noise = weight_noise(plan)
     if noise is not None and (folder / CENTRED).is_file():
