@@ -6,7 +6,7 @@ regression", Algorithm 2), on the same features, bounds and δ.
 
 PYDATASET is the folder that the package pydataset 0.2.0 unpacks its resources.tar.gz into. Ranges
 are those that ``forethought init`` writes; the last column is predicted, scaled to [−1, 1]; four
-fifths are trained on, at most 20,000 rows. No constant was chosen on these tables.
+fifths are trained on, at most 20,000 rows. No constant of the estimator was chosen on these tables.
 """
 
 from __future__ import annotations
