@@ -155,7 +155,7 @@ class Curves:
         """All features, from the name of the encoded ones, float32 (rows, encoded).
 
         Args:
-            graph: a :class:`forethought.data.columns.OnnxGraph`.
+            graph: a :class:`forethought.data.columns.OnnxNodes`.
         """
         if not self.numbers:
             return features
