@@ -141,3 +141,17 @@ def test_a_table_without_names_says_so(tmp_path):
 def test_a_label_in_another_case_is_suggested(tmp_path):
     with pytest.raises(DataError, match="mean 'outcome'"):
         job_for(table(tmp_path, dose=np.arange(ROWS) / 2), "Outcome")
+
+
+def test_few_numbers_are_classes_and_the_file_says_how_they_would_be_a_number(
+    tmp_path: Path,
+) -> None:
+    children = np.random.default_rng(2).integers(0, 6, ROWS)
+    path = table(tmp_path, children=children)
+    text = job_for(path, "children")
+    assert Job.parse(text).data.classes == tuple("012345")
+    asked = [line for line in text.splitlines() if "number to predict" in line]
+    assert asked and 'task = "regression", target_range = [0, 5]' in asked[0]
+    assert "number to predict" not in job_for(path, "outcome")
+    many = job_for(table(tmp_path, days=np.arange(ROWS) % 100), "days")
+    assert Job.parse(many).data.task == "regression"

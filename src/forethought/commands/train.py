@@ -231,6 +231,9 @@ def predict(
         Path, typer.Argument(help="New records: CSV, Parquet, Excel; images: .npy, .npz.")
     ],
     out: Annotated[Path, typer.Option(help="Where to write, as CSV.")] = Path("predictions.csv"),
+    why: Annotated[
+        bool, typer.Option("--why", help="Add what each column adds (linear, additive).")
+    ] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -240,7 +243,7 @@ def predict(
 
     new_file(out, overwrite)
     predictor = load(run)
-    rows = predictor.predict_file(table, out)
+    rows = predictor.predict_file(table, out, why)
     classes = predictor.classes
     console_for(quiet or as_json).print(f"{rows} predictions in {out}")
     if as_json:

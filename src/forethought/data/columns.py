@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from forethought.data.additive import Curves
 from forethought.data.files import AS_USUAL, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
@@ -247,6 +248,8 @@ class Column(ABC):
     bound: ClassVar[float]
     #: Mean square norm of its features, entries spread evenly over what is declared.
     usual_square: ClassVar[float]
+    #: True if its first feature is a place in a declared range, −1 to 1: a basis can bend it.
+    ranged: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -327,6 +330,14 @@ class Column(ABC):
     @abstractmethod
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         """Made-up entries spread evenly over what is declared: for ONNX, and as in a table."""
+
+    def spread(self, count: int) -> pl.Series:
+        """Entries spread evenly over what is declared, for a picture; empty: there is none.
+
+        Args:
+            count: how many of a number or a day; of words there are as many as there are.
+        """
+        return pl.Series([], dtype=pl.Float64)
 
     def _of_number(self, graph: OnnxNodes, value: str, *features: str) -> Written:
         """Features of a number or a day in ONNX: 0 where it is missing, refused where infinite."""
@@ -411,6 +422,7 @@ class Number(Column):
     form: ClassVar[str] = '[0, 110] for a range, {range = [10, 80], missing = "middle", log = true}'
     bound: ClassVar[float] = 1.0
     usual_square: ClassVar[float] = 1 / 3
+    ranged: ClassVar[bool] = True
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
@@ -490,6 +502,12 @@ class Number(Column):
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         values = generator.uniform(self.low, self.high, count)
         return values, pl.Series(values)
+
+    def spread(self, count: int) -> pl.Series:
+        middle, half = self.scale
+        values = middle + half * np.linspace(-1, 1, count)
+        values = self.low + np.expm1(values) if self.log else values
+        return pl.Series(np.clip(values, self.low, self.high))
 
     def _at_once(self, name: str, entries: pl.Series, outside: Outside) -> Floats | None:
         if self.decimal != "." or self.codes or self.missing == "category":
@@ -684,6 +702,12 @@ class Category(Column):
         words = generator.choice(np.array(self.words, dtype=object), count)
         return words, pl.Series(words.tolist(), dtype=pl.String)
 
+    def spread(self, count: int) -> pl.Series:
+        another = "another word"
+        while another in self.words:
+            another += "…"
+        return pl.Series([*self.words, *([another] if self.other else [])], dtype=pl.String)
+
 
 @register
 @dataclass(frozen=True)
@@ -702,6 +726,7 @@ class Date(Column):
     form: ClassVar[str] = '"date", {date = ["2010-01-01", "2029-12-31"]}'
     bound: ClassVar[float] = math.sqrt(2.0)
     usual_square: ClassVar[float] = 1 / 3 + 1  # of the place; of sine and cosine together
+    ranged: ClassVar[bool] = True
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
@@ -783,6 +808,11 @@ class Date(Column):
         first, last = ((day - EPOCH).days for day in (self.first, self.last))
         days = generator.integers(first, last, count, endpoint=True)
         return days.astype(np.float64), pl.Series([EPOCH + timedelta(int(day)) for day in days])
+
+    def spread(self, count: int) -> pl.Series:
+        first, last = ((day - EPOCH).days for day in (self.first, self.last))
+        days = np.linspace(first, last, count).round()
+        return pl.Series([EPOCH + timedelta(int(day)) for day in days])
 
 
 @register
@@ -1043,10 +1073,12 @@ class Encoder(Stored):
         multilabel: whether ``classes`` are labels, of which a record has several or none.
         target_range: of a regression whose targets are scaled to [−1, 1]; None: as they are.
         form: how a text is written.
+        basis: functions of the encoded numbers, beside them; None: none.
     """
 
     SCHEMA: ClassVar[str] = "forethought/encoder/1"
     CALLED: ClassVar[str] = "encoder"
+    LATER: ClassVar[tuple[str, ...]] = ("basis",)
 
     columns: tuple[tuple[str, Column], ...]
     label: str | None = None
@@ -1054,21 +1086,34 @@ class Encoder(Stored):
     target_range: tuple[float, float] | None = None
     form: TableFormat = AS_USUAL
     multilabel: bool = False
+    basis: Curves | None = None
 
     @property
     def titles(self) -> tuple[str, ...]:
         """Names of the features."""
-        return tuple(title for name, kind in self.columns for title in kind.titles(name))
+        own = tuple(title for name, kind in self.columns for title in kind.titles(name))
+        return own if self.basis is None else (*own, *self.basis.titles(own))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Places of those features that are places in a declared range."""
+        found, at = [], 0
+        for name, kind in self.columns:
+            found += [at] if kind.ranged else []
+            at += len(kind.titles(name))
+        return tuple(found)
 
     @property
     def bound(self) -> float:
         """Largest norm that an encoded record can have."""
-        return math.sqrt(math.fsum(kind.bound**2 for _, kind in self.columns))
+        more = 0.0 if self.basis is None else self.basis.bound
+        return math.hypot(more, math.sqrt(math.fsum(kind.bound**2 for _, kind in self.columns)))
 
     @property
     def usual_norm(self) -> float | None:
         """Root mean square norm of records spread evenly over what is declared; None: no ranges."""
         total = math.fsum(kind.usual_square for _, kind in self.columns)
+        total += 0.0 if self.basis is None else self.basis.usual_square
         return math.sqrt(total) if 0 < total < math.inf else None
 
     def encode(
@@ -1089,7 +1134,8 @@ class Encoder(Stored):
             there = f"the columns {', '.join(frame.columns[:20])}"
             raise DataError.unexpected(where, there, f"also {lacking}")
         noted = Outside() if outside is None else outside
-        features = np.empty((len(frame), len(self.titles)), np.float32)
+        count = sum(len(kind.titles(name)) for name, kind in self.columns)
+        features = np.empty((len(frame), count), np.float32)
         at = 0
         for name, kind in self.columns:
             width = len(kind.titles(name))
@@ -1097,7 +1143,7 @@ class Encoder(Stored):
                 found = kind.encode(where, name, frame[name], first, noted)
                 features[:, at : at + width] = found
                 at += width
-        return features
+        return features if self.basis is None else self.basis.of(features)
 
     def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> Floats:
         """Values to regress on, scaled to [−1, 1] where a range is declared and clipped to it."""
@@ -1115,26 +1161,29 @@ class Encoder(Stored):
         return np.clip(scaled, -1, 1).astype(np.float32)
 
     def restored(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """A regression's outputs in the unit of its targets."""
+        """A regression's outputs in the unit of its targets, within the range that these have."""
         values = outputs.astype(np.float64)
         if self.target_range is None:
             return values
         low, high = self.target_range
-        return values * (high / 2 - low / 2) + (low / 2 + high / 2)
+        return np.clip(values * (high / 2 - low / 2) + (low / 2 + high / 2), low, high)
 
     def _values(self) -> dict[str, Any]:
         columns = [[name, kind.to_value()] for name, kind in self.columns]
         values = plain({name: getattr(self, name) for name in ("label", "classes", "target_range")})
         rest = {"format": plain(self.form), "multilabel": self.multilabel}
+        rest |= {} if self.basis is None else {"basis": self.basis.to_dict()}
         return {"columns": columns, **values, **rest}
 
     @classmethod
     def _keys(cls) -> set[str]:
-        return {"columns", "label", "classes", "target_range", "format", "multilabel"}
+        return {"columns", "label", "classes", "target_range", "format", "multilabel", "basis"}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:
         form = TableFormat(**values.pop("format"))
+        if values["basis"] is not None:
+            values["basis"] = Curves.from_dict(values["basis"])
         columns = [
             (name, column(name, value, decimal=form.decimal)) for name, value in values["columns"]
         ]

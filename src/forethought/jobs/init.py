@@ -136,6 +136,13 @@ def _target(seen: Seen) -> list[str]:
     words: list[Any] = sorted(seen.words, key=_order)
     if len(words) < 2:
         raise DataError("the label is the same in every record: choose another with --label")
+    if seen.numbers == seen.rows and len(words) > 2:
+        low, high = outward(seen.low, seen.high, seen.whole)
+        return [
+            f"classes = {toml_value(words)}  # class 0 first",
+            "# Is it a number to predict? Then, in place of classes: task = "
+            f'"regression", target_range = {toml_value([low, high])}',
+        ]
     return [f"classes = {toml_value(words)}  # class 0 first"]
 
 

@@ -578,6 +578,11 @@ class ModelSection(_Section):
         """The options that the model's builder is handed."""
         return dict(self.model_extra or {})
 
+    @property
+    def linear(self) -> bool:
+        """True if it is linear in the features, which an additive model's table has more of."""
+        return self.name in ("linear", "additive")
+
 
 _STRICT = {float: _Float, int: _Int, bool: StrictBool}
 _BOUNDS = {"above": "gt", "least": "ge", "below": "lt", "most": "le"}
@@ -806,7 +811,7 @@ class Job(_Section):
             value = getattr(asked, name)
             if option.row.part is not None and value is not None:
                 parts[option.row.part[0]][option.row.part[1]] = value
-            elif name in table() and not (option.row.linear and self.model.name != "linear"):
+            elif name in table() and not (option.row.linear and not self.model.linear):
                 given[name] = value
         schedule, averaging = parts.values()
         return PlanRequest(

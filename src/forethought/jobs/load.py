@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -146,7 +146,7 @@ class Loaded:
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
-        if self.request.job.model.name != "linear":
+        if not self.request.job.model.linear:
             return asked.with_(noise_borne=self.noise_borne)
         scaled = self.request.job.data.standardise is not None
         fixed = self.dataset.fixed_features is not None and not scaled
@@ -170,7 +170,7 @@ class Loaded:
         """Norm of noise that the weights of a network bear; None: linear, or not to be tried."""
         from forethought.planning.plan_request import noise_borne, table_radius
 
-        if self.request.job.model.name == "linear":
+        if self.request.job.model.linear:
             return None
         radius = self._standardised_norm or table_radius(self.dataset.feature_norm)
         return noise_borne(self.model, self.dataset.shape, radius)
@@ -292,10 +292,51 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
     dataset = request.job.load_data(data_dir)
     if dataset.fixed_features is not None:
         request = with_features(request, dataset.fixed_features)
+    if request.job.model.name == "additive":
+        request, dataset = _with_curves(request, dataset)
     with importable_from(request.folder or Path.cwd()):
         if request.job.federation is not None:
             request.job.federation.delay.value.permits(0, 0)  # may be a function of the user's own
         return Loaded(request, dataset, request.job.build_model(dataset))
+
+
+def _with_curves(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dataset]:
+    """The table with an additive model's features, and the request that says which they are.
+
+    Pairs are taken or left by the number of records and ε. Where several holders train one model
+    these are not the same for all, and there are none unless the job asks for them.
+
+    Raises:
+        JobError: data without declared columns, or options that the model does not have.
+    """
+    from forethought.data.additive import PIECES, Curves, pairs_pay
+
+    job = request.job
+    encoder = dataset.encoder
+    if encoder is None or dataset.feature_norm is None:
+        raise JobError(
+            'the model "additive" draws a curve over the declared range of each column: declare '
+            "them in [data.columns] (forethought init FILE writes the table), or name another model"
+        )
+    if job.data.standardise is not None:
+        raise JobError(
+            "[data] standardise: an additive model's curves lie on declared ranges: leave it out"
+        )
+    options = {"pieces": PIECES, "pairs": "auto", **job.model.options}
+    if options["pairs"] == "auto":
+        alone = job.federation is None and job.gossip is None
+        people = len(dataset.train) / dataset.records_per_person
+        known = len(encoder.numbers), int(people), job.budget.epsilon
+        options["pairs"] = alone and pairs_pay(*known)
+        word = "true" if options["pairs"] else "false"
+        settled = (*request.settled, f"pairs = {word}: by the number of records, columns and ε")
+        model = job.model.model_copy(update={"pairs": options["pairs"]})
+        request = replace(request, job=job.model_copy(update={"model": model}), settled=settled)
+    try:
+        curves = Curves(encoder.numbers, options["pieces"], options["pairs"])
+    except (TypeError, ValueError) as error:
+        raise JobError(f"[model] additive: {error}") from None
+    return request, dataset.with_basis(curves)
 
 
 # What members of a federation or a gossip train on: records, or persons with all their rows.

@@ -84,6 +84,8 @@ def encoded(graph: OnnxGraph, encoder: Encoder) -> tuple[str, str | None]:
     mark: str | None = None
     for part in refused:
         mark = part if mark is None else graph.add("Or", mark, part)
+    if encoder.basis is not None:
+        table = encoder.basis.to_onnx(graph, table)
     return table, mark
 
 
@@ -272,6 +274,7 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
             low, high = limits
             value = graph.add("Mul", value, graph.constant(high / 2 - low / 2))
             value = graph.add("Add", value, graph.constant(low / 2 + high / 2))
+            value = graph.add("Clip", value, graph.constant(low), graph.constant(high))
         value = marked(value, np.nan, np.float64, False)
         return [named(value, "prediction", TensorProto.DOUBLE)]
     chance = graph.add("Sigmoid", outputs) if card.multilabel else ""

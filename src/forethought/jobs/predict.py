@@ -91,12 +91,54 @@ class Predictor:
         values = np.exp(values - values.max(axis=1, keepdims=True))
         return np.asarray(values / values.sum(axis=1, keepdims=True))
 
-    def predict_file(self, source: Path, out: Path) -> int:
+    def why(self, records: object) -> pl.DataFrame:
+        """The part of each column in each answer, float64: of a linear or an additive model.
+
+        Of two classes to the log-odds of class 1, of more to the score of the predicted class
+        against the mean of all, of a regression to its value, before that is kept in its range.
+        Counted from ``intercept``, where every column adds its mean over what was declared: a row's
+        sum is its answer. ``pairs`` is what the surfaces over two columns add together, where the
+        model has any.
+
+        Args:
+            records: as for :meth:`predict`.
+
+        Raises:
+            JobError: another model, several labels, or inputs that are standardised.
+        """
+        return self._why(self._inputs(records))
+
+    def _why(self, inputs: NDArray[np.float32]) -> pl.DataFrame:
+        from forethought.training.shapes import addition_of
+
+        if self.card.multilabel or self.constants.shift:
+            raise JobError(
+                "why is told of one label, and of columns that are not standardised: the curves of "
+                "several labels are in report.html"
+            )
+        try:
+            model = addition_of(self._encoder(), self.model)
+        except ValueError as error:
+            raise JobError(f"why is not known of the model {self.card.name!r}: {error}") from None
+        columns, pairs = model.columns(inputs), model.pairs(inputs)
+        chosen = np.zeros(len(inputs), np.int64)
+        if len(model.intercept) > 1:
+            chosen = self.outputs(inputs).argmax(axis=1)
+        rows = np.arange(len(inputs))
+        found = {"intercept": model.intercept[chosen]}
+        found |= {name: columns[rows, at, chosen] for at, name in enumerate(model.names)}
+        basis = self._encoder().basis
+        if basis is not None and basis.couples:
+            found["pairs"] = pairs[rows, chosen]
+        return pl.DataFrame(found)
+
+    def predict_file(self, source: Path, out: Path, why: bool = False) -> int:
         """A CSV file with a row for each record: ``prediction`` and one column a class.
 
         Args:
             source: a table; or, of a run on arrays, ``.npy`` or ``.npz`` with ``x_test`` or ``x``,
                 read as in training: images are turned into the features that were trained on.
+            why: add the columns of :meth:`why`, "why_" before their names.
 
         Of several labels ``prediction`` lists those that a record has, with "; " between.
 
@@ -113,7 +155,11 @@ class Predictor:
         try:
             with part.open("wb") as file:
                 for inputs in self._read(source):
-                    self._frame(self.outputs(inputs)).write_csv(file, include_header=not rows)
+                    frame = self._frame(self.outputs(inputs))
+                    if why:
+                        reasons = self._why(inputs).select(pl.all().name.prefix("why_"))
+                        frame = frame.hstack(reasons)
+                    frame.write_csv(file, include_header=not rows)
                     rows += len(inputs)
                 file.flush()
                 os.fsync(file.fileno())

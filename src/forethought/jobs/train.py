@@ -331,6 +331,7 @@ def run(
             )
     if leads():
         _keep_results(loaded, found, options["test"], folder)
+        _keep_shapes(loaded, found, prepared.plan, folder)
     return found
 
 
@@ -460,24 +461,61 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
     # What layers that mix records would be evaluated with is not for a file of results to choose.
     if test is None or any(mixing_layers(found.model)):
         return
-    encoder, classes = loaded.dataset.encoder, loaded.dataset.classes
+    encoder = loaded.dataset.encoder
     names = loaded.request.job.run.metrics
+    called = _called(loaded)
     outputs, targets = outputs_of(found.model, test[0]), np.asarray(test[1])
-    if classes is None:
+    if called is None:
         values = outputs.reshape(len(outputs), -1)[:, 0].astype(np.float64)
         if encoder is not None:
             values, targets = encoder.restored(values), encoder.restored(targets)
-        results = measured(values, targets, None, names)
+        results = measured(values, targets, None, names, None if encoder is None else encoder.label)
     else:
-        # Labels that were found in the data are not for a page that is handed on.
-        section = loaded.request.job.data
-        # Likewise those that forethought init found, until their owner has declared them.
-        declared: Sequence[Any] | None = None if section.columns_measured else section.classes
-        if loaded.dataset.multilabel:
-            declared = None if encoder is None else encoder.classes
-        called = declared or [f"class {n}" for n in range(classes)]
         results = measured(outputs, targets, called, names)
     replace_file(folder / RESULTS, results.to_json().encode())
+
+
+def _called(loaded: Loaded) -> Sequence[Any] | None:
+    """The classes by the names that a page may show; None for a regression."""
+    if loaded.dataset.classes is None:
+        return None
+    # Labels that were found in the data are not for a page that is handed on. Likewise those that
+    # forethought init found, until their owner has declared them.
+    section, encoder = loaded.request.job.data, loaded.dataset.encoder
+    declared: Sequence[Any] | None = None if section.columns_measured else section.classes
+    if loaded.dataset.multilabel:
+        declared = None if encoder is None else encoder.classes
+    return declared or [f"class {n}" for n in range(loaded.dataset.classes)]
+
+
+def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
+    """Write what each column adds to an additive model's answer, which its weights say."""
+    from forethought.data.additive import Curves
+    from forethought.planning.defaults import weight_noise
+    from forethought.training.folder import SHAPES, replace_file
+    from forethought.training.records import PREPARED as CENTRED
+    from forethought.training.shapes import addition_of
+
+    data, encoder = loaded.dataset, loaded.dataset.encoder
+    if encoder is None or not isinstance(encoder.basis, Curves):
+        return
+    noise = weight_noise(plan)
+    if noise is not None and (folder / CENTRED).is_file():
+        from forethought.rounds.preparation import Prepared as Constant
+
+        # Weights of centred features are divided by what these were divided by.
+        noise /= min(Constant.load(folder / CENTRED).constants.scale or (1.0,))
+    called = _called(loaded)
+    unit = "score of a class, against the mean of all"
+    if called is None:
+        called, unit = [encoder.label or "target"], f"in units of {encoder.label or 'the target'}"
+    elif data.multilabel:
+        unit = "log-odds of a label"
+    elif len(called) == 2:
+        called, unit = called[1:], f"log-odds of {called[1]}"
+    model = addition_of(encoder, found.model, multilabel=data.multilabel)
+    shapes = model.shapes(list(map(str, called)), unit, noise)
+    replace_file(folder / SHAPES, (shapes.to_json() + "\n").encode())
 
 
 # From a request to a private search for its best step size.

@@ -288,6 +288,18 @@ def linear(
     return nn.Sequential(nn.Flatten(), layer)
 
 
+def additive(
+    inputs: tuple[int, ...], classes: int, pieces: int = 8, pairs: bool | str = "auto"
+) -> nn.Module:
+    """An additive model of a declared table: a curve over each number, a weight for each word.
+
+    In a job the curves are features of the table (:mod:`forethought.data.additive`), of which this
+    is the linear model; the options say how many pieces each has, and whether there are surfaces
+    over pairs of columns.
+    """
+    return linear(inputs, classes)
+
+
 def mlp(
     inputs: tuple[int, ...],
     classes: int,

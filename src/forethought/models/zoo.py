@@ -12,6 +12,7 @@ from torch import nn
 
 from forethought.models.networks import (
     PRESETS,
+    additive,
     cnn,
     gabor_cnn,
     lenet5,
@@ -27,6 +28,7 @@ from forethought.values.checks import imported
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
+    "additive": additive,
     "lenet5": lenet5,
     "cnn": cnn,
     "tempered-cnn": tempered_cnn,

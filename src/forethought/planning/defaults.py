@@ -222,6 +222,24 @@ def _cancelled(part: Rounds, momentum: float) -> float:
     return gain(part.strategy, part.count, momentum) if isinstance(part, Correlated) else 1.0
 
 
+def weight_noise(plan: Plan) -> float | None:
+    """Deviation that the plan's noise puts on each weight over the whole run, at most.
+
+    That is what would be left if no later step took any of it back. Gradient descent of a convex
+    loss with steps that do not swing only takes noise back, and so do averages and falling steps.
+
+    Returns:
+        None for optimizers that are no gradient descent, for groups with an algorithm inside, and
+        where clip norms follow records.
+    """
+    optimizer, clip = plan.optimizer, plan.clip
+    plain = plan.local is None and plan.gradient_filter is None and clip.rule != "quantile"
+    if not (plain and kind_of(optimizer.name).descends):
+        return None
+    longest = optimizer.learning_rate / (1 - optimizer.momentum)
+    return longest * plan.rounds * max(clip.norm, clip.final or 0.0) * noise_to_signal(plan)
+
+
 def gradient_computations(plan: Plan) -> float:
     """Expected number of per-example gradients that the whole run computes.
 

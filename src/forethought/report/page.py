@@ -16,10 +16,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
@@ -32,6 +33,7 @@ from forethought.values.signing import attested
 if TYPE_CHECKING:
     from forethought.training.folder import RunSummary
     from forethought.training.metrics import Results
+    from forethought.training.shapes import Shape, Shapes, Surface
 
 
 WIDTH, HEIGHT = 560, 300
@@ -74,24 +76,7 @@ def curve(
     up = _ends([b for _, b in every], lowest, highest)
     to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
     to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(y)} against {escape(x)}" tabindex="0">'
-    ]
-    for tick in _ticks(*up):
-        at = to_y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
-        parts.append(
-            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4}">{escape(shown(tick))}</text>'
-        )
-    for tick in _ticks(*across):
-        parts.append(
-            f'<text class="tick middle" x="{to_x(tick)}" y="{HEIGHT - _BOTTOM + 18}">'
-            f"{escape(short(tick))}</text>"
-        )
-    parts.append(
-        f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
-    )
+    parts = _axes(across, up, f"{y} against {x}", x, shown)
     if reference:
         parts.append(f'<path class="reference" d="{_path(reference, to_x, to_y)}"/>')
         a, b = reference[len(reference) * 2 // 3]
@@ -104,10 +89,51 @@ def curve(
     marks = [
         [round(to_x(a), 2), round(to_y(b), 2), f"{x} {short(a)}: {marked(b)}"] for a, b in points
     ]
+    return _hovered(parts, marks)
+
+
+def _axes(
+    across: tuple[float, float],
+    up: tuple[float, float],
+    told: str,
+    x: str,
+    shown: Callable[[float], str],
+    below: Callable[[float], str] = short,
+) -> list[str]:
+    """The beginning of a picture: its frame, what it says in words, its axes.
+
+    Args:
+        shown, below: how values are written on the vertical axis, and on the other.
+    """
+    to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
+    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(told)}" tabindex="0">'
+    ]
+    for tick in _ticks(*up):
+        at = to_y(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(
+            f'<text class="tick" x="{_LEFT - 8}" y="{at + 4}">{escape(shown(tick))}</text>'
+        )
+    for tick in _ticks(*across):
+        parts.append(
+            f'<text class="tick middle" x="{to_x(tick)}" y="{HEIGHT - _BOTTOM + 18}">'
+            f"{escape(below(tick))}</text>"
+        )
+    parts.append(
+        f'<text class="axis" x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
+    )
+    return parts
+
+
+def _hovered(parts: list[str], marks: list[list[Any]]) -> str:
+    """A picture's end, and the points that hovering shows: [x, y, words] each."""
     parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
     parts.append('<text class="tip" x="0" y="0"></text></svg>')
-    found = "".join(parts)
-    return found.replace("<svg ", f"<svg data-points='{escape(json.dumps(marks), quote=True)}' ", 1)
+    points = escape(json.dumps(marks), quote=True)
+    return "".join(parts).replace("<svg ", f"<svg data-points='{points}' ", 1)
 
 
 def dots(found: int, blind: int, words: str) -> str:
@@ -161,6 +187,193 @@ def _ticks(low: float, high: float) -> list[float]:
         found.append(round(first * step, 12))
         first += 1
     return found
+
+
+# What an additive model's columns add: a picture a column, and of the pairs that matter most.
+
+
+# Columns, pairs and lines of a picture that are drawn; the others are in shapes.json.
+_COLUMNS, _PAIRS, _LINES = 24, 6, 6
+_BAR, _NAMES, _LONGEST = 24, 150, 22
+
+
+def shape_figures(shapes: Shapes) -> list[str]:
+    """A figure for each column, the one that reaches furthest first, then for pairs."""
+    found = []
+    for shape in sorted(shapes.columns, key=lambda one: -one.reach)[:_COLUMNS]:
+        drawn = _bars(shape, shapes) if shape.kind == "word" else _shape(shape, shapes)
+        words = [f"{shape.column}: {shapes.unit}"]
+        if shape.missing:
+            lost = ", ".join(f"{value:+.2g}" for value in shape.missing[:_LINES])
+            words.append(f"missing: {lost}")
+        if shape.noise and not shape.clear:
+            words.append("no more than noise alone would draw")
+        caption = escape("; ".join(words))
+        found.append(f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>")
+    for surface in shapes.pairs[:_PAIRS] if len(shapes.outputs) == 1 else ():
+        one, two = surface.columns
+        caption = (
+            f"{one} (across) and {two} (up) together, beyond each alone: up to "
+            f"{surface.reach:.2g} between two places; darker: further from 0, hatched: below"
+            f"{'' if surface.clear else '; no more than noise alone would draw'}"
+        )
+        drawn = _surface(surface, caption)
+        found.append(f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>")
+    return found
+
+
+def _when(place: object) -> float:
+    """A number as it is, a day as years."""
+    if isinstance(place, str):
+        day = date.fromisoformat(place)
+        return day.year + (day.timetuple().tm_yday - 1) / 366
+    return float(place)  # type: ignore[arg-type]
+
+
+def _reach_of(shape: Shape) -> tuple[float, float]:
+    """The ends of the vertical axis: all lines, and the band around the first."""
+    values = [value for row in shape.values for value in row]
+    band = [1.96 * size for size in shape.noise]
+    if band and len(shape.values) == 1:
+        values += [v + s for v, b in zip(shape.values[0], band, strict=True) for s in (-b, b)]
+    return _ends([*values, 0.0], None, None)
+
+
+def _shape(shape: Shape, shapes: Shapes) -> str:
+    """A curve over a number or a day, with the band of the noise; a line an output."""
+    x = [_when(place) for place in shape.places]
+    days = shape.kind == "day"
+    up = _reach_of(shape)
+    to_x = _scale((x[0], x[-1]), (_LEFT, WIDTH - _RIGHT))
+    to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
+    told = f"{shape.column}: from {min(shape.values[0]):+.2g} to {max(shape.values[0]):+.2g}"
+    below = (lambda year: f"{year:.6g}") if days else short
+    parts = _axes((x[0], x[-1]), up, f"{told}, {shapes.unit}", shape.column, short, below)
+    first = list(zip(x, shape.values[0], strict=True))
+    if shape.noise and len(shape.values) == 1:
+        upper = [(a, b + 1.96 * s) for (a, b), s in zip(first, shape.noise, strict=True)]
+        lower = [(a, b - 1.96 * s) for (a, b), s in zip(first, shape.noise, strict=True)]
+        parts.append(f'<path class="band" d="{_path([*upper, *reversed(lower)], to_x, to_y)} Z"/>')
+    parts.append(f'<path class="reference" d="{_path([(x[0], 0.0), (x[-1], 0.0)], to_x, to_y)}"/>')
+    for number, row in enumerate(shape.values[:_LINES]):
+        points = list(zip(x, row, strict=True))
+        parts.append(f'<path class="line line-{number}" d="{_path(points, to_x, to_y)}"/>')
+        if len(shape.values) > 1:
+            # Names stand apart along the lines, each where its own is.
+            a, b = points[len(points) * (number + 1) // (_LINES + 1)]
+            name = escape(_cut(shapes.outputs[number]))
+            parts.append(
+                f'<text class="tick start name" x="{to_x(a)}" y="{to_y(b) - 6}">{name}</text>'
+            )
+    marks = [
+        [to_x(a), to_y(b), f"{place if days else short(a)}: {b:+.2f}"]
+        for (a, b), place in zip(first, shape.places, strict=True)
+    ]
+    return _hovered(parts, marks)
+
+
+def _bars(shape: Shape, shapes: Shapes) -> str:
+    """A bar a word, from 0, with the band of the noise; of several outputs a bar each."""
+    lines = min(len(shape.values), _LINES)
+    low, high = _reach_of(shape)
+    step = _BAR if lines == 1 else 9 * lines + 9
+    height = step * len(shape.places) + 34
+    to_x = _scale((low, high), (_NAMES, WIDTH - _RIGHT))
+    told = f"{shape.column}, {shapes.unit}: " + ", ".join(
+        f"{place} {value:+.2g}" for place, value in zip(shape.places, shape.values[0], strict=True)
+    )
+    parts = [
+        f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(told)}">'
+    ]
+    for tick in _ticks(low, high):
+        at = to_x(tick)
+        parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="4" y2="{height - 30}"/>')
+        parts.append(f'<text class="tick middle" x="{at}" y="{height - 12}">{short(tick)}</text>')
+    for number, place in enumerate(shape.places):
+        top = 6 + step * number
+        name = escape(_cut(str(place)))
+        parts.append(f'<text class="tick" x="{_NAMES - 10}" y="{top + step / 2 + 1}">{name}</text>')
+        for line in range(lines):
+            value = shape.values[line][number]
+            left, right = sorted((to_x(0.0), to_x(value)))
+            y, thick = (top, _BAR - 9) if lines == 1 else (top + 9 * line, 7)
+            parts.append(
+                f'<rect class="bar bar-{line}" x="{left}" width="{max(right - left, 1):.2f}" '
+                f'y="{y}" height="{thick}"><title>{escape(shapes.outputs[line])}, {name}: '
+                f"{value:+.2f}</title></rect>"
+            )
+            if shape.noise and lines == 1:
+                half = 1.96 * shape.noise[number]
+                ends = f'x1="{to_x(value - half)}" x2="{to_x(value + half)}"'
+                parts.append(f'<line class="whisker" {ends} y1="{y + 7}" y2="{y + 7}"/>')
+    return "".join(parts) + "</svg>"
+
+
+def _surface(surface: Surface, told: str) -> str:
+    """A square of cells, darker where a surface is further from 0."""
+    rows = surface.values[0]
+    most = max(abs(value) for row in rows for value in row) or 1.0
+    wide, tall = (WIDTH - _LEFT - _RIGHT) / len(rows), (HEIGHT - _TOP - _BOTTOM) / len(rows[0])
+    parts = [
+        f'<svg class="cells" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(told)}">',
+        '<defs><pattern id="below" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><line class="hatch" x1="0" x2="0" y1="0" y2="6"/></pattern>'
+        "</defs>",
+    ]
+    for i, row in enumerate(rows):
+        for j, value in enumerate(row):
+            x, y = _LEFT + i * wide, HEIGHT - _BOTTOM - (j + 1) * tall
+            box = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
+            words = f"{_told(surface.places[0][i])}, {_told(surface.places[1][j])}: {value:+.2f}"
+            kind, share = ("above" if value >= 0 else "under"), abs(value) / most
+            parts.append(
+                f'<rect class="{kind}" fill-opacity="{share:.2f}" {box}>'
+                f"<title>{escape(words)}</title></rect>"
+            )
+            if value < 0 and share > 0.1:
+                parts.append(f'<rect class="below" fill="url(#below)" {box}/>')
+    ends = surface.places
+    for place, x, end in ((ends[0][0], _LEFT, "start"), (ends[0][-1], WIDTH - _RIGHT, "end")):
+        at = f'x="{x}" y="{HEIGHT - _BOTTOM + 18}"'
+        parts.append(f'<text class="tick {end}" {at}>{escape(_told(place))}</text>')
+    for place, y in ((ends[1][0], HEIGHT - _BOTTOM), (ends[1][-1], _TOP + 10)):
+        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y}">{escape(_told(place))}</text>')
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    words = f"{_cut(surface.columns[0])} across, {_cut(surface.columns[1])} up"
+    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 6}">{escape(words)}</text>')
+    return "".join(parts) + "</svg>"
+
+
+def _told(place: object) -> str:
+    return str(place) if isinstance(place, str) else short(float(place))  # type: ignore[arg-type]
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+
+
+def _shapes(shapes: Shapes) -> list[str]:
+    """The section of a report on what an additive model learnt."""
+    known = any(shape.noise for shape in shapes.columns)
+    band = (
+        " Around each stands how far noise alone moves it in 95 of 100 runs at most: where that "
+        "reaches 0 there need be nothing."
+        if known and len(shapes.outputs) == 1
+        else ""
+    )
+    left = max(0, len(shapes.columns) - _COLUMNS)
+    pairs = max(0, len(shapes.pairs) - (_PAIRS if len(shapes.outputs) == 1 else 0))
+    rest = [f"{count} {what}" for count, what in ((left, "columns"), (pairs, "pairs")) if count]
+    more = f" {' and '.join(rest)} more are in shapes.json." if rest else ""
+    start = ", ".join(f"{value:.3g}" for value in shapes.intercept[:_LINES])
+    return [
+        f"<p>An answer is the sum of what its columns add, from {start} on, where each adds its "
+        "mean over what was declared. They follow from the released weights and cost no privacy."
+        f"{band}"
+        f"{more} A curve says what the model does, not what causes what.</p>",
+        f'<div class="charts">{"".join(shape_figures(shapes))}</div>',
+    ]
 
 
 # A statement and a report.
@@ -236,6 +449,8 @@ def report_page(summary: RunSummary) -> str:
     body = [f"<h1>Run {escape(summary.folder.resolve().name)}</h1>", *_head(s, first, second)]
     if summary.results is not None:
         body += ["<h2>What the model is worth</h2>", *_result(summary.results)]
+    if summary.shapes is not None:
+        body += ["<h2>What each column adds</h2>", *_shapes(summary.shapes)]
     pictures = _curves(summary)
     if pictures:
         body += ["<h2>How it went</h2>", f'<div class="charts">{"".join(pictures)}</div>']
@@ -430,6 +645,8 @@ def _result(results: Results) -> list[str]:
     parts = []
     if results.weak:
         parts.append(f'<p class="warning">{escape(results.sentences()[-1])}.</p>')
+    if results.target is not None:
+        parts.append(f"<p>Errors are in units of {escape(results.target)}.</p>")
     heads = ("figure", f"on {results.examples:,} held-out records", "95 % interval", "no model")
     parts.append(_table(heads, figures))
     if results.classes and len(results.classes) <= 20:

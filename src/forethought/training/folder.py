@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Mechanism
 from forethought.values.plan import Plan
 from forethought.values.serialisation import digest
+
+if TYPE_CHECKING:
+    from forethought.training.shapes import Shapes
 
 # What makes a run the same run, so that resuming repeats its rounds and nothing else.
 #
@@ -692,9 +695,11 @@ CHECKPOINT, FIGURES = "checkpoint", "figures"
 PLAN, MODEL = "plan.json", "model.safetensors"
 STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
 METRICS, DIAGNOSTICS, RESULTS = "metrics.csv", "diagnostics.csv", "results.json"
+# What each column adds to an additive model's answer.
+SHAPES = "shapes.json"
 # A run in phases has a run folder for each, until it ends, and then a record of them.
 PHASES, RECORD = "phases", "phases.json"
-_OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, TRANSCRIPT)
+_OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, SHAPES, TRANSCRIPT)
 PAGES = ("report.html", "statement.html")
 # A signature of the statement and of what it rests on.
 ENVELOPE = "statement.intoto.json"
@@ -1178,6 +1183,7 @@ class RunSummary:
         metrics: the rows of metrics.csv, as text.
         figures: the pictures in the folder.
         results: what the model is worth on held-out records, where a job measured it.
+        shapes: what each column adds, of an additive model.
     """
 
     folder: Path
@@ -1186,6 +1192,7 @@ class RunSummary:
     metrics: tuple[Mapping[str, str], ...]
     figures: tuple[Path, ...]
     results: Results | None = None
+    shapes: Shapes | None = None
 
     @classmethod
     def load(cls, folder: Path) -> RunSummary:
@@ -1203,7 +1210,12 @@ class RunSummary:
             metrics = tuple(csv.DictReader(file))
         plan, statement = Plan.load(folder / PLAN), Statement.load(folder / STATEMENT)
         figures = tuple(sorted((folder / FIGURES).glob("*.png")))
-        return cls(folder, plan, statement, metrics, figures, Results.load(folder / RESULTS))
+        results, shapes = Results.load(folder / RESULTS), None
+        if (folder / SHAPES).is_file():
+            from forethought.training.shapes import Shapes
+
+            shapes = Shapes.load(folder / SHAPES)
+        return cls(folder, plan, statement, metrics, figures, results, shapes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta, norm
+from scipy.stats import beta, binom, norm
 from sklearn import metrics
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -239,9 +239,29 @@ def _brier(a: HeldOutAnswers) -> Figure:
 
 
 def _r_squared(a: HeldOutAnswers) -> Figure:
-    plain = float(np.square(a.targets - a.targets.mean()).sum())
-    gaps = float(np.square(a.scores - a.targets).sum())
-    return Figure(1 - gaps / plain if plain else math.nan)
+    """R² with the interval of the delta method: a ratio of two means over the same records."""
+    plain = np.square(a.targets - a.targets.mean())
+    gaps = np.square(a.scores - a.targets)
+    spread = float(plain.mean())
+    if not spread:
+        return Figure(math.nan)
+    left = float(gaps.mean()) / spread
+    half = _Z * float((gaps - left * plain).std()) / spread / math.sqrt(len(gaps))
+    return Figure(1 - left, 1 - left - half, min(1.0, 1 - left + half))
+
+
+def _root_mean_square(a: HeldOutAnswers) -> Figure:
+    mean = _mean(np.square(a.scores - a.targets), 0.0)
+    assert mean.low is not None and mean.high is not None
+    return Figure(*map(math.sqrt, (mean.value, mean.low, mean.high)))
+
+
+def _median_error(a: HeldOutAnswers) -> Figure:
+    """The median of the errors with an interval of two order statistics, for any distribution."""
+    errors = np.sort(np.abs(a.scores - a.targets))
+    first = int(binom.ppf((1 - CONFIDENCE) / 2, len(errors), 0.5))
+    ends = errors[max(0, first - 1)], errors[min(len(errors) - 1, len(errors) - first)]
+    return Figure(float(np.median(errors)), *map(float, ends))
 
 
 _OF_CLASSES: dict[str, Measure] = {
@@ -262,10 +282,8 @@ MEASURES: dict[str, Mapping[str, Measure]] = {
     "regression": {
         "R²": _r_squared,
         "mean absolute error": lambda a: _mean(np.abs(a.scores - a.targets), 0.0),
-        "root mean squared error": lambda a: Figure(
-            math.sqrt(float(np.square(a.scores - a.targets).mean()))
-        ),
-        "median absolute error": lambda a: Figure(float(np.median(np.abs(a.scores - a.targets)))),
+        "root mean squared error": _root_mean_square,
+        "median absolute error": _median_error,
     },
 }
 # What is measured where nobody says what.
@@ -449,7 +467,8 @@ class Results:
             one that no held-out record has. confusion: true class × predicted class; of each label
             how many were rightly left out, wrongly given, missed, found.
         weak: whether the model is not clearly better than the baseline.
-        task: "classification", "multilabel" or "regression".
+        task: "classification", "multilabel" or "regression". target: of a regression, what it is
+            of, in whose units all but R² are.
     """
 
     examples: int
@@ -460,10 +479,14 @@ class Results:
     confusion: tuple[tuple[int, ...], ...] = ()
     weak: bool = False
     task: str = "classification"
+    target: str | None = None
 
     def to_json(self) -> str:
         """One JSON object."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        values = asdict(self)
+        if self.target is None:
+            del values["target"]
+        return json.dumps({"schema": SCHEMA, **values}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> Results | None:
@@ -495,7 +518,8 @@ class Results:
             f"gives {self.baseline[first]:{form}}",
         ]
         if rest:
-            lines.append(", ".join(self._named_with(other, figure) for other, figure in rest))
+            units = "" if self.target is None else f"in units of {self.target}: "
+            lines.append(units + ", ".join(self._named_with(name, figure) for name, figure in rest))
         if self.weak and not self._worse:
             lines.append(
                 "the model is not clearly better than no model: give it more records, a larger ε, "
@@ -536,7 +560,11 @@ class Results:
         """A figure with what no model reaches."""
         # One answer for all, the frequency of each class, is calibrated by definition.
         plain = None if name == "calibration error" else self.baseline.get(name)
-        return f"{name} {figure.value:.3g}" + ("" if plain is None else f" (no model {plain:.3g})")
+        around = ""
+        if self.task == "regression" and figure.low is not None and figure.high is not None:
+            around = f" ({at_least(figure.low, '.3g')} to {at_most(figure.high, '.3g')})"
+        without = "" if plain is None else f" (no model {plain:.3g})"
+        return f"{name} {figure.value:.3g}{around}{without}"
 
 
 def measured(
@@ -544,6 +572,7 @@ def measured(
     targets: NDArray[Any],
     classes: Sequence[object] | None,
     names: Sequence[str] | None = None,
+    target: str | None = None,
 ) -> Results:
     """Figures of a model's outputs.
 
@@ -552,7 +581,7 @@ def measured(
             the sigmoid; of a regression (N,), in the unit of its targets.
         targets: (N,), or (N, labels) of 0 and 1.
         classes: their names, class 0 first, or those of labels; None for a regression.
-        names: the figures wanted; None: the usual ones.
+        names: the figures wanted; None: the usual ones. target: what a regression is of.
 
     Raises:
         ValueError: a figure that there is not.
@@ -576,7 +605,8 @@ def measured(
     called = tuple(map(str, classes or ()))
     confusion, recall = _confusion(answers, len(called))
     weak = _weak(task, answers, nothing)
-    return Results(len(targets), figures, baseline, called, recall, confusion, weak, task)
+    sizes = called, recall, confusion
+    return Results(len(targets), figures, baseline, *sizes, weak, task, target)
 
 
 def _confusion(

@@ -1,0 +1,341 @@
+"""Shape functions: what each column of a table adds to an additive model's answer.
+
+They follow from the released weights and from what was declared, so they cost no privacy. A surface
+over two columns is what is left when its means over either of them have gone to the columns' own
+curves (Lengerich et al. 2020, "Purifying interaction effects"), ranges taken as evenly filled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.data.additive import PAIR_PIECES, hats
+from forethought.data.columns import Category, Column, Date, Encoder, Outside
+from forethought.values.serialisation import Stored, build
+from forethought.values.use import linear_layer
+
+Doubles = NDArray[np.float64]
+
+# Places of a curve, and of each side of a surface: every knot of eight pieces is one of them.
+PLACES, SIDE = 65, 9
+# Means of a surface's hats over an evenly filled range.
+_MEAN = np.full(PAIR_PIECES + 1, 1 / PAIR_PIECES)
+_MEAN[[0, -1]] /= 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The part of one column in the answers.
+
+    Args:
+        column: its name. kind: "number", "day" or "word".
+        places: entries: numbers in the column's own unit, days as text, or words.
+        values: a row an output, at each place; the mean over the places is 0.
+        noise: deviation, at each place, that the plan's noise has at most put there; empty: not
+            known for its optimizer. missing: of an entry that is missing, an output each; empty:
+            such entries are refused, or stand for the middle.
+    """
+
+    column: str
+    kind: str
+    places: tuple[Any, ...]
+    values: tuple[tuple[float, ...], ...]
+    noise: tuple[float, ...] = ()
+    missing: tuple[float, ...] = ()
+
+    @property
+    def reach(self) -> float:
+        """The largest difference that the column makes to an output."""
+        return max(max(row) - min(row) for row in self.values)
+
+    @property
+    def clear(self) -> bool:
+        """True if some value is further from 0 than noise alone would put it in 95 of 100 runs."""
+        rows = np.abs(np.array(self.values))
+        return bool((rows > 1.96 * np.array(self.noise or 0.0)).any())
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The part of two columns together, beyond what each adds alone.
+
+    Args:
+        columns: their names. places: of the first, and of the second.
+        values: an output × places of the first × places of the second.
+        noise: as of :class:`Shape`, places of the first × places of the second.
+    """
+
+    columns: tuple[str, str]
+    places: tuple[tuple[Any, ...], tuple[Any, ...]]
+    values: tuple[tuple[tuple[float, ...], ...], ...]
+    noise: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def reach(self) -> float:
+        """The largest difference that it makes to an output."""
+        return max(float(np.ptp(rows)) for rows in self.values)
+
+    @property
+    def clear(self) -> bool:
+        """As :attr:`Shape.clear`."""
+        rows = np.abs(np.array(self.values))
+        return bool((rows > 1.96 * np.array(self.noise or 0.0)).any())
+
+
+@dataclass(frozen=True)
+class Shapes(Stored):
+    """The shape functions of a model.
+
+    Args:
+        outputs: names of what they add to: class 1 of two, each of more classes or labels, or a
+            regression's target. unit: of the values, in words.
+        intercept: an output each; the answer where every column adds its mean.
+        columns: a curve each. pairs: surfaces, those that noise alone would draw last, and the one
+            that reaches furthest first.
+    """
+
+    SCHEMA: ClassVar[str] = "forethought/shapes/1"
+    CALLED: ClassVar[str] = "shape functions"
+
+    outputs: tuple[str, ...]
+    unit: str
+    intercept: tuple[float, ...]
+    columns: tuple[Shape, ...]
+    pairs: tuple[Surface, ...] = ()
+
+    @classmethod
+    def _restore(cls, values: dict[str, Any]) -> Self:
+        def frozen(value: Any) -> Any:
+            return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+        for name, kind in (("columns", Shape), ("pairs", Surface)):
+            values[name] = tuple(
+                build(kind, {key: frozen(one) for key, one in row.items()}) for row in values[name]
+            )
+        return cls(**{name: frozen(value) for name, value in values.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Addition:
+    """A model that is linear in a table's features, column by column.
+
+    Args:
+        encoder: from the table to features. weight: (classes, features) or (1, features) of a
+            regression. bias: of as many. multilabel: whether classes are labels.
+    """
+
+    encoder: Encoder
+    weight: Doubles
+    bias: Doubles
+    multilabel: bool = False
+
+    @cached_property
+    def _outputs(self) -> tuple[Doubles, Doubles, float]:
+        """Weights and intercepts of the outputs that are shown, and how much larger their noise is
+        than that of a weight."""
+        weight, bias = self.weight, self.bias
+        if len(weight) == 1:
+            low, high = self.encoder.target_range or (-1.0, 1.0)
+            half = high / 2 - low / 2
+            return half * weight, half * bias + (low / 2 + high / 2), half
+        if self.multilabel:
+            return weight, bias, 1.0
+        if len(weight) == 2:
+            return weight[1:] - weight[:1], bias[1:] - bias[:1], math.sqrt(2)
+        spread = math.sqrt(1 - 1 / len(weight))
+        return weight - weight.mean(0), bias - bias.mean(), spread
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[str, Column, slice, int | None], ...]:
+        """Columns that have features: name, kind, which, and which of the basis's numbers."""
+        found, at, number = [], 0, 0
+        basis = self.encoder.basis
+        for name, kind in self.encoder.columns:
+            width = len(kind.titles(name))
+            own = number if kind.ranged and basis is not None else None
+            number += kind.ranged
+            if width:
+                found.append((name, kind, slice(at, at + width), own))
+            at += width
+        return tuple(found)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that have features."""
+        return tuple(name for name, *_ in self._parts)
+
+    @property
+    def _width(self) -> int:
+        return sum(part.stop - part.start for _, _, part, _ in self._parts)
+
+    def _of_column(self, at: int, own: NDArray[Any]) -> tuple[NDArray[np.int64], Doubles]:
+        """The features that a column's curve is made of, and their values for encoded entries."""
+        _, _, part, number = self._parts[at]
+        places, values = [np.arange(part.start, part.stop)], [own.astype(np.float64)]
+        basis = self.encoder.basis
+        if basis is None or number is None:
+            return np.concatenate(places), np.concatenate(values, axis=1)
+        first, step = self._width, basis.pieces + 1
+        places.append(first + step * number + np.arange(step))
+        values.append(basis.size * hats(values[0][:, 0], -1.0, 1.0, basis.pieces))
+        coarse = hats(values[0][:, 0], -1.0, 1.0, PAIR_PIECES)
+        for pair, couple in enumerate(basis.couples):
+            if number in couple:
+                places.append(self._block(pair))
+                sides = (coarse[:, :, None], _MEAN) if number == couple[0] else (
+                    _MEAN[:, None], coarse[:, None, :]
+                )  # fmt: skip
+                values.append(basis.pair_size * (sides[0] * sides[1]).reshape(len(own), -1))
+        return np.concatenate(places), np.concatenate(values, axis=1)
+
+    def _block(self, pair: int) -> NDArray[np.int64]:
+        basis, step = self.encoder.basis, (PAIR_PIECES + 1) ** 2
+        assert basis is not None
+        first = self._width + (basis.pieces + 1) * len(basis.numbers) + step * pair
+        return first + np.arange(step)
+
+    @cached_property
+    def _references(self) -> tuple[Doubles, ...]:
+        """The mean of each column's features over what is declared."""
+        found = []
+        for at, (name, kind, part, _) in enumerate(self._parts):
+            entries = kind.spread(PLACES)
+            if not len(entries):  # a kind of somebody's own, or one without a range: from 0 on
+                places, _ = self._of_column(at, np.zeros((1, part.stop - part.start)))
+                found.append(np.zeros(len(places)))
+                continue
+            own = kind.encode("", name, entries, 0, Outside())
+            _, values = self._of_column(at, own)
+            shares = np.ones(len(values))
+            if not isinstance(kind, Category):
+                shares[[0, -1]] = 0.5  # a curve's mean, by trapezia
+            found.append(shares @ values / shares.sum())
+        return tuple(found)
+
+    @cached_property
+    def intercept(self) -> Doubles:
+        """The outputs where every column adds its mean."""
+        weight, bias, _ = self._outputs
+        found = bias.copy()
+        for at, reference in enumerate(self._references):
+            _, _, part, _ = self._parts[at]
+            empty = np.zeros((1, part.stop - part.start))
+            places, _ = self._of_column(at, empty)
+            found += weight[:, places] @ reference
+        basis = self.encoder.basis
+        for pair in range(len(basis.couples) if basis else 0):
+            assert basis is not None
+            found -= basis.pair_size * (weight[:, self._block(pair)] @ np.kron(_MEAN, _MEAN))
+        return found
+
+    def columns(self, features: NDArray[np.float32]) -> Doubles:
+        """The part of each column in each output, for encoded records: (rows, columns, outputs)."""
+        weight, _, _ = self._outputs
+        found = np.empty((len(features), len(self._parts), len(weight)))
+        for at, (_, _, part, _) in enumerate(self._parts):
+            places, values = self._of_column(at, features[:, part])
+            found[:, at] = (values - self._references[at]) @ weight[:, places].T
+        return found
+
+    def pairs(self, features: NDArray[np.float32]) -> Doubles:
+        """The part of all surfaces in each output, for encoded records: (rows, outputs)."""
+        weight, _, _ = self._outputs
+        basis = self.encoder.basis
+        found = np.zeros((len(features), len(weight)))
+        if basis is None or not basis.couples:
+            return found
+        numbers = features[:, list(basis.numbers)].astype(np.float64)
+        apart = hats(numbers, -1.0, 1.0, PAIR_PIECES) - _MEAN
+        for pair, (one, two) in enumerate(basis.couples):
+            both = apart[:, one, :, None] * apart[:, two, None, :]
+            own = basis.pair_size * weight[:, self._block(pair)].T
+            found += both.reshape(len(features), -1) @ own
+        return found
+
+    def shapes(self, outputs: Sequence[str], unit: str, noise: float | None) -> Shapes:
+        """All shape functions.
+
+        Args:
+            outputs, unit: as :class:`Shapes` has them. noise: deviation that the plan's noise has
+                at most put on each weight; None: not known.
+        """
+        weight, _, factor = self._outputs
+        noise = None if noise is None else factor * noise
+        curves = []
+        for at, (name, kind, _, _) in enumerate(self._parts):
+            entries = kind.spread(PLACES)
+            if not len(entries):
+                continue  # nothing says where
+            places, values = self._of_column(at, kind.encode("", name, entries, 0, Outside()))
+            apart = values - self._references[at]
+            missing: tuple[float, ...] = ()
+            if kind.missing == "category":
+                lost = kind.encode("", name, entries.clear(1), 0, Outside())
+                _, row = self._of_column(at, lost)
+                missing = _tuples(((row - self._references[at]) @ weight[:, places].T)[0])
+            sizes = [] if noise is None else noise * np.linalg.norm(apart, axis=1)
+            called = {Category: "word", Date: "day"}.get(type(kind), "number")
+            curve = _tuples((apart @ weight[:, places].T).T)
+            shown = tuple(map(_place, entries.to_list()))
+            curves.append(Shape(name, called, shown, curve, _tuples(sizes), missing))
+        surfaces = self._surfaces(weight, noise)
+        surfaces.sort(key=lambda one: (not one.clear, -one.reach))
+        intercept = _tuples(self.intercept)
+        return Shapes(tuple(outputs), unit, intercept, tuple(curves), tuple(surfaces))
+
+    def _surfaces(self, weight: Doubles, noise: float | None) -> list[Surface]:
+        basis = self.encoder.basis
+        if basis is None:
+            return []
+        ranged = [(name, kind) for name, kind, _, number in self._parts if number is not None]
+        apart = hats(np.linspace(-1, 1, SIDE), -1.0, 1.0, PAIR_PIECES) - _MEAN
+        found = []
+        for pair, couple in enumerate(basis.couples):
+            own = basis.pair_size * weight[:, self._block(pair)]
+            side = PAIR_PIECES + 1
+            values = np.einsum("ai,oij,bj->oab", apart, own.reshape(-1, side, side), apart)
+            far = np.linalg.norm(apart, axis=1)
+            size = 0.0 if noise is None else noise * basis.pair_size
+            sizes: Any = size * np.outer(far, far) if size else []
+            names = tuple(ranged[number][0] for number in couple)
+            places = (map(_place, ranged[n][1].spread(SIDE).to_list()) for n in couple)
+            first, second = map(tuple, places)
+            surface = (first, second), _tuples(values), _tuples(sizes)
+            found.append(Surface(names, *surface))  # type: ignore[arg-type]
+        return found
+
+
+def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> Addition:
+    """A linear torch module on a table's features, column by column.
+
+    Raises:
+        ValueError: another module.
+    """
+    layer = linear_layer(model)
+    if layer is None or layer.in_features != len(encoder.titles):
+        raise ValueError("only a linear or an additive model of a table adds column by column")
+    weight = layer.weight.detach().double().cpu().numpy()
+    bias = np.zeros(len(weight))
+    if layer.bias is not None:
+        bias = layer.bias.detach().double().cpu().numpy()
+    return Addition(encoder, weight, bias, multilabel)
+
+
+def _place(entry: Any) -> Any:
+    return entry.isoformat() if isinstance(entry, date) else entry
+
+
+def _tuples(values: Any) -> Any:
+    """An array as tuples of floats, to six digits: a picture shows three."""
+    listed = np.asarray(values, np.float64)
+    if listed.ndim > 1:
+        return tuple(map(_tuples, listed))
+    return tuple(float(f"{value:.6g}") for value in listed)
