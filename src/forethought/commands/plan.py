@@ -25,6 +25,7 @@ from forethought.commands.command import (
     show_request,
     takes,
     together,
+    writable,
 )
 
 
@@ -103,6 +104,9 @@ def plan(
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
     figure: Figures = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder for train: say now if it cannot be used.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -141,6 +145,8 @@ def plan(
         "--parameters goes with --examples: a job's model has its own number",
     )
     refuse(job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model")
+    if save is not None:
+        writable(save)
     console = console_for(quiet or as_json)
     if job_file is None:
         request = from_numbers(records_per_person=each, **flags)
@@ -148,7 +154,14 @@ def plan(
         request = overridden(from_file(job_file), flags)
     searched: dict[str, Any] = {"limits": limits, "weights": _weights(weight)} if pareto else {}
     found = propose(
-        request, data_dir=data_dir, utility=utility, tolerance=tolerance, **numbers, **searched
+        request,
+        data_dir=data_dir,
+        utility=utility,
+        tolerance=tolerance,
+        out=out,
+        timed=True,
+        **numbers,
+        **searched,
     )
     loaded = found.loaded
     if loaded is not None:
@@ -168,6 +181,8 @@ def plan(
         if found.front is not None:
             terminal.show_front(console, found.front)
         terminal.show_plan_and_alternatives(console, found.plan, found.alternatives)
+        if loaded is not None:
+            terminal.show_forecast(console, found.forecasts, found.seconds)
         if explain:
             console.print(found.plan.explain())
         if rehearsal is not None:

@@ -114,6 +114,8 @@ def train(
         max_epsilon=max_epsilon,
         resume=resume,
         saved_plan=plan_file,
+        out=folder,
+        overwrite=overwrite,
     )
     show_request(console, prepared.loaded.request)
     terminal.show_plan(console, prepared.plan)
