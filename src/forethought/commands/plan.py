@@ -16,6 +16,7 @@ from forethought.commands.command import (
     Overwrite,
     PublicProxy,
     Quiet,
+    UsageError,
     app,
     console_for,
     new_file,
@@ -320,9 +321,7 @@ def calculator(
 @app.command(epilog="Example: forethought ui job.toml")
 def ui(
     job_file: JobFile = None,
-    port: Annotated[
-        int, typer.Option(help="On 127.0.0.1; 0: any that is free.", min=0, max=65535)
-    ] = 0,
+    port: Annotated[int, typer.Option(help="On 127.0.0.1; 0: any that is free.")] = 0,
     folder: Annotated[Path, typer.Option(help="Where plans and jobs are saved.")] = Path(),
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -331,8 +330,13 @@ def ui(
     from forethought.web.server import PlannerServer, beginning
 
     refuse(not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder")
+    refuse(not 0 <= port <= 65535, f"--port is 0 (any that is free) to 65535, not {port}")
     place, start = beginning(job_file, folder, data_dir)
-    server = PlannerServer(place, start, port)
+    try:
+        server = PlannerServer(place, start, port)
+    except OSError as error:
+        why = str(error.strerror).lower()
+        raise UsageError(f"--port {port}: {why}. Leave it out for any that is free") from None
     console = console_for(quiet)
     # Not opened by itself: what a browser is started with, other people here can see.
     console.print(f"Open this address in your browser; it is for you alone:\n{server.address}")

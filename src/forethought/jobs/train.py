@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.accounting.interval import warn_if_hollow
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, Request, on_pixels, overridden
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forethought.planning.forecast import Forecast
     from forethought.planning.search import Front
     from forethought.planning.solve import Neighbour
+    from forethought.training.metrics import Results
     from forethought.training.run import Run
     from forethought.training.search import Tuned
 
@@ -145,6 +147,7 @@ def propose(
         chosen = plan(asked if graph is None else asked.with_(**graph.plan_arguments(tolerance)))
         made = asked.with_(preparation=chosen.preparation)
         alternatives = neighbours(chosen, made.size, made.feature_norm, made.score_rule.noise)
+    warn_if_hollow(chosen.delta, chosen.examples, chosen.records_per_person)
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)
         require_trainable(loaded, chosen)
@@ -339,6 +342,7 @@ def prepare(
             "holdout in the job's [data]) to measure it on"
         )
     plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
+    warn_if_hollow(plan.delta, plan.examples, plan.records_per_person)
     require_trainable(loaded, plan)
     if until is not None:
         if plan.preparation is not None and not plan.preparation.centres:
@@ -588,6 +592,17 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
         called = declared or [f"class {n}" for n in range(classes)]
         results = measured(outputs, targets, called, names)
     replace_file(folder / RESULTS, results.to_json().encode())
+
+
+def named(results: Results | None, loaded: Loaded) -> Results | None:
+    """Results for the terminal of whoever trains: classes by the names that the job has for them.
+
+    Files that are handed on have names that their owner declared, and no others.
+    """
+    names = loaded.request.job.data.classes
+    if results is None or names is None or len(names) != len(results.classes):
+        return results
+    return replace(results, classes=tuple(map(str, names)))
 
 
 # From a request to a private search for its best step size.

@@ -233,7 +233,11 @@ def report_page(summary: RunSummary) -> str:
     """One file about a run: result beside its baseline, curves, plan, statement in short."""
     s = summary.statement
     first, second, third = s.sentences()
-    body = [f"<h1>Run {escape(summary.folder.resolve().name)}</h1>", *_head(s, first, second)]
+    body = [f"<h1>Run {escape(summary.folder.resolve().name)}</h1>"]
+    if summary.results is not None:
+        # Before anything else: a promise about a model that is of no use helps nobody.
+        body += [_warning(text) for text in summary.results.warnings()]
+    body += _head(s, first, second)
     if summary.results is not None:
         body += ["<h2>What the model is worth</h2>", *_result(summary.results)]
     pictures = _curves(summary)
@@ -428,8 +432,8 @@ def _result(results: Results) -> list[str]:
         for name, figure in results.figures.items()
     ]
     parts = []
-    if results.weak:
-        parts.append(f'<p class="warning">{escape(results.sentences()[-1])}.</p>')
+    if results.weak and not results.warnings():
+        parts.append(_warning(results.sentences()[-1]))
     heads = ("figure", f"on {results.examples:,} held-out records", "95 % interval", "no model")
     parts.append(_table(heads, figures))
     if results.classes and len(results.classes) <= 20:
@@ -502,6 +506,10 @@ def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[float
 
 def _capital(text: object) -> str:
     return str(text)[:1].upper() + str(text)[1:]
+
+
+def _warning(text: str) -> str:
+    return f'<p class="warning">{escape(_capital(text))}.</p>'
 
 
 def _list(texts: Iterable[str]) -> str:

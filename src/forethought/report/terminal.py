@@ -283,9 +283,11 @@ def show_phases(console: Console, run: Run) -> None:
         console.print(f"  {number}: {rounds:,} rounds with σ {noise:.4g}, {phase.accuracy:.1%}")
 
 
-def show_statement(console: Console, statement: Statement, *, verified: bool = False) -> None:
+def show_statement(
+    console: Console, statement: Statement, *, listed: str = "statement.md", verified: bool = False
+) -> None:
     """Print a statement: the three sentences, then the numbers as a small table."""
-    for sentence in statement.sentences():
+    for sentence in statement.sentences(listed):
         console.print(sentence)
     what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
     rows = [
