@@ -626,8 +626,7 @@ def _declared(
 
 def _require_declared(path: Path, names: list[str], aside: set[str], declared: set[str]) -> None:
     for wanted in aside - {*names}:
-        found = f"the columns {', '.join(names[:20])}"
-        raise DataError.unexpected(path, found, f"one named {wanted!r}")
+        raise unknown_column(path, names, wanted, "as the job says")
     extra = [each for each in names if each not in declared | aside]
     if extra:
         raise UndeclaredError(
