@@ -13,10 +13,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -25,9 +28,12 @@ from forethought.jobs.init import job_for
 from forethought.jobs.job import Job, Request, overridden
 from forethought.jobs.train import prepare, run
 from forethought.planning.defaults import noise_to_signal
+from forethought.planning.forecast import TABLES, Forecast
 from forethought.training.metrics import outputs_of
 
 EPSILONS, REPEATS = (0.1, 0.3, 1.0, 3.0), 3
+# Tables of which less can be learnt say nothing; ends of what is looked at together.
+LEAST, BOUNDS = 0.55, (10.0,)
 
 
 def tables(folder: Path) -> list[tuple[Path, str]]:
@@ -40,9 +46,9 @@ def tables(folder: Path) -> list[tuple[Path, str]]:
     return module.tables(folder)
 
 
-def rows(path: Path, label: str, wanted: list[float], scratch: Path) -> list[dict[str, object]]:
+def rows(path: Path, label: str, wanted: list[float], scratch: Path) -> list[dict[str, Any]]:
     """One row for each ε, or one that says why there is none."""
-    found: dict[str, object] = {"table": path.stem, "label": label}
+    found: dict[str, Any] = {"table": path.stem, "label": label}
     try:
         text = job_for(path, label)
         request = Request("trial", text, Job.parse(text))
@@ -71,11 +77,65 @@ def rows(path: Path, label: str, wanted: list[float], scratch: Path) -> list[dic
     return lines
 
 
+def show(rows: list[dict[str, Any]]) -> None:
+    """What the noise alone cost beside its forecast, and what was lost by how loud it was.
+
+    What the noise alone costs is what a run at a smaller ε loses to the same table's at the largest
+    one. Every second table was looked at when the factor was chosen; the others were not.
+    """
+    known = [row for row in rows if "epsilon" in row and row["plain"] > LEAST]
+    names = list(dict.fromkeys(row["table"] for row in known))
+    best = {row["table"]: row for row in known if row["epsilon"] == max(EPSILONS)}
+    for words, chosen in (("looked at", names[::2]), ("fresh", names[1::2])):
+        for tables in (1.0, TABLES):
+            pairs = np.array(
+                [
+                    (
+                        best[row["table"]]["private"] - row["private"],
+                        told(best[row["table"]], tables).expected - told(row, tables).expected,
+                    )
+                    for row in known
+                    if row["table"] in set(chosen) & set(best) and row["epsilon"] < max(EPSILONS)
+                ]
+            )
+            lost, said = 100 * pairs.mean(0)
+            off = 100 * np.abs(pairs[:, 0] - pairs[:, 1])
+            print(
+                f"{words}, {tables:g} x the formula: {len(pairs)} runs of {len(chosen)} tables "
+                f"lost {lost:.2f}, said {said:.2f}, off by {off.mean():.2f}, by at most 1 in "
+                f"{(off <= 1).sum()}, at most 3 in {(off <= 3).sum()}"
+            )
+    low = 0.0
+    for high in BOUNDS:
+        lost = sorted(
+            row["plain"] - row["private"] for row in known if low < told(row, TABLES).noise <= high
+        )
+        if lost:
+            place = min(len(lost), math.ceil(0.9 * (len(lost) + 1))) - 1
+            print(
+                f"noise over signal up to {high:g}: {len(lost)} runs lost {100 * lost[place]:.1f} "
+                f"at most in nine of ten, {100 * lost[len(lost) // 2]:.1f} at the median"
+            )
+        low = high
+
+
+def told(row: dict[str, Any], tables: float) -> Forecast:
+    """The forecast of a row's plan, of which its noise is all that is needed."""
+    without = min(row["plain"], 0.9999)
+    apart = float(ndtri(without)) / math.sqrt(2)
+    noise = tables * row["noise"] * math.sqrt(row["features"] * (row["features"] + apart**2))
+    return Forecast(without, noise / apart, row["records"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--show", type=Path, help="rows to print the figures of; nothing is run")
     asked = parser.parse_args()
+    if asked.show is not None:
+        show([json.loads(line) for line in asked.show.read_text(encoding="utf-8").splitlines()])
+        return
     asked.out.touch()
     lines = asked.out.read_text(encoding="utf-8").splitlines()
     have = {(row["table"], row["label"], row.get("epsilon")) for row in map(json.loads, lines)}

@@ -140,7 +140,8 @@ CONTRASTS = """() => {
     return [255, 255, 255];
   };
   return [...document.querySelectorAll("body *")].filter((box) => box.checkVisibility() &&
-    [...box.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())).map((box) => {
+    [...box.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())).map(
+    (box) => {
       const style = getComputedStyle(box);
       const own = light(rgb(box.closest("svg") ? style.fill : style.color));
       const other = light(behind(box));
@@ -175,9 +176,12 @@ def test_it_fits_is_read_and_is_reached_by_keys(page, width, scheme):
     low = [row for row in shown.evaluate(CONTRASTS) if row[0] < 4.5]
     assert low == []
     # Tab goes through every field and slider that is seen, each with a name, and a key moves them.
-    reached, named = set(), shown.evaluate(
-        "() => [...document.querySelectorAll('input, button')].filter((one) =>"
-        "one.checkVisibility()).map((one) => one.id)"
+    reached, named = (
+        set(),
+        shown.evaluate(
+            "() => [...document.querySelectorAll('input, button')].filter((one) =>"
+            "one.checkVisibility()).map((one) => one.id)"
+        ),
     )
     shown.locator("body").press("Tab")
     for _ in range(len(named) + 2):

@@ -119,9 +119,7 @@ def a_table(folder: Path) -> Path:
     return folder / "ill.csv"
 
 
-COLUMNS = (
-    '[data.columns]\nwho = "drop"\nage = [0, 120]\ndose = [-5, 5]\nward = ["A", "B", "C"]\n'
-)
+COLUMNS = '[data.columns]\nwho = "drop"\nage = [0, 120]\ndose = [-5, 5]\nward = ["A", "B", "C"]\n'
 TABLE = '[data]\nsource = "csv:{}"\nlabel = "ill"\nclasses = ["no", "yes"]\n'
 BUDGET = "[budget]\nepsilon = 2.0\n"
 JOBS = {

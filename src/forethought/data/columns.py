@@ -350,9 +350,9 @@ class Column(ABC):
         absent = self.absent(entries)
         count = int(absent.sum())
         if count and self.missing == "refuse" and self._titles(name):
-            row = first + int(absent.arg_true()[0])
+            row = first + int(absent.arg_true()[0]) + 1
             raise UndeclaredError(
-                f"{where}: found nothing in column {name}, example {row + 1}: say what a missing entry "
+                f"{where}: found nothing in column {name}, example {row}: say what a missing entry "
                 f'means, as in {name} = {{…, missing = "middle"}} (or "category"), or drop the '
                 "column"
             )

@@ -255,7 +255,9 @@ class Labels:
             if not numeric:
                 row = _first_word(raw)
                 raise DataError.unexpected(
-                    path, f"the label {raw[row]} in example {row + 1}", "numbers, as for a regression"
+                    path,
+                    f"the label {raw[row]} in example {row + 1}",
+                    "numbers, as for a regression",
                 )
             return
         whole = not numeric or bool((kinds == np.round(kinds)).all())
@@ -380,7 +382,9 @@ def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
         return words
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
-        raise DataError.unexpected(path, f"label {values[row]} in example {row + 1}", "finite labels")
+        raise DataError.unexpected(
+            path, f"label {values[row]} in example {row + 1}", "finite labels"
+        )
     return values
 
 

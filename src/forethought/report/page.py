@@ -427,7 +427,10 @@ def _result(results: Results) -> list[str]:
             ""
             if figure.low is None or figure.high is None
             else f"{at_least(figure.low, '.3f')} to {at_most(figure.high, '.3f')}",
-            f"{results.baseline[name]:.3f}" if name in results.baseline else "",
+            # One answer for all, the frequency of each class, is calibrated by definition.
+            f"{results.baseline[name]:.3f}"
+            if name in results.baseline and name != "calibration error"
+            else "",
         )
         for name, figure in results.figures.items()
     ]
@@ -449,6 +452,11 @@ def _result(results: Results) -> list[str]:
             title = "Which labels it finds"
             columns = ("label", "rightly not given", "wrongly given", "missed", "given", "found")
         parts += [f"<h3>{title}</h3>", _table(columns, table)]
+        if results.classes[0] == "class 0":
+            parts.append(
+                "<p>Classes are numbered in the order of <code>job.toml</code>; their names stand "
+                "here once their owner has declared them (columns_measured = false).</p>"
+            )
     return parts
 
 

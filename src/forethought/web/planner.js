@@ -193,9 +193,9 @@ function drawCost({ cost, epsilon, unit }) {
   byId("accuracy").textContent = `Accuracy: if the model without privacy puts ` +
     `${pairs(cost.without)} of 100 pairs in the right order, this noise leaves about ` +
     `${pairs(cost.expected)}: ${pairs(cost.lost)} lost.${extra}`;
-  byId("caveat").textContent = "By a formula that supposes columns of equal use. " +
+  byId("caveat").textContent = "By a formula, of the noise alone. " +
     (cost.measured === null ? "So much noise was not tried on public tables." :
-      `Columns that hardly vary are found late: with so little noise nine of ten of ` +
+      "Columns that hardly vary are found late, whatever the noise: nine of ten of " +
       `${cost.measured[1]} runs on public tables lost at most ${pairs(cost.measured[0])}.`);
   byId("beside").replaceChildren(...cost.beside.map(([at, lost, needed]) => {
     const row = document.createElement("tr"), head = document.createElement("th");
