@@ -250,19 +250,15 @@ def _like(dataset: Dataset) -> Dataset:
     random = np.random.default_rng(0)
 
     def made(split: Split) -> Split:
-        inputs = random.random(split.inputs.shape, dtype=np.float32).astype(split.inputs.dtype)
-        size, targets = split.targets.shape, split.targets
+        inputs = random.random(split.inputs.shape, dtype=np.float32)
         if dataset.classes is None:
-            values = random.random(size)
-        elif dataset.multilabel:
-            values = random.integers(0, 2, size)
-        else:
-            values = random.integers(0, dataset.classes, size)
-        return Split(inputs, values.astype(targets.dtype))
+            return Split(inputs, random.random(split.targets.shape, dtype=np.float32))
+        most = 2 if dataset.multilabel else dataset.classes
+        return Split(inputs, random.integers(0, most, split.targets.shape))
 
     persons = dataset.persons
     if persons is not None:
-        persons = np.arange(len(persons)) % len(set(persons.tolist()))
+        persons = (np.arange(len(persons)) % len(set(persons.tolist()))).astype(np.str_)
     test = None if dataset.test is None else made(dataset.test)
     return replace(dataset, train=made(dataset.train), test=test, persons=persons)
 
