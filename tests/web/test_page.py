@@ -78,8 +78,8 @@ def test_sliders_change_what_is_drawn_and_files_are_saved(page, tmp_path):
     shown.goto(server.address)
     shown.wait_for_function("() => Number(document.body.dataset.drawn || 0) > 0")
     assert number(shown, "ε, certified") == pytest.approx(3.0, rel=0.01)
-    assert shown.locator("#beside tr").count() == 7
-    assert shown.locator("#beside tr[aria-current] th").inner_text() == "3"
+    assert shown.locator("#budgets tr").count() == 7
+    assert shown.locator("#budgets tr[aria-current] th").inner_text() == "3"
     assert shown.locator("#attack circle").count() == 7
 
     sigma, power = number(shown, "noise multiplier"), found_by_an_attacker(shown)

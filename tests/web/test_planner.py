@@ -16,7 +16,7 @@ from forethought.accounting.tradeoff import tradeoff
 from forethought.cli import main
 from forethought.jobs.job import Job, from_file
 from forethought.jobs.train import prepare
-from forethought.web.planner import BESIDE, FALSE_ALARMS, SettingError, Settings, shown
+from forethought.web.planner import BUDGETS, FALSE_ALARMS, SettingError, Settings, shown
 from forethought.web.server import Place, beginning
 
 
@@ -33,13 +33,13 @@ def test_the_numbers_are_those_of_the_plan():
         found["attack"], tradeoff(plan.mechanism)(FALSE_ALARMS), strict=True
     ):
         assert alarm <= 1 - exact <= power <= 1.1 * (1 - exact) + 0.02
-    beside = found["cost"]["beside"]
-    assert [epsilon for epsilon, *_ in beside] == [2.0 * factor for factor in BESIDE]
+    budgets = found["cost"]["budgets"]
+    assert [epsilon for epsilon, *_ in budgets] == [2.0 * factor for factor in BUDGETS]
     # A larger budget costs less, in pairs as in records.
     for column in (1, 2):
-        values = [row[column] for row in beside]
+        values = [row[column] for row in budgets]
         assert values == sorted(values, reverse=True) and values[0] > values[-1]
-    assert beside[3][1] == found["cost"]["lost"]
+    assert budgets[3][1] == found["cost"]["lost"]
 
 
 def test_the_records_that_are_said_to_be_needed_are_enough():

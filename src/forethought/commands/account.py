@@ -129,8 +129,8 @@ def account(
             more["not_checked"] = dict(verification.not_checked)
         print_json({**json.loads(statement.to_json()), **more})
     else:
-        beside = None if path is None else path if path.is_dir() else path.parent
-        there = beside is not None and (beside / "statement.md").is_file()
+        folder = None if path is None else path if path.is_dir() else path.parent
+        there = folder is not None and (folder / "statement.md").is_file()
         terminal.show_statement(
             console,
             statement,

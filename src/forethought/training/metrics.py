@@ -526,8 +526,8 @@ class Results:
             for at, name in enumerate(self.classes):
                 there = sum(self.confusion[at])
                 if there and not self.confusion[at][at]:
-                    said = any(row[at] for row in self.confusion)
-                    does = "never says" if not said else "finds none of"
+                    never = not any(row[at] for row in self.confusion)
+                    does = "never says" if never else "finds none of"
                     found.append(
                         f"the model {does} {name!r}, which {there:,} of {self.examples:,} "
                         "held-out records are: rank by probability, or give class_weights"

@@ -197,7 +197,7 @@ function drawCost({ cost, epsilon, unit }) {
     (cost.measured === null ? "So much noise was not tried on public tables." :
       "Columns that hardly vary are found late, whatever the noise: nine of ten of " +
       `${cost.measured[1]} runs on public tables lost at most ${pairs(cost.measured[0])}.`);
-  byId("beside").replaceChildren(...cost.beside.map(([at, lost, needed]) => {
+  byId("budgets").replaceChildren(...cost.budgets.map(([at, lost, needed]) => {
     const row = document.createElement("tr"), head = document.createElement("th");
     head.scope = "row"; head.textContent = short(at);
     row.append(head, ...[pairs(cost.without - lost), pairs(lost), about(needed)].map((text) => {

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5)
 # Points of the privacy profile, in units of ε, that bound them: (ε, δ) at each is certified.
 _POINTS = (0.1, 0.35, 0.7)
-# Other budgets that stand beside the chosen one, in units of it.
-BESIDE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+# Budgets that are looked at, in units of the chosen one.
+BUDGETS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _MOST_EPSILON = 100.0
 
 
@@ -145,9 +145,9 @@ def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
     cost = None
     if features is not None:
         cost = _cost(forecast(made, features, settings.without), made)
-        cost["beside"] = [
+        cost["budgets"] = [
             [epsilon, one.lost, one.records_needed]
-            for epsilon in (factor * settings.epsilon for factor in BESIDE)
+            for epsilon in (factor * settings.epsilon for factor in BUDGETS)
             if 0.01 <= epsilon <= _MOST_EPSILON
             for one in [
                 forecast(
