@@ -72,3 +72,23 @@ def test_a_plan_refuses_what_training_would(name, refusal):
     assert word in planned and planned.startswith("error: ")
     assert refusal("train", "job.toml", *more.split()) == planned
     assert sorted(Path().rglob("*")) == before
+
+
+def test_a_plan_asks_whom_a_row_is_about(refusal, monkeypatch, capsys):
+    rows = [f"p{n // 4},{20 + n % 60},{'yes' if n % 3 else 'no'}" for n in range(400)]
+    Path("visits.csv").write_text("\n".join(["patient,age,ill", *rows]) + "\n")
+
+    def told(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["forethought", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        return " ".join(capsys.readouterr().out.split())
+
+    told("init", "visits.csv", "--label", "ill")
+    asked = told("plan", "job.toml")
+    assert "about one person (patient)?" in asked
+    text = Path("job.toml").read_text()
+    answered = text.replace("# person =", "person =").replace('patient = "drop"', "# dropped")
+    Path("job.toml").write_text(answered)
+    assert "question:" not in told("plan", "job.toml")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from forethought.commands.command import (
     DataDir,
@@ -167,6 +168,8 @@ def plan(
     loaded = found.loaded
     if loaded is not None:
         show_request(console, loaded.request, loaded.advice)
+        if request.question is not None:
+            console.print(f"[yellow]question[/yellow]: {escape(request.question)}")
     if save is not None:
         found.plan.save(save)
     rehearsal = None

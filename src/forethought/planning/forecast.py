@@ -40,7 +40,7 @@ POINT = 0.01
 
 
 class Measured(NamedTuple):
-    """What runs on public tables lost against logistic regression without privacy.
+    """The loss of runs on public tables against logistic regression without privacy.
 
     Args:
         noise: over signal, the most that was tried. most: share of pairs that nine of ten runs lost
@@ -83,7 +83,7 @@ class Forecast:
 
     @property
     def measured(self) -> Measured | None:
-        """What public tables lost; None: under more noise than was tried."""
+        """The loss on public tables; None: under more noise than was tried."""
         return MEASURED if self.noise <= MEASURED.noise else None
 
     @property

@@ -190,7 +190,7 @@ def _at(
 
 
 def _cost(one: Forecast, made: Plan) -> dict[str, Any]:
-    """What the noise costs, and what public tables lost under so much of it."""
+    """The cost of the noise, and what public tables lost."""
     measured = one.measured
     return {
         "without": one.without,
