@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 # Noise over signal on real tables, in units of the formula's: classes are of unequal frequency and
 # columns of unequal use. Chosen on every second table of experiments/forecast.
 TABLES = 2.5
-MEASURED = Measured(10.0, 0.056, 72)
+MEASURED = Measured(10.0, 0.056, 80)
 
 
 @dataclass(frozen=True)
