@@ -38,7 +38,7 @@ JOBS = {
     "digits": DIGITS,
     "digits, pixels": DIGITS + 'features = "pixels"\n',
     "digits, perceptron": DIGITS + 'features = "pixels"\n[model]\nname = "mlp"\n',
-    "digits, convolutions": DIGITS + 'features = "pixels"\n[model]\nname = "lenet5"\n',
+    "digits, convolutions": DIGITS + 'features = "pixels"\n[model]\nname = "tempered-cnn"\n',
     "2,000 x 20": TABLE.format("classification"),
     "2,000 x 20, regression": TABLE.format("regression"),
     "50,000 x 20": TABLE.format("classification").replace("table", "large"),
