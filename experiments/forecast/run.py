@@ -25,7 +25,7 @@ from sklearn.metrics import roc_auc_score
 
 from forethought.data import DataError
 from forethought.jobs.init import job_for
-from forethought.jobs.job import Job, Request, overridden
+from forethought.jobs.job import Job, JobRequest, overridden
 from forethought.jobs.train import prepare, run
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.forecast import TABLES, Forecast
@@ -51,7 +51,7 @@ def rows(path: Path, label: str, wanted: list[float], scratch: Path) -> list[dic
     found: dict[str, Any] = {"table": path.stem, "label": label}
     try:
         text = job_for(path, label)
-        request = Request("trial", text, Job.parse(text))
+        request = JobRequest("trial", text, Job.parse(text))
         first = prepare(request)
     except (DataError, ValueError) as error:
         return [found | {"error": str(error)[:200]}]

@@ -17,7 +17,7 @@ from forethought.cli import main
 from forethought.jobs.job import Job, from_file
 from forethought.jobs.train import prepare
 from forethought.web.planner import BUDGETS, FALSE_ALARMS, SettingError, Settings, shown
-from forethought.web.server import Place, beginning
+from forethought.web.site import Place, beginning
 
 
 def test_the_numbers_are_those_of_the_plan():

@@ -330,7 +330,7 @@ def ui(
     quiet: Quiet = False,
 ) -> None:
     """Plan in a browser, on this machine alone: sliders, and what follows from them."""
-    from forethought.web.server import PlannerServer, beginning
+    from forethought.web.site import PlannerServer, beginning
 
     refuse(not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder")
     refuse(not 0 <= port <= 65535, f"--port is 0 (any that is free) to 65535, not {port}")
