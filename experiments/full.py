@@ -184,6 +184,8 @@ COMMANDS = (
 # These only draw or print what others have kept, or are begun by them, or need a package's tables.
 BY_OTHERS = (
     *(f"{FRAMEWORK}/figures.py", f"{FRAMEWORK}/tables.py", "estimators/rival.py"),
+    "forecast/run.py",
+    "forecast/times.py",
     "newcomer/run.py",
 )
 

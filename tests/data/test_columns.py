@@ -36,7 +36,7 @@ def test_what_is_missing_means_what_was_declared():
     assert outside.missing == {"x": 3} and not outside.clipped
     category, _ = encoded({"range": [10, 80], "missing": "category", "codes": [-999]}, entries)
     assert category.tolist() == [[-1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]
-    with pytest.raises(DataError, match=r"x, example 1.*middle"):
+    with pytest.raises(DataError, match=r"x, example 2.*middle"):
         encoded([10, 80], entries)
     dropped = column("x", {"range": [10, 80], "missing": "drop-column"})
     assert dropped.titles("x") == () and dropped.bound == 0

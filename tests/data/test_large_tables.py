@@ -48,9 +48,9 @@ def test_a_fault_far_down_is_named(tmp_path, monkeypatch):
     lines = path.read_text().splitlines()
     monkeypatch.setattr(files, "PIECE", 1000)
     for entry, message in (
-        ("x,1,A,no", "'x' in column c0, example 398"),
-        (",1,A,no", "'' in column c0, example 398, expected a number: fill or drop"),
-        ("nan,1,A,no", "nan in example 398, feature c0"),
+        ("x,1,A,no", "'x' in column c0, example 399"),
+        (",1,A,no", "'' in column c0, example 399, expected a number: fill or drop"),
+        ("nan,1,A,no", "nan in example 399, feature c0"),
         ("1,1,A", "3 entries in line 400"),
         ('1,1,"A,no', "an open quote in line 400"),
     ):

@@ -215,7 +215,7 @@ def test_what_is_declared_is_not_read_from_the_data(tmp_path):
     assert [c.code for c in data.not_covered] == ["preparation-from-data"]
     declared = [c for c in data.caveats if c.code == "declared-shape"]
     assert "the classes, the number of features" in str(declared[0])
-    with pytest.raises(DataError, match="example 0, expected"):
+    with pytest.raises(DataError, match="example 1, expected"):
         load(source, label="y", classes=["ja", "nein"])
     with pytest.raises(DataError, match="2 features, expected"):
         load(source, label="y", classes=["yes", "no"], features=3)

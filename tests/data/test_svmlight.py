@@ -83,9 +83,9 @@ def test_a9a_and_its_test_file_have_one_width(real_data: Path):
     [
         ("1 1:2\nhello world\n", "no svmlight text"),
         ("1 1:2\n0 0:2\n", "no svmlight text"),
-        ("1 1:2\n0 2:nan\n", "found nan in example 1, feature 1"),
-        ("1 1:2\n0 2:1e39\n", "found inf in example 1"),
-        ("nan 1:2\n0 2:1\n", "found label nan in example 0"),
+        ("1 1:2\n0 2:nan\n", "found nan in example 2, feature 2"),
+        ("1 1:2\n0 2:1e39\n", "found inf in example 2"),
+        ("nan 1:2\n0 2:1\n", "found label nan in example 1"),
         ("1 1:2\n1 2:1\n", "only the label 1.0"),
         ("", "0 examples with no feature"),
         ("1\n0\n", "2 examples with no feature"),

@@ -96,12 +96,12 @@ def test_values_to_regress_on(write):
     [
         ("a,b,y\n1,2,0\n3,1\n", "found 2 entries in line 3, expected 3"),
         ("a,b,y\n1,2,0\n3,4,5,6\n", "found 4 entries in line 3"),
-        ("a,b,y\n1,2,0\n,4,1\n3,4,1\n", "found '' in column a, example 1, expected a number"),
-        ("a,b,y\n1,2,0\n3,?,1\n3,4,1\n", r"found '\?' in column b, example 1"),
-        ("a,b,y\n1,2,0\n3,nan,1\n", "found nan in example 1, feature b"),
-        ("a,b,y\n1,2,0\n3,inf,1\n", "found inf in example 1, feature b"),
-        ("a,b,y\n1,2,0\n3,4,\n5,6,x\n", "found no label in example 1"),
-        ("a,b,y\n1,2,0\n3,4,nan\n", "found label nan in example 1"),
+        ("a,b,y\n1,2,0\n,4,1\n3,4,1\n", "found '' in column a, example 2, expected a number"),
+        ("a,b,y\n1,2,0\n3,?,1\n3,4,1\n", r"found '\?' in column b, example 2"),
+        ("a,b,y\n1,2,0\n3,nan,1\n", "found nan in example 2, feature b"),
+        ("a,b,y\n1,2,0\n3,inf,1\n", "found inf in example 2, feature b"),
+        ("a,b,y\n1,2,0\n3,4,\n5,6,x\n", "found no label in example 2"),
+        ("a,b,y\n1,2,0\n3,4,nan\n", "found label nan in example 2"),
         ("a,b,y\n1,2,0\n3,4,0\n", "only the label 0.0, expected two or more"),
         ("a,a,y\n1,2,0\n3,4,1\n", "two columns of one name"),
         ("a,b,y\n", "0 examples"),
@@ -125,7 +125,7 @@ def test_a_column_of_identifiers(write):
 def test_a_fault_deep_in_a_long_column(write):
     rows = [f"{row},{row % 2}" for row in range(3000)]
     rows[1234] = "missing,0"
-    with pytest.raises(DataError, match="a, example 1234"):
+    with pytest.raises(DataError, match="a, example 1235"):
         load(write("a,y\n" + "\n".join(rows)), label="y")
 
 

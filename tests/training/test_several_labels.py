@@ -137,7 +137,7 @@ def test_figures_against_scikit_learn():
         ({"label": ["stroke"], "task": "multilabel"}, "two or more different columns"),
         ({"label": ["stroke", "age"], "task": "multilabel"}, "'age' is a label and a feature"),
         ({"label": ["stroke", "no"], "task": "multilabel"}, "expected one named 'no'"),
-        ({"label": ["stroke", "patient"], "task": "multilabel"}, "in label patient, example 0"),
+        ({"label": ["stroke", "patient"], "task": "multilabel"}, "in label patient, example 1"),
         (
             {"label": ["stroke", "diabetes"], "task": "multilabel", "classes": ["a", "b"]},
             "classes= goes with task 'classification'",

@@ -63,6 +63,31 @@ def bisected(
     return low, high
 
 
+def warn_if_hollow(delta: float, examples: int | None, group: int = 1) -> None:
+    """Warn of a promise that hardly is one: a large δ, or more records together than there are.
+
+    Args:
+        examples: in the data; None: not known. group: records protected together.
+
+    Warns:
+        UserWarning: says what to choose.
+    """
+    most = min(0.01, 1 / (examples or 1))
+    if delta > most:
+        warnings.warn(
+            f"δ = {delta:g} promises little: with so large a δ whole records may be published, "
+            f"one in {1 / delta:.3g}. Choose δ well below "
+            "one over the number of records",
+            stacklevel=2,
+        )
+    if examples is not None and group > examples:
+        warnings.warn(
+            f"{group:,} records protected together are more than the {examples:,} of the data: a "
+            "group is as many as one person may have",
+            stacklevel=2,
+        )
+
+
 def warn_if_wide(found: Interval, stacklevel: int = 3) -> str | None:
     """Warn where the ends of an ε are further apart than was asked for; the words, or None.
 

@@ -599,9 +599,13 @@ class Statement:
         """The same statement, bound to the contents of the files that will lie beside it."""
         return replace(self, evidence=Evidence.of(files), signature=None, schema=STATEMENT_SCHEMA)
 
-    def sentences(self) -> tuple[str, str, str]:
-        """The guarantee in three plain sentences: what, what it means, what it does not cover."""
-        return _sentences(self)
+    def sentences(self, listed: str = "statement.md") -> tuple[str, str, str]:
+        """The guarantee in three plain sentences: what, what it means, what it does not cover.
+
+        Args:
+            listed: where a reader finds what it rests on.
+        """
+        return _sentences(self, listed)
 
     def content(self) -> dict[str, Any]:
         """Everything but checksum and signature, JSON-ready."""
@@ -964,7 +968,7 @@ def protected(statement: Statement) -> str:
     return _PROTECTED[statement.adjacency] + who
 
 
-def _sentences(statement: Statement) -> tuple[str, str, str]:
+def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
     """The guarantee in three plain sentences: what, what it means, what it does not cover."""
     if not statement.private:
         return _not_private(statement)
@@ -986,9 +990,9 @@ def _sentences(statement: Statement) -> tuple[str, str, str]:
     count = len(statement.not_covered)
     third = f"It rests on {len(statement.assumptions)} stated assumptions" + (
         f" and does not cover {count} named {'use' if count == 1 else 'uses'} of the "
-        "data: read them in statement.md."
+        f"data: read them in {listed}."
         if count
-        else ", listed in statement.md, and names no use of the data outside it."
+        else f", listed in {listed}, and names no use of the data outside it."
     )
     return first, second, third
 

@@ -79,6 +79,7 @@ def account(
     **flags: Any,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
+    from forethought.accounting.interval import warn_if_hollow
     from forethought.jobs import account as jobs
     from forethought.jobs.job import from_numbers
     from forethought.report import terminal
@@ -117,6 +118,7 @@ def account(
             statement = jobs.again(verification.statement, group=group, delta=delta)
         else:
             statement = jobs.statement_of(path, group=group, delta=delta)
+    warn_if_hollow(statement.delta, statement.examples, statement.group)
     rows = jobs.compared(statement) if compare else []
     if as_json:
         more: dict[str, object] = {}
@@ -127,7 +129,14 @@ def account(
             more["not_checked"] = dict(verification.not_checked)
         print_json({**json.loads(statement.to_json()), **more})
     else:
-        terminal.show_statement(console, statement, verified=verification is not None)
+        folder = None if path is None else path if path.is_dir() else path.parent
+        there = folder is not None and (folder / "statement.md").is_file()
+        terminal.show_statement(
+            console,
+            statement,
+            listed="statement.md" if there else "what --json prints",
+            verified=verification is not None,
+        )
         if verification is not None:
             terminal.show_verification(console, verification)
         terminal.show_comparison(console, rows)

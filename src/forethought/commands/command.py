@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -109,6 +110,13 @@ def together(*pairs: tuple[str, object, str, object]) -> None:
 def new_file(path: Path, overwrite: bool, flag: str = "--out") -> None:
     """Refuse to write over a file that is there, unless that is asked for."""
     refuse(path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite")
+
+
+def writable(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is computed for it."""
+    refuse(path.is_dir(), f"{path} is a folder: give the name of a file")
+    refuse(not path.parent.is_dir(), f"{path}: there is no folder {path.parent}: make it first")
+    refuse(not os.access(path.parent, os.W_OK), f"{path}: {path.parent} cannot be written")
 
 
 def console_for(quiet: bool) -> Console:

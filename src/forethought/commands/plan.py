@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from forethought.commands.command import (
     DataDir,
@@ -16,6 +17,7 @@ from forethought.commands.command import (
     Overwrite,
     PublicProxy,
     Quiet,
+    UsageError,
     app,
     console_for,
     new_file,
@@ -25,6 +27,7 @@ from forethought.commands.command import (
     show_request,
     takes,
     together,
+    writable,
 )
 
 
@@ -103,6 +106,9 @@ def plan(
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
     figure: Figures = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder for train: say now if it cannot be used.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -141,6 +147,8 @@ def plan(
         "--parameters goes with --examples: a job's model has its own number",
     )
     refuse(job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model")
+    if save is not None:
+        writable(save)
     console = console_for(quiet or as_json)
     if job_file is None:
         request = from_numbers(records_per_person=each, **flags)
@@ -148,11 +156,20 @@ def plan(
         request = overridden(from_file(job_file), flags)
     searched: dict[str, Any] = {"limits": limits, "weights": _weights(weight)} if pareto else {}
     found = propose(
-        request, data_dir=data_dir, utility=utility, tolerance=tolerance, **numbers, **searched
+        request,
+        data_dir=data_dir,
+        utility=utility,
+        tolerance=tolerance,
+        out=out,
+        timed=True,
+        **numbers,
+        **searched,
     )
     loaded = found.loaded
     if loaded is not None:
         show_request(console, loaded.request, loaded.advice)
+        if request.question is not None:
+            console.print(f"[yellow]question[/yellow]: {escape(request.question)}")
     if save is not None:
         found.plan.save(save)
     rehearsal = None
@@ -168,6 +185,8 @@ def plan(
         if found.front is not None:
             terminal.show_front(console, found.front)
         terminal.show_plan_and_alternatives(console, found.plan, found.alternatives)
+        if loaded is not None:
+            terminal.show_forecast(console, found.forecasts, found.seconds)
         if explain:
             console.print(found.plan.explain())
         if rehearsal is not None:
@@ -339,9 +358,7 @@ def papers(
 @app.command(epilog="Example: forethought ui job.toml")
 def ui(
     job_file: JobFile = None,
-    port: Annotated[
-        int, typer.Option(help="On 127.0.0.1; 0: any that is free.", min=0, max=65535)
-    ] = 0,
+    port: Annotated[int, typer.Option(help="On 127.0.0.1; 0: any that is free.")] = 0,
     folder: Annotated[Path, typer.Option(help="Where plans and jobs are saved.")] = Path(),
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -350,8 +367,13 @@ def ui(
     from forethought.web.site import PlannerServer, beginning
 
     refuse(not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder")
+    refuse(not 0 <= port <= 65535, f"--port is 0 (any that is free) to 65535, not {port}")
     place, start = beginning(job_file, folder, data_dir)
-    server = PlannerServer(place, start, port)
+    try:
+        server = PlannerServer(place, start, port)
+    except OSError as error:
+        why = str(error.strerror).lower()
+        raise UsageError(f"--port {port}: {why}. Leave it out for any that is free") from None
     console = console_for(quiet)
     # Not opened by itself: what a browser is started with, other people here can see.
     console.print(f"Open this address in your browser; it is for you alone:\n{server.address}")

@@ -114,6 +114,8 @@ def train(
         max_epsilon=max_epsilon,
         resume=resume,
         saved_plan=plan_file,
+        out=folder,
+        overwrite=overwrite,
     )
     show_request(console, prepared.loaded.request)
     terminal.show_plan(console, prepared.plan)
@@ -135,7 +137,8 @@ def train(
     summary = RunSummary.load(folder)
     draw_run(summary, folder / "figures")
     write_pages(summary)
-    terminal.show_result(console, run.statement, run.accuracy, seconds, folder, summary.results)
+    results = jobs.named(summary.results, prepared.loaded)
+    terminal.show_result(console, run.statement, run.accuracy, seconds, folder, results)
     terminal.show_phases(console, run)
     if as_json:
         print_json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})

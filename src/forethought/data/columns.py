@@ -369,7 +369,7 @@ class Column(ABC):
         absent = self.absent(entries, getattr(self, "decimal", "."))
         count = int(absent.sum())
         if count and self.missing == "refuse" and self._titles(name):
-            row = first + int(absent.arg_true()[0])
+            row = first + int(absent.arg_true()[0]) + 1
             raise UndeclaredError(
                 f"{where}: found nothing in column {name}, example {row}: say what a missing entry "
                 f'means, as in {name} = {{…, missing = "middle"}} (or "category"), or drop the '
@@ -583,7 +583,7 @@ class PlainNumber(Column):
             missing = entry.strip().lower() in MISSING_WORDS
             raise UndeclaredError.unexpected(
                 where,
-                f"{entry!r} in column {name}, example {first + row}",
+                f"{entry!r} in column {name}, example {first + row + 1}",
                 f"a number{': fill or drop missing entries beforehand' if missing else ''}",
             )
         with np.errstate(over="ignore"):
@@ -1152,7 +1152,7 @@ class Encoder(Stored):
         values = as_numbers(where, label, entries, entries.is_null(), self.form.decimal)
         if np.isnan(values).any():
             row = int(np.isnan(values).argmax())
-            raise DataError.unexpected(where, f"no label in example {row}", "a number")
+            raise DataError.unexpected(where, f"no label in example {row + 1}", "a number")
         if self.target_range is None:
             return values.astype(np.float32)
         low, high = self.target_range

@@ -270,7 +270,9 @@ class Labels:
             if not numeric:
                 row = _first_word(raw)
                 raise DataError.unexpected(
-                    path, f"the label {raw[row]} in example {row}", "numbers, as for a regression"
+                    path,
+                    f"the label {raw[row]} in example {row + 1}",
+                    "numbers, as for a regression",
                 )
             return
         whole = not numeric or bool((kinds == np.round(kinds)).all())
@@ -344,7 +346,7 @@ class Labels:
             whose = "the training file's labels" if self._order is None else "the declared classes"
             raise DataError.unexpected(
                 path,
-                f"label {values[row]} in example {row}",
+                f"label {values[row]} in example {row + 1}",
                 f"one of {whose} {', '.join(map(str, self.kinds[:20]))}",
             )
         places = np.searchsorted(self.kinds, values).astype(np.int64)
@@ -369,7 +371,7 @@ def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.fl
     if None in found:
         row = found.index(None)
         raise DataError.unexpected(
-            where, f"{entries[row]!r} in label {name}, example {row}", "1 or 0, yes or no"
+            where, f"{entries[row]!r} in label {name}, example {row + 1}", "1 or 0, yes or no"
         )
     return np.array(found, np.float32)
 
@@ -391,11 +393,13 @@ def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
         words: NDArray[Any] = np.char.strip(raw.astype(str))
         if (words == "").any():
             row = int((words == "").argmax())
-            raise DataError.unexpected(path, f"no label in example {row}", "a label") from None
+            raise DataError.unexpected(path, f"no label in example {row + 1}", "a label") from None
         return words
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())
-        raise DataError.unexpected(path, f"label {values[row]} in example {row}", "finite labels")
+        raise DataError.unexpected(
+            path, f"label {values[row]} in example {row + 1}", "finite labels"
+        )
     return values
 
 

@@ -48,8 +48,8 @@ def finite(
     if np.isfinite(inputs.sum(dtype=np.float64)):
         return
     row, *place = (int(index) for index in np.argwhere(~np.isfinite(inputs))[0])
-    where = columns[place[0]] if columns else ", ".join(str(index) for index in place)
-    found = f"{inputs[(row, *place)]} in example {first + row}, feature {where} (counted from 0)"
+    where = columns[place[0]] if columns else ", ".join(str(index + 1) for index in place)
+    found = f"{inputs[(row, *place)]} in example {first + row + 1}, feature {where}"
     raise DataError.unexpected(path, found, "finite features")
 
 

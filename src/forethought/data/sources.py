@@ -481,7 +481,7 @@ def _require_classes(path: Path | str, labels: NDArray[np.uint8]) -> None:
     wrong = labels >= CLASSES
     if wrong.any():
         row = int(wrong.argmax())
-        found = f"label {labels[row]} in example {row}"
+        found = f"label {labels[row]} in example {row + 1}"
         raise DataError.unexpected(path, found, f"labels from 0 to {CLASSES - 1}")
 
 

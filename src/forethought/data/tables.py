@@ -112,7 +112,10 @@ def unknown_column(path: Path, names: list[str], wanted: str, purpose: str) -> D
     elif names[0].startswith("#") or sum(map(bool, names)) == 1:
         hint = ". The first line must hold the names: remove what is above it"
     elif any(re.fullmatch(r"[-+]?\d+(\.\d+)?", name) for name in names):
-        hint = ". In a file without a line of names the columns are called by number, from 0"
+        hint = (
+            ". In a file without a line of names (header = false, which forethought init writes) "
+            "the columns are called by number, from 0"
+        )
     return DataError(
         f"{path}: found the columns {shown}, expected one named {wanted!r}, {purpose}{hint}"
     )
@@ -623,8 +626,7 @@ def _declared(
 
 def _require_declared(path: Path, names: list[str], aside: set[str], declared: set[str]) -> None:
     for wanted in aside - {*names}:
-        found = f"the columns {', '.join(names[:20])}"
-        raise DataError.unexpected(path, found, f"one named {wanted!r}")
+        raise unknown_column(path, names, wanted, "as the job says")
     extra = [each for each in names if each not in declared | aside]
     if extra:
         raise UndeclaredError(

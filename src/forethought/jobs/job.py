@@ -980,6 +980,19 @@ class JobRequest:
     folder: Path | None = None
     settled: tuple[str, ...] = ()
 
+    @property
+    def question(self) -> str | None:
+        """The question that ``forethought init`` left open in the file: whether several rows are
+        one person's; None: it left none, or it is answered."""
+        found = re.findall(r"(?m)^#\s*person\s*=\s*[\"']?([^\"'#\n]+)", self.text)
+        if self.job.data.person is not None or self.job.data.most_of_one_person > 1 or not found:
+            return None
+        names = ", ".join(dict.fromkeys(name.strip() for name in found))
+        return (
+            f"are several rows about one person ({names})? ε is about one row as the file stands: "
+            "take the # before person = away, or delete that line if each row is somebody else"
+        )
+
     def released_text(self) -> str:
         """The job as a TOML text that may be shown: as written, or without its seeds.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -165,7 +166,7 @@ class Loaded:
         scaled = self.request.job.data.standardise is not None
         return math.sqrt(math.prod(self.dataset.shape)) if scaled else None
 
-    @property
+    @cached_property
     def noise_borne(self) -> float | None:
         """Norm of noise that the weights of a network bear; None: linear, or not to be tried."""
         from forethought.planning.plan_request import noise_borne, table_radius
@@ -198,6 +199,15 @@ class Loaded:
     def features(self) -> int:
         """Features or channels of a record."""
         return self.dataset.shape[0]
+
+    @property
+    def forecast_features(self) -> int | None:
+        """Features of a linear model of two classes, of which the noise's cost is known
+        (:mod:`forethought.planning.forecast`); None: another model."""
+        data = self.dataset
+        linear = self.request.job.model.name == "linear" and not self.request.job.model.options
+        two = data.classes == 2 and not data.multilabel and data.fixed_features is None
+        return math.prod(data.shape) if linear and two else None
 
     @property
     def loss(self) -> Loss | None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
+import tempfile
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
-from forethought.data.dataset import PersonRows, Split, one_row_each
+from forethought.accounting.interval import warn_if_hollow
+from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, on_pixels, overridden
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.ledger.book import Charge
@@ -25,7 +30,9 @@ if TYPE_CHECKING:
     from forethought.accounting.adaptive import Trials
     from forethought.ledger.paid_run import Advice, Ledger, PaidRun
     from forethought.planning.alternatives import Front
+    from forethought.planning.forecast import Forecast
     from forethought.planning.solve import Neighbour
+    from forethought.training.metrics import Results
     from forethought.training.run import Run
     from forethought.training.search import Tuned
 
@@ -40,15 +47,28 @@ class Proposal:
     Args:
         loaded: the job with its data; None: the request was made of numbers.
         front: what the plan was chosen from, if plans were searched.
+        seconds: that training will take here, where that was tried.
     """
 
     plan: Plan
     alternatives: tuple[Neighbour, ...] = ()
     front: Front | None = None
     loaded: Loaded | None = None
+    seconds: float | None = None
+
+    @property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        """The cost of the noise, by what a model without privacy is supposed to reach; none of
+        models that it is not known of."""
+        from forethought.planning.forecast import SUPPOSED, forecast
+
+        features = None if self.loaded is None else self.loaded.forecast_features
+        if features is None or self.plan.noise_multiplier == 0:
+            return ()
+        return tuple(forecast(self.plan, features, without) for without in SUPPOSED)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: the plan with its exact ε, its alternatives, the front."""
+        """JSON-ready: the plan with its exact ε, its alternatives, the front, what to expect."""
         plan = self.plan
         epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
         return {
@@ -59,6 +79,10 @@ class Proposal:
                 for near in self.alternatives
             ],
             **({} if self.front is None else self.front.to_dict()),
+            **without_none({"seconds": self.seconds}),
+            "forecast": [
+                {"without": one.without, "expected": one.expected} for one in self.forecasts
+            ],
         }
 
 
@@ -73,6 +97,8 @@ def propose(
     tolerance: float = 0.1,
     limits: Mapping[str, float | None] | None = None,
     weights: Mapping[str, float] | None = None,
+    out: Path | None = None,
+    timed: bool = False,
 ) -> Proposal:
     """The plan for a request: of its data, or of so many records where it is made of numbers.
 
@@ -85,13 +111,18 @@ def propose(
         limits: search plans that no other beats, within these: what the request fixes is kept, its
             budget is a limit. None: make one plan, with neighbours.
         weights: of the objectives, by which one of them is chosen.
+        out: run folder that training would get; it is not made.
+        timed: try how long training will take here.
 
     Raises:
         ValueError: a request that no plan fulfils, or a job that training would refuse.
+        OSError: ``out`` that training could not write.
     """
     from forethought.planning.alternatives import pareto
     from forethought.planning.solve import neighbours, plan
 
+    if out is not None:
+        require_folder(out)
     loaded = load_job(request, data_dir) if examples is None else None
     if loaded is None:
         asked = request.job.plan_request(examples or 0, parameters, persons=persons)
@@ -117,10 +148,12 @@ def propose(
         chosen = plan(asked if graph is None else asked.with_(**graph.plan_arguments(tolerance)))
         made = asked.with_(preparation=chosen.preparation)
         alternatives = neighbours(chosen, made.size, made.feature_norm, made.score_rule.noise)
+    warn_if_hollow(chosen.delta, chosen.examples, chosen.records_per_person)
     if loaded is not None:
         chosen = loaded.with_caveats(chosen)
         require_trainable(loaded, chosen)
-    return Proposal(chosen, alternatives, front, loaded)
+    trial = seconds_of(loaded, chosen) if timed and loaded is not None else None
+    return Proposal(chosen, alternatives, front, loaded, trial)
 
 
 def require_trainable(loaded: Loaded, plan: Plan) -> None:
@@ -136,6 +169,99 @@ def require_trainable(loaded: Loaded, plan: Plan) -> None:
     own, test = arranged(loaded.data, plan, loaded.loss), loaded.held_out
     opened_task(own.wrapped(loaded.model), own.data, test, plan, own.loss, Execution())
     warn_if_muted(loaded.request.job.training.class_weights, plan)
+
+
+def require_folder(out: Path, overwrite: bool = False) -> None:
+    """Refuse a run folder that a run could not begin in; nothing is left.
+
+    Raises:
+        RunFolderExistsError: a file, or a folder that holds something, which is not to be replaced.
+        OSError: it cannot be made or written.
+    """
+    from forethought.training.folder import RunFolder
+
+    RunFolder(out).require_free(overwrite)
+    made: list[Path] = []
+    try:
+        for folder in reversed([one for one in (out, *out.parents) if not one.exists()]):
+            folder.mkdir()
+            made.append(folder)
+        try:
+            with tempfile.TemporaryFile(dir=out):
+                pass
+        except OSError as error:  # names a file that nobody asked for
+            raise type(error)(error.errno, error.strerror, str(out)) from None
+    finally:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):  # somebody else has begun to use it
+                folder.rmdir()
+
+
+# Time of a run, from its first rounds on synthetic records of the same shape.
+#
+# The run itself is begun, with its folder, its model and its plan, and left as soon as enough of
+# its rounds are seen: what comes before the first of them is its own as well. Nothing of the
+# private records is used but how many there are and what shape they have.
+
+
+# Rounds that are tried, and seconds after which a trial ends.
+TRIED_ROUNDS, TRIED_SECONDS = 40, 1.5
+# Larger data and dearer rounds are not tried: bytes, and products of a record with a weight.
+MOST_TRIED_BYTES, MOST_TRIED_PRODUCTS = 1 << 30, 3e10
+
+
+class _Seen(Exception):  # noqa: N818 (no error: it ends a trial)
+    """Enough of the rounds."""
+
+
+def seconds_of(loaded: Loaded, plan: Plan) -> float | None:
+    """The seconds that training takes on this machine, tried; None: too dear to try.
+
+    Beside other work on the machine a run takes as much longer as that work takes of it.
+    """
+    inputs = loaded.dataset.train.inputs
+    products = plan.mean_batch * loaded.parameters
+    if inputs.nbytes > MOST_TRIED_BYTES or products > MOST_TRIED_PRODUCTS:
+        return None
+    job = loaded.request.job.model_copy(update={"ledger": None})
+    stand_in = replace(
+        loaded,
+        request=replace(loaded.request, job=job),
+        dataset=_like(loaded.dataset),
+        model=copy.deepcopy(loaded.model),
+    )
+    stamps = [time.perf_counter()]
+
+    def watch(event: Any) -> None:
+        stamps.append(time.perf_counter())
+        tried = len(stamps) > 4 and stamps[-1] - stamps[1] > TRIED_SECONDS
+        if tried or event.round >= min(TRIED_ROUNDS, plan.rounds):
+            raise _Seen
+
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(_Seen):
+            run(PreparedJob(stand_in, plan), Path(folder) / "run", progress=watch)
+    begin, rounds = stamps[1] - stamps[0], np.diff(stamps[1:])
+    return float(begin + rounds.mean() * (plan.rounds - 1)) if len(rounds) else float(begin)
+
+
+def _like(dataset: Dataset) -> Dataset:
+    """Synthetic records in the place of a data set's own, as many and of the same shape."""
+    random = np.random.default_rng(0)
+
+    def made(split: Split) -> Split:
+        inputs = random.random(split.inputs.shape, dtype=np.float32)
+        if dataset.classes is None:
+            return Split(inputs, random.random(split.targets.shape, dtype=np.float32))
+        most = 2 if dataset.multilabel else dataset.classes
+        return Split(inputs, random.integers(0, most, split.targets.shape))
+
+    persons = dataset.persons
+    if persons is not None:
+        persons = (np.arange(len(persons)) % len(set(persons.tolist()))).astype(np.str_)
+    test = None if dataset.test is None else made(dataset.test)
+    return replace(dataset, train=made(dataset.train), test=test, persons=persons)
 
 
 # From a request to a finished run folder: the same from the command line and from Python.
@@ -164,6 +290,8 @@ def prepare(
     max_epsilon: float | None = None,
     resume: Path | None = None,
     saved_plan: Path | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
 ) -> PreparedJob:
     """Load the data, build the model, make the plan; nothing private is released yet.
 
@@ -172,16 +300,16 @@ def prepare(
         max_epsilon: their budget together; the job's by default.
         resume: folder of a run that is continued: its plan.json is the plan, whatever the planner
             of this version would choose, and its accuracy that of the run if it is in phases.
-
         saved_plan: a plan file that goes before what the planner would choose.
+        out, overwrite: the run folder, to be told of before the data are read if it cannot be used.
 
     Raises:
         JobError: a run until an accuracy without a budget, or without held-out data; a saved plan
             for another number of records.
         ValueError: a device that this machine does not have.
     """
-    from forethought.training.records import warn_if_muted
-
+    if out is not None and resume is None:
+        require_folder(out, overwrite)
     if request.job.run.device is not None:
         from forethought.training.execution import usable
 
@@ -213,7 +341,8 @@ def prepare(
             "holdout in the job's [data]) to measure it on"
         )
     plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
-    warn_if_muted(job.training.class_weights, plan)
+    warn_if_hollow(plan.delta, plan.examples, plan.records_per_person)
+    require_trainable(loaded, plan)
     if until is not None:
         if plan.preparation is not None and not plan.preparation.centres:
             raise JobError(
@@ -516,6 +645,17 @@ def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
     model = addition_of(encoder, found.model, multilabel=data.multilabel)
     shapes = model.shapes(list(map(str, called)), unit, noise)
     replace_file(folder / SHAPES, (shapes.to_json() + "\n").encode())
+
+
+def named(results: Results | None, loaded: Loaded) -> Results | None:
+    """Results for the terminal of whoever trains: classes by the names that the job has for them.
+
+    Files that are handed on have names that their owner declared, and no others.
+    """
+    names = loaded.request.job.data.classes
+    if results is None or names is None or len(names) != len(results.classes):
+        return results
+    return replace(results, classes=tuple(map(str, names)))
 
 
 # From a request to a private search for its best step size.

@@ -446,7 +446,11 @@ def report_page(summary: RunSummary) -> str:
     """One file about a run: result beside its baseline, curves, plan, statement in short."""
     s = summary.statement
     first, second, third = s.sentences()
-    body = [f"<h1>Run {escape(summary.folder.resolve().name)}</h1>", *_head(s, first, second)]
+    body = [f"<h1>Run {escape(summary.folder.resolve().name)}</h1>"]
+    if summary.results is not None:
+        # Before anything else: a promise about a model that is of no use helps nobody.
+        body += [_warning(text) for text in summary.results.warnings()]
+    body += _head(s, first, second)
     if summary.results is not None:
         body += ["<h2>What the model is worth</h2>", *_result(summary.results)]
     if summary.shapes is not None:
@@ -638,13 +642,16 @@ def _result(results: Results) -> list[str]:
             ""
             if figure.low is None or figure.high is None
             else f"{at_least(figure.low, '.3f')} to {at_most(figure.high, '.3f')}",
-            f"{results.baseline[name]:.3f}" if name in results.baseline else "",
+            # One answer for all, the frequency of each class, is calibrated by definition.
+            f"{results.baseline[name]:.3f}"
+            if name in results.baseline and name != "calibration error"
+            else "",
         )
         for name, figure in results.figures.items()
     ]
     parts = []
-    if results.weak:
-        parts.append(f'<p class="warning">{escape(results.sentences()[-1])}.</p>')
+    if results.weak and not results.warnings():
+        parts.append(_warning(results.sentences()[-1]))
     if results.target is not None:
         parts.append(f"<p>Errors are in units of {escape(results.target)}.</p>")
     heads = ("figure", f"on {results.examples:,} held-out records", "95 % interval", "no model")
@@ -662,6 +669,11 @@ def _result(results: Results) -> list[str]:
             title = "Which labels it finds"
             columns = ("label", "rightly not given", "wrongly given", "missed", "given", "found")
         parts += [f"<h3>{title}</h3>", _table(columns, table)]
+        if results.classes[0] == "class 0":
+            parts.append(
+                "<p>Classes are numbered in the order of <code>job.toml</code>; their names stand "
+                "here once their owner has declared them (columns_measured = false).</p>"
+            )
     return parts
 
 
@@ -719,6 +731,10 @@ def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[float
 
 def _capital(text: object) -> str:
     return str(text)[:1].upper() + str(text)[1:]
+
+
+def _warning(text: str) -> str:
+    return f'<p class="warning">{escape(_capital(text))}.</p>'
 
 
 def _list(texts: Iterable[str]) -> str:

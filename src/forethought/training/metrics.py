@@ -513,7 +513,7 @@ class Results:
             around = f" ({at_least(lead.low, form)} to {at_most(lead.high, form)})"
         first = next(iter(self.figures))
         lines = [
-            *self._warnings(),
+            *self.warnings(),
             f"{name} on {self.examples:,} held-out records {lead.value:{form}}{around}; {nothing} "
             f"gives {self.baseline[first]:{form}}",
         ]
@@ -537,7 +537,7 @@ class Results:
         above, below = figure.low > plain, figure.high < plain
         return self.weak and (above if self.task == "regression" else below)
 
-    def _warnings(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """The sentences that a reader must see before any figure."""
         found = []
         if self._worse:
@@ -549,9 +549,11 @@ class Results:
         if self.task == "classification":
             for at, name in enumerate(self.classes):
                 there = sum(self.confusion[at])
-                if there and not any(row[at] for row in self.confusion):
+                if there and not self.confusion[at][at]:
+                    never = not any(row[at] for row in self.confusion)
+                    does = "never says" if never else "finds none of"
                     found.append(
-                        f"the model never says {name!r}, which {there:,} of {self.examples:,} "
+                        f"the model {does} {name!r}, which {there:,} of {self.examples:,} "
                         "held-out records are: rank by probability, or give class_weights"
                     )
         return found

@@ -572,6 +572,8 @@ def opened_task(
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
+    # An optimizer that there is not is told before anything is released, centres included.
+    descent_of(plan, {name: p for name, p in model.named_parameters() if p.requires_grad})
     same = held_out is not None and coincide(records, held_out)
     caveats = [*declared(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:

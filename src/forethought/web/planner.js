@@ -1,63 +1,97 @@
 "use strict";
 const token = location.hash.slice(1);
 const byId = (id) => document.getElementById(id);
-// name: [least, most, logarithmic, whole]. Position 0 of "epochs" and "persons" leaves it open.
-const SLIDERS = {
-  epsilon: [0.1, 30, true, false],
-  records: [100, 10000000, true, true],
-  records_per_person: [1, 20, false, true],
-  persons: [0, 1, false, false],
-  epochs: [0, 200, false, false],
-  features: [1, 1000, true, true],
+// What can be set: its words, the ends of its slider, whether that is logarithmic, whether numbers
+// are whole, and what stands in the field where it is left open.
+const SETTINGS = {
+  epsilon: { words: "Privacy budget ε", ends: [0.1, 30], log: true,
+    more: "smaller protects more" },
+  records: { words: "Records", ends: [100, 1e7], log: true, whole: true },
+  records_per_person: { words: "Records of one person, at most", ends: [1, 20], whole: true },
+  persons: { words: "Different persons", ends: [100, 1e7], log: true, whole: true,
+    open: "not known" },
+  epochs: { words: "Passes over the data (epochs)", ends: [0, 200], open: "planned" },
+  features: { words: "Columns", ends: [1, 1000], log: true, whole: true,
+    more: "of a linear model of two classes" },
+  without: { words: "Right pairs without privacy", ends: [0.55, 0.99],
+    more: "your guess: of 100 pairs of records, one of each class, how many the same model " +
+      "without privacy puts in the right order (AUC × 100)", scale: 100 },
 };
-const ORANGE = "#d55e00", BLUE = "#0072b2", GREY = "#8c959f";
-let waiting = false, asked = false;
+let waiting = false, asked = false, start = {}, later = 0;
 
 const short = (x) => x >= 10000 ? Math.round(x).toLocaleString("en") :
   Number(x.toPrecision(3)).toString();
+const about = (x) => short(Number(x.toPrecision(2)));
 
 // What reads as a bound is rounded up.
 function atMost(x) {
   const near = Number(x.toPrecision(3));
   return short(near >= x ? near : near + Math.pow(10, Math.floor(Math.log10(x)) - 2));
 }
-const atMostPercent = (x) => `${(Math.ceil(1000 * x - 1e-9) / 10).toFixed(1)} %`;
+const ofHundred = (x) => Math.min(100, Math.ceil(100 * x - 1e-9));
 
-function value(name) {
-  const [least, most, log, whole] = SLIDERS[name], at = Number(byId(name).value);
-  let found = log ? least * Math.pow(most / least, at) : at;
-  if (log) found = Number(found.toPrecision(3));
-  return whole ? Math.round(found) : found;
+function duration(seconds) {
+  if (seconds < 1) return "under 1 s";
+  if (seconds < 120) return `${about(seconds)} s`;
+  return seconds < 7200 ? `${about(seconds / 60)} min` : `${about(seconds / 3600)} h`;
 }
 
-function place(name, wanted) {
-  const [least, most, log] = SLIDERS[name];
-  byId(name).value = log ? Math.log(wanted / least) / Math.log(most / least) : wanted;
+// The field holds the number; the slider is another way to write into it.
+function number(name) {
+  const { scale = 1 } = SETTINGS[name], text = byId(name).value.replace(/[,\s]/g, "");
+  return text === "" ? null : Number(text) / scale;
+}
+
+function fromSlider(name) {
+  const { ends: [least, most], log, whole, scale = 1, open } = SETTINGS[name];
+  const at = Number(byId(`${name}-slider`).value);
+  let found = log ? Number((least * Math.pow(most / least, at)).toPrecision(3)) : at;
+  if (whole || name === "epochs") found = Math.round(found);
+  const left = open !== undefined && at <= Number(byId(`${name}-slider`).min);
+  byId(name).value = left ? "" : written(found * scale);
+}
+
+const written = (x) => x >= 10000 ? x.toLocaleString("en", { maximumFractionDigits: 6 }) :
+  String(Number(x.toPrecision(12)));
+
+function place(name) {
+  const { ends: [least, most], log, open, scale = 1 } = SETTINGS[name], wanted = number(name);
+  const slider = byId(`${name}-slider`);
+  if (wanted === null || !(wanted > 0)) slider.value = slider.min;
+  else slider.value = log ? Math.log(wanted / least) / Math.log(most / least) : wanted;
+  slider.setAttribute("aria-valuetext", wanted === null ? open || "nothing" :
+    written(wanted * scale));
 }
 
 function settings() {
-  const records = value("records"), each = value("records_per_person");
-  const epochs = Math.round(value("epochs"));
-  const found = { epsilon: value("epsilon"), records, records_per_person: each,
-    features: value("features"), epochs: epochs === 0 ? null : epochs, persons: null };
-  if (each > 1 && value("persons") > 0) {
-    // From one row each to as many as may be: people have 1 to `each` rows on average.
-    const mean = 1 + (each - 1) * value("persons");
-    found.persons = Math.max(1, Math.ceil(records / mean));
-  }
+  const found = { delta: start.delta };
+  for (const name of Object.keys(SETTINGS)) found[name] = number(name);
+  if (found.records_per_person <= 1) found.persons = start.persons === null ? null : found.persons;
   return found;
 }
 
-function label(found) {
-  byId("epsilon-out").textContent = short(found.epsilon);
-  byId("records-out").textContent = short(found.records);
-  byId("records_per_person-out").textContent = found.records_per_person;
-  byId("persons-out").textContent = found.persons === null ?
-    (found.records_per_person > 1 ? "not known" : "one a record") :
-    `${short(found.persons)} (${short(found.records / found.persons)} each)`;
-  byId("persons").disabled = found.records_per_person === 1;
-  byId("epochs-out").textContent = found.epochs === null ? "planner's choice" : found.epochs;
-  byId("features-out").textContent = short(found.features);
+function build() {
+  for (const [name, { words, more, open, ends: [least, most], log }] of Object.entries(SETTINGS)) {
+    const box = document.createElement("div"), label = document.createElement("label");
+    const field = document.createElement("input"), slider = document.createElement("input");
+    box.className = "setting"; box.id = `${name}-box`;
+    label.htmlFor = name; label.id = `${name}-label`; label.textContent = words;
+    Object.assign(field, { id: name, type: "text", inputMode: "decimal", placeholder: open || "" });
+    Object.assign(slider, { id: `${name}-slider`, type: "range" });
+    slider.min = log ? 0 : least; slider.max = log ? 1 : most;
+    slider.step = log ? 0.005 : name === "without" ? 0.01 : 1;
+    slider.setAttribute("aria-labelledby", `${name}-label`);
+    slider.addEventListener("input", () => { fromSlider(name); place(name); redraw(); });
+    field.addEventListener("input", () => { place(name); redraw(); });
+    box.append(label, field, slider);
+    if (more) {
+      const hint = document.createElement("small");
+      hint.id = `${name}-hint`; hint.textContent = more;
+      field.setAttribute("aria-describedby", hint.id);
+      box.append(hint);
+    }
+    byId("settings").append(box);
+  }
 }
 
 async function ask(path, body) {
@@ -68,9 +102,9 @@ async function ask(path, body) {
   return found;
 }
 
-// One question at a time; where the sliders stand when it is answered is asked next.
+// One question at a time; what is set when it is answered is asked next.
 async function redraw() {
-  label(settings());
+  byId("persons-box").hidden = !(number("records_per_person") > 1);
   if (waiting) { asked = true; return; }
   waiting = true;
   do {
@@ -83,10 +117,23 @@ async function redraw() {
       document.body.dataset.drawn = Number(document.body.dataset.drawn || 0) + 1;
     } catch (error) {
       byId("error").textContent = error.message;
-      byId("numbers").classList.add("stale");
+      byId("answer").classList.add("stale");
     }
   } while (asked);
   waiting = false;
+  if (start.job) { clearTimeout(later); later = setTimeout(measure, 700); }
+}
+
+// How long training takes is tried when nothing moves any more.
+async function measure() {
+  const box = byId("time");
+  if (!box) return;
+  try {
+    const { seconds } = await ask("/time", settings());
+    box.textContent = seconds === null ? "not tried" : `about ${duration(seconds)}`;
+  } catch (error) {
+    box.textContent = "not tried";
+  }
 }
 
 function element(name, attributes, text) {
@@ -96,29 +143,36 @@ function element(name, attributes, text) {
   return found;
 }
 
-function fact(name, text, small) {
+function fact(name, text, small, id) {
   const box = document.createElement("div"), dt = document.createElement("dt");
   const dd = document.createElement("dd"), more = document.createElement("small");
-  dt.textContent = name; dd.textContent = text; more.textContent = small;
-  dd.append(more); box.append(dt, dd);
+  const value = document.createElement("span");
+  dt.textContent = name; value.textContent = text; more.textContent = small;
+  if (id) value.id = id;
+  dd.append(value, more); box.append(dt, dd);
   return box;
 }
 
 function draw(found) {
-  const percent = (x) => `${(100 * x).toFixed(1)} %`;
+  const unit = found.unit === "persons" ? "persons" : found.together > 1 ?
+    `groups of ${found.together} records` : "records";
+  const [alarm, power] = found.attack[1];
+  byId("answer").classList.remove("stale");
+  byId("privacy").textContent = `Privacy: of 100 ${unit}, an attacker who knows all the others ` +
+    `finds at most ${ofHundred(power)}, if ${Math.round(100 * alarm)} in 100 may be suspected ` +
+    `wrongly; guessing finds ${Math.round(100 * alarm)}.`;
+  drawCost(found);
   const whom = found.together > 1 ? `for any ${found.together} records together` :
     found.unit === "persons" ? "for one person, as one contribution" : "for one record";
-  byId("numbers").classList.remove("stale");
+  const tried = byId("time") ? byId("time").textContent : "…";
   byId("numbers").replaceChildren(
     fact("ε, certified", atMost(found.epsilon), `δ ${found.delta.toExponential(1)}, ${whom}`),
-    fact("noise multiplier σ", short(found.sigma), `of ${short(found.examples)} ${found.unit}`),
-    fact("batch", short(found.batch), `${found.unit}, expected`),
     fact("rounds", short(found.rounds), `${short(found.epochs)} epochs`),
-    fact("accuracy to expect", percent(found.expected),
-      `synthetic data; ${percent(found.without_noise)} without noise`),
-    fact("attacker at 1 % false alarms", atMostPercent(found.attack[1][1]), "detections, at most"));
+    fact("batch", short(found.batch), `${found.unit}, expected`),
+    fact("noise multiplier σ", Number(found.sigma.toPrecision(4)).toString(),
+      `of ${short(found.examples)} ${found.unit}`),
+    ...(start.job ? [fact("time here", tried, "tried on synthetic records", "time")] : []));
   drawAttack(found.attack);
-  drawFront(found.front, found.epsilon, found.noise);
   byId("reasons").replaceChildren(...found.reasons.map(([what, why]) => {
     const row = document.createElement("li");
     row.textContent = `${what}: ${why}`;
@@ -126,54 +180,58 @@ function draw(found) {
   }));
 }
 
-function frame(svg, x, y) {
-  svg.replaceChildren(
-    element("line", { x1: 50, y1: 200, x2: 410, y2: 200, stroke: GREY }),
-    element("line", { x1: 50, y1: 10, x2: 50, y2: 200, stroke: GREY }),
-    element("text", { x: 230, y: 234, "text-anchor": "middle" }, x),
-    element("text", { x: 0, y: 0, transform: "translate(12 105) rotate(-90)",
-      "text-anchor": "middle" }, y));
+function drawCost({ cost, epsilon, unit }) {
+  byId("buys").hidden = byId("without-box").hidden = cost === null;
+  if (cost === null) {
+    byId("accuracy").textContent = "What the noise costs this model is not known beforehand. " +
+      "Rehearse the job on public data: forethought plan JOB --rehearse --public-proxy NAME.";
+    return;
+  }
+  const pairs = (x) => (100 * x).toFixed(1);
+  const extra = cost.lost < 0.01 ? "" : ` With about ${about(cost.records_needed)} ${unit} it ` +
+    "would be less than 1.";
+  byId("accuracy").textContent = `Accuracy: if the model without privacy puts ` +
+    `${pairs(cost.without)} of 100 pairs in the right order, this noise leaves about ` +
+    `${pairs(cost.expected)}: ${pairs(cost.lost)} lost.${extra}`;
+  byId("caveat").textContent = "By a formula, of the noise alone. " +
+    (cost.measured === null ? "So much noise was not tried on public tables." :
+      "Columns that hardly vary are found late, whatever the noise: nine of ten of " +
+      `${cost.measured[1]} runs on public tables lost at most ${pairs(cost.measured[0])}.`);
+  byId("budgets").replaceChildren(...cost.budgets.map(([at, lost, needed]) => {
+    const row = document.createElement("tr"), head = document.createElement("th");
+    head.scope = "row"; head.textContent = short(at);
+    row.append(head, ...[pairs(cost.without - lost), pairs(lost), about(needed)].map((text) => {
+      const cell = document.createElement("td");
+      cell.textContent = text;
+      return cell;
+    }));
+    if (Math.abs(at / number("epsilon") - 1) < 1e-9) row.setAttribute("aria-current", "true");
+    return row;
+  }));
 }
 
 function drawAttack(rows) {
   const svg = byId("attack"), x = (a) => 50 + 720 * a, y = (p) => 200 - 190 * p;
-  frame(svg, "false alarms", "detections, at most");
-  svg.append(element("line", { x1: x(0), y1: y(0), x2: x(0.5), y2: y(0.5), stroke: GREY,
-    "stroke-dasharray": "3 3" }));
-  const points = rows.map(([a, p]) => `${x(a)},${y(p)}`).join(" ");
-  svg.append(element("polyline", { points, fill: "none", stroke: BLUE, "stroke-width": 2 }));
+  const line = (x1, y1, x2, y2, kind) => element("line", { x1, y1, x2, y2, class: kind });
+  svg.setAttribute("aria-label", "What an attacker can find: " + rows.map(([a, p]) =>
+    `at most ${ofHundred(p)} of 100 with ${+(100 * a).toFixed(1)} false`).join(", "));
+  svg.replaceChildren(line(50, 200, 410, 200, "axis"), line(50, 10, 50, 200, "axis"),
+    line(x(0), y(0), x(0.5), y(0.5), "blind"),
+    element("text", { x: 230, y: 234, "text-anchor": "middle" }, "false suspicions of 100"),
+    element("text", { x: 0, y: 0, transform: "translate(12 105) rotate(-90)",
+      "text-anchor": "middle" }, "found of 100, at most"),
+    element("polyline", { points: rows.map(([a, p]) => `${x(a)},${y(p)}`).join(" "),
+      class: "line" }));
   for (const [a, p] of rows) {
-    const dot = element("circle", { cx: x(a), cy: y(p), r: 4, fill: BLUE });
-    dot.append(element("title", {}, `${(100 * a).toFixed(1)} % false alarms: at most ` +
-      `${atMostPercent(p)} detections`));
+    const dot = element("circle", { cx: x(a), cy: y(p), r: 4 });
+    dot.append(element("title", {}, `${+(100 * a).toFixed(1)} false of 100: at most ` +
+      `${ofHundred(p)} found`));
     svg.append(dot);
   }
   for (const mark of [0, 0.5, 1]) svg.append(element("text", { x: 44, y: y(mark) + 4,
-    "text-anchor": "end" }, `${100 * mark} %`));
+    "text-anchor": "end" }, String(100 * mark)));
   for (const mark of [0, 0.25, 0.5]) svg.append(element("text", { x: x(mark), y: 216,
-    "text-anchor": "middle" }, `${100 * mark} %`));
-}
-
-function drawFront(rows, epsilon, noise) {
-  const svg = byId("front"), all = [...rows, [epsilon, noise]];
-  frame(svg, "ε", "noise for the signal");
-  const range = (at) => {
-    const values = all.map((row) => Math.log10(row[at]));
-    return [Math.min(...values) - 0.05, Math.max(...values) + 0.05];
-  };
-  const [x0, x1] = range(0), [y0, y1] = range(1);
-  const x = (v) => 50 + 360 * (Math.log10(v) - x0) / (x1 - x0);
-  const y = (v) => 200 - 190 * (Math.log10(v) - y0) / (y1 - y0);
-  for (const [e, n] of rows) {
-    const dot = element("circle", { cx: x(e), cy: y(n), r: 3, fill: BLUE, class: "candidate" });
-    dot.append(element("title", {}, `ε about ${short(e)}, noise ${short(n)}`));
-    svg.append(dot);
-  }
-  svg.append(element("circle", { cx: x(epsilon), cy: y(noise), r: 6, fill: ORANGE, id: "chosen" }));
-  for (let mark = Math.ceil(x0); mark <= x1; mark++) svg.append(element("text",
-    { x: x(10 ** mark), y: 216, "text-anchor": "middle" }, short(10 ** mark)));
-  for (let mark = Math.ceil(y0); mark <= y1; mark++) svg.append(element("text",
-    { x: 44, y: y(10 ** mark) + 4, "text-anchor": "end" }, `1e${mark}`));
+    "text-anchor": "middle" }, String(100 * mark)));
 }
 
 async function save(ending) {
@@ -187,22 +245,20 @@ async function save(ending) {
 }
 
 async function begin() {
-  for (const [name, [least, most, log]] of Object.entries(SLIDERS)) {
-    byId(name).min = log ? 0 : least;
-    byId(name).max = log ? 1 : most;
-    byId(name).addEventListener("input", redraw);
-  }
+  build();
   byId("save-plan").addEventListener("click", () => save("json"));
   byId("save-job").addEventListener("click", () => save("toml"));
-  byId("sliders").addEventListener("submit", (event) => event.preventDefault());
+  for (const form of document.forms)
+    form.addEventListener("submit", (event) => event.preventDefault());
   try {
-    const start = await ask("/start", {});
+    start = await ask("/start", {});
     byId("notes").textContent = start.notes.join(". ");
-    for (const name of ["epsilon", "records", "records_per_person", "features"])
-      place(name, start[name]);
-    place("epochs", start.epochs === null ? 0 : start.epochs);
-    place("persons", start.persons === null || start.records_per_person === 1 ? 0 :
-      Math.max(0.001, (start.records / start.persons - 1) / (start.records_per_person - 1)));
+    byId("features-box").hidden = start.job;
+    for (const [name, { scale = 1 }] of Object.entries(SETTINGS)) {
+      byId(name).value = start[name] === null ? "" : written(start[name] * scale);
+      place(name);
+    }
+    if (start.rounds) byId("epochs").placeholder = `${start.rounds} rounds`;
   } catch (error) {
     byId("error").textContent = error.message;
     return;

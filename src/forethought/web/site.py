@@ -1,4 +1,4 @@
-"""One page and two answers on 127.0.0.1, by the standard library's HTTP server.
+"""One page and a few answers on 127.0.0.1, by the standard library's HTTP server.
 
 There is one page for one person, and nothing to route: a framework would bring a dozen packages
 for what is a hundred lines here. Who may ask:
@@ -27,10 +27,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forethought.jobs.job import to_toml
-from forethought.web.planner import SettingError, Settings, shown
+from forethought.web.planner import SettingError, Settings, seconds, shown
+
+if TYPE_CHECKING:
+    from forethought.jobs.load import Loaded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
 # What a job needs besides, for its author to fill in.
@@ -43,12 +46,13 @@ class Place:
 
     Args:
         folder: that exists. job: the tables of a job file to put the numbers into; None: there is
-            no job yet. notes: what the page says of the job's data.
+            no job yet. notes: what the page says of the job's data. loaded: the job, its data read.
     """
 
     folder: Path
     job: Mapping[str, Mapping[str, Any]] | None = None
     notes: tuple[str, ...] = ()
+    loaded: Loaded | None = None
 
     def save(self, name: str, settings: Settings) -> Path:
         """Write ``NAME.json``, the plan, or ``NAME.toml``, a job; never over a file.
@@ -61,7 +65,9 @@ class Place:
                 f"a file's name is letters, digits, - and _, then .json for a plan or .toml for a "
                 f"job, not {name!r}"
             )
-        text = self._job(settings) if name.endswith(".toml") else settings.plan().to_json() + "\n"
+        text = self._job(settings)
+        if name.endswith(".json"):
+            text = settings.plan(self.loaded).to_json() + "\n"
         path = self.folder / name
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -77,9 +83,11 @@ class Place:
             budget["delta"] = settings.delta
         tables["budget"] = budget
         training = tables.setdefault("training", {})
-        for length in ("epochs", "rounds"):
-            training.pop(length, None)
+        if self.loaded is not None and self.loaded.request.job.budget.epsilon is None:
+            training.pop("noise_multiplier", None)  # it follows from the budget now
+        training.pop("epochs", None)
         if settings.epochs is not None:
+            training.pop("rounds", None)
             training["epochs"] = settings.epochs
         if settings.records_per_person > 1:
             tables["data"].setdefault("records_per_person", settings.records_per_person)
@@ -118,7 +126,9 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
     )
     tables = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     notes = (*loaded.request.settled, *((loaded.advice,) if loaded.advice else ()))
-    return Place(folder, tables, notes), start
+    if job.budget.epsilon is None:
+        notes = (*notes, "the job gives no epsilon: the budget here takes the place of its noise")
+    return Place(folder, tables, notes, loaded), start
 
 
 HOST = "127.0.0.1"
@@ -168,10 +178,15 @@ class PlannerServer(ThreadingHTTPServer):
         """
         with self.thinking:
             if path == "/start":
+                loaded = self.place.loaded
                 of_job = {"job": self.place.job is not None, "notes": list(self.place.notes)}
+                if loaded is not None:
+                    of_job["rounds"] = loaded.request.job.training.rounds
                 return vars(self.start) | of_job
             if path == "/plan":
-                return shown(Settings.of(values))
+                return shown(Settings.of(values), self.place.loaded)
+            if path == "/time":
+                return {"seconds": seconds(Settings.of(values), self.place.loaded)}
             if path == "/save":
                 name = str(values.get("name", ""))
                 path_written = self.place.save(name, Settings.of(values.get("settings", {})))
