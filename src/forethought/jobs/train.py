@@ -342,7 +342,6 @@ def prepare(
         )
     plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
     warn_if_hollow(plan.delta, plan.examples, plan.records_per_person)
-    require_trainable(loaded, plan)
     if until is not None:
         if plan.preparation is not None and not plan.preparation.centres:
             raise JobError(
@@ -430,6 +429,8 @@ def run(
     from forethought.training.search import train_until
 
     loaded = prepared.loaded
+    if not resume:  # before a book is charged, and before anything is released
+        require_trainable(loaded, prepared.plan)
     settings = loaded.request.job.run
     options: dict[str, Any] = {
         "test": loaded.held_out,
