@@ -47,4 +47,4 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_refused() -> None:
     plan = ft.plan(examples=64, budget=ft.Budget(epsilon=8.0, delta=1e-3), epochs=2)
     x, y = data()
     with pytest.raises(ValueError, match="value per example"):
-        ft.train(nn.Linear(5, 3), (x, y), plan, loss=F.cross_entropy)
+        ft.train(nn.Linear(5, 3), (x, y), plan, loss=lambda o, t: F.cross_entropy(o, t))

@@ -27,7 +27,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.accounting.statement import About, Statement, account
-from forethought.rounds.contributions import Loss, check_loss, cross_entropy
+from forethought.rounds.contributions import (
+    Loss,
+    check_loss,
+    cross_entropy,
+    is_mean,
+    own_mean,
+)
 from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Indices, Secrets, Seeds
@@ -539,10 +545,10 @@ class Deferred:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Deferred:
         kwargs = dict(kwargs or {})
-        if _is_mean(function, kwargs):
+        if is_mean(function, kwargs):
             kwargs["reduction"] = "none"
             if function is not F.cross_entropy:  # its values are one an example, or refused
-                return cls(Call(_own_mean, (function, *args), kwargs))
+                return cls(Call(own_mean, (function, *args), kwargs))
         return cls(Call(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
@@ -604,25 +610,6 @@ def _refuse(what: str, instead: str = "") -> NoReturn:
         f"{what} of a private batch would be a number without noise, which no guarantee covers: "
         f"{remedy}"
     )
-
-
-# Losses whose mean over a batch is the mean of what each example has by itself.
-_WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
-# The weights of those are factors; of these they are divided by, for the whole batch at once.
-_MEANS = _WEIGHTED | {F.cross_entropy, F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
-
-
-def _is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a call is one of torch's losses with the mean over all examples."""
-    if function not in _MEANS or kwargs.get("reduction") != "mean":
-        return False
-    return function in _WEIGHTED or kwargs.get("weight") is None
-
-
-def _own_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A loss of each example: the mean over its own values, in place of that over the batch."""
-    values = function(*args, **kwargs)
-    return values.flatten(1).mean(1) if values.dim() > 1 else values
 
 
 def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from forethought.rounds.contributions import (
     check_loss,
     default_loss,
     mixing_layers,
+    of_each,
     undisturbed,
 )
 from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
@@ -403,7 +404,8 @@ def train(
             :class:`forethought.data.Dataset`, whose caveats then reach the Statement.
         plan: from :func:`forethought.plan` or made by hand. A resumed run may leave it out: the
             folder's plan.json is the plan.
-        loss: ``loss(outputs, targets)`` → one value per example. Default: cross entropy for whole
+        loss: ``loss(outputs, targets)`` → one value per example; of torch's criteria with their
+            mean each example's own value is taken. Default: cross entropy for whole
             targets, squared error for floating-point ones.
         batch_dims: for a model that takes a whole batch in a form only its owner knows: where the
             examples are (``forethought.gradients.BatchDims``). The Statement names it as an
@@ -567,7 +569,7 @@ def opened_task(
     records = placed_records(model, data, plan, execution.device)
     first = next(p for p in model.parameters() if p.requires_grad)
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
-    chosen = default_loss(blank(records)[1]) if loss is None else loss
+    chosen = default_loss(blank(records)[1]) if loss is None else of_each(loss)
     require_fit(model, chosen, records, dims=batch_dims)
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
