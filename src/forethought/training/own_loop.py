@@ -11,6 +11,7 @@ from __future__ import annotations
 import copyreg
 import inspect
 import operator
+import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from forethought.training.records import (
     opened,
     placed_records,
     require_fit,
+    require_reached,
     uncentred,
     warn_of_another_model,
     with_caveats,
@@ -162,6 +164,7 @@ class _Rounds:
         self._batch: _Batch | None = None
         self._value: Deferred | None = None
         self._left = self._standing()
+        self._marks_gradients = True
         self._gate = Gate(model)
 
     def next_batch(self) -> Any:
@@ -187,6 +190,24 @@ class _Rounds:
                 "first; to compute a large batch in pieces give micro_batch="
             )
         self._value = value
+        if self._marks_gradients:  # once: what a loop does in one round it does in all
+            for parameter in self.descent.parameters.values():
+                parameter.grad = parameter.new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
+
+    def state_by(self, closure: Callable[[], Any]) -> Any:
+        """What a closure returns, which is called once and states the loss of the batch.
+
+        Before the round draws its records, like any line of the loop.
+        """
+        if self._value is not None:
+            raise RoundError(
+                "optimizer.step(closure) after backward(): the closure states the loss of the "
+                "batch, and there is one already"
+            )
+        returned = closure()
+        if self._batch is not None and self._value is None:
+            raise RoundError("the closure called no backward() on the present batch's loss")
+        return returned
 
     def step(self) -> None:
         self._require_going_on()
@@ -196,6 +217,7 @@ class _Rounds:
             raise RoundError(
                 "optimizer.step() without a loss: call loss.backward() on the present batch's loss"
             )
+        self._unmark()
         now = self._standing()
         changed = [name for name, left in self._left.items() if now[name] != left]
         if changed:
@@ -216,11 +238,50 @@ class _Rounds:
         self._batch = self._value = None
         self.done += 1
         self._left = self._standing()
+        self._require_moved(now[_MODEL], self._left[_MODEL])
 
-    def _standing(self) -> dict[str, bytes]:
-        """The state that rounds start from, and only rounds may change, as a hash each."""
+    def _unmark(self) -> None:
+        if self._marks_gradients:
+            for parameter in self.descent.parameters.values():
+                parameter.grad = None
+        self._marks_gradients = False
+
+    def _require_moved(self, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
+        """Refuse a step that passed over a trained weight, or moved one that is frozen.
+
+        Compares hashes that are there anyway. A step may round to nothing, so that a weight counts
+        as stepped also where only torch's counter of writes moved.
+        """
+        trained = self.descent.parameters
+        still = [
+            name
+            for name, parameter in trained.items()
+            if before[name] == after[name] and parameter._version == self._versions[name]
+        ]
+        moved = [
+            name
+            for name, _ in self.model.named_parameters()
+            if name not in trained and before[name] != after[name]
+        ]
+        if self.descent.optimizer._optimizer_step_post_hooks:
+            moved = []  # a hook may write what it likes, from what is released
+        if still or moved:
+            self.closed = f"round {self.done - 1} moved other weights than the plan trains"
+            what = (
+                f"left {_some(still)} as before, though the plan trains it"
+                if still
+                else f"moved {_some(moved)}, which is frozen"
+            )
+            raise RoundError(
+                f"the optimizer {what}: make it from the parameters that the model has now "
+                "(adapters that are added, replaced or moved later are others), and train the "
+                "model anew. What was released is accounted; finish() states it"
+            )
+
+    def _standing(self) -> dict[str, Any]:
+        """The state that rounds start from, and only rounds may change, in hashes."""
         return {
-            "the model (weights, buffers, or which are trained)": _hash(self.model),
+            _MODEL: _hashes(self.model),
             "tensors among the model's attributes": _of_attributes(self.model),
             "the optimizer's state": _of_state(self.descent.optimizer),
         }
@@ -232,6 +293,7 @@ class _Rounds:
             require_fit(self.model, loss, records)
             kind, altered = self.plan.contribution, self.plan.augmentation
             check_loss(self.model, loss, records, None, kind, altered)
+            require_reached(self.model, loss, records)
             self._stated = found
         # What fails from here on may have drawn the round's records and noise.
         self.closed = f"round {self.done} failed"
@@ -242,6 +304,7 @@ class _Rounds:
                 total.add(self.model, records)
             noised = total.release()
         size = self._step_size(self.done) if self.planned else None
+        self._versions = {name: p._version for name, p in self.descent.parameters.items()}
         self.descent.step(noised, size)
         self.average.update(self.done + 1)
         self.closed = ""
@@ -262,6 +325,7 @@ class _Rounds:
         if not len(transcript):
             raise RoundError("nothing was released yet: there is nothing to state")
         self.closed = FINISHED
+        self._unmark()
         self._gate.open()
         self.descent.clear()
         # A round that failed was released whole or not at all: either way a beginning of the plan.
@@ -316,6 +380,11 @@ class PrivateLoader:
                 self._ends.append(done)
 
     @property
+    def dataset(self) -> Any:
+        """The private records, of which the plan counts ``len(loader.dataset)``."""
+        return self._rounds.records
+
+    @property
     def epochs(self) -> int:
         """The number of times it can be gone through; the last time may be shorter."""
         return len(self._ends)
@@ -367,16 +436,22 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """The wrapped optimizer's."""
         return self._rounds.descent.optimizer.defaults
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run the round of the present batch and step along what it releases.
+
+        Args:
+            closure: states the loss of the batch with ``backward``; it is called once, before.
+
+        Returns:
+            What the closure returned, which holds no number of the batch.
 
         Raises:
             RoundError: no batch, no loss, a second one, or a changed model. ValueError, TypeError:
                 a loss that cannot be computed privately; nothing was released then.
         """
-        if closure is not None:
-            raise RoundError("a closure would look at the records again, without noise")
+        returned = None if closure is None else self._rounds.state_by(closure)
         self._rounds.step()
+        return returned
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ever; the records' gradients are never in ``.grad``."""
@@ -444,14 +519,22 @@ def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module)
         )
 
 
-def _hash(model: torch.nn.Module) -> bytes:
-    """Names all weights and buffers, and which are trained."""
-    state = blake3()
+_MODEL = "the model (weights, buffers, or which are trained)"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _hashes(model: torch.nn.Module) -> dict[str, bytes]:
+    """A hash of each weight and buffer, by name, and of which are trained."""
+    found = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        shape = tuple(tensor.shape)
-        state.update(f"{name} {tensor.requires_grad} {tensor.dtype} {shape}\n".encode())
+        state = blake3(f"{tensor.requires_grad} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         state.update(content(tensor))
-    return state.digest()
+        found[name] = state.digest()
+    return found
 
 
 def _of_attributes(model: torch.nn.Module) -> bytes:
@@ -482,6 +565,42 @@ def _take(state: blake3, name: str, value: Any) -> None:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
             state.update(f"{name} {place} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
             state.update(content(leaf))
+
+
+class NoGradientsWarning(UserWarning):
+    """A loop looks at gradients, or clips them, before the round has computed any."""
+
+
+class _NotYet(torch.Tensor):
+    """The gradient of a weight before its round: what is done with it is done with nothing."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if getattr(function, "__name__", "") not in _HARMLESS:
+            warnings.warn(
+                "clip_grad_norm_, and whatever looks at gradients after backward(), acts on "
+                "nothing: gradients are computed by optimizer.step(), which clips each record's by "
+                "itself. Leave the line out; the bound is clip_norm= of forethought.plan",
+                NoGradientsWarning,
+                stacklevel=2,
+            )
+
+        def zeros(part: Any) -> Any:
+            return part.as_subclass(torch.Tensor).clone() if isinstance(part, cls) else part
+
+        with torch._C.DisableTorchFunctionSubclass():
+            args, kwargs = torch.utils._pytree.tree_map(zeros, (args, dict(kwargs or {})))
+            return function(*args, **kwargs)
+
+
+# What is read of a gradient in passing, as by zero_grad.
+_HARMLESS = frozenset({"__get__", "detach_", "requires_grad_", "zero_", "_foreach_zero_"})
 
 
 # Batches that hold nothing: what a loop does with them is written down, and done in the round.

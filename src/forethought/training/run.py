@@ -83,6 +83,7 @@ from forethought.training.records import (
     placed_records,
     require_answered,
     require_fit,
+    require_reached,
     uncentred,
     usual_loss,
     warn_of_another_model,
@@ -90,7 +91,7 @@ from forethought.training.records import (
 )
 from forethought.turns import turns
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Augmentation
+from forethought.values.contributions import Augmentation, LocalUpdates
 from forethought.values.plan import Plan, step_sizes
 from forethought.values.use import linear_layer
 
@@ -574,6 +575,8 @@ def opened_task(
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
+    if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
+        require_reached(model, chosen, records)
     same = held_out is not None and coincide(records, held_out)
     caveats = [*declared(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:
