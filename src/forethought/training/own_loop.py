@@ -164,7 +164,7 @@ class _Rounds:
         self._batch: _Batch | None = None
         self._value: Deferred | None = None
         self._left = self._standing()
-        self._marks_gradients = True
+        self.marks_gradients = True
         self._gate = Gate(model)
 
     def next_batch(self) -> Any:
@@ -190,7 +190,7 @@ class _Rounds:
                 "first; to compute a large batch in pieces give micro_batch="
             )
         self._value = value
-        if self._marks_gradients:  # once: what a loop does in one round it does in all
+        if self.marks_gradients:  # once: what a loop does in one round it does in all
             for parameter in self.descent.parameters.values():
                 parameter.grad = parameter.new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
 
@@ -241,10 +241,10 @@ class _Rounds:
         self._require_moved(now[_MODEL], self._left[_MODEL])
 
     def _unmark(self) -> None:
-        if self._marks_gradients:
+        if self.marks_gradients:
             for parameter in self.descent.parameters.values():
                 parameter.grad = None
-        self._marks_gradients = False
+        self.marks_gradients = False
 
     def _require_moved(self, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
         """Refuse a step that passed over a trained weight, or moved one that is frozen.
