@@ -632,10 +632,11 @@ def label_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.T
 # Losses whose mean over a batch is the mean of what each example has by itself.
 _WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
 # The weights of those are factors; of these they are divided by, for the whole batch at once.
-_MEANS = _WEIGHTED | {F.cross_entropy, F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
+_CLASSES = frozenset({F.cross_entropy, F.nll_loss})
+_MEANS = _WEIGHTED | _CLASSES | {F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
 # torch's criteria of these.
 _CRITERIA = (
-    *(torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.CrossEntropyLoss),
+    *(torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.CrossEntropyLoss, torch.nn.NLLLoss),
     *(torch.nn.HuberLoss, torch.nn.L1Loss, torch.nn.MSELoss, torch.nn.SmoothL1Loss),
 )
 
@@ -694,7 +695,7 @@ def of_each(loss: Loss) -> Loss:
         return EachMean(functools.partial(loss, reduction="none"))  # type: ignore[call-arg]
     if not isinstance(loss, _CRITERIA) or loss.reduction != "mean":
         return loss
-    classes = isinstance(loss, torch.nn.CrossEntropyLoss)
+    classes = isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
     if classes and loss.weight is not None:
         return loss  # refused: its mean divides by the weights of a batch
     criterion = copy.copy(loss)

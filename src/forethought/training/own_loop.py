@@ -14,7 +14,7 @@ import operator
 import warnings
 import weakref
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from numbers import Number
@@ -165,6 +165,7 @@ class _Rounds:
         self._value: Deferred | None = None
         self._left = self._standing()
         self.marks_gradients = True
+        self._marks = _marks(parameters.values())
         self._gate = Gate(model)
 
     def next_batch(self) -> Any:
@@ -190,9 +191,9 @@ class _Rounds:
                 "first; to compute a large batch in pieces give micro_batch="
             )
         self._value = value
-        if self.marks_gradients:  # once: what a loop does in one round it does in all
-            for parameter in self.descent.parameters.values():
-                parameter.grad = parameter.new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
+        if self.marks_gradients:
+            for parameter, mark in self._marks:
+                parameter.grad = mark
 
     def state_by(self, closure: Callable[[], Any]) -> Any:
         """What a closure returns, which is called once and states the loss of the batch.
@@ -241,10 +242,9 @@ class _Rounds:
         self._require_moved(now[_MODEL], self._left[_MODEL])
 
     def _unmark(self) -> None:
-        if self.marks_gradients:
-            for parameter in self.descent.parameters.values():
+        for parameter, mark in self._marks:
+            if parameter.grad is mark:
                 parameter.grad = None
-        self.marks_gradients = False
 
     def _require_moved(self, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
         """Refuse a step that passed over a trained weight, or moved one that is frozen.
@@ -574,6 +574,8 @@ class NoGradientsWarning(UserWarning):
 class _NotYet(torch.Tensor):
     """The gradient of a weight before its round: what is done with it is done with nothing."""
 
+    told: list[str]
+
     @classmethod
     def __torch_function__(
         cls,
@@ -582,7 +584,10 @@ class _NotYet(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(function, "__name__", "") not in _HARMLESS:
+        name = getattr(function, "__name__", "")
+        told = next(part.told for part in children((args, kwargs)) if isinstance(part, cls))
+        if name not in _HARMLESS and not told:
+            told.append(name)
             warnings.warn(
                 "clip_grad_norm_, and whatever looks at gradients after backward(), acts on "
                 "nothing: gradients are computed by optimizer.step(), which clips each record's by "
@@ -597,6 +602,16 @@ class _NotYet(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             args, kwargs = torch.utils._pytree.tree_map(zeros, (args, dict(kwargs or {})))
             return function(*args, **kwargs)
+
+
+def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _NotYet]]:
+    told: list[str] = []
+    found = []
+    for parameter in parameters:
+        mark = parameter.detach().new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
+        mark.told = told
+        found.append((parameter, mark))
+    return found
 
 
 # What is read of a gradient in passing, as by zero_grad.
@@ -666,7 +681,7 @@ class Deferred:
         kwargs = dict(kwargs or {})
         if is_mean(function, kwargs):
             kwargs["reduction"] = "none"
-            if function is not F.cross_entropy:  # its values are one an example, or refused
+            if function not in (F.cross_entropy, F.nll_loss):  # one an example, or refused
                 return cls(Call(own_mean, (function, *args), kwargs))
         return cls(Call(function, args, kwargs))
 
@@ -739,6 +754,8 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
     function = getattr(operator, name)
 
     def apply(self: Deferred, *others: Any) -> Deferred:
+        if name == "truediv" and others == (1,) and not turned:  # as trainers do, by their pieces
+            return self
         return Deferred(Call(function, (*others, self) if turned else (self, *others), {}))
 
     return apply
