@@ -100,7 +100,7 @@ def sentences(*_: Any, **__: Any) -> Any:
     for part in ("train", "validation", "test"):
         rows = [" ".join(draw.choice(list("abcdefgh"), draw.integers(3, 6))) for _ in range(COUNT)]
         label = [int("a" in row) for row in rows]
-        columns = {"sentence1": rows, "sentence2": rows[::-1], "text": rows, "label": label}
+        columns = {"sentence1": rows, "sentence2": rows[::-1], "label": label}
         parts[part] = Dataset.from_dict({**columns, "idx": list(range(COUNT))})
     return DatasetDict(parts)
 
@@ -122,9 +122,11 @@ class Accuracy:
 def partitioned(dataset: str, partitioners: dict[str, Any], **_: Any) -> Any:
     from datasets import Dataset
 
+    from PIL import Image
+
     images = Coloured()
-    rows = {"img": images.data.tolist(), "label": images.targets.tolist()}
-    whole = Dataset.from_dict(rows).with_format("numpy")
+    pictures = [Image.fromarray(image) for image in images.data]
+    whole = Dataset.from_dict({"img": pictures, "label": images.targets.tolist()})
     return types.SimpleNamespace(load_partition=lambda number, *_: whole)
 
 
@@ -145,9 +147,8 @@ def stand_in(script: str) -> None:
         import transformers
 
         datasets.load_dataset = sentences
-        transformers.AutoTokenizer = Tokenizer
-        found = types.SimpleNamespace(from_pretrained=pretrained)
-        transformers.AutoModelForSequenceClassification = found
+        transformers.AutoTokenizer.from_pretrained = Tokenizer.from_pretrained
+        transformers.AutoModelForSequenceClassification.from_pretrained = pretrained
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from zoo.oracle import with_torchvision
 import forethought as ft
 from drawn import randint, randn, reseed, stream
 from forethought.accounting.verification import verify
-from forethought.errors import RoundError
-from forethought.training.own_loop import NoGradientsWarning
+from forethought.errors import NoGradientsWarning, RoundError, UnreachedWeightsWarning
 
 SEEDS = {"seed": 3, "noise_seed": 4}
 WORDS, LENGTH, COUNT = 60, 10, 64
@@ -373,6 +372,23 @@ def test_a_step_moves_what_the_plan_trains_and_nothing_else(kind: Any) -> None:
     with pytest.raises(RoundError, match="no further rounds"):
         next(iter(loader))
     assert len(optimizer.finish().transcript) == 1  # what was released is stated
+
+
+def test_weights_that_take_no_part_in_the_loss_are_named() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(5, 2), nn.Linear(5, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.used(inputs)
+
+    model = Spare()
+    with pytest.warns(UnreachedWeightsWarning, match="spare.weight"):
+        ft.train(model, table(), planned(model, 1))
+    model.used.requires_grad_(False)
+    with pytest.raises(ValueError, match="none of the"):
+        ft.train(model, table(), planned(model, 1))
 
 
 def test_a_step_of_size_zero_is_a_step() -> None:
