@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from zoo.oracle import with_torchvision
+
 from forethought.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -49,6 +51,8 @@ def test_a_page_runs_as_it_is_written(
         if named:
             Path(named[1]).write_text(text, encoding="utf-8")
         elif kind == "python":
+            if "import lightning" in text:
+                with_torchvision()
             exec(compile(text, page.name, "exec"), scope)
         else:
             assert kind == "", f"{page.name} has a block of {kind} without a file's name"
