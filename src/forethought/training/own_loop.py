@@ -196,7 +196,7 @@ class _Rounds:
                 parameter.grad = mark
 
     def state_by(self, closure: Callable[[], Any]) -> Any:
-        """What a closure returns, which is called once and states the loss of the batch.
+        """The value of a closure, which is called once and states the loss of the batch.
 
         Before the round draws its records, like any line of the loop.
         """
