@@ -24,6 +24,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from zoo.oracle import with_torchvision
+
 from forethought.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -64,6 +66,8 @@ def run(page: Path) -> list[tuple[str, str]]:
             continue
         with redirect_stdout(io.StringIO()) as out:
             if kind == "python":
+                if "import lightning" in text:
+                    with_torchvision()
                 exec(compile(text, page.name, "exec"), scope)
             else:
                 assert kind == "", f"{page.name} has a block of {kind} without a file's name"

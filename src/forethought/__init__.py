@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from forethought.training.search import Tuned as Tuned
     from forethought.training.search import train_until as train_until
     from forethought.training.search import tune as tune
+    from forethought.training.trainers import private_trainer as private_trainer
     from forethought.utility.graph import UtilityGraph as UtilityGraph
     from forethought.utility.perturbing import utility_graph as utility_graph
     from forethought.utility.rehearsal import Rehearsal as Rehearsal
@@ -142,6 +143,7 @@ _HOME = {
     "Seeds": "rounds.randomness",
     "Execution": "training.execution",
     "private": "training.own_loop",
+    "private_trainer": "training.trainers",
     **dict.fromkeys(("Run", "train"), "training.run"),
     "PhasedRun": "training.search",
     "train_until": "training.search",

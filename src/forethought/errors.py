@@ -59,11 +59,13 @@ if TYPE_CHECKING:
     from forethought.training.folder import RunFolderBusyError as RunFolderBusyError
     from forethought.training.folder import RunFolderExistsError as RunFolderExistsError
     from forethought.training.own_loop import DeferredError as DeferredError
+    from forethought.training.own_loop import NoGradientsWarning as NoGradientsWarning
     from forethought.training.records import CoincidingRecordsError as CoincidingRecordsError
     from forethought.training.records import MutedWeightsWarning as MutedWeightsWarning
     from forethought.training.records import NonFiniteRecordsWarning as NonFiniteRecordsWarning
     from forethought.training.records import NotCentredWarning as NotCentredWarning
     from forethought.training.records import OtherModelWarning as OtherModelWarning
+    from forethought.training.records import UnreachedWeightsWarning as UnreachedWeightsWarning
     from forethought.values.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
     from forethought.values.signing import SignatureError as SignatureError
     from forethought.web.planner import SettingError as SettingError
@@ -94,6 +96,7 @@ _HOME = {
     "MutedWeightsWarning": "training.records",
     "NeighbourError": "gossip.gossip",
     "NetworkViewError": "gossip.decentralised",
+    "NoGradientsWarning": "training.own_loop",
     "NonFiniteRecordsWarning": "training.records",
     "NotCentredWarning": "training.records",
     "NotAllowedError": "ledger.book",
@@ -118,6 +121,7 @@ _HOME = {
     "TeamError": "rounds.private_sum",
     "TranscriptError": "rounds.transcript",
     "UndeclaredError": "data.columns",
+    "UnreachedWeightsWarning": "training.records",
     "UnsupportedMechanismError": "values.mechanism",
 }
 

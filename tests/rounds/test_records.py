@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from drawn import randn
 from forethought.rounds.records import DatasetRecords, TensorRecords, as_records
@@ -90,3 +91,69 @@ def test_records_that_are_no_pairs_are_refused() -> None:
     dataset = torch.utils.data.TensorDataset(torch.zeros(3, 2))
     with pytest.raises(TypeError, match="pairs"):
         as_records(dataset, torch.float32).take(np.array([0]))
+
+
+# Lists, and data sets in Arrow.
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_list_of_records_is_what_a_loader_over_it_gives(named: bool) -> None:
+    rows = list(randn(7, 3))
+    if named:
+        listed: list[Any] = [{"x": x, "label": i % 2} for i, x in enumerate(rows)]
+    else:
+        listed = [(x, i % 2) for i, x in enumerate(rows)]
+    own = as_records(listed, torch.float32)
+    other = as_records(DataLoader(listed), torch.float32)
+    assert len(own) == 7 and own.digest(b"k" * 32) == other.digest(b"k" * 32)
+    inputs, targets = own.take(np.array([5, 2]))
+    found = inputs["x"] if named else inputs
+    assert torch.equal(found, torch.stack([rows[5], rows[2]])) and targets.tolist() == [1, 0]
+
+
+def test_a_list_of_two_stays_inputs_and_targets() -> None:
+    records = as_records([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [0, 1, 0]], torch.float32)
+    assert len(records) == 3
+
+
+def test_a_collate_of_ones_own_gets_one_record_at_a_time() -> None:
+    """Padding to a batch's longest record would let one record change all others' contributions."""
+    seen = []
+
+    def collate(records: list[Any]) -> Any:
+        seen.append(len(records))
+        inputs, targets = zip(*records, strict=True)
+        return nn.utils.rnn.pad_sequence(list(inputs), batch_first=True), torch.tensor(targets)
+
+    even = [(torch.ones(3) * i, i % 2) for i in range(4)]
+    records = as_records(DataLoader(even, collate_fn=collate), torch.float32)
+    inputs, targets = records.take(np.array([2, 0, 3]))
+    assert (
+        seen == [1, 1, 1] and inputs[:, 0].tolist() == [2, 0, 3] and targets.tolist() == [0, 0, 1]
+    )
+    uneven = as_records(
+        DataLoader([(torch.ones(1 + i), 0) for i in range(4)], collate_fn=collate), torch.float32
+    )
+    with pytest.raises(ValueError, match="one length"):
+        uneven.take(np.array([0, 1]))
+
+
+def test_an_arrow_data_set_is_read_by_index_without_its_text() -> None:
+    datasets = pytest.importorskip("datasets")
+    values = randn(6, 3)
+    columns = {"x": values.tolist(), "label": [0, 1] * 3, "text": list("abcdef")}
+    whole = datasets.Dataset.from_dict(columns)
+    inputs, targets = as_records(whole, torch.float64).take(np.array([4, 1]))
+    assert inputs.dtype == torch.float64 and targets.tolist() == [0, 1]
+    torch.testing.assert_close(inputs.float(), values[[4, 1]])
+    named = whole.rename_column("x", "input_ids")
+    taken, _ = as_records(named, torch.float32).take(np.array([0]))
+    assert set(taken) == {"input_ids"}  # as a model of text takes it: by name
+    changed = whole.with_transform(lambda rows: {"x": [torch.ones(2)], "label": rows["label"]})
+    own, _ = as_records(changed, torch.float32).take(np.array([0, 3]))
+    assert own["x"].tolist() == [[1, 1], [1, 1]]
+    with pytest.raises(TypeError, match="encode text"):
+        as_records(whole.select_columns(["text"]), torch.float32)
+    ragged = datasets.Dataset.from_dict({"x": [[1], [1, 2]], "label": [0, 1]})
+    with pytest.raises(ValueError, match="one length"):
+        as_records(ragged, torch.float32).take(np.array([0, 1]))

@@ -382,7 +382,9 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
         "one value per example",
     ),
     "mean over several targets": (
-        lambda m, x, y, o: F.cross_entropy(m(x).unsqueeze(2), y.unsqueeze(1)),
+        lambda m, x, y, o: F.cross_entropy(
+            m(x).unsqueeze(2).repeat(1, 1, 2), y.unsqueeze(1).repeat(1, 2)
+        ),
         "one value per example",
     ),
     "its mean": (lambda m, x, y, o: criterion(m(x), y).mean(), "one value per example"),

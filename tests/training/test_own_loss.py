@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,4 +49,46 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_refused() -> None:
     plan = ft.plan(examples=64, budget=ft.Budget(epsilon=8.0, delta=1e-3), epochs=2)
     x, y = data()
     with pytest.raises(ValueError, match="value per example"):
-        ft.train(nn.Linear(5, 3), (x, y), plan, loss=F.cross_entropy)
+        ft.train(nn.Linear(5, 3), (x, y), plan, loss=lambda o, t: F.cross_entropy(o, t))
+
+
+# torch's criteria, whose mean over a batch is taken apart; columns of one number.
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("outputs", ["column", "flat"])
+@pytest.mark.parametrize("targets", ["column", "flat"])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), F.mse_loss])
+def test_a_column_of_targets_is_a_target_a_record(
+    noise_by_round: None, outputs: str, targets: str, loss: Any
+) -> None:
+    """The same weights as of the plain squared error of flat outputs and targets."""
+    plan = ft.plan(examples=64, budget=ft.Budget(epsilon=8.0, delta=1e-3), epochs=2)
+    x, _ = data()
+    y = x[:, 0] + 1
+    found = []
+    for shape, how, wanted in (("flat", None, y), (outputs, loss, y)):
+        reseed(1)
+        layer = nn.Linear(5, 1)
+        model = nn.Sequential(layer, nn.Flatten(0)) if shape == "flat" else nn.Sequential(layer)
+        wanted = y[:, None] if how is not None and targets == "column" else y
+        ft.train(model, (x, wanted), plan, loss=how, seed=1, noise_seed=2)
+        found.append(layer.weight.detach())
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchs_criteria_train_as_their_values_an_example_do() -> None:
+    plan = ft.plan(examples=64, budget=ft.Budget(epsilon=8.0, delta=1e-3), epochs=2)
+    found = []
+    for loss in (None, nn.CrossEntropyLoss(), F.cross_entropy):
+        reseed(1)
+        model = nn.Linear(5, 3)
+        ft.train(model, data(), plan, loss=loss, seed=1, noise_seed=2)
+        found.append(model.weight.detach())
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2])
+    weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))
+    for wrong in (weighted, nn.NLLLoss(torch.ones(3)), nn.CrossEntropyLoss(reduction="sum")):
+        with pytest.raises(ValueError, match="value per example"):
+            ft.train(nn.Linear(5, 3), data(), plan, loss=wrong)

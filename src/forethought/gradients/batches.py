@@ -108,11 +108,13 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def losses(values: Any, batch: int) -> Tensor:
-    """The loss's values, checked: one per example.
+    """The loss's values, checked: one per example, in shape (batch,).
 
     Raises:
-        ValueError: not a tensor of shape (batch,).
+        ValueError: not a tensor of shape (batch,), or (batch, 1).
     """
+    if isinstance(values, Tensor) and tuple(values.shape) == (batch, 1):
+        values = values[:, 0]
     if not isinstance(values, Tensor) or tuple(values.shape) != (batch,):
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(

@@ -131,6 +131,8 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         torch.set_rng_state(before)
     if not isinstance(found, Tensor) or moved:
         return
+    if tuple(found.shape) == (size, 1):
+        found = found[:, 0]
     if tuple(found.shape) != (size,):
         raise Refused(
             f"loss(outputs, targets) must return one value per example, shape ({size},), not "

@@ -6,6 +6,8 @@ frozen dataclass there and a function from an :class:`Addition` to norms in :dat
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -625,6 +627,80 @@ def label_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.T
     """Binary cross entropy of several labels, meant over them; outputs, targets (batch, labels)."""
     values = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
     return values.flatten(1).mean(1)
+
+
+# Losses whose mean over a batch is the mean of what each example has by itself.
+_WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
+# The weights of those are factors; of these they are divided by, for the whole batch at once.
+_CLASSES = frozenset({F.cross_entropy, F.nll_loss})
+_MEANS = _WEIGHTED | _CLASSES | {F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
+# torch's criteria of these.
+_CRITERIA = (
+    *(torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.CrossEntropyLoss, torch.nn.NLLLoss),
+    *(torch.nn.HuberLoss, torch.nn.L1Loss, torch.nn.MSELoss, torch.nn.SmoothL1Loss),
+)
+
+
+def is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if a call is one of torch's losses with the mean over all examples."""
+    if function not in _MEANS or kwargs.get("reduction") != "mean":
+        return False
+    return function in _WEIGHTED or kwargs.get("weight") is None
+
+
+def own_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A loss of each example: the mean over its own values, in place of that over the batch."""
+    values = function(*_alike(*args), **kwargs)
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def _alike(*args: Any) -> tuple[Any, ...]:
+    """Outputs and targets of one shape where one is (B, …, 1) and the other (B, …).
+
+    torch would make (B, …, B) of them, every output beside every target.
+    """
+    if len(args) < 2 or not all(isinstance(one, Tensor) for one in args[:2]):
+        return args
+    one, other, *rest = args
+    if one.shape == (*other.shape, 1):
+        one = one.squeeze(-1)
+    elif other.shape == (*one.shape, 1):
+        other = other.squeeze(-1)
+    return one, other, *rest
+
+
+@dataclass(frozen=True)
+class EachMean:
+    """One of torch's criteria with its mean, as the loss of each example.
+
+    Args:
+        criterion: with ``reduction="none"``.
+    """
+
+    criterion: Callable[..., Any]
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        """The mean over each example's own values."""
+        return own_mean(self.criterion, outputs, targets)
+
+
+def of_each(loss: Loss) -> Loss:
+    """torch's criteria with their mean over a batch as losses of each example; others as they are.
+
+    The mean over a batch would divide by how many records were drawn, which is private.
+    """
+    if loss is F.cross_entropy:
+        return cross_entropy
+    if loss in _MEANS:
+        return EachMean(functools.partial(loss, reduction="none"))  # type: ignore[call-arg]
+    if not isinstance(loss, _CRITERIA) or loss.reduction != "mean":
+        return loss
+    classes = isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
+    if classes and loss.weight is not None:
+        return loss  # refused: its mean divides by the weights of a batch
+    criterion = copy.copy(loss)
+    criterion.reduction = "none"
+    return criterion if classes else EachMean(criterion)
 
 
 def default_loss(targets: Any) -> Loss:

@@ -1,8 +1,8 @@
-"""Access to training and held-out records: tensors, arrays, or a map-style torch Dataset."""
+"""Access to training and held-out records: tensors, arrays, lists, or data sets read by number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,7 +128,9 @@ def digest_of(tensors: Sequence[torch.Tensor], key: bytes, structure: str = "") 
 class DatasetRecords:
     """A map-style torch Dataset of (input, target) pairs, or of dicts, read record by record.
 
-    A record must be the same whenever it is read.
+    A record must be the same whenever it is read. A ``collate`` of the user's own gets one record
+    at a time: what it would make of several together (padding to the longest, statistics of the
+    batch) would let one record change another's contribution.
 
     Args:
         dataset: anything with a length and records by number. dtype: of the model.
@@ -162,7 +164,7 @@ class DatasetRecords:
     def take(self, indices: Indices) -> tuple[Any, Any]:
         if not len(indices):
             return None, None
-        batch = self._collate([self._dataset[int(index)] for index in indices])
+        batch = self._collated(indices)
         if isinstance(batch, Mapping):
             self.label = label_of(batch)
             targets = batch[self.label]
@@ -179,6 +181,20 @@ class DatasetRecords:
             lambda leaf: leaf.to(self._device), (inputs, as_target(targets, self._dtype))
         )
         return moved[0], moved[1]
+
+    def _collated(self, indices: Indices) -> Any:
+        if self._collate is default_collate:
+            return _together(self._dataset[int(index)] for index in indices)
+        batches = [self._collate([self._dataset[int(index)]]) for index in indices]
+        parts, forms = zip(
+            *map(torch.utils._pytree.tree_flatten, map(_plain, batches)), strict=True
+        )
+        shapes = {tuple(part.shape[1:]) for leaves in parts for part in leaves[:1]}
+        try:
+            joined = [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{_ONE_FORM}, not {sorted(shapes)[:3]}: {_PAD}") from error
+        return torch.utils._pytree.tree_unflatten(joined, forms[0])
 
     def digest(self, key: bytes) -> str:
         state = blake3(str(self._size).encode(), key=key)
@@ -199,6 +215,77 @@ class DatasetRecords:
             for leaf in leaves
             if isinstance(leaf, torch.Tensor)
         )
+
+
+_ONE_FORM = "every record must have one form and one shape"
+_PAD = (
+    "pad to one length that is public, such as tokenizer(..., padding='max_length', "
+    "max_length=128). A batch's longest record would change what all others contribute"
+)
+
+
+def _plain(batch: Any) -> Any:
+    """Dicts of other libraries (of a tokenizer, say) as plain ones."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _together(records: Iterable[Any]) -> Any:
+    """Records as a batch, by torch's own collating, which only stacks."""
+    held = list(records)
+    try:
+        return default_collate(held)
+    except (RuntimeError, TypeError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{_ONE_FORM}, or be tensors and numbers ({first}): {_PAD}") from error
+
+
+class ArrowRecords(DatasetRecords):
+    """A ``datasets.Dataset``, on disk or in memory, read by index a batch at a time.
+
+    Columns of text are left out: no tensor can be made of them.
+
+    Args:
+        dataset: with the columns of the model and the target's. dtype, device: as elsewhere.
+    """
+
+    def __init__(
+        self, dataset: Any, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        kept = [name for name, kind in dataset.features.items() if _of_numbers(kind)]
+        if not kept:
+            raise TypeError(
+                f"the data set has no column of numbers, only {', '.join(dataset.column_names)}: "
+                "encode text first, with dataset.map(tokenizer, …)"
+            )
+        chosen = dataset.format["columns"]
+        formatted = dataset.with_format("torch", columns=[n for n in kept if n in chosen])
+        super().__init__(formatted, dtype, device)
+
+    def _collated(self, indices: Indices) -> Any:
+        columns = self._dataset[indices.tolist()]
+        ragged = [name for name, part in columns.items() if not isinstance(part, torch.Tensor)]
+        if ragged:
+            raise ValueError(f"{_ONE_FORM}, unlike {', '.join(ragged)}: {_PAD}")
+        names = list(columns)
+        if len(names) == 2 and any(name in LABELS for name in names):
+            # One column besides the target's is the input itself, as in a table of pairs.
+            target = label_of(columns)
+            (other,) = (name for name in names if name != target)
+            if other not in _NAMED_INPUTS:
+                return columns[other], columns[target]
+        return columns
+
+
+# Columns that models of text and images take by name, also where there is no other.
+_NAMED_INPUTS = frozenset({"input_ids", "pixel_values", "input_values", "input_features"})
+
+
+def _of_numbers(kind: Any) -> bool:
+    """True if a column's type in Arrow is one of numbers, or of lists of them."""
+    while hasattr(kind, "feature"):
+        kind = kind.feature
+    name = str(getattr(kind, "dtype", ""))
+    return name.startswith(("int", "uint", "float", "double", "bool"))
 
 
 def label_of(record: Mapping[str, Any]) -> str:
@@ -234,8 +321,8 @@ def as_records(
     Args:
         data: ``(inputs, targets)``, arrays or tensors, inputs in dicts or tuples as well; a dict of
             these with the targets under a usual name; a map-style torch Dataset of pairs or dicts,
-            or anything with a length and records by number; a DataLoader, whose data set and
-            ``collate_fn`` are used and nothing else.
+            a list of such records, a ``datasets.Dataset``, or anything with a length and records by
+            number; a DataLoader, whose data set and ``collate_fn`` are used and nothing else.
         dtype: of the model: floating-point values are converted to it.
         device: where batches go.
         name: of the argument, for messages.
@@ -251,7 +338,9 @@ def as_records(
         data = ({key: part for key, part in data.items() if key != label}, data[label])
     if isinstance(data, DataLoader):
         records: Records = DatasetRecords(data.dataset, dtype, device, data.collate_fn)
-    elif isinstance(data, Dataset) or _by_number(data):
+    elif _in_arrow(data):
+        records = ArrowRecords(data, dtype, device)
+    elif isinstance(data, Dataset) or _by_number(data) or _list_of_records(data):
         records = DatasetRecords(data, dtype, device)
     elif isinstance(data, (tuple, list)) and len(data) == 2:
         inputs, targets = data[0], as_target(_tensor(name, data[1]), dtype)
@@ -265,8 +354,8 @@ def as_records(
             records = TensorRecords(as_input(_tensor(name, inputs), dtype), targets, device)
     else:
         raise TypeError(
-            f"{name} must be a pair (inputs, targets) of arrays or tensors, or a map-style torch "
-            f"Dataset, not {type(data).__name__}"
+            f"{name} must be a pair (inputs, targets) of arrays or tensors, a list of such pairs "
+            f"or of dicts, or a map-style torch Dataset, not {type(data).__name__}"
         )
     if not len(records):
         raise ValueError(f"{name} holds no records")
@@ -278,6 +367,21 @@ def _by_number(data: object) -> bool:
     plain = isinstance(data, (tuple, list, str, bytes, np.ndarray, torch.Tensor))
     table = hasattr(data, "columns")
     return not (plain or table) and isinstance(data, Sized) and hasattr(data, "__getitem__")
+
+
+def _in_arrow(data: Any) -> bool:
+    """True for a ``datasets.Dataset``, unless a function of the user's own makes its records."""
+    return hasattr(data, "with_format") and data.format["type"] != "custom"
+
+
+def _list_of_records(data: object) -> bool:
+    """True for a list of records; a list of two is one only if these are dicts."""
+    if not isinstance(data, list) or not data:
+        return False
+    one = data[0]
+    if isinstance(one, Mapping):
+        return True
+    return len(data) != 2 and isinstance(one, tuple | list) and len(one) == 2
 
 
 def as_input(tensor: Any, dtype: torch.dtype) -> Any:

@@ -12,9 +12,10 @@ import copyreg
 import inspect
 import operator
 import os
+import warnings
 import weakref
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from numbers import Number
@@ -28,7 +29,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.accounting.statement import About, Statement, account
-from forethought.rounds.contributions import Loss, check_loss, cross_entropy
+from forethought.rounds.contributions import (
+    Loss,
+    check_loss,
+    cross_entropy,
+    is_mean,
+    own_mean,
+)
 from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Indices, Secrets, Seeds
@@ -49,6 +56,7 @@ from forethought.training.records import (
     opened,
     placed_records,
     require_fit,
+    require_reached,
     uncentred,
     warn_of_another_model,
     with_caveats,
@@ -188,6 +196,8 @@ class _Rounds:
         self._batch: _RoundBatch | None = None
         self._value: Deferred | None = None
         self._left = self._standing()
+        self.marks_gradients = True
+        self._marks = _marks(parameters.values())
         self._gate = Gate(model)
 
     def next_batch(self) -> Any:
@@ -213,6 +223,24 @@ class _Rounds:
                 "first; to compute a large batch in pieces give micro_batch="
             )
         self._value = value
+        if self.marks_gradients:
+            for parameter, mark in self._marks:
+                parameter.grad = mark
+
+    def state_by(self, closure: Callable[[], Any]) -> Any:
+        """The value of a closure, which is called once and states the loss of the batch.
+
+        Before the round draws its records, like any line of the loop.
+        """
+        if self._value is not None:
+            raise RoundError(
+                "optimizer.step(closure) after backward(): the closure states the loss of the "
+                "batch, and there is one already"
+            )
+        returned = closure()
+        if self._batch is not None and self._value is None:
+            raise RoundError("the closure called no backward() on the present batch's loss")
+        return returned
 
     def step(self) -> None:
         self._require_going_on()
@@ -222,6 +250,7 @@ class _Rounds:
             raise RoundError(
                 "optimizer.step() without a loss: call loss.backward() on the present batch's loss"
             )
+        self._unmark()
         now = self._standing()
         changed = [name for name, left in self._left.items() if now[name] != left]
         if changed:
@@ -242,11 +271,49 @@ class _Rounds:
         self._batch = self._value = None
         self.done += 1
         self._left = self._standing()
+        self._require_moved(now[_MODEL], self._left[_MODEL])
 
-    def _standing(self) -> dict[str, bytes]:
-        """The state that rounds start from, and only rounds may change, as a hash each."""
+    def _unmark(self) -> None:
+        for parameter, mark in self._marks:
+            if parameter.grad is mark:
+                parameter.grad = None
+
+    def _require_moved(self, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
+        """Refuse a step that passed over a trained weight, or moved one that is frozen.
+
+        Compares hashes that are there anyway. A step may round to nothing, so that a weight counts
+        as stepped also where only torch's counter of writes moved.
+        """
+        trained = self.descent.parameters
+        still = [
+            name
+            for name, parameter in trained.items()
+            if before[name] == after[name] and parameter._version == self._versions[name]
+        ]
+        moved = [
+            name
+            for name, _ in self.model.named_parameters()
+            if name not in trained and before[name] != after[name]
+        ]
+        if self.descent.optimizer._optimizer_step_post_hooks:
+            moved = []  # a hook may write what it likes, from what is released
+        if still or moved:
+            self.closed = f"round {self.done - 1} moved other weights than the plan trains"
+            what = (
+                f"left {_some(still)} as before, though the plan trains it"
+                if still
+                else f"moved {_some(moved)}, which is frozen"
+            )
+            raise RoundError(
+                f"the optimizer {what}: make it from the parameters that the model has now "
+                "(adapters that are added, replaced or moved later are others), and train the "
+                "model anew. What was released is accounted; finish() states it"
+            )
+
+    def _standing(self) -> dict[str, Any]:
+        """The state that rounds start from, and only rounds may change, in hashes."""
         return {
-            "the model (weights, buffers, or which are trained)": _hash(self.model),
+            _MODEL: _hashes(self.model),
             "tensors among the model's attributes": _of_attributes(self.model),
             "the optimizer's state": _of_state(self.descent.optimizer),
         }
@@ -258,6 +325,7 @@ class _Rounds:
             require_fit(self.model, loss, records)
             kind, altered = self.plan.contribution, self.plan.augmentation
             check_loss(self.model, loss, records, None, kind, altered)
+            require_reached(self.model, loss, records)
             self._stated = found
         # What fails from here on may have drawn the round's records and noise.
         self.closed = f"round {self.done} failed"
@@ -268,6 +336,7 @@ class _Rounds:
                 total.add(self.model, records)
             noised = total.release()
         size = self._step_size(self.done) if self.planned else None
+        self._versions = {name: p._version for name, p in self.descent.parameters.items()}
         self.descent.step(noised, size)
         self.average.update(self.done + 1)
         self.closed = ""
@@ -291,6 +360,7 @@ class _Rounds:
         if path is not None:
             RunFolder(path).require_free(overwrite=False)
         self.closed = FINISHED
+        self._unmark()
         self._gate.open()
         self.descent.clear()
         # A round that failed was released whole or not at all: either way a beginning of the plan.
@@ -348,6 +418,11 @@ class PrivateLoader:
                 self._ends.append(done)
 
     @property
+    def dataset(self) -> Any:
+        """The private records, of which the plan counts ``len(loader.dataset)``."""
+        return self._rounds.records
+
+    @property
     def epochs(self) -> int:
         """The number of times it can be gone through; the last time may be shorter."""
         return len(self._ends)
@@ -399,16 +474,22 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """The wrapped optimizer's."""
         return self._rounds.descent.optimizer.defaults
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run the round of the present batch and step along what it releases.
+
+        Args:
+            closure: states the loss of the batch with ``backward``; it is called once, before.
+
+        Returns:
+            What the closure returned, which holds no number of the batch.
 
         Raises:
             RoundError: no batch, no loss, a second one, or a changed model. ValueError, TypeError:
                 a loss that cannot be computed privately; nothing was released then.
         """
-        if closure is not None:
-            raise RoundError("a closure would look at the records again, without noise")
+        returned = None if closure is None else self._rounds.state_by(closure)
         self._rounds.step()
+        return returned
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As ever; the records' gradients are never in ``.grad``."""
@@ -476,14 +557,22 @@ def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module)
         )
 
 
-def _hash(model: torch.nn.Module) -> bytes:
-    """Names all weights and buffers, and which are trained."""
-    state = blake3()
+_MODEL = "the model (weights, buffers, or which are trained)"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _hashes(model: torch.nn.Module) -> dict[str, bytes]:
+    """A hash of each weight and buffer, by name, and of which are trained."""
+    found = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        shape = tuple(tensor.shape)
-        state.update(f"{name} {tensor.requires_grad} {tensor.dtype} {shape}\n".encode())
+        state = blake3(f"{tensor.requires_grad} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         state.update(content(tensor))
-    return state.digest()
+        found[name] = state.digest()
+    return found
 
 
 def _of_attributes(model: torch.nn.Module) -> bytes:
@@ -514,6 +603,57 @@ def _take(state: blake3, name: str, value: Any) -> None:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, torch.nn.Parameter):
             state.update(f"{name} {place} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
             state.update(content(leaf))
+
+
+class NoGradientsWarning(UserWarning):
+    """A loop looks at gradients, or clips them, before the round has computed any."""
+
+
+class _NotYet(torch.Tensor):
+    """The gradient of a weight before its round: what is done with it is done with nothing."""
+
+    told: list[str]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        told = next(part.told for part in children((args, kwargs)) if isinstance(part, cls))
+        if name not in _HARMLESS and not told:
+            told.append(name)
+            warnings.warn(
+                "clip_grad_norm_, and whatever looks at gradients after backward(), acts on "
+                "nothing: gradients are computed by optimizer.step(), which clips each record's by "
+                "itself. Leave the line out; the bound is clip_norm= of forethought.plan",
+                NoGradientsWarning,
+                stacklevel=2,
+            )
+
+        def zeros(part: Any) -> Any:
+            return part.as_subclass(torch.Tensor).clone() if isinstance(part, cls) else part
+
+        with torch._C.DisableTorchFunctionSubclass():
+            args, kwargs = torch.utils._pytree.tree_map(zeros, (args, dict(kwargs or {})))
+            return function(*args, **kwargs)
+
+
+def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _NotYet]]:
+    told: list[str] = []
+    found = []
+    for parameter in parameters:
+        mark = parameter.detach().new_zeros(()).expand_as(parameter).as_subclass(_NotYet)
+        mark.told = told
+        found.append((parameter, mark))
+    return found
+
+
+# What is read of a gradient in passing, as by zero_grad.
+_HARMLESS = frozenset({"__get__", "detach_", "requires_grad_", "zero_", "_foreach_zero_"})
 
 
 # Batches that hold nothing: what a loop does with them is written down, and done in the round.
@@ -577,10 +717,10 @@ class Deferred:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Deferred:
         kwargs = dict(kwargs or {})
-        if _is_mean(function, kwargs):
+        if is_mean(function, kwargs):
             kwargs["reduction"] = "none"
-            if function is not F.cross_entropy:  # its values are one an example, or refused
-                return cls(FunctionCall(_own_mean, (function, *args), kwargs))
+            if function not in (F.cross_entropy, F.nll_loss):  # one an example, or refused
+                return cls(FunctionCall(own_mean, (function, *args), kwargs))
         return cls(FunctionCall(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
@@ -644,25 +784,6 @@ def _refuse(what: str, instead: str = "") -> NoReturn:
     )
 
 
-# Losses whose mean over a batch is the mean of what each example has by itself.
-_WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
-# The weights of those are factors; of these they are divided by, for the whole batch at once.
-_MEANS = _WEIGHTED | {F.cross_entropy, F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
-
-
-def _is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a call is one of torch's losses with the mean over all examples."""
-    if function not in _MEANS or kwargs.get("reduction") != "mean":
-        return False
-    return function in _WEIGHTED or kwargs.get("weight") is None
-
-
-def _own_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A loss of each example: the mean over its own values, in place of that over the batch."""
-    values = function(*args, **kwargs)
-    return values.flatten(1).mean(1) if values.dim() > 1 else values
-
-
 def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
@@ -671,6 +792,8 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
     function = getattr(operator, name)
 
     def apply(self: Deferred, *others: Any) -> Deferred:
+        if name == "truediv" and others == (1,) and not turned:  # as trainers do, by their pieces
+            return self
         return Deferred(FunctionCall(function, (*others, self) if turned else (self, *others), {}))
 
     return apply

@@ -188,6 +188,42 @@ def _of_zeros(
         ) from error
 
 
+class UnreachedWeightsWarning(UserWarning):
+    """Some weights that are trained take no part in the loss: they get noise and nothing else."""
+
+
+def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> None:
+    """Refuse a loss that none of the trained weights takes part in, and name those that do not.
+
+    Tried on records of zeros, by torch's own graph. So an adapter that is switched off, merged or
+    attached to another copy of the model is found before noise is all that it learns.
+
+    Raises:
+        ValueError: no trained weight takes part.
+    """
+    inputs, targets = blank(records, 2 if mixing_layers(model) else 1)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with undisturbed(model, loss), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        values = loss(call(model, inputs), targets).sum()
+        found: Sequence[Tensor | None] = [None] * len(trained)
+        if values.requires_grad:
+            found = torch.autograd.grad(values, list(trained.values()), allow_unused=True)
+    unreached = [name for name, part in zip(trained, found, strict=True) if part is None]
+    named = ", ".join(unreached[:3]) + (" …" if len(unreached) > 3 else "")
+    if len(unreached) == len(trained):
+        raise ValueError(
+            f"none of the weights that are trained ({named}) takes part in the loss, which could "
+            "only add noise to them: is an adapter switched off, merged, or of another model?"
+        )
+    if unreached:
+        warnings.warn(
+            f"{len(unreached)} of {len(trained)} trained weights ({named}) take no part in the "
+            "loss: they get noise and nothing else. Freeze them (requires_grad_(False))",
+            UnreachedWeightsWarning,
+            stacklevel=5,
+        )
+
+
 def _sums_are_finite(values: torch.Tensor) -> bool:
     """True if every number is finite, by sums: single precision cannot overflow in double.
 

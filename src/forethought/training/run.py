@@ -23,6 +23,7 @@ from forethought.rounds.contributions import (
     check_loss,
     default_loss,
     mixing_layers,
+    of_each,
     undisturbed,
 )
 from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
@@ -82,6 +83,7 @@ from forethought.training.records import (
     placed_records,
     require_answered,
     require_fit,
+    require_reached,
     uncentred,
     usual_loss,
     warn_of_another_model,
@@ -89,7 +91,7 @@ from forethought.training.records import (
 )
 from forethought.turns import turns
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Augmentation
+from forethought.values.contributions import Augmentation, LocalUpdates
 from forethought.values.plan import Plan, step_sizes
 from forethought.values.use import linear_layer
 
@@ -403,7 +405,8 @@ def train(
             :class:`forethought.data.Dataset`, whose caveats then reach the Statement.
         plan: from :func:`forethought.plan` or made by hand. A resumed run may leave it out: the
             folder's plan.json is the plan.
-        loss: ``loss(outputs, targets)`` → one value per example. Default: cross entropy for whole
+        loss: ``loss(outputs, targets)`` → one value per example; of torch's criteria with their
+            mean each example's own value is taken. Default: cross entropy for whole
             targets, squared error for floating-point ones.
         batch_dims: for a model that takes a whole batch in a form only its owner knows: where the
             examples are (``forethought.gradients.BatchDims``). The Statement names it as an
@@ -567,13 +570,15 @@ def opened_task(
     records = placed_records(model, data, plan, execution.device)
     first = next(p for p in model.parameters() if p.requires_grad)
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
-    chosen = default_loss(blank(records)[1]) if loss is None else loss
+    chosen = default_loss(blank(records)[1]) if loss is None else of_each(loss)
     require_fit(model, chosen, records, dims=batch_dims)
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
     # An optimizer that there is not is told before anything is released, centres included.
     descent_of(plan, {name: p for name, p in model.named_parameters() if p.requires_grad})
+    if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
+        require_reached(model, chosen, records)
     same = held_out is not None and coincide(records, held_out)
     caveats = [*declared(plan, held_out), *([COINCIDE] if same else [])]
     if batch_dims is not None:

@@ -1,0 +1,267 @@
+"""Private rounds inside other libraries' trainers: transformers' Trainer and Lightning's.
+
+Both run a loop around the same few lines as one's own (:mod:`forethought.training.own_loop`): they
+take a batch, state a loss, and step. So their loader and their optimizer are replaced, and what
+they would report of a private batch is left out; everything else is theirs. Neither library is
+imported here: a trainer is recognised by what it has.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from forethought.accounting.statement import About
+from forethought.rounds.private_sum import RoundError
+from forethought.rounds.randomness import Seeds
+from forethought.training.execution import Execution, ShortForms, settled
+from forethought.training.own_loop import Deferred, OwnLoop, PrivateLoader, private
+from forethought.training.run import Run
+from forethought.values.plan import Plan
+
+
+class PrivateTraining:
+    """Another library's trainer whose steps are the rounds of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._loop = plan, None
+
+    _loop: OwnLoop | None
+
+    def finish(self, out: str | Path | None = None, about: About | None = None) -> Run:
+        """End it, after the trainer's own call (``train()``, ``fit(…)``).
+
+        Args:
+            out, about: as for the optimizer of :func:`forethought.private`.
+
+        Raises:
+            RoundError: the trainer has not trained. Others as of that optimizer's ``finish``.
+        """
+        if self._loop is None:
+            raise RoundError("nothing was released yet: call the trainer's fit(…) first")
+        return self._loop.optimizer.finish(out, about)
+
+
+def private_trainer(
+    trainer: Any,
+    plan: Plan,
+    *,
+    model: torch.nn.Module | None = None,
+    planned: bool = False,
+    execution: Execution | None = None,
+    seeds: Seeds | None = None,
+    **short: Unpack[ShortForms],
+) -> PrivateTraining:
+    """Make a ``transformers.Trainer`` or a Lightning ``Trainer`` train a plan.
+
+    Its loader gives the plan's batches, which hold nothing, and its optimizer's steps are the
+    plan's rounds, as in :func:`forethought.private`. Batch size, number of steps and bound of
+    gradients are the plan's, whatever the trainer's arguments say. What is logged has no loss of a
+    private batch in it; evaluation, checkpoints and schedulers work as ever.
+
+    Args:
+        trainer: before its ``train()`` or ``fit(…)``. Of a ``transformers.Trainer`` model, data
+            set and collator are used, of Lightning those given to ``fit``.
+        plan: what is released.
+        model: of Lightning: the part of the module that its ``training_step`` calls, with all that
+            is trained; by default the module itself, called as ``self(…)``.
+        planned: take the plan's own optimizer, step sizes and average instead of the trainer's.
+        execution, seeds, short: as for :func:`forethought.private`.
+
+    Returns:
+        What gives the Run with its Statement afterwards: ``finish()``.
+
+    Raises:
+        TypeError: another trainer. ValueError: arguments that do not go with private rounds.
+    """
+    how = dict(zip(("execution", "seeds"), settled(execution, seeds, **short), strict=True))
+    training = PrivateTraining(plan)
+    if hasattr(trainer, "get_train_dataloader") and hasattr(trainer, "training_step"):
+        if model is not None:
+            raise ValueError("model= is for Lightning: a transformers.Trainer has its own")
+        training._loop = _in_transformers(trainer, plan, planned, how)
+    elif hasattr(trainer, "fit_loop"):
+        trainer.callbacks.append(_lightning_callback(trainer, training, model, planned, how))
+    else:
+        raise TypeError(
+            "trainer must be a transformers.Trainer or a Lightning Trainer, not "
+            f"{type(trainer).__name__}: any other loop becomes private with forethought.private"
+        )
+    return training
+
+
+class _Steps:
+    """A private loader whose every iteration has as many batches as it says, while there are any.
+
+    Args:
+        loader: of one loop.
+    """
+
+    def __init__(self, loader: PrivateLoader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        rounds = self._loader._rounds
+        for _ in range(len(self)):
+            if rounds.done == rounds.plan.rounds:
+                return
+            yield rounds.next_batch()
+
+
+# In transformers.
+
+# Arguments of a transformers.Trainer that do not go with private rounds: the remedy of each.
+_UNFIT: dict[str, Callable[[Any], str]] = {
+    "gradient_accumulation_steps": lambda given: (
+        "a step is one round; micro_batch= computes a large batch in pieces" if given != 1 else ""
+    ),
+    "auto_find_batch_size": lambda given: "give micro_batch= for memory" if given else "",
+    "fp16": lambda given: (
+        "a GradScaler would scale what is clipped; use bf16=True" if given else ""
+    ),
+    "torch_compile": lambda given: "rounds look into the model" if given else "",
+    "deepspeed": lambda given: "rounds run in one process" if given else "",
+    "n_gpu": lambda given: "make one device visible (CUDA_VISIBLE_DEVICES=0)" if given > 1 else "",
+    "include_num_input_tokens_seen": lambda given: (
+        "it would count tokens of private records" if given not in (False, "no") else ""
+    ),
+}
+# Of what a Trainer logs, what it has of private batches.
+_OF_BATCHES = ("loss", "grad_norm", "train_loss")
+
+
+def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any]) -> OwnLoop:
+    arguments = trainer.args
+    for name, remedy in _UNFIT.items():
+        given = getattr(arguments, name, None)
+        if given is not None and (why := remedy(given)):
+            raise ValueError(f"{name}={given!r} does not go with private rounds: {why}")
+    if not planned:
+        trainer.create_optimizer()
+    loop = private(
+        trainer.model, None if planned else trainer.optimizer, _data_of(trainer), plan, **how
+    )
+    loop.optimizer._rounds.marks_gradients = False  # a Trainer looks at them by itself
+    trainer.optimizer, steps = loop.optimizer, _Steps(loop.loader)
+    if planned:
+        always = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda _: 1.0)
+        trainer.lr_scheduler = always
+    arguments.max_steps = plan.rounds
+    arguments.logging_nan_inf_filter = False  # it would decide by a private loss
+    step, log = trainer.training_step, trainer.log
+
+    def training_step(model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
+        # Without the number of items in the batch, which is private: each record's own mean.
+        step(model, inputs, None)
+        return torch.full((), float("nan"), device=arguments.device)
+
+    def logged(logs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        return log({k: v for k, v in logs.items() if k not in _OF_BATCHES}, *rest, **named)
+
+    trainer.get_train_dataloader = lambda: steps
+    trainer.training_step, trainer.log = training_step, logged
+    trainer.floating_point_ops = lambda inputs: 0  # they follow from the batch's size
+    return loop
+
+
+def _data_of(trainer: Any) -> Any:
+    """The loader of which data set and collating are used; one that pads says to what length."""
+    loader = trainer.get_train_dataloader()
+    if getattr(trainer.data_collator, "padding", None) in (True, "longest"):
+        warnings.warn(
+            "the collator pads to the longest record of a batch, of which rounds make one a "
+            "record: pad all to one length that is public, with padding='max_length' and "
+            "max_length= "
+            "where the text is tokenized",
+            stacklevel=4,
+        )
+    return loader
+
+
+# In Lightning.
+
+
+def _lightning_callback(
+    trainer: Any,
+    training: PrivateTraining,
+    part: torch.nn.Module | None,
+    planned: bool,
+    how: dict[str, Any],
+) -> Any:
+    """A callback that puts a plan's rounds into a Lightning trainer when it begins to train."""
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} does not go with private "
+            "rounds: a step is one round; micro_batch= computes a large batch in pieces"
+        )
+    plan = training._plan
+
+    class PrivateRoundsCallback(_base_of(trainer)):  # type: ignore[misc]
+        """Loader, optimizer and log of a fit, as the plan has them."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
+                raise ValueError(
+                    "private rounds need one optimizer and automatic optimization; for a loop of "
+                    "your own use forethought.private"
+                )
+            if training._loop is not None:
+                raise RoundError("this trainer has trained: call private_trainer for every fit")
+            model = pl_module if part is None else part
+            loaders = trainer.fit_loop._combined_loader.flattened
+            if len(loaders) != 1:
+                raise ValueError(f"fit has {len(loaders)} training loaders: give one data set")
+            own = None if planned else trainer.optimizers[0]
+            loop = training._loop = private(model, own, loaders[0], plan, **how)
+            trainer.strategy.optimizers = [loop.optimizer]
+            fit = trainer.fit_loop
+            fit._data_source.instance, fit._combined_loader = _Steps(loop.loader), None
+            fit.max_epochs, fit.epoch_loop.max_steps = -1, plan.rounds
+            _state_in(trainer.strategy, pl_module)
+
+    return PrivateRoundsCallback()
+
+
+def _base_of(trainer: Any) -> Any:
+    """The class of callbacks in the library that a trainer is of: it has two names."""
+    from importlib import import_module
+
+    package = type(trainer).__module__.partition(".trainer")[0]
+    return import_module(f"{package}.callbacks").Callback
+
+
+def _state_in(strategy: Any, module: Any) -> None:
+    """Let a training step return a loss that holds nothing, and log what holds something."""
+    step, log = strategy.training_step, module.log
+    told: set[str] = set()
+
+    def logged(name: str, value: Any, *rest: Any, **named: Any) -> None:
+        if isinstance(value, Deferred):
+            if name not in told:
+                warnings.warn(
+                    f"{name} is of private records and holds no number: it is not logged",
+                    stacklevel=2,
+                )
+            told.add(name)
+            return
+        log(name, value, *rest, **named)
+
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        # Only for this call: the round must find the module as it is.
+        module.log = logged
+        try:
+            found = step(*args, **kwargs)
+        finally:
+            del module.log
+        if isinstance(found, Mapping):
+            found = found.get("loss")
+        return {"loss": found} if isinstance(found, Deferred) else found
+
+    strategy.training_step = training_step

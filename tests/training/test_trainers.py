@@ -1,0 +1,459 @@
+"""Private rounds inside transformers' Trainer, accelerate and Lightning."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from zoo.oracle import with_torchvision
+
+import forethought as ft
+from drawn import randint, randn, reseed, stream
+from forethought.accounting.verification import verify
+from forethought.errors import NoGradientsWarning, RoundError, UnreachedWeightsWarning
+
+SEEDS = {"seed": 3, "noise_seed": 4}
+WORDS, LENGTH, COUNT = 60, 10, 64
+
+
+def table() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = randn(COUNT, 5, generator=stream(0))
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def planned(model: nn.Module, epochs: float = 2) -> ft.Plan:
+    budget = ft.Budget(epsilon=8.0, delta=1e-3)
+    return ft.plan(examples=COUNT, budget=budget, epochs=epochs, batch=16, model=model)
+
+
+def text() -> dict[str, Any]:
+    """Documents of one length, whose last words are masked, and a class of each."""
+    ids = randint(1, WORDS, (COUNT, LENGTH), generator=stream(1))
+    masked = ids.clone()
+    masked[:, -3:] = -100
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": masked}
+
+
+def weight_names(model: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
+    return {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+
+
+# transformers.
+
+
+def trainer_of(model: nn.Module, data: Any, folder: Path, **options: Any) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=0.05,
+        per_device_train_batch_size=16,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **{"save_strategy": "no", **options},
+    )
+    return Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
+
+
+def gpt2() -> nn.Module:
+    with_torchvision()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    reseed(1)
+    config = GPT2Config(
+        vocab_size=WORDS, n_positions=16, n_embd=8, n_layer=1, n_head=2,
+        bos_token_id=None, eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def lora(model: nn.Module) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    reseed(2)
+    return get_peft_model(
+        model,
+        LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"),
+    )
+
+
+@pytest.mark.slow
+def test_documents_train_an_adapter_inside_transformers_trainer(tmp_path: Path) -> None:
+    """Masked tokens do not count: the same run with other words behind the mask is the same."""
+    from datasets import Dataset
+
+    found = []
+    for behind in (0, 1):
+        model, data = lora(gpt2()), text()
+        data["input_ids"] = data["input_ids"].clone()
+        data["input_ids"][:, -1] = 5 + behind  # seen by nothing: nothing comes after it
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        trainer = trainer_of(
+            model,
+            Dataset.from_dict({name: part.tolist() for name, part in data.items()}),
+            tmp_path,
+            eval_strategy="epoch",
+            bf16=False,
+        )
+        the_plan = planned(model)
+        training = ft.private_trainer(trainer, the_plan, **SEEDS)
+        result = trainer.train()
+        run = training.finish(out=tmp_path / f"run{behind}")
+        assert result.global_step == the_plan.rounds == len(run.transcript)
+        assert run.statement.epsilon.upper <= 8.0
+        verify(run.statement, the_plan)
+        moved = weight_names(model, before)
+        assert moved and all("lora_" in name for name in moved)
+        logged = [set(row) for row in trainer.state.log_history]
+        assert any("eval_loss" in row for row in logged)
+        assert not any(row & {"loss", "grad_norm", "train_loss"} for row in logged)
+        found.append(weights(model))
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.slow
+def test_a_trainers_rounds_are_those_of_a_loop_with_its_optimizer(
+    tmp_path: Path, noise_by_round: None
+) -> None:
+    one, two = gpt2(), gpt2()
+    data = TextRecords(text())
+    trainer = trainer_of(one, data, tmp_path, lr_scheduler_type="constant", weight_decay=0.0)
+    the_plan = planned(one)
+    training = ft.private_trainer(trainer, the_plan, **SEEDS)
+    trainer.train()
+    training.finish()
+    adam = torch.optim.AdamW(two.parameters(), 0.05, weight_decay=0.0)
+    loader, optimizer = ft.private(two, adam, data, the_plan, **SEEDS)
+    for _ in range(loader.epochs):
+        for batch in loader:
+            two(**batch)[0].backward()
+            optimizer.step()
+    optimizer.finish()
+    torch.testing.assert_close(weights(one), weights(two))
+    assert not torch.allclose(weights(one), weights(gpt2()))
+
+
+class TextRecords(torch.utils.data.Dataset[Any]):
+    def __init__(self, columns: dict[str, torch.Tensor]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: part[index] for name, part in self.columns.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"gradient_accumulation_steps": 2}, {"auto_find_batch_size": True}]
+)
+def test_arguments_that_do_not_go_with_rounds_are_refused(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    model = gpt2()
+    trainer = trainer_of(model, TextRecords(text()), tmp_path, **options)
+    with pytest.raises(ValueError, match="private rounds"):
+        ft.private_trainer(trainer, planned(model))
+
+
+# accelerate.
+
+
+@pytest.mark.slow
+def test_accelerate_changes_no_weight() -> None:
+    with_torchvision()
+    from accelerate import Accelerator
+
+    found = []
+    for prepare in (lambda *parts: parts, Accelerator(cpu=True).prepare):
+        model = network()
+        sgd = torch.optim.SGD(model.parameters(), 0.5)
+        loader, optimizer = ft.private(model, sgd, table(), planned(model), **SEEDS)
+        wrapped, stepping, batches = prepare(model, optimizer, loader)
+        for _ in range(loader.epochs):
+            for inputs, targets in batches:
+                F.cross_entropy(wrapped(inputs), targets).backward()
+                stepping.step()
+                stepping.zero_grad()
+        optimizer.finish()
+        found.append(weights(model))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], weights(network()))
+
+
+# Lightning.
+
+
+def network() -> nn.Module:
+    reseed(1)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def lightning_of(part: bool, **options: Any) -> tuple[Any, Any, nn.Module]:
+    """A trainer and a module that calls itself, or its network."""
+    with_torchvision()
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, inputs: Any) -> Any:
+            return self.network(inputs)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            inputs, targets = batch
+            loss = F.cross_entropy((self.network if part else self)(inputs), targets)
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            inputs, targets = batch
+            self.log("accuracy", (self(inputs).argmax(1) == targets).float().mean())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.5)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    module = Module()
+    return trainer, module, module.network
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", [False, True])
+def test_lightnings_rounds_are_those_of_a_loop(part: bool) -> None:
+    trainer, module, inner = lightning_of(part)
+    the_plan = planned(inner)
+    training = ft.private_trainer(trainer, the_plan, model=inner if part else None, **SEEDS)
+    batches = DataLoader(TensorDataset(*table()), batch_size=16)
+    with pytest.warns(UserWarning, match="not logged"):
+        trainer.fit(module, batches, batches)
+    run = training.finish()
+    assert len(run.transcript) == the_plan.rounds == trainer.global_step
+    assert "accuracy" in trainer.callback_metrics and "train_loss" not in trainer.callback_metrics
+    other = nn.ModuleDict({"network": network()}) if not part else network()
+    called = other if part else other["network"]
+    # Names of weights are bound to the noise: those of the module as it was given.
+    loop = Outer(called) if not part else called
+    sgd = torch.optim.SGD(loop.parameters(), 0.5)
+    loader, optimizer = ft.private(loop, sgd, table(), the_plan, **SEEDS)
+    for _ in range(loader.epochs):
+        for inputs, targets in loader:
+            F.cross_entropy(loop(inputs), targets).backward()
+            optimizer.step()
+    optimizer.finish()
+    assert torch.equal(weights(inner), weights(called))
+
+
+class Outer(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Any) -> Any:
+        return self.network(inputs)
+
+
+@pytest.mark.slow
+def test_lightnings_accumulation_is_refused_and_a_fit_must_come_first() -> None:
+    trainer, _, inner = lightning_of(False, accumulate_grad_batches=2)
+    with pytest.raises(ValueError, match="private rounds"):
+        ft.private_trainer(trainer, planned(inner))
+    trainer, _, inner = lightning_of(False)
+    with pytest.raises(RoundError, match="nothing was released"):
+        ft.private_trainer(trainer, planned(inner)).finish()
+
+
+def test_another_trainer_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"forethought\.private"):
+        ft.private_trainer(network(), planned(network()))
+
+
+# What moved is what the plan trains: the reproducer of Opacus' issue 820, and its kin.
+
+
+def adapted_loop(model: Any, optimizer: Any) -> tuple[Any, Any]:
+    data = text()
+    return ft.private(model, optimizer, TextRecords(data), planned(model, 1), **SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["none", "switched off", "merged", "stale", "later", "skipped"])
+def test_an_adapter_that_is_not_trained_is_refused_in_words(fault: str) -> None:
+    base = gpt2()
+    stale = torch.optim.AdamW(base.parameters(), 1e-2)
+    model = lora(base)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if fault == "stale":
+        with pytest.raises(ValueError, match="does not have"):
+            adapted_loop(model, stale)
+        return
+    kind = Skipping if fault == "skipped" else torch.optim.AdamW
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    loader, optimizer = adapted_loop(model, kind(trained, 1e-2))
+    words = {"later": "changed since", "skipped": "left .*lora_", "none": ""}
+    if fault in ("switched off", "merged"):
+        model.disable_adapter_layers() if fault == "switched off" else model.merge_adapter()
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    for number, batch in enumerate(loader):
+        if fault == "later" and number == 1:
+            model.add_adapter("second", model.peft_config["default"])
+            model.set_adapter("second")
+        model(**batch)[0].backward()
+        if fault != "none" and not (fault == "later" and number == 0):
+            with pytest.raises((ValueError, RoundError), match=words.get(fault, "none of|changed")):
+                optimizer.step()
+            break
+        optimizer.step()
+    if fault == "none":
+        optimizer.finish()
+        moved = weight_names(model, before)
+        assert moved and all("lora_" in name for name in moved)
+
+
+class Skipping(torch.optim.SGD):
+    """Steps all weights but the first."""
+
+    def step(self, closure: Any = None) -> None:
+        self.param_groups[0]["params"][0].grad = None
+        super().step()
+
+
+class Straying(torch.optim.SGD):
+    """Moves a weight that is frozen."""
+
+    other: nn.Parameter
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        with torch.no_grad():
+            self.other.add_(1.0)
+
+
+@pytest.mark.parametrize("kind", [Skipping, Straying, torch.optim.SGD])
+def test_a_step_moves_what_the_plan_trains_and_nothing_else(kind: Any) -> None:
+    model = network()
+    model[2].bias.requires_grad_(False)
+    sgd = kind([p for p in model.parameters() if p.requires_grad], 0.5)
+    sgd.other = model[2].bias
+    loader, optimizer = ft.private(model, sgd, table(), planned(model), **SEEDS)
+    inputs, targets = next(iter(loader))
+    F.cross_entropy(model(inputs), targets).backward()
+    if kind is torch.optim.SGD:
+        optimizer.step()
+        assert optimizer.rounds_done == 1
+        return
+    words = "0.weight as before" if kind is Skipping else "2.bias, which"
+    with pytest.raises(RoundError, match=words):
+        optimizer.step()
+    with pytest.raises(RoundError, match="no further rounds"):
+        next(iter(loader))
+    assert len(optimizer.finish().transcript) == 1  # what was released is stated
+
+
+def test_weights_that_take_no_part_in_the_loss_are_named() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(5, 2), nn.Linear(5, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.used(inputs)
+
+    model = Spare()
+    with pytest.warns(UnreachedWeightsWarning, match="spare.weight"):
+        ft.train(model, table(), planned(model, 1))
+    model.used.requires_grad_(False)
+    with pytest.raises(ValueError, match="none of the"):
+        ft.train(model, table(), planned(model, 1))
+
+
+def test_a_step_of_size_zero_is_a_step() -> None:
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), 0.0)
+    loader, optimizer = ft.private(model, sgd, table(), planned(model), **SEEDS)
+    inputs, targets = next(iter(loader))
+    F.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    assert torch.equal(weights(model), weights(network()))
+
+
+# Clipping that acts on nothing.
+
+
+@pytest.mark.parametrize("clip", ["norm", "value", "own"])
+def test_a_loop_that_clips_gradients_is_told_once_that_there_are_none(clip: str) -> None:
+    found = []
+    for clips in (False, True):
+        model = network()
+        sgd = torch.optim.SGD(model.parameters(), 0.5)
+        loader, optimizer = ft.private(model, sgd, table(), planned(model, 1), **SEEDS)
+        with pytest.warns() as told:
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), targets).backward()
+                if clips and clip == "norm":
+                    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+                elif clips and clip == "value":
+                    nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+                elif clips:
+                    for p in model.parameters():
+                        assert p.grad is None or float(p.grad.norm()) == 0 or optimizer.rounds_done
+                optimizer.step()
+            warnings.warn("at least one", stacklevel=1)
+        said = [one for one in told if issubclass(one.category, NoGradientsWarning)]
+        assert len(said) == clips
+        optimizer.finish()
+        found.append(weights(model))
+    assert torch.equal(found[0], found[1])
+
+
+def test_a_closure_states_the_loss_as_lines_of_the_loop_do() -> None:
+    found = []
+    for closed in (False, True):
+        model = network()
+        sgd = torch.optim.SGD(model.parameters(), 0.5)
+        loader, optimizer = ft.private(model, sgd, table(), planned(model, 1), **SEEDS)
+        for inputs, targets in loader:
+
+            def closure(inputs: Any = inputs, targets: Any = targets, model: Any = model) -> Any:
+                loss = F.cross_entropy(model(inputs), targets)
+                loss.backward()
+                return loss
+
+            if closed:
+                assert "private batch" in repr(optimizer.step(closure))
+            else:
+                closure()
+                optimizer.step()
+        optimizer.finish()
+        found.append(weights(model))
+    assert torch.equal(found[0], found[1])
+    model = network()
+    loader, optimizer = ft.private(model, None, table(), planned(model), **SEEDS)
+    next(iter(loader))
+    with pytest.raises(RoundError, match="called no backward"):
+        optimizer.step(lambda: None)
