@@ -12,6 +12,7 @@ holds them).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, reduce
@@ -271,6 +272,9 @@ class Option:
         elif self.kind is float:
             return real(self.name, value, **self.range)
         elif self.kind is int:
+            # An expected batch, rate × examples, is whole up to rounding.
+            if self.name == "batch" and isinstance(value, float) and math.isfinite(value):
+                value = round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
             return whole(self.name, value, **self.range)  # type: ignore[arg-type]
         elif self.row.must and not isinstance(value, get_origin(self.kind) or self.kind):
             raise TypeError(f"{self.name} must be {self.row.must}, not {value!r}")
