@@ -219,8 +219,9 @@ class JobKeys:
     """Keys of a job file that are no keywords by themselves."""
 
     epsilon: float | None = _option("Budget: ε.", above=0, section="budget", flags=TRAINED)
-    class_weights: tuple[float, ...] | None = _option(
-        "Weights of the loss; give a clip_norm too.", above=0
+    class_weights: tuple[float, ...] | Literal["prevalence"] | None = _option(
+        "Weights of the loss; give a clip_norm too. prevalence: as rare as declared in [data].",
+        above=0,
     )
     schedule: ScheduleKind | None = _option("Schedule of η.", part=("schedule", "kind"))
     decay: float | None = _option("Decay of the schedule.", least=0, part=("schedule", "decay"))

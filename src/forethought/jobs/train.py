@@ -134,7 +134,7 @@ def require_trainable(loaded: Loaded, plan: Plan) -> None:
 
     own, test = arranged(loaded.data, plan, loaded.loss), loaded.held_out
     opened_task(own.wrapped(loaded.model), own.data, test, plan, own.loss, Execution())
-    warn_if_muted(loaded.request.job.training.class_weights, plan)
+    warn_if_muted(loaded.class_weights, plan)
 
 
 # From a request to a finished run folder: the same from the command line and from Python.
@@ -210,7 +210,7 @@ def prepare(
             "holdout in the job's [data]) to measure it on"
         )
     plan = loaded.plan() if saved_plan is None else _saved(saved_plan, loaded)
-    warn_if_muted(job.training.class_weights, plan)
+    warn_if_muted(loaded.class_weights, plan)
     if until is not None:
         if plan.preparation is not None and not plan.preparation.centres:
             raise JobError(
@@ -301,7 +301,7 @@ def run(
         "test": loaded.held_out,
         "out": folder,
         "loss": loaded.loss,
-        "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card().to_json()},
+        "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card(prepared.plan).to_json()},
         "about": loaded.request.job.about.about(),
         "resume": resume,
         "overwrite": overwrite,
@@ -457,7 +457,7 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
         if loaded.dataset.multilabel:
             declared = None if encoder is None else encoder.classes
         called = declared or [f"class {n}" for n in range(classes)]
-        results = measured(outputs, targets, called, names)
+        results = measured(outputs, targets, called, names, loaded.decisions(found.plan))
     replace_file(folder / RESULTS, results.to_json().encode())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta, norm
+from scipy.stats import beta, binom, norm
 from sklearn import metrics
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -78,6 +78,85 @@ def settle_statistics(model: nn.Module, inputs: Any) -> None:
         buffers[name].copy_(value)
 
 
+# From a classifier's outputs to what is said of a record, by facts that are declared, not measured.
+#
+# With shares q of the classes among the records that are asked about, against shares p in a model's
+# answers, probabilities are in proportion to softmax · q/p (Saerens, Latinne and Decaestecker 2002;
+# Elkan 2001): logarithms of that are added to the outputs. Clipping makes p another share than that
+# of the records: a rare class's gradients are long and are shortened, a frequent one's are not.
+# Where a linear model clips at a known share of its features' norm, :func:`learnt` is what it comes
+# to, from declared numbers.
+# Of answers the cheapest is given: the class of the largest probability times its cost.
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The probabilities and answers that a classifier's outputs stand for.
+
+    Args:
+        shift: added to the outputs before the softmax, one a class; empty: nothing.
+        costs: of a record of each class that is taken for another; empty: all alike.
+    """
+
+    shift: tuple[float, ...] = ()
+    costs: tuple[float, ...] = ()
+
+    @classmethod
+    def of(
+        cls, asked: Sequence[float] | None, answered: Sequence[float] | None, costs: Sequence[float]
+    ) -> Decisions:
+        """What follows from declared facts.
+
+        Args:
+            asked: shares of the classes where the model is used; None: not declared.
+            answered: shares in its answers as they come. costs: of mistakes, by true class.
+        """
+        moved: tuple[float, ...] = ()
+        if asked is not None and answered is not None:
+            moved = tuple((np.log(asked) - np.log(answered)).tolist())
+        return cls(moved if any(abs(one) > 1e-9 for one in moved) else (), tuple(costs))
+
+    def shifted(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Outputs whose softmax are the probabilities, float64, (N, classes)."""
+        return outputs.astype(np.float64) + (self.shift or 0.0)
+
+    def shares(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """The probability of each class, (N, classes)."""
+        values = self.shifted(outputs)
+        found = np.exp(values - values.max(axis=1, keepdims=True))
+        return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+    def chosen(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+        """The cheapest answer to each record, a class, (N,)."""
+        own = np.log(self.costs) if self.costs else 0.0
+        return np.asarray((self.shifted(outputs) + own).argmax(axis=1))
+
+
+def learnt(
+    shares: Sequence[float], weights: Sequence[float] | None, clip: float | None
+) -> tuple[float, ...]:
+    """Shares of the classes in the answers of a linear model that knows nothing but an intercept.
+
+    Where gradients of class k, w_k (p − e_k) times features of norm R, are clipped at C, the answer
+    p at which their mean is zero has p_k in proportion to q_k w_k min(1, C/(w_k R ‖p − e_k‖)).
+
+    Args:
+        shares: q, of the records. weights: w, of the loss; None: all 1. clip: C/R; None: unknown,
+            and the shares are taken to be learnt as they are.
+    """
+    own = np.asarray(shares, float)
+    if clip is None:
+        return tuple(own.tolist())
+    each = np.ones(len(own)) if weights is None else np.asarray(weights, float)
+    found = own
+    for _ in range(200):
+        length = np.linalg.norm(found - np.eye(len(own)), axis=1)
+        wanted = own * np.minimum(each, clip / np.maximum(length, 1e-12))
+        found = np.sqrt(found * wanted / wanted.sum())
+        found = found / found.sum()
+    return tuple(found.tolist())
+
+
 # Figures of a model on held-out records, by name: what each is, and what no model at all reaches.
 #
 # *No model* answers every record alike: with the most frequent class and the shares of the classes
@@ -108,11 +187,13 @@ class Answers:
         targets: classes (N,), values (N,), or labels (N, K) of 0 and 1.
         scores: probabilities (N, K); of a regression its values (N,).
         chosen: classes (N,) or labels (N, K).
+        costs: of a record of each class that is taken for another; empty: nothing is declared.
     """
 
     targets: NDArray[Any]
     scores: NDArray[np.float64]
     chosen: NDArray[np.int64]
+    costs: tuple[float, ...] = ()
 
     @property
     def there(self) -> NDArray[np.int64]:
@@ -123,11 +204,12 @@ class Answers:
 Measure = Callable[[Answers], Figure | None]
 
 
-def classes_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> Answers:
+def classes_of(
+    outputs: NDArray[np.float64], targets: NDArray[np.int64], decisions: Decisions | None = None
+) -> Answers:
     """Answers of a classifier from its outputs (N, classes) before the softmax."""
-    shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    return Answers(targets, shares, outputs.argmax(axis=1))
+    rule = decisions or Decisions()
+    return Answers(targets, rule.shares(outputs), rule.chosen(outputs), rule.costs)
 
 
 def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> Answers:
@@ -147,8 +229,8 @@ def without_a_model(answers: Answers) -> Answers:
         return values_of(np.full(len(targets), targets.mean()), targets)
     if targets.ndim == 1:
         shares = np.bincount(targets, minlength=scores.shape[1]) / len(targets)
-        most = np.full(len(targets), int(shares.argmax()))
-        return Answers(targets, np.tile(shares, (len(targets), 1)), most)
+        most = np.full(len(targets), int((shares * (answers.costs or 1.0)).argmax()))
+        return Answers(targets, np.tile(shares, (len(targets), 1)), most, answers.costs)
     shares = targets.mean(axis=0)
     usual = np.tile((shares > 0.5).astype(np.int64), (len(targets), 1))
     return Answers(targets, np.tile(shares, (len(targets), 1)), usual)
@@ -190,39 +272,88 @@ def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
     return Figure(area, max(0.0, area - width), min(1.0, area + width))
 
 
-def _one_against_rest(a: Answers, score: Callable[..., Any]) -> Figure | None:
-    """The mean over classes or labels that some, and not all, records have."""
+def _root(of: Figure) -> Figure:
+    assert of.low is not None and of.high is not None
+    return Figure(*map(math.sqrt, (of.value, of.low, of.high)))
+
+
+def _median(values: NDArray[np.float64]) -> Figure:
+    """A median between two order statistics, whose ranks are binomial."""
+    ordered, count = np.sort(values), len(values)
+    low = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5)) - 1
+    high = int(binom.ppf((1 + CONFIDENCE) / 2, count, 0.5))
+    if low < 0 or high >= count:
+        return Figure(float(np.median(values)))
+    return Figure(float(np.median(values)), float(ordered[low]), float(ordered[high]))
+
+
+def _each(a: Answers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
+    """Of each class or label that some, and not all, records have: who has it, and its scores."""
     if a.targets.ndim == 1:
         each = [(a.targets == kind, a.scores[:, kind]) for kind in a.there]
     else:
         each = list(zip(a.targets.T, a.scores.T, strict=True))
-    found = [float(score(y, p)) for y, p in each if 0 < int(np.sum(y)) < len(y)]
-    return Figure(float(np.mean(found))) if found else None
+    return [(y, p) for y, p in each if 0 < int(np.sum(y)) < len(y)]
 
 
 def _auc(a: Answers) -> Figure | None:
     if a.targets.ndim == 1 and a.scores.shape[1] == 2 and len(a.there) == 2:
         return _area(a.targets, a.scores[:, 1])
-    return _one_against_rest(a, metrics.roc_auc_score)
+    found = [_area(y, p) for y, p in _each(a)]
+    if not found:
+        return None
+    # The deviation of a mean is at most the mean of the deviations.
+    ends = [np.mean([getattr(one, end) for one in found]) for end in ("value", "low", "high")]
+    return Figure(*map(float, ends))
 
 
-def _macro(score: Callable[..., Any]) -> Measure:
+def _average_precision(a: Answers) -> Figure | None:
+    def value(some: Answers) -> float:
+        each = [float(metrics.average_precision_score(y, p)) for y, p in _each(some)]
+        return float(np.mean(each)) if each else math.nan
+
+    return _resampled(a, value, 0.0, 1.0) if _each(a) else None
+
+
+def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
+    """The mean over classes or labels of a function of how many were found, wrong and missed."""
+
     def measure(a: Answers) -> Figure:
-        labels = a.there if a.targets.ndim == 1 else None
-        value = score(a.targets, a.chosen, labels=labels, average="macro", zero_division=0)
-        return Figure(float(value))
+        there, kinds = a.there if a.targets.ndim == 1 else None, a.scores.shape[1]
+
+        def value(some: Answers) -> float:
+            if there is not None:
+                hits = some.targets[some.chosen == some.targets]
+                found, said, true = (
+                    np.bincount(part, minlength=kinds)[there]
+                    for part in (hits, some.chosen, some.targets)
+                )
+            else:
+                found = (some.targets * some.chosen).sum(axis=0)
+                said, true = some.chosen.sum(axis=0), some.targets.sum(axis=0)
+            return float(np.mean(score(found, said - found, true - found)))
+
+        return _resampled(a, value, 0.0, 1.0)
 
     return measure
 
 
+def _share_of(found: Any, others: Any) -> Any:
+    return found / np.maximum(found + others, 1)
+
+
 def _calibration(a: Answers) -> Figure:
+    return _resampled(a, _uncalibrated, 0.0, 1.0)
+
+
+def _uncalibrated(a: Answers) -> float:
     """Expected calibration error over ten bins: how far confidence is from accuracy."""
     if a.targets.ndim == 1:
-        sure, right = a.scores.max(axis=1), (a.chosen == a.targets).astype(float)
+        sure, right = a.scores.max(axis=1), (a.scores.argmax(axis=1) == a.targets).astype(float)
     else:
         sure, right = a.scores.ravel(), a.targets.ravel().astype(float)
     place = np.minimum((sure * _BINS).astype(int), _BINS - 1)
-    return Figure(float(np.abs(np.bincount(place, sure - right, _BINS)).sum() / len(sure)))
+    return float(np.abs(np.bincount(place, sure - right, _BINS)).sum() / len(sure))
 
 
 def _log_loss(a: Answers) -> Figure:
@@ -238,22 +369,53 @@ def _brier(a: Answers) -> Figure:
     return _mean(np.square(a.scores - wanted).mean(axis=1), 0.0)
 
 
+def _cost(a: Answers) -> Figure | None:
+    """Mean cost of a record's answer, where costs are declared."""
+    if not a.costs or a.targets.ndim > 1:
+        return None
+    return _mean(np.where(a.chosen == a.targets, 0.0, np.array(a.costs)[a.targets]), 0.0)
+
+
 def _r_squared(a: Answers) -> Figure:
-    plain = float(np.square(a.targets - a.targets.mean()).sum())
-    gaps = float(np.square(a.scores - a.targets).sum())
-    return Figure(1 - gaps / plain if plain else math.nan)
+    def value(some: Answers) -> float:
+        plain = float(np.square(some.targets - some.targets.mean()).sum())
+        gaps = float(np.square(some.scores - some.targets).sum())
+        return 1 - gaps / plain if plain else math.nan
+
+    return _resampled(a, value, most=1.0)
+
+
+# Draws of held-out records, with replacement, for the interval of a figure that has no formula.
+_DRAWS = 200
+
+
+def _resampled(
+    a: Answers, value: Callable[[Answers], float], least: float = -math.inf, most: float = math.inf
+) -> Figure:
+    """A figure with a normal interval whose width is that of the bootstrap (Efron 1979)."""
+    own, generator = value(a), np.random.default_rng(0)
+    if not math.isfinite(own) or np.ptp(a.targets.astype(float)) == 0:
+        return Figure(own)
+    drawn = []
+    for _ in range(_DRAWS):
+        rows = generator.integers(len(a.targets), size=len(a.targets))
+        one = value(Answers(a.targets[rows], a.scores[rows], a.chosen[rows], a.costs))
+        drawn.append(one)
+    half = _Z * float(np.nanstd(drawn))
+    return Figure(own, max(least, own - half), min(most, own + half))
 
 
 _OF_CLASSES: dict[str, Measure] = {
     "accuracy": _accuracy,
     "AUC": _auc,
-    "F1": _macro(metrics.f1_score),
+    "F1": _macro(lambda found, wrong, missed: _share_of(2 * found, wrong + missed)),
     "calibration error": _calibration,
-    "balanced accuracy": _macro(metrics.recall_score),
-    "precision": _macro(metrics.precision_score),
-    "average precision": lambda a: _one_against_rest(a, metrics.average_precision_score),
+    "balanced accuracy": _macro(lambda found, wrong, missed: _share_of(found, missed)),
+    "precision": _macro(lambda found, wrong, missed: _share_of(found, wrong)),
+    "average precision": _average_precision,
     "log loss": _log_loss,
     "Brier score": _brier,
+    "mean cost": _cost,
 }
 # Kind of task → name → figure; the first is always given: it says whether a model is any good.
 MEASURES: dict[str, Mapping[str, Measure]] = {
@@ -262,10 +424,8 @@ MEASURES: dict[str, Mapping[str, Measure]] = {
     "regression": {
         "R²": _r_squared,
         "mean absolute error": lambda a: _mean(np.abs(a.scores - a.targets), 0.0),
-        "root mean squared error": lambda a: Figure(
-            math.sqrt(float(np.square(a.scores - a.targets).mean()))
-        ),
-        "median absolute error": lambda a: Figure(float(np.median(np.abs(a.scores - a.targets)))),
+        "root mean squared error": lambda a: _root(_mean(np.square(a.scores - a.targets), 0.0)),
+        "median absolute error": lambda a: _median(np.abs(a.scores - a.targets)),
     },
 }
 # What is measured where nobody says what.
@@ -544,6 +704,7 @@ def measured(
     targets: NDArray[Any],
     classes: Sequence[object] | None,
     names: Sequence[str] | None = None,
+    decisions: Decisions | None = None,
 ) -> Results:
     """Figures of a model's outputs.
 
@@ -552,7 +713,9 @@ def measured(
             the sigmoid; of a regression (N,), in the unit of its targets.
         targets: (N,), or (N, labels) of 0 and 1.
         classes: their names, class 0 first, or those of labels; None for a regression.
-        names: the figures wanted; None: the usual ones.
+        names: the figures wanted; None: the usual ones, and the cost of mistakes where it is
+            declared.
+        decisions: how probabilities and answers follow from a classifier's outputs.
 
     Raises:
         ValueError: a figure that there is not.
@@ -563,10 +726,10 @@ def measured(
     elif targets.ndim == 2:
         task, answers = "multilabel", labels_of(values, targets.astype(np.int64))
     else:
-        task, answers = "classification", classes_of(values, targets)
+        task, answers = "classification", classes_of(values, targets, decisions)
     nothing = without_a_model(answers)
     figures, baseline = {}, {}
-    for name in chosen_measures(task, names):
+    for name in (*chosen_measures(task, names), *(("mean cost",) if answers.costs else ())):
         figure = MEASURES[task][name](answers)
         plain = MEASURES[task][name](nothing)
         if figure is not None:
