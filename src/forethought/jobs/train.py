@@ -301,7 +301,10 @@ def run(
         "test": loaded.held_out,
         "out": folder,
         "loss": loaded.loss,
-        "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card(prepared.plan).to_json()},
+        "files": {
+            JOB_NAME: loaded.request.released_text(),
+            CARD_NAME: loaded.card(prepared.plan).to_json(),
+        },
         "about": loaded.request.job.about.about(),
         "resume": resume,
         "overwrite": overwrite,
