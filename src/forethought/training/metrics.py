@@ -392,17 +392,21 @@ _DRAWS = 200
 def _resampled(
     a: Answers, value: Callable[[Answers], float], least: float = -math.inf, most: float = math.inf
 ) -> Figure:
-    """A figure with a normal interval whose width is that of the bootstrap (Efron 1979)."""
+    """A figure with a normal interval by the bootstrap's deviation and bias (Efron 1979).
+
+    None of answers that are all alike, of which nobody asks one.
+    """
     own, generator = value(a), np.random.default_rng(0)
-    if not math.isfinite(own) or np.ptp(a.targets.astype(float)) == 0:
+    if not math.isfinite(own) or not np.ptp(a.scores, axis=0).any():
         return Figure(own)
     drawn = []
     for _ in range(_DRAWS):
         rows = generator.integers(len(a.targets), size=len(a.targets))
-        one = value(Answers(a.targets[rows], a.scores[rows], a.chosen[rows], a.costs))
-        drawn.append(one)
-    half = _Z * float(np.nanstd(drawn))
-    return Figure(own, max(least, own - half), min(most, own + half))
+        chosen = a.chosen[rows] if len(a.chosen) else a.chosen
+        drawn.append(value(Answers(a.targets[rows], a.scores[rows], chosen, a.costs)))
+    half, bias = _Z * float(np.nanstd(drawn)), float(np.nanmean(drawn)) - own
+    low, high = own - bias - half, own - bias + half
+    return Figure(own, max(least, min(own, low)), min(most, max(own, high)))
 
 
 _OF_CLASSES: dict[str, Measure] = {
