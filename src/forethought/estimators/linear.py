@@ -161,12 +161,11 @@ class _PrivateLinear(PrivateEstimator):
         # A row of exactly the bound is as long as it only up to rounding.
         longer = np.linalg.norm(rows, axis=1) > bound * (1 + 1e-6)
         self.features_clipped_ = int(longer.sum())
-        if not self.features_clipped_:
-            return np.asarray(rows, np.float32)
         with np.errstate(over="ignore"):  # of rows that are replaced
-            found = rows.astype(np.float32)
-        above = estimator.above_of(self.above)
-        found[longer], _ = convex.bounded_rows(rows[longer], bound, above)
+            found: NDArray[np.float32] = rows.astype(np.float32)
+        if self.features_clipped_:
+            above = estimator.above_of(self.above)
+            found[longer], _ = convex.bounded_rows(rows[longer], bound, above)
         return found
 
     def _margins(self, X: Any) -> NDArray[np.float64]:
@@ -215,7 +214,8 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
     ) -> None:
         """Train a linear layer by the planner's plan."""
         estimator.above_of(self.above)
-        layer = torch.nn.utils.skip_init(torch.nn.Linear, X.shape[1], len(self.classes_))
+        sizes = X.shape[1], len(self.classes_)
+        layer = torch.nn.Linear(*sizes, device="meta").to_empty(device="cpu")  # draws nothing
         for start in layer.parameters():
             torch.nn.init.zeros_(start)
         seeds, _ = estimator.seeds(self.random_state)

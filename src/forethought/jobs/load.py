@@ -228,7 +228,7 @@ class Loaded:
         """
         given = self.request.job.training.class_weights
         if given != "prevalence":
-            return given
+            return None if given is None else tuple(map(float, given))
         shares = self._of_classes("data", "prevalence")
         if shares is None:
             raise JobError(
