@@ -265,7 +265,7 @@ def test_means_are_planned_where_they_are_worth_their_price() -> None:
     again = ft.plan(  # type: ignore[arg-type]
         examples=50_000, **known, centre=True, learning_rate=own.optimizer.learning_rate
     )
-    assert (again.privacy, again.use) == (own.privacy, own.use)
+    assert (again.privacy, again.optimizer) == (own.privacy, own.optimizer)
     # On a long path an intercept is given more weight.
     wide = {**known, "features": 20, "parameters": 42, "budget": ft.Budget(1, 1e-6)}
     for count, norm in ((300, math.sqrt(20)), (50_000, 2.0)):
