@@ -572,7 +572,7 @@ class DataSection(_Section):
 
 
 class PredictSection(_Section):
-    """What is made of a classifier's outputs: in predictions, in the report, in exports.
+    """The use of a classifier's outputs: in predictions, in the report, in exports.
 
     ``prevalence`` is the share of each class where the model is used, class 0 first, against that
     of ``[data] prevalence``. ``costs`` says of each class what it costs to take one of its records

@@ -238,7 +238,7 @@ class Loaded:
         return tuple(1 / (len(shares) * share) for share in shares)
 
     def decisions(self, plan: Plan | None = None) -> Decisions | None:
-        """How probabilities and answers follow from the outputs; None: as they come.
+        """The way from outputs to probabilities and answers; None: as they come.
 
         Args:
             plan: what is trained by; None: only what is declared is looked at.

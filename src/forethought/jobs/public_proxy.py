@@ -176,7 +176,7 @@ class Comparison:
         }
 
     def text(self) -> str:
-        """Which to take and why, in sentences."""
+        """The models beside each other and the one to take, in sentences."""
         lead = self.candidates[0].rehearsal
         lines = [
             f"{one.name}: {one.rehearsal.predicted:.1%} "

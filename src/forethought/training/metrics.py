@@ -105,7 +105,7 @@ class Decisions:
     def of(
         cls, asked: Sequence[float] | None, answered: Sequence[float] | None, costs: Sequence[float]
     ) -> Decisions:
-        """What follows from declared facts.
+        """The decisions that follow from declared facts.
 
         Args:
             asked: shares of the classes where the model is used; None: not declared.
@@ -324,14 +324,14 @@ def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
         def value(some: Answers) -> float:
             if there is not None:
                 hits = some.targets[some.chosen == some.targets]
-                found, said, true = (
+                found, given, true = (
                     np.bincount(part, minlength=kinds)[there]
                     for part in (hits, some.chosen, some.targets)
                 )
             else:
                 found = (some.targets * some.chosen).sum(axis=0)
-                said, true = some.chosen.sum(axis=0), some.targets.sum(axis=0)
-            return float(np.mean(score(found, said - found, true - found)))
+                given, true = some.chosen.sum(axis=0), some.targets.sum(axis=0)
+            return float(np.mean(score(found, given - found, true - found)))
 
         return _resampled(a, value, 0.0, 1.0)
 
@@ -719,7 +719,7 @@ def measured(
         classes: their names, class 0 first, or those of labels; None for a regression.
         names: the figures wanted; None: the usual ones, and the cost of mistakes where it is
             declared.
-        decisions: how probabilities and answers follow from a classifier's outputs.
+        decisions: the way from a classifier's outputs to probabilities and answers.
 
     Raises:
         ValueError: a figure that there is not.
