@@ -76,6 +76,8 @@ _FLOATS = (np.float64, np.float32)
 THRESHOLD = 1.0
 
 
+# Budgets below it say nothing, and no noise that the planner looks for is large enough.
+LEAST_MU = 1e-6
 # Outputs of classifiers are log odds, which separable classes send far; scaled targets are not.
 LABELS, TARGETS = Ball(0.5, 1 / 2, 1.0), Ball(50.0 ** (-1 / 3), 1 / 3, 0.4)
 
@@ -201,7 +203,8 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         X, y = self._checked(X, y)
         self.classes_, found = estimator.classes(self.classes, y)
         problem, places = self._problem(X), np.searchsorted(self.classes_, y)
-        if self.l2 == 0 and self.fit_intercept:
+        heard = defaults.budget_mu(self._budget(X)) > LEAST_MU
+        if self.l2 == 0 and self.fit_intercept and heard:
             self._by_plan(problem, X, places, found)
             return self
         run = self._descend(problem, X, places, found)

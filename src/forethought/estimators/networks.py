@@ -91,6 +91,8 @@ class _PrivateNetwork(PrivateEstimator):
 
     def _train(self, X: NDArray[Any], targets: NDArray[Any], found: tuple[Caveat, ...]) -> None:
         seeds, weights = estimator.seeds(self.random_state)
+        # A budget that is none is refused before a module is made.
+        estimator.budget(self.epsilon, self.delta, self.adjacency, len(X))
         self.module_ = self._planned(
             self._built(weights),
             (X, targets),
