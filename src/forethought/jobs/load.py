@@ -12,7 +12,7 @@ import numpy as np
 
 from forethought.data.dataset import Dataset, PersonRows
 from forethought.data.synthetic import Indices, shares
-from forethought.jobs.job import Job, JobError, Request, with_features
+from forethought.jobs.job import Job, JobError, JobRequest, with_features
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import of_persons
 from forethought.training.metrics import Decisions, chosen_measures, learnt
@@ -125,7 +125,7 @@ class Loaded:
     loading read from private records reaches the Statement whichever way the plan is used.
     """
 
-    request: Request
+    request: JobRequest
     dataset: Dataset
     model: nn.Module
 
@@ -354,7 +354,7 @@ class Loaded:
         return with_caveats(plan, (*self.dataset.caveats, *own))
 
 
-def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
+def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
     """Read the data of a job and build its model; nothing is released yet.
 
     Args:

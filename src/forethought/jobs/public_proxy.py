@@ -18,7 +18,7 @@ from forethought.accounting.interval import at_least, at_most
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
 from forethought.jobs.holders import Agreed, Holders
-from forethought.jobs.job import JobError, ModelSection, Request
+from forethought.jobs.job import JobError, JobRequest, ModelSection
 from forethought.jobs.load import Loaded, load_job
 from forethought.planning.holders import mixings, undisturbed
 from forethought.values.plan import Plan
@@ -212,7 +212,7 @@ class Comparison:
 
 
 def compare_models(
-    request: Request,
+    request: JobRequest,
     names: Sequence[str],
     proxy: str | None = None,
     repeats: int = 5,
@@ -258,7 +258,7 @@ def _of_a_trial(loaded: Loaded, plan: Plan, trials: int) -> float | None:
     """ε of one trial, where a private search makes so many in the mean."""
     from forethought.accounting import exact
     from forethought.accounting.adaptive import NegativeBinomialTrials
-    from forethought.planning.search import plan_tuning
+    from forethought.planning.alternatives import plan_tuning
     from forethought.planning.solve import PlanError
 
     drawn = NegativeBinomialTrials.of_mean(trials, shape=0)

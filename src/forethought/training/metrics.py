@@ -180,7 +180,7 @@ class Figure:
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class HeldOutAnswers:
     """The right answers for held-out records, and a model's.
 
     Args:
@@ -201,28 +201,28 @@ class Answers:
         return np.flatnonzero(np.bincount(self.targets, minlength=self.scores.shape[1]))
 
 
-Measure = Callable[[Answers], Figure | None]
+Measure = Callable[[HeldOutAnswers], Figure | None]
 
 
 def classes_of(
     outputs: NDArray[np.float64], targets: NDArray[np.int64], decisions: Decisions | None = None
-) -> Answers:
+) -> HeldOutAnswers:
     """Answers of a classifier from its outputs (N, classes) before the softmax."""
     rule = decisions or Decisions()
-    return Answers(targets, rule.shares(outputs), rule.chosen(outputs), rule.costs)
+    return HeldOutAnswers(targets, rule.shares(outputs), rule.chosen(outputs), rule.costs)
 
 
-def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> Answers:
+def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> HeldOutAnswers:
     """Answers of a model of several labels from its outputs (N, labels) before the sigmoid."""
-    return Answers(targets, 1 / (1 + np.exp(-outputs)), (outputs > 0).astype(np.int64))
+    return HeldOutAnswers(targets, 1 / (1 + np.exp(-outputs)), (outputs > 0).astype(np.int64))
 
 
-def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> Answers:
+def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> HeldOutAnswers:
     """Answers of a regression."""
-    return Answers(targets, outputs, np.empty(0, np.int64))
+    return HeldOutAnswers(targets, outputs, np.empty(0, np.int64))
 
 
-def without_a_model(answers: Answers) -> Answers:
+def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
     """The same answer to every record."""
     targets, scores = answers.targets, answers.scores
     if scores.ndim == 1:
@@ -230,10 +230,10 @@ def without_a_model(answers: Answers) -> Answers:
     if targets.ndim == 1:
         shares = np.bincount(targets, minlength=scores.shape[1]) / len(targets)
         most = np.full(len(targets), int((shares * (answers.costs or 1.0)).argmax()))
-        return Answers(targets, np.tile(shares, (len(targets), 1)), most, answers.costs)
+        return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), most, answers.costs)
     shares = targets.mean(axis=0)
     usual = np.tile((shares > 0.5).astype(np.int64), (len(targets), 1))
-    return Answers(targets, np.tile(shares, (len(targets), 1)), usual)
+    return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), usual)
 
 
 def share(hits: int, count: int) -> Figure:
@@ -250,13 +250,13 @@ def _mean(values: NDArray[np.float64], least: float = -math.inf, most: float = m
     return Figure(mean, max(least, mean - half), min(most, mean + half))
 
 
-def _accuracy(a: Answers) -> Figure:
+def _accuracy(a: HeldOutAnswers) -> Figure:
     if a.targets.ndim == 1:
         return share(int((a.chosen == a.targets).sum()), len(a.targets))
     return _mean((a.chosen == a.targets).mean(axis=1), 0.0, 1.0)
 
 
-def _all_right(a: Answers) -> Figure:
+def _all_right(a: HeldOutAnswers) -> Figure:
     return share(int((a.chosen == a.targets).all(axis=1).sum()), len(a.targets))
 
 
@@ -287,7 +287,7 @@ def _median(values: NDArray[np.float64]) -> Figure:
     return Figure(float(np.median(values)), float(ordered[low]), float(ordered[high]))
 
 
-def _each(a: Answers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
+def _each(a: HeldOutAnswers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
     """Of each class or label that some, and not all, records have: who has it, and its scores."""
     if a.targets.ndim == 1:
         each = [(a.targets == kind, a.scores[:, kind]) for kind in a.there]
@@ -296,7 +296,7 @@ def _each(a: Answers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
     return [(y, p) for y, p in each if 0 < int(np.sum(y)) < len(y)]
 
 
-def _auc(a: Answers) -> Figure | None:
+def _auc(a: HeldOutAnswers) -> Figure | None:
     if a.targets.ndim == 1 and a.scores.shape[1] == 2 and len(a.there) == 2:
         return _area(a.targets, a.scores[:, 1])
     found = [_area(y, p) for y, p in _each(a)]
@@ -307,8 +307,8 @@ def _auc(a: Answers) -> Figure | None:
     return Figure(*map(float, ends))
 
 
-def _average_precision(a: Answers) -> Figure | None:
-    def value(some: Answers) -> float:
+def _average_precision(a: HeldOutAnswers) -> Figure | None:
+    def value(some: HeldOutAnswers) -> float:
         each = [float(metrics.average_precision_score(y, p)) for y, p in _each(some)]
         return float(np.mean(each)) if each else math.nan
 
@@ -318,10 +318,10 @@ def _average_precision(a: Answers) -> Figure | None:
 def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
     """The mean over classes or labels of a function of how many were found, wrong and missed."""
 
-    def measure(a: Answers) -> Figure:
+    def measure(a: HeldOutAnswers) -> Figure:
         there, kinds = a.there if a.targets.ndim == 1 else None, a.scores.shape[1]
 
-        def value(some: Answers) -> float:
+        def value(some: HeldOutAnswers) -> float:
             if there is not None:
                 hits = some.targets[some.chosen == some.targets]
                 found, given, true = (
@@ -342,11 +342,11 @@ def _share_of(found: Any, others: Any) -> Any:
     return found / np.maximum(found + others, 1)
 
 
-def _calibration(a: Answers) -> Figure:
+def _calibration(a: HeldOutAnswers) -> Figure:
     return _resampled(a, _uncalibrated, 0.0, 1.0)
 
 
-def _uncalibrated(a: Answers) -> float:
+def _uncalibrated(a: HeldOutAnswers) -> float:
     """Expected calibration error over ten bins: how far confidence is from accuracy."""
     if a.targets.ndim == 1:
         sure, right = a.scores.max(axis=1), (a.scores.argmax(axis=1) == a.targets).astype(float)
@@ -356,7 +356,7 @@ def _uncalibrated(a: Answers) -> float:
     return float(np.abs(np.bincount(place, sure - right, _BINS)).sum() / len(sure))
 
 
-def _log_loss(a: Answers) -> Figure:
+def _log_loss(a: HeldOutAnswers) -> Figure:
     likely = np.clip(a.scores, 1e-12, 1.0)
     if a.targets.ndim == 1:
         return _mean(-np.log(likely[np.arange(len(a.targets)), a.targets]), 0.0)
@@ -364,20 +364,20 @@ def _log_loss(a: Answers) -> Figure:
     return _mean(-(np.where(a.targets == 1, np.log(likely), np.log(other))).mean(axis=1), 0.0)
 
 
-def _brier(a: Answers) -> Figure:
+def _brier(a: HeldOutAnswers) -> Figure:
     wanted = a.targets if a.targets.ndim == 2 else np.eye(a.scores.shape[1])[a.targets]
     return _mean(np.square(a.scores - wanted).mean(axis=1), 0.0)
 
 
-def _cost(a: Answers) -> Figure | None:
+def _cost(a: HeldOutAnswers) -> Figure | None:
     """Mean cost of a record's answer, where costs are declared."""
     if not a.costs or a.targets.ndim > 1:
         return None
     return _mean(np.where(a.chosen == a.targets, 0.0, np.array(a.costs)[a.targets]), 0.0)
 
 
-def _r_squared(a: Answers) -> Figure:
-    def value(some: Answers) -> float:
+def _r_squared(a: HeldOutAnswers) -> Figure:
+    def value(some: HeldOutAnswers) -> float:
         plain = float(np.square(some.targets - some.targets.mean()).sum())
         gaps = float(np.square(some.scores - some.targets).sum())
         return 1 - gaps / plain if plain else math.nan
@@ -390,7 +390,10 @@ _DRAWS = 200
 
 
 def _resampled(
-    a: Answers, value: Callable[[Answers], float], least: float = -math.inf, most: float = math.inf
+    a: HeldOutAnswers,
+    value: Callable[[HeldOutAnswers], float],
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> Figure:
     """A figure with a normal interval by the bootstrap's deviation and bias (Efron 1979).
 
@@ -403,7 +406,7 @@ def _resampled(
     for _ in range(_DRAWS):
         rows = generator.integers(len(a.targets), size=len(a.targets))
         chosen = a.chosen[rows] if len(a.chosen) else a.chosen
-        drawn.append(value(Answers(a.targets[rows], a.scores[rows], chosen, a.costs)))
+        drawn.append(value(HeldOutAnswers(a.targets[rows], a.scores[rows], chosen, a.costs)))
     half, bias = _Z * float(np.nanstd(drawn)), float(np.nanmean(drawn)) - own
     low, high = own - bias - half, own - bias + half
     return Figure(own, max(least, min(own, low)), min(most, max(own, high)))
@@ -747,7 +750,7 @@ def measured(
 
 
 def _confusion(
-    answers: Answers, count: int
+    answers: HeldOutAnswers, count: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[float | None, ...]]:
     """The counts of each class taken for each, and the share of each class or label that was
     found."""
@@ -765,7 +768,7 @@ def _confusion(
     return tuple(tuple(int(number) for number in row) for row in table), recall
 
 
-def _weak(task: str, answers: Answers, nothing: Answers) -> bool:
+def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers) -> bool:
     """True if no interval keeps clear of no model's: of the task's own figure, or of the AUC."""
     name = "mean absolute error" if task == "regression" else "accuracy"
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)
