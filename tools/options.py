@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from forethought.options import Keywords, Option, keys
 
@@ -57,8 +57,10 @@ def taken(option: Option) -> str:
     if option.words:
         return ", ".join(f"`{word}`" for word in option.words)
     ends = ", ".join(f"{BOUNDS[end]} {value:g}" for end, value in option.range.items())
-    if kind == tuple[float, ...]:
-        return f"numbers {ends}"
+    parts = get_args(kind)
+    if tuple[float, ...] in (kind, *parts):
+        words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+        return ", ".join([f"numbers {ends}", *(f"`{word}`" for word in words)])
     if kind in KINDS:
         return " ".join((KINDS[kind], ends)).strip()
     return " or ".join(KINDS[part] for part in get_args(kind))

@@ -18,7 +18,7 @@ from forethought.commands.command import app, fail, of_the_system
 
 # As help lists them.
 COMMANDS: tuple[object, ...] = (
-    *(plan.init, plan.plan, train.train, train.release, train.predict, train.export),
+    *(plan.init, plan.plan, plan.compare, train.train, train.release, train.predict, train.export),
     *(account.account, account.audit, account.report, train.tune),
     *(plan.ui, plan.utility, plan.calculator, plan.papers, account.keygen),
 )

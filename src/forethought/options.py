@@ -12,6 +12,7 @@ holds them).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, reduce
@@ -218,8 +219,9 @@ class JobKeys:
     """Keys of a job file that are no keywords by themselves."""
 
     epsilon: float | None = _option("Budget: ε.", above=0, section="budget", flags=TRAINED)
-    class_weights: tuple[float, ...] | None = _option(
-        "Weights of the loss; give a clip_norm too.", above=0
+    class_weights: tuple[float, ...] | Literal["prevalence"] | None = _option(
+        "Weights of the loss; give a clip_norm too. prevalence: as rare as declared in [data].",
+        above=0,
     )
     schedule: ScheduleKind | None = _option("Schedule of η.", part=("schedule", "kind"))
     decay: float | None = _option("Decay of the schedule.", least=0, part=("schedule", "decay"))
@@ -276,6 +278,9 @@ class Option:
         elif self.kind is float:
             return real(self.name, value, **self.range)
         elif self.kind is int:
+            # An expected batch, rate × examples, is whole up to rounding.
+            if self.name == "batch" and isinstance(value, float) and math.isfinite(value):
+                value = round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
             return whole(self.name, value, **self.range)  # type: ignore[arg-type]
         elif self.row.must and not isinstance(value, get_origin(self.kind) or self.kind):
             raise TypeError(f"{self.name} must be {self.row.must}, not {value!r}")

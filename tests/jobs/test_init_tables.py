@@ -101,6 +101,22 @@ def test_a_proposed_person_can_be_taken(tmp_path):
     assert job.load_data().persons is not None
 
 
+def test_shares_and_costs_are_proposed_where_a_class_is_rare(tmp_path):
+    rare = (np.arange(ROWS) % 50 == 0).astype(int)
+    text = job_for(table(tmp_path, outcome=rare, age=np.arange(ROWS) % 70), "outcome")
+    assert "# prevalence = [0.98, 0.02]" in text
+    assert "# costs = [1.0, 50.0]" in text
+    given = Job.parse(text)
+    assert given.data.prevalence is None and given.predict.costs is None
+    for line in ("prevalence", "[predict]", "costs", "[training]", "class_weights"):
+        text = text.replace(f"# {line}", line)
+    taken = Job.parse(text)
+    assert (taken.data.prevalence, taken.predict.costs) == ((0.98, 0.02), (1.0, 50.0))
+    assert taken.training.class_weights == "prevalence"
+    usual = job_for(table(tmp_path, age=np.arange(ROWS) % 70), "outcome")
+    assert "# prevalence" not in usual and "# costs" not in usual
+
+
 def test_yes_or_no_names_nobody(tmp_path):
     text = job_for(table(tmp_path, student=["Yes", "No", "No"] * (ROWS // 3)), "outcome")
     assert "person" not in text and Job.parse(text).data.columns["student"] != "drop"

@@ -250,3 +250,107 @@ def test_new_inputs_are_standardised_as_those_of_training(tmp_path: Path, how: s
     assert float(measured) == pytest.approx(np.mean(outputs.argmax(1) == test.targets))
     plain = torch.softmax(predictor.model(torch.from_numpy(test.inputs)).double(), 1)
     assert not np.allclose(plain.detach().numpy(), outputs)  # it does make a difference
+
+
+def rare(path: Path, count: int) -> Path:
+    """Four per cent of the records are of the second class; two columns tell a part of it."""
+    draw = np.random.default_rng(5)
+    ill = draw.random(count) < 0.04
+    values = draw.normal(size=(count, 2)).clip(-4, 4) + 1.5 * ill[:, None]
+    kind = np.where(ill, "yes", "no")
+    pl.DataFrame({"a": values[:, 0], "b": values[:, 1], "ill": kind}).write_csv(path)
+    return path
+
+
+RARE = """
+[data]
+source = "csv:{path}"
+label = "ill"
+classes = ["no", "yes"]
+holdout = 0.3
+{shares}
+[data.columns]
+a = [-4.0, 6.0]
+b = [-4.0, 6.0]
+
+[budget]
+epsilon = 3.0
+delta = 1e-5
+
+[run]
+seed = 0
+noise_seed = 0
+
+{more}
+"""
+
+
+@pytest.mark.slow
+def test_declared_shares_and_costs_reach_predictions_and_results(tmp_path: Path) -> None:
+    path = rare(tmp_path / "rare.csv", 4000)
+    shares = "prevalence = [0.96, 0.04]"
+    answers = {}
+    for name, declared, more in (
+        ("plain", "", ""),
+        ("known", shares, "[predict]\ncosts = [1, 20]"),
+        ("used", shares, "[predict]\nprevalence = [0.5, 0.5]"),
+        ("weighed", shares, '[training]\nclass_weights = "prevalence"'),
+    ):
+        job = tmp_path / f"{name}.toml"
+        job.write_text(RARE.format(path=path, shares=declared, more=more))
+        assert command("train", str(job), "--out", str(tmp_path / name), "--quiet") == 0
+        model = ft.load(tmp_path / name)
+        answers[name] = model.predict_proba(path)[:, 1], model.predict(path) == "yes"
+        held = json.loads((tmp_path / name / "results.json").read_text())["figures"]
+        assert ("mean cost" in held) == (name == "known")
+        assert ("shares of the classes" in model.statement.to_json()) == (name != "plain")
+    likely, said = answers["known"]
+    # Clipping shortens what a rare class says; by declared shares most of that comes back.
+    assert abs(likely.mean() - 0.04) < abs(answers["plain"][0].mean() - 0.04) / 2
+    assert np.array_equal(said, likely > 1 / 21)
+    assert abs(answers["weighed"][0].mean() - 0.04) < 0.02
+    odds = [np.log(one / (1 - one)) for one in (answers["used"][0], likely)]
+    # One seed, one plan: the same weights, moved by the logarithm of the shares' ratio.
+    assert np.allclose(odds[0] - odds[1], np.log(24), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "more", "words"),
+    [
+        ("", "[predict]\nprevalence = [0.5, 0.5]", "data. prevalence"),
+        ("prevalence = [0.5, 0.4]", "", "sum to 1"),
+        ("prevalence = [0.5, 0.3, 0.2]", "", "3 numbers"),
+        ("", "[predict]\ncosts = [1, 0]", "greater than 0"),
+        ("", '[training]\nclass_weights = "prevalence"', "needs the share"),
+    ],
+)
+def test_shares_and_costs_that_are_none_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shares: str, more: str, words: str
+) -> None:
+    job = tmp_path / "job.toml"
+    path = rare(tmp_path / "rare.csv", 200)
+    job.write_text(RARE.format(path=path, shares=shares, more=more))
+    assert command("plan", str(job)) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert re.search(words, error)
+
+
+def test_models_are_compared_before_anything_is_spent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    path = rare(tmp_path / "rare.csv", 300)
+    job.write_text(RARE.format(path=path, shares="", more=""))
+    assert command("compare", str(job), "--repeats", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {one["name"] for one in found["models"]} == {"linear", "mlp"}
+    rehearsed = [one["rehearsal"]["predicted"] for one in found["models"]]
+    assert rehearsed == sorted(rehearsed, reverse=True)
+    assert found["chosen"] in found["alike"]
+    budgets = {one["plan"]["privacy"]["budget"]["epsilon"] for one in found["models"]}
+    assert budgets == {3.0} and 0 < found["epsilon_of_a_trial"] < 3
+    assert command("compare", str(job), "--models", "linear") == 2
+    assert "two models" in capsys.readouterr().err
+    assert command("compare", str(job), "--models", "linear,frog") == 2
+    assert "frog" in capsys.readouterr().err

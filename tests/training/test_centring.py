@@ -262,6 +262,12 @@ def test_means_are_planned_where_they_are_worth_their_price() -> None:
     for given in ({"learning_rate": 1.0}, {"clip_norm": 1.0}, {"optimizer": "adam"}):
         found = ft.plan(examples=50_000, **known, **given)  # type: ignore[arg-type]
         assert found.preparation is None
+    # Asked for, they are released beside a step size that is given, and no number changes.
+    own = ft.plan(examples=50_000, **known)  # type: ignore[arg-type]
+    again = ft.plan(  # type: ignore[arg-type]
+        examples=50_000, **known, centre=True, learning_rate=own.optimizer.learning_rate
+    )
+    assert (again.privacy, again.optimizer) == (own.privacy, own.optimizer)
     # On a long path an intercept is given more weight.
     wide = {**known, "features": 20, "parameters": 42, "budget": ft.Budget(1, 1e-6)}
     for count, norm in ((300, math.sqrt(20)), (50_000, 2.0)):

@@ -7,7 +7,14 @@ import pytest
 import torch
 from sklearn import metrics
 
-from forethought.training.metrics import Results, measured, outputs_of
+from forethought.training.metrics import (
+    MEASURES,
+    Decisions,
+    Results,
+    learnt,
+    measured,
+    outputs_of,
+)
 
 
 def made(count: int, classes: int, seed: int = 0, signal: float = 2.0):
@@ -87,6 +94,87 @@ def test_a_regression_that_is_worse_than_its_mean_says_so_first():
     assert "worse than no model" in found.sentences()[0] and "its mean" in found.sentences()[0]
 
 
+def test_every_figure_has_an_interval():
+    for classes in (2, 3):
+        found = measured(*made(200, classes), "abc"[:classes], MEASURES["classification"].keys())
+        assert len(found.figures) == 9  # all but the cost, which nobody declared
+        assert all(one.low <= one.value <= one.high for one in found.figures.values())
+        assert all(one.low < one.high for one in found.figures.values())
+    targets = np.random.default_rng(1).normal(size=300)
+    found = measured(0.5 * targets, targets, None, MEASURES["regression"].keys())
+    assert all(one.low < one.value < one.high for one in found.figures.values())
+    several = np.random.default_rng(2).integers(0, 2, (200, 3))
+    found = measured(several + 0.7 * np.random.default_rng(3).normal(size=(200, 3)), several, "abc")
+    assert all(one.low < one.high for one in found.figures.values())
+
+
+def test_averages_over_classes_are_scikit_learns():
+    outputs, targets = made(300, 4)
+    names = ("F1", "precision", "balanced accuracy", "AUC")
+    found = measured(outputs, targets, "abcd", names).figures
+    chosen, shares = outputs.argmax(1), np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+    for name, score in (
+        ("F1", metrics.f1_score),
+        ("precision", metrics.precision_score),
+        ("balanced accuracy", metrics.recall_score),
+    ):
+        assert found[name].value == pytest.approx(score(targets, chosen, average="macro"))
+    area = metrics.roc_auc_score(targets, shares, multi_class="ovr")
+    assert found["AUC"].value == pytest.approx(area)
+
+
+def test_the_cheapest_answer_is_by_bayes():
+    """With right probabilities no threshold costs less than that of the declared costs."""
+    draw = np.random.default_rng(0)
+    chance = draw.beta(0.3, 3, 20_000)
+    targets = (draw.random(20_000) < chance).astype(int)
+    outputs = np.log(np.stack([1 - chance, chance], 1))
+    rule = Decisions(costs=(1.0, 8.0))
+    found = measured(outputs, targets, ("no", "yes"), None, rule)
+    assert np.array_equal(rule.chosen(outputs), chance > 1 / 9)
+    tried = [
+        np.where((chance > at) == targets, 0, np.array([1, 8])[targets]).mean()
+        for at in np.linspace(0, 1, 201)
+    ]
+    cost = found.figures["mean cost"]
+    # The noise of 20,000 records: half a hundredth of a cost is three of its standard errors.
+    assert min(tried) <= cost.value < min(tried) + 0.005
+    assert cost.low < cost.value < cost.high < found.baseline["mean cost"]
+    plain = measured(outputs, targets, ("no", "yes"))
+    assert "mean cost" not in plain.figures
+
+
+def test_other_shares_of_the_classes_are_corrected_for():
+    draw = np.random.default_rng(0)
+    targets = (draw.random(40_000) < 0.3).astype(int)
+    x = draw.normal(size=40_000) + 1.5 * targets
+    # The true log odds where half of the records are of each class.
+    outputs = np.stack([np.zeros(40_000), 1.5 * x - 1.125], 1)
+    rule = Decisions.of((0.7, 0.3), (0.5, 0.5), ())
+    before = measured(outputs, targets, "ab", ("log loss",)).figures["log loss"]
+    after = measured(outputs, targets, "ab", ("log loss",), rule).figures["log loss"]
+    assert before.low > after.high
+    # Means of 40,000: a hundredth is four standard errors.
+    assert rule.shares(outputs)[:, 1].mean() == pytest.approx(targets.mean(), abs=0.01)
+    assert Decisions().shares(outputs)[:, 1].mean() > targets.mean() + 0.1
+    assert Decisions.of(None, (0.5, 0.5), ()) == Decisions.of((0.2, 0.8), (0.2, 0.8), ())
+
+
+@pytest.mark.parametrize("weights", [None, (0.5, 10.0, 2.0)])
+@pytest.mark.parametrize("clip", [0.1, 0.354, 50.0])
+def test_clipped_shares_are_where_an_intercepts_gradients_balance(clip, weights):
+    shares = np.array([0.9, 0.02, 0.08])
+    p = np.array(learnt(shares, weights, clip))
+    slopes = (p - np.eye(3)) * np.array(weights or (1.0, 1.0, 1.0))[:, None]
+    length = np.linalg.norm(slopes, axis=1, keepdims=True)
+    mean = shares @ (slopes * np.minimum(1, clip / length))
+    assert np.abs(mean).max() < 1e-9 * max(1.0, clip)
+    assert p.sum() == pytest.approx(1)
+    if weights is None and clip == 50.0:
+        assert p == pytest.approx(shares)
+    assert learnt(shares, weights, None) == pytest.approx(shares)
+
+
 @pytest.mark.slow
 def test_intervals_hold_as_often_as_they_say():
     """Of 400 samples at least 92 % of the 95 % intervals hold the truth.
@@ -96,7 +184,7 @@ def test_intervals_hold_as_often_as_they_say():
     """
     truth_outputs, truth_targets = made(200_000, 2, seed=9)
     truth = measured(truth_outputs, truth_targets, ("a", "b")).figures
-    hits = dict.fromkeys(("accuracy", "AUC"), 0)
+    hits = dict.fromkeys(("accuracy", "AUC", "F1"), 0)
     for seed in range(400):
         figures = measured(*made(150, 2, seed=seed + 10), ("a", "b")).figures
         for name in hits:

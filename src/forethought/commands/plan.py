@@ -207,6 +207,39 @@ def _weights(given: list[str] | None) -> dict[str, float] | None:
     return weights or None
 
 
+@app.command(epilog="Example: forethought compare job.toml --models linear,mlp")
+def compare(
+    job_file: JobFile,
+    models: Annotated[
+        str, typer.Option(help="Models to compare, by the names that [model] takes.")
+    ] = "linear,mlp",
+    public_proxy: PublicProxy = None,
+    relation: Annotated[
+        str | None,
+        typer.Option(help="How the public proxy stands to the private data, as of plan."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Runs of each model.")] = 5,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say which model to take, by public numbers and rehearsals, before anything is spent."""
+    from forethought.jobs.job import from_file
+    from forethought.jobs.public_proxy import compare_models
+    from forethought.report import terminal
+
+    together(("--relation", relation is not None, "--public-proxy", public_proxy is not None))
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    console = console_for(quiet or as_json)
+    request = from_file(job_file or Path())
+    with terminal.counting(console, "Rehearsing", repeats * len(names)) as progress:
+        found = compare_models(request, names, public_proxy, repeats, data_dir, relation, progress)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        console.print(found.text(), markup=False)
+
+
 @app.command(
     epilog="Example: forethought utility job.toml --public-proxy fashion-mnist --save graph.json"
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ def _huber_slope(threshold: float, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _hinge(smoothing: float, outputs: Tensor, targets: Tensor) -> Tensor:
-    short = (1 - _signs(targets, outputs) * outputs).clamp_(min=0)
+    short = F.relu(1 - _signs(targets, outputs) * outputs)
     near = short.clamp(max=smoothing)
     return near / smoothing * (short - near / 2)
 
@@ -181,21 +181,32 @@ def matrix(features: Any) -> torch.Tensor:
     return found
 
 
-def bounded_rows(features: Any, bound: float) -> tuple[np.ndarray[Any, Any], int]:
+def bounded_rows(
+    features: Any, bound: float, above: Above = "clip"
+) -> tuple[np.ndarray[Any, Any], int]:
     """Features with every row longer than ``bound`` scaled to it, and how many there were.
 
     What a model predicts for a row must be computed from the row as it was trained on.
+
+    Raises:
+        ValueError: there are some, and they are to be refused.
     """
     found = matrix(features)
-    clipped = _clip(found, bound)
+    clipped = _clip(found, bound, above)
     return found.numpy(), clipped
 
 
-def _clip(rows: torch.Tensor, bound: float) -> int:
+def _clip(rows: torch.Tensor, bound: float, above: Above) -> int:
+    one_of("above", above, get_args(Above))
     norms = torch.linalg.vector_norm(rows, dim=1)
     # A row of exactly the bound is as long as it only up to rounding.
     longer = norms > bound * (1 + 1e-12)
     if bool(longer.any()):
+        if above == "refuse":
+            raise ValueError(
+                f"some rows are longer than feature_bound = {bound:g}: scale the features by "
+                'public constants, or clip them with above="clip"'
+            )
         # By the largest entry first, so that nothing overflows.
         few = rows[longer]
         few /= few.abs().amax(1, keepdim=True)
@@ -209,14 +220,8 @@ def bounded_records(problem: Problem, features: Any, targets: Any, above: Above)
     Raises:
         TypeError, ValueError: what is no such data; values beyond the bounds under "refuse".
     """
-    one_of("above", above, ("clip", "refuse"))
     rows = matrix(features)
-    clipped = _clip(rows, problem.feature_bound)
-    if clipped and above == "refuse":
-        raise ValueError(
-            f"some rows are longer than feature_bound = {problem.feature_bound:g}: scale the "
-            'features by public constants, or clip them with above="clip"'
-        )
+    clipped = _clip(rows, problem.feature_bound, above)
     if problem.intercept:
         rows = torch.cat([rows, rows.new_full((len(rows), 1), problem.intercept)], 1)
     values, moved = _targets(problem, targets, above)

@@ -115,14 +115,18 @@ def recipe(
     def risk(log_u: float) -> float:
         u = math.exp(log_u)
         bias = radius**2 / (2 * u)
-        if strong:
+        # Before weights have forgotten their start this bound is that of no step at all.
+        if strong * u >= constants.plain:
             bias = min(bias, problem.loss_at_zero * math.exp(-2 * strong * u))
         settled = min(u, 1 / (2 * strong)) if strong else u
         return float(bias + (delta / mu) ** 2 * problem.trace / 2 * u * settled)
 
     M = problem.smoothness
     low, high = math.log(1e-3 / M), math.log(MOST**2 / (8 * M))
-    u = math.exp(float(minimize_scalar(risk, bounds=(low, high), method="bounded").x))
+    bend = min(high, max(low, math.log(constants.plain / strong))) if strong else high
+    parts = [(low, bend), (bend, high)] if bend < high else [(low, high)]
+    found = [minimize_scalar(risk, bounds=ends, method="bounded") for ends in parts]
+    u = math.exp(float(min(found, key=lambda one: one.fun).x))
     shrinking = strong * u >= constants.plain and u * M <= MOST
     if shrinking:
         rounds = min(MOST, max(1, math.ceil(u * M)))

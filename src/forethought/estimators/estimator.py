@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
@@ -23,11 +25,17 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.accounting.statement import Statement
+from forethought.convex import DescentPlan
 from forethought.planning.defaults import default_delta
+from forethought.planning.solve import plan
+from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
+from forethought.rounds.transcript import Payer
+from forethought.training.run import train
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real
 from forethought.values.mechanism import Adjacency, Budget
+from forethought.values.plan import Plan
 
 # Features onto a common scale by ranges that the user declares: no figure of the data is read.
 
@@ -332,13 +340,10 @@ WEIGHTS = (
 )
 
 
-class StoredPlan(Protocol):
-    """A plan that JSON holds."""
-
-    def to_json(self) -> str: ...
-
-    @classmethod
-    def from_json(cls, text: str) -> Self: ...
+def _plan_of(text: str) -> Plan | DescentPlan:
+    """The plan that JSON holds, of either kind."""
+    kind = DescentPlan if json.loads(text)["schema"] == DescentPlan.SCHEMA else Plan
+    return kind.from_json(text)
 
 
 class PrivateEstimator(BaseEstimator):
@@ -353,9 +358,15 @@ class PrivateEstimator(BaseEstimator):
 
     statement_: Statement
     plan_: Any
+    n_iter_: int
 
-    # The class that reads plan_ back, and attributes that are for the operator alone.
-    _plan_kind: type[StoredPlan]
+    epsilon: float
+    delta: float | None
+    adjacency: Adjacency
+    random_state: Any
+    ledger: Payer | None
+
+    # Attributes that are for the operator alone.
     _diagnostics: tuple[str, ...] = ()
 
     def __sklearn_clone__(self) -> Self:
@@ -374,10 +385,48 @@ class PrivateEstimator(BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        for name, kind in (("statement_", Statement), ("plan_", self._plan_kind)):
+        for name, read in (("statement_", Statement.from_json), ("plan_", _plan_of)):
             if isinstance(state.get(name), str):
-                state[name] = kind.from_json(state[name])
+                state[name] = read(state[name])
         super().__setstate__(state)
+
+    def _planned(
+        self,
+        module: torch.nn.Module,
+        data: tuple[Any, Any],
+        found: tuple[Caveat, ...],
+        *,
+        seeds: Seeds,
+        loss: Loss | None = None,
+        device: str | torch.device | None = None,
+        **known: Any,
+    ) -> torch.nn.Module:
+        """The module, trained by the planner's own plan; notes plan, statement and rounds.
+
+        Args:
+            found: what the Statement has to say of the classes.
+            known: keywords of :func:`forethought.plan` beside sizes, budget and adjacency.
+        """
+        chosen = plan(
+            examples=len(data[1]),
+            budget=budget(self.epsilon, self.delta, self.adjacency, len(data[1])),
+            adjacency=self.adjacency,
+            model=module,
+            not_covered=(*found, *circumstances()),
+            **known,
+        )
+        run = train(
+            module,
+            data,
+            chosen,
+            loss=loss,
+            ledger=self.ledger,
+            seeds=seeds,
+            diagnostics=False,
+            device=device,
+        )
+        self.plan_, self.statement_, self.n_iter_ = chosen, run.statement, chosen.rounds
+        return run.model.cpu().eval()
 
     def _refuse(self, parameters: dict[str, Any]) -> None:
         """Refuse what ``fit`` does not take, with the reason.

@@ -1,4 +1,9 @@
-"""Linear models behind scikit-learn's interface, fitted by noisy full-batch descent."""
+"""Linear models behind scikit-learn's interface: by the planner's plan, or by full-batch descent.
+
+Classifiers take the planner's way, on centred features whose usual norm is released with their
+means. Descent (:mod:`forethought.convex`) has what the planner has not: a penalty, a model without
+an intercept, and a regression whose one record can pull only so far.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought import convex
 from forethought.accounting.dominating_pair import gaussian_mu
+from forethought.convex.descent import loss_and_slope
 from forethought.convex.planning import signal
 from forethought.convex.problems import Problem
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator, circumstances
+from forethought.planning import defaults
+from forethought.rounds.contributions import Loss
 from forethought.rounds.transcript import Payer
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real
@@ -66,25 +76,31 @@ _FLOATS = (np.float64, np.float32)
 THRESHOLD = 1.0
 
 
+# Budgets below it say nothing, and no noise that the planner looks for is large enough.
+LEAST_MU = 1e-6
 # Outputs of classifiers are log odds, which separable classes send far; scaled targets are not.
 LABELS, TARGETS = Ball(0.5, 1 / 2, 1.0), Ball(50.0 ** (-1 / 3), 1 / 3, 0.4)
+
+
+def batches(examples: int) -> dict[str, Any]:
+    """The sampling, as keywords of a plan: full batches where drawn ones would be no fewer passes.
+
+    So few records are passed over so often in any case, and full batches have the least noise.
+    """
+    if examples * defaults.EPOCHS_LIMIT > defaults.BATCH * defaults.ROUNDS:
+        return {}
+    return {"sampling": "full-batch", "rounds": defaults.ROUNDS}
 
 
 class _PrivateLinear(PrivateEstimator):
     """The common part of the linear models: rows within their bound, descent, and margins."""
 
-    _plan_kind = convex.DescentPlan
     _diagnostics = ("features_clipped_", "targets_clipped_")
 
-    epsilon: float
-    delta: float | None
     feature_bound: float
     l2: float
     fit_intercept: bool
-    adjacency: Adjacency
     above: str
-    random_state: Any
-    ledger: Payer | None
 
     coef_: NDArray[np.float64]
     intercept_: Any
@@ -136,6 +152,24 @@ class _PrivateLinear(PrivateEstimator):
         self.features_clipped_, self.targets_clipped_ = run.features_clipped, run.targets_clipped
         return run
 
+    def _held(self, X: Any) -> NDArray[np.float32]:
+        """Rows within the bound, in single precision; notes how many were longer.
+
+        Raises:
+            ValueError: some are, and are to be refused.
+        """
+        bound = real("feature_bound", self.feature_bound, above=0)
+        rows = X.toarray() if sparse.issparse(X) else X
+        # A row of exactly the bound is as long as it only up to rounding.
+        longer = np.linalg.norm(rows, axis=1) > bound * (1 + 1e-6)
+        self.features_clipped_ = int(longer.sum())
+        with np.errstate(over="ignore"):  # of rows that are replaced
+            found: NDArray[np.float32] = rows.astype(np.float32)
+        if self.features_clipped_:
+            above = estimator.above_of(self.above)
+            found[longer], _ = convex.bounded_rows(rows[longer], bound, above)
+        return found
+
     def _margins(self, X: Any) -> NDArray[np.float64]:
         """Rows within the bound as in training, times the coefficients: (n,) or (n, classes)."""
         check_is_fitted(self)
@@ -154,8 +188,12 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
     def _problem(self, X: Any) -> Problem:
         raise NotImplementedError
 
+    def _loss(self, problem: Problem) -> Loss | None:
+        """The problem's loss, of one output a class; None: cross entropy."""
+        return None
+
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
-        """Plan, descend and account.
+        """Plan, train and account.
 
         Args:
             X: (n, features), dense or sparse. y: labels, (n,).
@@ -164,11 +202,41 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         self._refuse(refused)
         X, y = self._checked(X, y)
         self.classes_, found = estimator.classes(self.classes, y)
-        problem = self._problem(X)
-        run = self._descend(problem, X, np.searchsorted(self.classes_, y), found)
+        problem, places = self._problem(X), np.searchsorted(self.classes_, y)
+        heard = defaults.budget_mu(self._budget(X)) > LEAST_MU
+        if self.l2 == 0 and self.fit_intercept and heard:
+            self._by_plan(problem, X, places, found)
+            return self
+        run = self._descend(problem, X, places, found)
         self.coef_ = np.atleast_2d(np.asarray(run.weights).T)
         self.intercept_ = np.atleast_1d(np.asarray(run.intercept, dtype=np.float64))
         return self
+
+    def _by_plan(
+        self, problem: Problem, X: Any, places: NDArray[Any], found: tuple[Caveat, ...]
+    ) -> None:
+        """Train a linear layer by the planner's plan."""
+        estimator.above_of(self.above)
+        sizes = X.shape[1], len(self.classes_)
+        layer = torch.nn.Linear(*sizes, device="meta").to_empty(device="cpu")  # draws nothing
+        for start in layer.parameters():
+            torch.nn.init.zeros_(start)
+        seeds, _ = estimator.seeds(self.random_state)
+        trained = self._planned(
+            layer,
+            (self._held(X), places),
+            found,
+            seeds=seeds,
+            loss=self._loss(problem),
+            # Rows spread evenly over a box measure 1/√3 of the longest; so tables count it as well.
+            feature_norm=self.feature_bound / math.sqrt(3),
+            feature_norm_known=True,
+            **batches(len(places)),
+        )
+        weights, bias = (part.detach().double().numpy() for part in trained.parameters())
+        if len(self.classes_) == 2:
+            weights, bias = weights[1:] - weights[:1], bias[1:] - bias[:1]
+        self.coef_, self.intercept_ = weights, bias
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
         """Margins: (n,) for two classes, above 0 for the second; else (n, classes)."""
@@ -185,8 +253,9 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
 class PrivateLogisticRegression(_PrivateLinearClassifier):
     """Logistic regression (softmax for three classes and more) with (ε, δ) differential privacy.
 
-    Noise, step sizes and the number of steps follow from the budget, the bound and the size of the
-    data (:func:`forethought.convex.plan`); nothing has to be tuned.
+    Noise, batches, step sizes and the number of steps follow from the budget, the bound and the
+    size of the data (:func:`forethought.plan`); nothing has to be tuned. With ``l2``, or without an
+    intercept, it is full-batch descent (:func:`forethought.convex.plan`).
 
     Args:
         epsilon: the budget's ε, above 0. delta: its δ; 1/(10 n) by default, except under
@@ -313,6 +382,13 @@ class PrivateSVC(_PrivateLinearClassifier):
                 f"{len(self.classes_)} classes: use PrivateLogisticRegression, which is one model"
             )
         return convex.SmoothedHinge(smoothing=self.smoothing, **self._shape(X, LABELS))
+
+    def _loss(self, problem: Problem) -> Loss:
+        def of_margins(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            margins = outputs[:, 1:] - outputs[:, :1]
+            return loss_and_slope(problem).loss(margins, targets)[:, 0]
+
+        return of_margins
 
 
 class PrivateLinearRegression(RegressorMixin, _PrivateLinear):

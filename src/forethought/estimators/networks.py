@@ -15,14 +15,11 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.estimators import estimator
-from forethought.estimators.estimator import PrivateEstimator, circumstances
-from forethought.planning.solve import plan
+from forethought.estimators.estimator import PrivateEstimator
 from forethought.rounds.transcript import Payer
-from forethought.training.run import Run, train
 from forethought.turns import turns
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Adjacency
-from forethought.values.plan import Plan
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
 
@@ -44,16 +41,9 @@ def _seeded(seed: int | None) -> Iterator[None]:
 class _PrivateNetwork(PrivateEstimator):
     """The common part of classifier and regressor: building, training and running a module."""
 
-    _plan_kind = Plan
-
     module: Network
-    epsilon: float
-    delta: float | None
     epochs: float | None
-    adjacency: Adjacency
     device: str | torch.device | None
-    random_state: Any
-    ledger: Payer | None
 
     module_: torch.nn.Module
 
@@ -101,27 +91,16 @@ class _PrivateNetwork(PrivateEstimator):
 
     def _train(self, X: NDArray[Any], targets: NDArray[Any], found: tuple[Caveat, ...]) -> None:
         seeds, weights = estimator.seeds(self.random_state)
-        budget = estimator.budget(self.epsilon, self.delta, self.adjacency, len(X))
-        module = self._built(weights)
-        chosen = plan(
-            examples=len(X),
-            budget=budget,
-            epochs=self.epochs,
-            adjacency=self.adjacency,
-            model=module,
-            not_covered=(*found, *circumstances()),
-        )
-        run: Run = train(
-            module,
+        # A budget that is none is refused before a module is made.
+        estimator.budget(self.epsilon, self.delta, self.adjacency, len(X))
+        self.module_ = self._planned(
+            self._built(weights),
             (X, targets),
-            chosen,
-            ledger=self.ledger,
+            found,
             seeds=seeds,
-            diagnostics=False,
             device=self.device,
+            epochs=self.epochs,
         )
-        self.module_ = run.model.cpu().eval()
-        self.plan_, self.statement_, self.n_iter_ = chosen, run.statement, chosen.rounds
 
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         X, y = validate_data(

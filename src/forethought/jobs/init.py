@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zipfile
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from forethought.data import DataError, TableFormat
 from forethought.data.columns import Seen, outward, proposal
@@ -71,6 +73,9 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         lines += [f"label = {toml_value(targets)}", 'task = "multilabel"']
     else:
         lines += [f"label = {toml_value(targets[0])}{question}", *_target(seen[targets[0]])]
+        shares = _shares(Table(path, kind, form), targets[0], seen[targets[0]])
+        if shares and min(shares) < RARE:
+            lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
     for key, value, usual in (
         ("separator", form.separator, ","),
         ("decimal", form.decimal, "."),
@@ -92,8 +97,38 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
             if _of_persons(name, column) and _PERSONS.search(name):
                 value, why = "drop", "it names a person? See person, above"
             lines.append(f"{toml_key(name)} = {toml_value(value)}  # {why}")
+    if len(targets) == 1 and shares and min(shares) < RARE:
+        costs = [float(f"{max(shares) / share:.1g}") for share in shares]
+        lines += ["", f"# [predict]{_COSTS}", f"# costs = {toml_value(costs)}"]
+        lines += [f'# [training]{_LOUDER}\n# class_weights = "prevalence"']
     lines += ["", "[budget]", "epsilon = 3.0", ""]
     return "\n".join(lines)
+
+
+# A class of a smaller share than this is rare: shares and costs are proposed.
+RARE = 0.1
+_PREVALENCE = "  # counted in the file: give what you know without it, and take away the first #"
+_COSTS = (
+    "  # a class is rare: answers that miss it are the likeliest ones. Say what a record of each\n"
+    "# class costs that is taken for another, against 1, and the cheapest answer is given"
+)
+_LOUDER = "  # records of a rare class count for more, which clipping takes back for the most part"
+
+
+def _shares(table: Table, label: str, seen: Seen) -> list[float]:
+    """The share of each class, rounded; empty: no classes."""
+    if seen.several or len(seen.words) < 2:
+        return []
+    words = sorted(seen.words, key=_order)
+    counts = dict.fromkeys(words, 0)
+    for frame in table.pieces():
+        for word, count in frame[label].cast(pl.String).str.strip_chars().value_counts().rows():
+            counts[word] = counts.get(word, 0) + count
+    total = sum(counts[word] for word in words)
+    rare = [float(f"{counts[word] / total:.1g}") for word in words]
+    most = rare.index(max(rare))
+    rare[most] = round(1 - math.fsum(rare[:most] + rare[most + 1 :]), 6)
+    return rare
 
 
 # Names that people give to the column that says whom a row is about.

@@ -8,9 +8,11 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from importlib import resources
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -470,6 +472,7 @@ class DataSection(_Section):
     ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
     the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
     ``label`` is a column, or several with ``task = "multilabel"``.
+    ``prevalence`` declares the share of each class among the records, class 0 first.
     ``columns`` declares every column of a table (:mod:`forethought.data.columns` has the forms);
     the keys below it go with it. ``columns_measured`` says that ``forethought init`` wrote them.
     """
@@ -517,6 +520,7 @@ class DataSection(_Section):
     columns_measured: bool = False
     missing: Literal["refuse", "middle", "category", "drop-column"] | None = None
     target_range: tuple[_Number, _Number] | None = None
+    prevalence: tuple[_Number, ...] | None = None
     separator: str | None = None
     decimal: str | None = None
     encoding: str | None = None
@@ -567,6 +571,18 @@ class DataSection(_Section):
         )
 
 
+class PredictSection(_Section):
+    """The use of a classifier's outputs: in predictions, in the report, in exports.
+
+    ``prevalence`` is the share of each class where the model is used, class 0 first, against that
+    of ``[data] prevalence``. ``costs`` says of each class what it costs to take one of its records
+    for another: answers are then the cheapest, not the likeliest.
+    """
+
+    prevalence: tuple[_Number, ...] | None = None
+    costs: tuple[Annotated[_Number, Field(gt=0)], ...] | None = None
+
+
 class ModelSection(_Section):
     """The network: a name of the zoo or ``module:function``; the other keys are its options."""
 
@@ -594,8 +610,10 @@ def _keys_of(section: str) -> Any:
     for name, option in keys(section).items():
         kind = option.row.key or _STRICT.get(option.kind, option.kind)
         bounds: dict[str, Any] = {_BOUNDS[end]: value for end, value in option.range.items()}
-        if option.kind == tuple[float, ...]:
-            kind, bounds = tuple[Annotated[_Number, Field(**bounds)], ...], {}
+        if tuple[float, ...] in (option.kind, *get_args(option.kind)):
+            numbers = tuple[Annotated[_Number, Field(**bounds)], ...]
+            words = [part for part in get_args(kind) if get_origin(part) is Literal]
+            kind, bounds = reduce(or_, words, numbers), {}
         kind = kind | None if option.optional else kind
         found[name] = (kind, Field(default=option.default, **bounds))
     return create_model(section, __base__=_Section, **found)
@@ -667,6 +685,7 @@ class Job(_Section):
     budget: BudgetSection = BudgetSection()
     training: TrainingSection = TrainingSection()
     run: RunSection = RunSection()
+    predict: PredictSection = PredictSection()
     about: AboutSection = AboutSection()
     ledger: LedgerSection | None = None
     statistics: tuple[dict[str, Any], ...] | None = None

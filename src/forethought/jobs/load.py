@@ -16,6 +16,7 @@ from forethought.data.synthetic import Indices, shares
 from forethought.jobs.job import Job, JobError, JobRequest, with_features
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import of_persons
+from forethought.training.metrics import Decisions, chosen_measures, learnt
 from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
@@ -50,6 +51,8 @@ class ModelCard(Stored):
         encoder: how a row of a table becomes features; None: the data was no table.
         multilabel: whether ``classes`` counts labels, of which a record has several or none.
         images: shape of one image that features are made of; None: no features, or an older card.
+        decisions: how a classifier's outputs become probabilities and answers; None: by softmax,
+            and the likeliest.
     """
 
     SCHEMA: ClassVar[str] = "forethought/model/1"
@@ -64,6 +67,7 @@ class ModelCard(Stored):
     encoder: Encoder | None = None
     multilabel: bool = False
     images: tuple[int, ...] | None = None
+    decisions: Decisions | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -84,12 +88,13 @@ class ModelCard(Stored):
 
     def _values(self) -> dict[str, Any]:
         values = super()._values()
-        return {key: values[key] for key in values if key != "images" or self.images is not None}
+        late = ("images", "decisions")  # cards that say nothing of them leave them out
+        return {key: values[key] for key in values if key not in late or values[key] is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         # Cards of 0.2 know neither several labels nor the shape of images.
-        return super().from_dict({"multilabel": False, "images": None, **values})
+        return super().from_dict({"multilabel": False, "images": None, "decisions": None, **values})
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:
@@ -97,6 +102,8 @@ class ModelCard(Stored):
 
         if values["encoder"] is not None:
             values["encoder"] = Encoder.from_dict(values["encoder"])
+        if values["decisions"] is not None:
+            values["decisions"] = Decisions(**{k: tuple(v) for k, v in values["decisions"].items()})
         for name in ("inputs", "standardise", "images"):
             values[name] = tuple(values[name]) if isinstance(values[name], list) else values[name]
         return cls(**values)
@@ -108,6 +115,7 @@ _DECLARED = Caveat(
 
 
 _WEIGHTS = Caveat("declared-shape", "the weights of the classes")
+_DECISIONS = Caveat("declared-shape", "the shares of the classes and the costs of mistakes")
 
 
 @dataclass(frozen=True)
@@ -214,12 +222,74 @@ class Loaded:
         """One value a row; None: the usual one for its targets."""
         from forethought.training.records import usual_loss
 
-        weights = self.request.job.training.class_weights
+        weights = self.class_weights
         if weights is None:
             return usual_loss(self.dataset)
         from forethought.training.records import weighted
 
         return weighted(weights, self.dataset)
+
+    @property
+    def class_weights(self) -> tuple[float, ...] | None:
+        """Weights of the loss, one a class: as given, or one over the declared shares.
+
+        Raises:
+            JobError: the shares are not declared, or no shares.
+        """
+        given = self.request.job.training.class_weights
+        if given != "prevalence":
+            return None if given is None else tuple(map(float, given))
+        shares = self._of_classes("data", "prevalence")
+        if shares is None:
+            raise JobError(
+                'class_weights = "prevalence" needs the share of each class under [data], such as '
+                "prevalence = [0.98, 0.02], known without the records"
+            )
+        return tuple(1 / (len(shares) * share) for share in shares)
+
+    def decisions(self, plan: Plan | None = None) -> Decisions | None:
+        """The way from outputs to probabilities and answers; None: as they come.
+
+        Args:
+            plan: what is trained by; None: only what is declared is looked at.
+
+        Raises:
+            JobError: shares or costs that are none, or of another number of classes.
+        """
+        here, used = (self._of_classes(name, "prevalence") for name in ("data", "predict"))
+        costs = self._of_classes("predict", "costs") or ()
+        if used is not None and here is None:
+            raise JobError(
+                "[predict] prevalence is against the share of each class among the records: "
+                "declare that as well, [data] prevalence"
+            )
+        clip = None
+        before = None if plan is None else plan.preparation
+        if plan is not None and before is not None and before.centres and before.becomes:
+            flat = plan.clip.rule == "flat" and plan.clip.final is None
+            clip = plan.clip.norm / math.hypot(before.becomes, 1.0) if flat else None
+        answered = None if here is None else learnt(here, self.class_weights, clip)
+        found = Decisions.of(used or here, answered, costs)
+        return None if found == Decisions() else found
+
+    def _of_classes(self, section: str, name: str) -> tuple[float, ...] | None:
+        """One declared number a class, of shares as such that sum to 1."""
+        given = getattr(getattr(self.request.job, section), name)
+        if given is None:
+            return None
+        data, what = self.dataset, f"[{section}] {name} = {list(given)}"
+        if data.classes is None or data.multilabel:
+            raise JobError(f"{what} goes with classes: drop it for a regression or labels")
+        if len(given) != data.classes:
+            raise JobError(
+                f"{what} has {len(given)} numbers, the data have {data.classes} classes: give one "
+                "a class, class 0 first"
+            )
+        if name == "costs":
+            return tuple(map(float, given))
+        if min(given) <= 0 or abs(math.fsum(given) - 1) > 1e-3:
+            raise JobError(f"{what} must be shares above 0 that sum to 1")
+        return tuple(share / math.fsum(given) for share in given)
 
     def require_metrics(self) -> None:
         """Refuse figures that there are not before anything is trained.
@@ -227,9 +297,7 @@ class Loaded:
         Raises:
             JobError: says which there are.
         """
-        from forethought.training.metrics import chosen_measures
-
-        data = self.dataset
+        data, _ = self.dataset, self.decisions()  # refuses what is none
         task = "multilabel" if data.multilabel else "classification"
         try:
             chosen_measures(
@@ -265,8 +333,12 @@ class Loaded:
             f"default ({reason_for(chosen)})"
         )
 
-    def card(self) -> ModelCard:
-        """The card that says how to apply the trained model to new records, besides its weights."""
+    def card(self, plan: Plan | None = None) -> ModelCard:
+        """The card that says how to apply the trained model to new records, besides its weights.
+
+        Args:
+            plan: as for :meth:`decisions`.
+        """
         job, data = self.request.job, self.dataset
         return ModelCard(
             job.model.name,
@@ -278,12 +350,15 @@ class Loaded:
             data.encoder,
             data.multilabel,
             data.image_shape,
+            self.decisions(plan),
         )
 
     def with_caveats(self, plan: Plan) -> Plan:
         """The plan with what loading read from the private data, each thing once."""
         declared = self.request.job.data.standardise
         own = () if declared is None else (_DECLARED,)
+        if self._of_classes("data", "prevalence") or self._of_classes("predict", "costs"):
+            own = (*own, _DECISIONS)
         if self.request.job.training.class_weights is not None:
             own = (*own, _WEIGHTS)
         return with_caveats(plan, (*self.dataset.caveats, *own))

@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from forethought.accounting.interval import at_most
 from forethought.data import Encoder
 from forethought.jobs.job import JobError
+from forethought.training.metrics import Decisions
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -277,6 +278,9 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
             value = graph.add("Clip", value, graph.constant(low), graph.constant(high))
         value = marked(value, np.nan, np.float64, False)
         return [named(value, "prediction", TensorProto.DOUBLE)]
+    rule = card.decisions or Decisions()
+    if rule.shift:
+        outputs = graph.add("Add", outputs, graph.constant(rule.shift, np.float32))
     chance = graph.add("Sigmoid", outputs) if card.multilabel else ""
     chance = chance or graph.add("Softmax", outputs, axis=1)
     likely = named(
@@ -286,6 +290,8 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
         half = graph.add("GreaterOrEqual", chance, graph.constant(0.5, np.float32))
         several = marked(graph.cast(half, np.int64), -1, np.int64, True)
         return [likely, named(several, "prediction", TensorProto.INT64, card.classes)]
+    if rule.costs:
+        outputs = graph.add("Add", outputs, graph.constant(np.log(rule.costs), np.float32))
     number = graph.add("ArgMax", outputs, axis=1, keepdims=0)
     number = marked(number, -1, np.int64, False)
     names = predictor.classes or ()

@@ -23,7 +23,7 @@ from forethought.jobs.load import CARD_NAME, PREPARED, ModelCard
 from forethought.models import build
 from forethought.rounds.preparation import InputConstants, Prepared
 from forethought.training.folder import STATEMENT, RunFolder
-from forethought.training.metrics import outputs_of
+from forethought.training.metrics import Decisions, outputs_of
 from forethought.values.checks import importable_from
 
 # Records of an array that are turned into features at once.
@@ -57,7 +57,8 @@ class Predictor:
         return encoder.classes
 
     def predict(self, records: object) -> NDArray[Any]:
-        """The likeliest class of each record, by its name, or the value of a regression.
+        """The class of each record, by its name, or the value of a regression: the likeliest, or
+        the cheapest where the job declares costs.
 
         Of several labels: whether a record has each, of 0 and 1, (N, labels), in the order of
         ``classes``.
@@ -85,11 +86,13 @@ class Predictor:
 
     def shares(self, outputs: NDArray[np.float32]) -> NDArray[np.float64]:
         """The probabilities that the network's outputs (N, classes) stand for."""
-        values = outputs.astype(np.float64)
         if self.card.multilabel:
-            return np.asarray(1 / (1 + np.exp(-values)))
-        values = np.exp(values - values.max(axis=1, keepdims=True))
-        return np.asarray(values / values.sum(axis=1, keepdims=True))
+            return np.asarray(1 / (1 + np.exp(-outputs.astype(np.float64))))
+        return self._decisions.shares(outputs)
+
+    @property
+    def _decisions(self) -> Decisions:
+        return self.card.decisions or Decisions()
 
     def why(self, records: object) -> pl.DataFrame:
         """The part of each column in each answer, float64: of a linear or an additive model.
@@ -187,7 +190,7 @@ class Predictor:
             return values.astype(np.float64) if encoder is None else encoder.restored(values)
         if self.card.multilabel:
             return (outputs > 0).astype(np.int64)
-        chosen: NDArray[Any] = np.array(self.classes)[outputs.argmax(axis=1)]
+        chosen: NDArray[Any] = np.array(self.classes)[self._decisions.chosen(outputs)]
         return chosen
 
     def _inputs(self, records: object) -> NDArray[np.float32]:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forethought.accounting.interval import at_least, at_most
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
 from forethought.jobs.holders import Agreed, Holders
-from forethought.jobs.load import Loaded
+from forethought.jobs.job import JobError, JobRequest, ModelSection
+from forethought.jobs.load import Loaded, load_job
 from forethought.planning.holders import mixings, undisturbed
 from forethought.values.plan import Plan
 
@@ -104,6 +106,168 @@ def utility_of(
         progress=progress,
         **settings,
     )
+
+
+# Several models for one job, before anything private is spent.
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model for a job.
+
+    Args:
+        name: as ``[model] name`` has it. parameters: how many it trains. plan: what would run.
+        noise: that reaches its weights, against the most that the data can say; public numbers.
+        rehearsal: the plan on data that nobody has to protect.
+    """
+
+    name: str
+    parameters: int
+    plan: Plan
+    noise: float
+    rehearsal: Rehearsal
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models beside each other, each with its own plan within one budget.
+
+    Args:
+        candidates: the best rehearsed first. of_trial: ε of one trial of a private search for the
+            best of as many, within the same budget; None: the job has no such budget.
+    """
+
+    candidates: tuple[Candidate, ...]
+    of_trial: float | None
+
+    @property
+    def alike(self) -> tuple[Candidate, ...]:
+        """Those that two standard errors do not tell from the best, itself among them."""
+        best = self.candidates[0].rehearsal
+        found = []
+        for one in self.candidates:
+            own = one.rehearsal
+            error = standard_error(best.accuracies, own.accuracies, own.test_examples)
+            if best.predicted - own.predicted <= 2 * error:
+                found.append(one)
+        return tuple(found)
+
+    @property
+    def chosen(self) -> Candidate:
+        """The smallest model of those that are alike: it is the easiest to explain."""
+        return min(self.alike, key=lambda one: one.parameters)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "chosen": self.chosen.name,
+            "alike": [one.name for one in self.alike],
+            "epsilon_of_a_trial": self.of_trial,
+            "models": [
+                {
+                    "name": one.name,
+                    "parameters": one.parameters,
+                    "noise_to_signal": one.noise,
+                    "plan": one.plan.to_dict(),
+                    "rehearsal": one.rehearsal.to_dict(),
+                }
+                for one in self.candidates
+            ],
+        }
+
+    def text(self) -> str:
+        """The models beside each other and the one to take, in sentences."""
+        lead = self.candidates[0].rehearsal
+        lines = [
+            f"{one.name}: {one.rehearsal.predicted:.1%} "
+            f"({at_least(one.rehearsal.run_interval[0], '.1%')} to "
+            f"{at_most(one.rehearsal.run_interval[1], '.1%')}), {one.parameters:,} weights, noise "
+            f"{one.noise:.2g} of the signal"
+            for one in self.candidates
+        ]
+        others = [one.name for one in self.alike if one is not self.chosen]
+        why = (
+            f"{' and '.join(others)} cannot be told from it, and it has fewer weights"
+            if others
+            else "the others are worse by more than two standard errors"
+        )
+        lines += [
+            f"Always saying the most frequent class: {lead.baseline:.1%}. {len(lead.accuracies)} "
+            f"runs each on {lead.source}, of the very plans; nothing private was spent.",
+            f"Take {self.chosen.name}: {why}.",
+        ]
+        if lead.relation == SYNTHETIC:
+            lines.append(
+                "Synthetic data show how much each model suffers from the noise, not which shapes "
+                "the private data have: a public table of the same columns decides better "
+                "(--public-proxy csv:FILE)."
+            )
+        if self.of_trial is not None:
+            lines.append(
+                f"Choosing on the private records instead has a price: in a private search over "
+                f"{len(self.candidates)} trials in the mean (forethought tune) the same budget "
+                f"leaves ε = {at_most(self.of_trial)} to each."
+            )
+        return "\n".join(lines)
+
+
+def compare_models(
+    request: JobRequest,
+    names: Sequence[str],
+    proxy: str | None = None,
+    repeats: int = 5,
+    data_dir: Path | None = None,
+    relation: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Plan a job with each of several models, and rehearse every plan on the same public data.
+
+    Args:
+        names: of models, as in ``[model]``; that of the job itself keeps its options.
+        proxy, repeats, relation: as for :func:`rehearse_job`.
+
+    Raises:
+        JobError: fewer than two models, or a task without classes. ValueError: no such model.
+    """
+    from forethought.planning.defaults import noise_to_signal
+
+    names = tuple(dict.fromkeys(names))
+    if len(names) < 2:
+        raise JobError("give two models or more to compare, such as --models linear,mlp")
+    job, found, tuned = request.job, [], None
+    for place, name in enumerate(names):
+        own = job.model if job.model.name == name else ModelSection(name=name)
+        loaded = load_job(replace(request, job=job.model_copy(update={"model": own})), data_dir)
+        if loaded.dataset.classes is None or loaded.dataset.multilabel:
+            raise JobError("models are compared by accuracy: the job needs classes, one a record")
+        plan = loaded.plan()
+
+        def done(count: int, of: int, before: int = place) -> None:
+            if progress is not None:
+                progress(before * of + count, len(names) * of)
+
+        rehearsal = rehearse_job(loaded, plan, proxy, repeats, data_dir, done, relation)
+        noise = noise_to_signal(plan, loaded.parameters)
+        found.append(Candidate(name, loaded.parameters, plan, noise, rehearsal))
+        tuned = tuned or _of_a_trial(loaded, plan, len(names))
+    found.sort(key=lambda one: -one.rehearsal.predicted)
+    return Comparison(tuple(found), tuned)
+
+
+def _of_a_trial(loaded: Loaded, plan: Plan, trials: int) -> float | None:
+    """ε of one trial, where a private search makes so many in the mean."""
+    from forethought.accounting import exact
+    from forethought.accounting.adaptive import NegativeBinomialTrials
+    from forethought.planning.alternatives import plan_tuning
+    from forethought.planning.solve import PlanError
+
+    drawn = NegativeBinomialTrials.of_mean(trials, shape=0)
+    rates = [{"learning_rate": plan.optimizer.learning_rate}]
+    try:
+        tuned = plan_tuning(loaded.plan_request(), trials=drawn, candidates=rates)[0]
+    except PlanError:
+        return None
+    return exact.epsilon(tuned.mechanism, tuned.delta).upper
 
 
 # Many holders, whole, on public data.

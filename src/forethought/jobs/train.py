@@ -168,7 +168,7 @@ def require_trainable(loaded: Loaded, plan: Plan) -> None:
 
     own, test = arranged(loaded.data, plan, loaded.loss), loaded.held_out
     opened_task(own.wrapped(loaded.model), own.data, test, plan, own.loss, Execution())
-    warn_if_muted(loaded.request.job.training.class_weights, plan)
+    warn_if_muted(loaded.class_weights, plan)
 
 
 def require_folder(out: Path, overwrite: bool = False) -> None:
@@ -436,7 +436,10 @@ def run(
         "test": loaded.held_out,
         "out": folder,
         "loss": loaded.loss,
-        "files": {JOB_NAME: loaded.request.released_text(), CARD_NAME: loaded.card().to_json()},
+        "files": {
+            JOB_NAME: loaded.request.released_text(),
+            CARD_NAME: loaded.card(prepared.plan).to_json(),
+        },
         "about": loaded.request.job.about.about(),
         "resume": resume,
         "overwrite": overwrite,
@@ -601,7 +604,7 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
             values, targets = encoder.restored(values), encoder.restored(targets)
         results = measured(values, targets, None, names, None if encoder is None else encoder.label)
     else:
-        results = measured(outputs, targets, called, names)
+        results = measured(outputs, targets, called, names, decisions=loaded.decisions(found.plan))
     replace_file(folder / RESULTS, results.to_json().encode())
 
 

@@ -428,8 +428,10 @@ class PlanRequest(Keywords):
 
     @property
     def by_scores(self) -> bool:
-        """True if step size and clipping follow from the noise in a linear model's scores."""
-        chosen = self.feature_norm is not None and self.learning_rate is None
+        """True if clipping follows from the noise in a linear model's scores, as the step size does
+        that the planner chooses."""
+        asked = self.learning_rate is None or self.centre is True
+        chosen = self.feature_norm is not None and asked
         rows = self.persons is None and self.records_per_person == 1
         return chosen and rows and kind_of(self.optimizer).descends and self.clipping == "example"
 

@@ -247,8 +247,8 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
         if request.centre:
             raise PlanError(
                 "centre=True needs a linear model with an intercept of known features= and "
-                "feature_norm=, a budget=, and batch, noise, clipping and step size as the planner "
-                "chooses them: drop centre=, or what else is given"
+                "feature_norm=, a budget=, and noise and clipping as the planner chooses them: "
+                "drop centre=, or what else is given"
             )
         return request
     if request.centre is False:

@@ -78,6 +78,85 @@ def settle_statistics(model: nn.Module, inputs: Any) -> None:
         buffers[name].copy_(value)
 
 
+# From a classifier's outputs to what is said of a record, by facts that are declared, not measured.
+#
+# With shares q of the classes among the records that are asked about, against shares p in a model's
+# answers, probabilities are in proportion to softmax · q/p (Saerens, Latinne and Decaestecker 2002;
+# Elkan 2001): logarithms of that are added to the outputs. Clipping makes p another share than that
+# of the records: a rare class's gradients are long and are shortened, a frequent one's are not.
+# Where a linear model clips at a known share of its features' norm, :func:`learnt` is what it comes
+# to, from declared numbers.
+# Of answers the cheapest is given: the class of the largest probability times its cost.
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The probabilities and answers that a classifier's outputs stand for.
+
+    Args:
+        shift: added to the outputs before the softmax, one a class; empty: nothing.
+        costs: of a record of each class that is taken for another; empty: all alike.
+    """
+
+    shift: tuple[float, ...] = ()
+    costs: tuple[float, ...] = ()
+
+    @classmethod
+    def of(
+        cls, asked: Sequence[float] | None, answered: Sequence[float] | None, costs: Sequence[float]
+    ) -> Decisions:
+        """The decisions that follow from declared facts.
+
+        Args:
+            asked: shares of the classes where the model is used; None: not declared.
+            answered: shares in its answers as they come. costs: of mistakes, by true class.
+        """
+        moved: tuple[float, ...] = ()
+        if asked is not None and answered is not None:
+            moved = tuple((np.log(asked) - np.log(answered)).tolist())
+        return cls(moved if any(abs(one) > 1e-9 for one in moved) else (), tuple(costs))
+
+    def shifted(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Outputs whose softmax are the probabilities, float64, (N, classes)."""
+        return outputs.astype(np.float64) + (self.shift or 0.0)
+
+    def shares(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """The probability of each class, (N, classes)."""
+        values = self.shifted(outputs)
+        found = np.exp(values - values.max(axis=1, keepdims=True))
+        return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+    def chosen(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+        """The cheapest answer to each record, a class, (N,)."""
+        own = np.log(self.costs) if self.costs else 0.0
+        return np.asarray((self.shifted(outputs) + own).argmax(axis=1))
+
+
+def learnt(
+    shares: Sequence[float], weights: Sequence[float] | None, clip: float | None
+) -> tuple[float, ...]:
+    """Shares of the classes in the answers of a linear model that knows nothing but an intercept.
+
+    Where gradients of class k, w_k (p − e_k) times features of norm R, are clipped at C, the answer
+    p at which their mean is zero has p_k in proportion to q_k w_k min(1, C/(w_k R ‖p − e_k‖)).
+
+    Args:
+        shares: q, of the records. weights: w, of the loss; None: all 1. clip: C/R; None: unknown,
+            and the shares are taken to be learnt as they are.
+    """
+    own = np.asarray(shares, float)
+    if clip is None:
+        return tuple(own.tolist())
+    each = np.ones(len(own)) if weights is None else np.asarray(weights, float)
+    found = own
+    for _ in range(200):
+        length = np.linalg.norm(found - np.eye(len(own)), axis=1)
+        wanted = own * np.minimum(each, clip / np.maximum(length, 1e-12))
+        found = np.sqrt(found * wanted / wanted.sum())
+        found = found / found.sum()
+    return tuple(found.tolist())
+
+
 # Figures of a model on held-out records, by name: what each is, and what no model at all reaches.
 #
 # *No model* answers every record alike: with the most frequent class and the shares of the classes
@@ -108,11 +187,13 @@ class HeldOutAnswers:
         targets: classes (N,), values (N,), or labels (N, K) of 0 and 1.
         scores: probabilities (N, K); of a regression its values (N,).
         chosen: classes (N,) or labels (N, K).
+        costs: of a record of each class that is taken for another; empty: nothing is declared.
     """
 
     targets: NDArray[Any]
     scores: NDArray[np.float64]
     chosen: NDArray[np.int64]
+    costs: tuple[float, ...] = ()
 
     @property
     def there(self) -> NDArray[np.int64]:
@@ -123,11 +204,12 @@ class HeldOutAnswers:
 Measure = Callable[[HeldOutAnswers], Figure | None]
 
 
-def classes_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> HeldOutAnswers:
+def classes_of(
+    outputs: NDArray[np.float64], targets: NDArray[np.int64], decisions: Decisions | None = None
+) -> HeldOutAnswers:
     """Answers of a classifier from its outputs (N, classes) before the softmax."""
-    shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    return HeldOutAnswers(targets, shares, outputs.argmax(axis=1))
+    rule = decisions or Decisions()
+    return HeldOutAnswers(targets, rule.shares(outputs), rule.chosen(outputs), rule.costs)
 
 
 def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> HeldOutAnswers:
@@ -147,8 +229,8 @@ def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
         return values_of(np.full(len(targets), targets.mean()), targets)
     if targets.ndim == 1:
         shares = np.bincount(targets, minlength=scores.shape[1]) / len(targets)
-        most = np.full(len(targets), int(shares.argmax()))
-        return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), most)
+        most = np.full(len(targets), int((shares * (answers.costs or 1.0)).argmax()))
+        return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), most, answers.costs)
     shares = targets.mean(axis=0)
     usual = np.tile((shares > 0.5).astype(np.int64), (len(targets), 1))
     return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), usual)
@@ -190,39 +272,73 @@ def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
     return Figure(area, max(0.0, area - width), min(1.0, area + width))
 
 
-def _one_against_rest(a: HeldOutAnswers, score: Callable[..., Any]) -> Figure | None:
-    """The mean over classes or labels that some, and not all, records have."""
+def _each(a: HeldOutAnswers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
+    """Of each class or label that some, and not all, records have: who has it, and its scores."""
     if a.targets.ndim == 1:
         each = [(a.targets == kind, a.scores[:, kind]) for kind in a.there]
     else:
         each = list(zip(a.targets.T, a.scores.T, strict=True))
-    found = [float(score(y, p)) for y, p in each if 0 < int(np.sum(y)) < len(y)]
-    return Figure(float(np.mean(found))) if found else None
+    return [(y, p) for y, p in each if 0 < int(np.sum(y)) < len(y)]
 
 
 def _auc(a: HeldOutAnswers) -> Figure | None:
     if a.targets.ndim == 1 and a.scores.shape[1] == 2 and len(a.there) == 2:
         return _area(a.targets, a.scores[:, 1])
-    return _one_against_rest(a, metrics.roc_auc_score)
+    found = [_area(y, p) for y, p in _each(a)]
+    if not found:
+        return None
+    # The deviation of a mean is at most the mean of the deviations.
+    ends = [np.mean([getattr(one, end) for one in found]) for end in ("value", "low", "high")]
+    return Figure(*map(float, ends))
 
 
-def _macro(score: Callable[..., Any]) -> Measure:
+def _average_precision(a: HeldOutAnswers) -> Figure | None:
+    def value(some: HeldOutAnswers) -> float:
+        each = [float(metrics.average_precision_score(y, p)) for y, p in _each(some)]
+        return float(np.mean(each)) if each else math.nan
+
+    return _resampled(a, value, 0.0, 1.0) if _each(a) else None
+
+
+def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
+    """The mean over classes or labels of a function of how many were found, wrong and missed."""
+
     def measure(a: HeldOutAnswers) -> Figure:
-        labels = a.there if a.targets.ndim == 1 else None
-        value = score(a.targets, a.chosen, labels=labels, average="macro", zero_division=0)
-        return Figure(float(value))
+        there, kinds = a.there if a.targets.ndim == 1 else None, a.scores.shape[1]
+
+        def value(some: HeldOutAnswers) -> float:
+            if there is not None:
+                hits = some.targets[some.chosen == some.targets]
+                found, given, true = (
+                    np.bincount(part, minlength=kinds)[there]
+                    for part in (hits, some.chosen, some.targets)
+                )
+            else:
+                found = (some.targets * some.chosen).sum(axis=0)
+                given, true = some.chosen.sum(axis=0), some.targets.sum(axis=0)
+            return float(np.mean(score(found, given - found, true - found)))
+
+        return _resampled(a, value, 0.0, 1.0)
 
     return measure
 
 
+def _share_of(found: Any, others: Any) -> Any:
+    return found / np.maximum(found + others, 1)
+
+
 def _calibration(a: HeldOutAnswers) -> Figure:
+    return _resampled(a, _uncalibrated, 0.0, 1.0)
+
+
+def _uncalibrated(a: HeldOutAnswers) -> float:
     """Expected calibration error over ten bins: how far confidence is from accuracy."""
     if a.targets.ndim == 1:
-        sure, right = a.scores.max(axis=1), (a.chosen == a.targets).astype(float)
+        sure, right = a.scores.max(axis=1), (a.scores.argmax(axis=1) == a.targets).astype(float)
     else:
         sure, right = a.scores.ravel(), a.targets.ravel().astype(float)
     place = np.minimum((sure * _BINS).astype(int), _BINS - 1)
-    return Figure(float(np.abs(np.bincount(place, sure - right, _BINS)).sum() / len(sure)))
+    return float(np.abs(np.bincount(place, sure - right, _BINS)).sum() / len(sure))
 
 
 def _log_loss(a: HeldOutAnswers) -> Figure:
@@ -236,6 +352,13 @@ def _log_loss(a: HeldOutAnswers) -> Figure:
 def _brier(a: HeldOutAnswers) -> Figure:
     wanted = a.targets if a.targets.ndim == 2 else np.eye(a.scores.shape[1])[a.targets]
     return _mean(np.square(a.scores - wanted).mean(axis=1), 0.0)
+
+
+def _cost(a: HeldOutAnswers) -> Figure | None:
+    """Mean cost of a record's answer, where costs are declared."""
+    if not a.costs or a.targets.ndim > 1:
+        return None
+    return _mean(np.where(a.chosen == a.targets, 0.0, np.array(a.costs)[a.targets]), 0.0)
 
 
 def _r_squared(a: HeldOutAnswers) -> Figure:
@@ -257,23 +380,54 @@ def _root_mean_square(a: HeldOutAnswers) -> Figure:
 
 
 def _median_error(a: HeldOutAnswers) -> Figure:
-    """The median of the errors with an interval of two order statistics, for any distribution."""
-    errors = np.sort(np.abs(a.scores - a.targets))
-    first = int(binom.ppf((1 - CONFIDENCE) / 2, len(errors), 0.5))
-    ends = errors[max(0, first - 1)], errors[min(len(errors) - 1, len(errors) - first)]
-    return Figure(float(np.median(errors)), *map(float, ends))
+    """The median error between two order statistics, for any distribution; few have no such two."""
+    errors, count = np.sort(np.abs(a.scores - a.targets)), len(a.targets)
+    low = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5)) - 1
+    high = int(binom.ppf((1 + CONFIDENCE) / 2, count, 0.5))
+    median = float(np.median(errors))
+    if low < 0 or high >= count:
+        return Figure(median)
+    return Figure(median, float(errors[low]), float(errors[high]))
+
+
+# Draws of held-out records, with replacement, for the interval of a figure that has no formula.
+_DRAWS = 200
+
+
+def _resampled(
+    a: HeldOutAnswers,
+    value: Callable[[HeldOutAnswers], float],
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> Figure:
+    """A figure with a normal interval by the bootstrap's deviation and bias (Efron 1979).
+
+    None of answers that are all alike, of which nobody asks one.
+    """
+    own, generator = value(a), np.random.default_rng(0)
+    if not math.isfinite(own) or not np.ptp(a.scores, axis=0).any():
+        return Figure(own)
+    drawn = []
+    for _ in range(_DRAWS):
+        rows = generator.integers(len(a.targets), size=len(a.targets))
+        chosen = a.chosen[rows] if len(a.chosen) else a.chosen
+        drawn.append(value(HeldOutAnswers(a.targets[rows], a.scores[rows], chosen, a.costs)))
+    half, bias = _Z * float(np.nanstd(drawn)), float(np.nanmean(drawn)) - own
+    low, high = own - bias - half, own - bias + half
+    return Figure(own, max(least, min(own, low)), min(most, max(own, high)))
 
 
 _OF_CLASSES: dict[str, Measure] = {
     "accuracy": _accuracy,
     "AUC": _auc,
-    "F1": _macro(metrics.f1_score),
+    "F1": _macro(lambda found, wrong, missed: _share_of(2 * found, wrong + missed)),
     "calibration error": _calibration,
-    "balanced accuracy": _macro(metrics.recall_score),
-    "precision": _macro(metrics.precision_score),
-    "average precision": lambda a: _one_against_rest(a, metrics.average_precision_score),
+    "balanced accuracy": _macro(lambda found, wrong, missed: _share_of(found, missed)),
+    "precision": _macro(lambda found, wrong, missed: _share_of(found, wrong)),
+    "average precision": _average_precision,
     "log loss": _log_loss,
     "Brier score": _brier,
+    "mean cost": _cost,
 }
 # Kind of task → name → figure; the first is always given: it says whether a model is any good.
 MEASURES: dict[str, Mapping[str, Measure]] = {
@@ -575,6 +729,7 @@ def measured(
     classes: Sequence[object] | None,
     names: Sequence[str] | None = None,
     target: str | None = None,
+    decisions: Decisions | None = None,
 ) -> Results:
     """Figures of a model's outputs.
 
@@ -583,7 +738,11 @@ def measured(
             the sigmoid; of a regression (N,), in the unit of its targets.
         targets: (N,), or (N, labels) of 0 and 1.
         classes: their names, class 0 first, or those of labels; None for a regression.
-        names: the figures wanted; None: the usual ones. target: what a regression is of.
+        names: the figures wanted; None: the usual ones, and the cost of mistakes where it is
+            declared.
+        target: what a regression is of.
+        decisions: the way from a classifier's outputs to probabilities and answers.
+
 
     Raises:
         ValueError: a figure that there is not.
@@ -594,10 +753,10 @@ def measured(
     elif targets.ndim == 2:
         task, answers = "multilabel", labels_of(values, targets.astype(np.int64))
     else:
-        task, answers = "classification", classes_of(values, targets)
+        task, answers = "classification", classes_of(values, targets, decisions)
     nothing = without_a_model(answers)
     figures, baseline = {}, {}
-    for name in chosen_measures(task, names):
+    for name in (*chosen_measures(task, names), *(("mean cost",) if answers.costs else ())):
         figure = MEASURES[task][name](answers)
         plain = MEASURES[task][name](nothing)
         if figure is not None:
