@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from forethought.data.basis import Basis
 from forethought.data.files import AS_USUAL, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
@@ -247,6 +248,8 @@ class Column(ABC):
     bound: ClassVar[float]
     #: Mean square norm of its features, entries spread evenly over what is declared.
     usual_square: ClassVar[float]
+    #: True if its first feature is a place in a declared range, −1 to 1: a basis can bend it.
+    ranged: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -403,6 +406,7 @@ class Number(Column):
     form: ClassVar[str] = '[0, 110] for a range, {range = [10, 80], missing = "middle", log = true}'
     bound: ClassVar[float] = 1.0
     usual_square: ClassVar[float] = 1 / 3
+    ranged: ClassVar[bool] = True
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
@@ -694,6 +698,7 @@ class Date(Column):
     form: ClassVar[str] = '"date", {date = ["2010-01-01", "2029-12-31"]}'
     bound: ClassVar[float] = math.sqrt(2.0)
     usual_square: ClassVar[float] = 1 / 3 + 1  # of the place; of sine and cosine together
+    ranged: ClassVar[bool] = True
 
     @classmethod
     def declared(cls, value: Any, options: dict[str, Any], common: Common, decimal: str) -> Self:
@@ -1035,10 +1040,12 @@ class Encoder(Stored):
         multilabel: whether ``classes`` are labels, of which a record has several or none.
         target_range: of a regression whose targets are scaled to [−1, 1]; None: as they are.
         form: how a text is written.
+        basis: functions of the encoded numbers, beside them; None: none.
     """
 
     SCHEMA: ClassVar[str] = "forethought/encoder/1"
     CALLED: ClassVar[str] = "encoder"
+    LATER: ClassVar[tuple[str, ...]] = ("basis",)
 
     columns: tuple[tuple[str, Column], ...]
     label: str | None = None
@@ -1046,21 +1053,34 @@ class Encoder(Stored):
     target_range: tuple[float, float] | None = None
     form: TableFormat = AS_USUAL
     multilabel: bool = False
+    basis: Basis | None = None
 
     @property
     def titles(self) -> tuple[str, ...]:
         """Names of the features."""
-        return tuple(title for name, kind in self.columns for title in kind.titles(name))
+        own = tuple(title for name, kind in self.columns for title in kind.titles(name))
+        return own if self.basis is None else (*own, *self.basis.titles(own))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Places of those features that are places in a declared range."""
+        found, at = [], 0
+        for name, kind in self.columns:
+            found += [at] if kind.ranged else []
+            at += len(kind.titles(name))
+        return tuple(found)
 
     @property
     def bound(self) -> float:
         """Largest norm that an encoded record can have."""
-        return math.sqrt(math.fsum(kind.bound**2 for _, kind in self.columns))
+        more = 0.0 if self.basis is None else self.basis.bound
+        return math.hypot(more, math.sqrt(math.fsum(kind.bound**2 for _, kind in self.columns)))
 
     @property
     def usual_norm(self) -> float | None:
         """Root mean square norm of records spread evenly over what is declared; None: no ranges."""
         total = math.fsum(kind.usual_square for _, kind in self.columns)
+        total += 0.0 if self.basis is None else self.basis.usual_square
         return math.sqrt(total) if 0 < total < math.inf else None
 
     def encode(
@@ -1081,7 +1101,8 @@ class Encoder(Stored):
             there = f"the columns {', '.join(frame.columns[:20])}"
             raise DataError.unexpected(where, there, f"also {lacking}")
         noted = Outside() if outside is None else outside
-        features = np.empty((len(frame), len(self.titles)), np.float32)
+        count = sum(len(kind.titles(name)) for name, kind in self.columns)
+        features = np.empty((len(frame), count), np.float32)
         at = 0
         for name, kind in self.columns:
             width = len(kind.titles(name))
@@ -1089,7 +1110,7 @@ class Encoder(Stored):
                 found = kind.encode(where, name, frame[name], first, noted)
                 features[:, at : at + width] = found
                 at += width
-        return features
+        return features if self.basis is None else self.basis.of(features)
 
     def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> Floats:
         """Values to regress on, scaled to [−1, 1] where a range is declared and clipped to it."""
@@ -1118,15 +1139,18 @@ class Encoder(Stored):
         columns = [[name, kind.to_value()] for name, kind in self.columns]
         values = plain({name: getattr(self, name) for name in ("label", "classes", "target_range")})
         rest = {"format": plain(self.form), "multilabel": self.multilabel}
+        rest |= {} if self.basis is None else {"basis": self.basis.to_dict()}
         return {"columns": columns, **values, **rest}
 
     @classmethod
     def _keys(cls) -> set[str]:
-        return {"columns", "label", "classes", "target_range", "format", "multilabel"}
+        return {"columns", "label", "classes", "target_range", "format", "multilabel", "basis"}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:
         form = TableFormat(**values.pop("format"))
+        if values["basis"] is not None:
+            values["basis"] = Basis.from_dict(values["basis"])
         columns = [
             (name, column(name, value, decimal=form.decimal)) for name, value in values["columns"]
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,6 +16,7 @@ from forethought.data.files import DataError
 from forethought.values.caveats import Caveat, of_role
 
 if TYPE_CHECKING:
+    from forethought.data.basis import Basis
     from forethought.data.columns import Encoder
 
 
@@ -87,6 +88,20 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """Shape of what a model takes: of one example."""
         return tuple(self.train.inputs.shape[1:])
+
+    def with_basis(self, basis: Basis) -> Dataset:
+        """The same table with the functions of a basis beside its encoded features.
+
+        Raises:
+            ValueError: no declared table, or one that has a basis already.
+        """
+        if self.encoder is None or self.encoder.basis is not None:
+            raise ValueError("a basis stands beside the features of a declared table, and only one")
+        encoder = replace(self.encoder, basis=basis)
+        train = Split(basis.of(self.train.inputs), self.train.targets)
+        test = None if self.test is None else Split(basis.of(self.test.inputs), self.test.targets)
+        norm = encoder.usual_norm
+        return replace(self, train=train, test=test, encoder=encoder, feature_norm=norm)
 
     @property
     def multilabel(self) -> bool:

@@ -732,6 +732,14 @@ class Job(_Section):
         how, _, column = (holders.shares if holders else "").partition(":")
         return column or None if how == "column" else None
 
+    def budget_of(self, examples: int) -> Budget | None:
+        """The promise wanted for so many records; None: the job names no ε."""
+        from forethought.planning import defaults
+
+        if self.budget.epsilon is None:
+            return None
+        return Budget(self.budget.epsilon, self.budget.delta or defaults.default_delta(examples))
+
     def plan_request(
         self,
         examples: int,
@@ -746,7 +754,6 @@ class Job(_Section):
             features: of the loaded data, or channels, where a preparation of them is asked for.
             persons: how many different persons they are of, where the data say.
         """
-        from forethought.planning import defaults
         from forethought.planning.plan_request import PlanRequest
 
         examples = whole("examples", examples)
@@ -757,10 +764,8 @@ class Job(_Section):
                 f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
                 "[training] augment and augmentations, or [data] features"
             )
-        budget = None
-        if self.budget.epsilon is not None:
-            budget = Budget(self.budget.epsilon, delta or defaults.default_delta(examples))
-            delta = None
+        budget = self.budget_of(examples)
+        delta = None if budget is not None else delta
         given: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {"schedule": {}, "averaging": {}}
         for name, option in keys("training").items():
@@ -969,7 +974,7 @@ def resumed(folder: Path) -> Request:
             f"{folder} holds no interrupted run that can be resumed: there is no {JOB_NAME} in it"
         )
     # What was chosen for it is in the file: a run whose file says nothing is older.
-    return replace(on_pixels(from_file(path)), name=folder.name)
+    return replace(as_encoded(on_pixels(from_file(path))), name=folder.name)
 
 
 def on_pixels(request: Request) -> Request:
@@ -979,6 +984,25 @@ def on_pixels(request: Request) -> Request:
         return request
     data = job.data.model_copy(update={"features": "pixels"})
     return replace(request, job=job.model_copy(update={"data": data}))
+
+
+def as_encoded(request: Request) -> Request:
+    """The request without a basis that its file does not name, and without ranges likewise."""
+    job = request.job
+    given = {"basis": "none", "ranges": False}
+    left = {key: value for key, value in given.items() if getattr(job.training, key) in ("auto", None)}
+    training = job.training.model_copy(update=left)
+    return replace(request, job=job.model_copy(update={"training": training}))
+
+
+def with_basis(request: Request, name: str, why: str) -> Request:
+    """The request with the basis that was taken in place of ``"auto"``."""
+    job = request.job
+    if job.training.basis == name:
+        return request
+    training = job.training.model_copy(update={"basis": name})
+    settled = (*request.settled, f'basis = "{name}": {why}') if why else request.settled
+    return replace(request, job=job.model_copy(update={"training": training}), settled=settled)
 
 
 def with_features(request: Request, name: str) -> Request:

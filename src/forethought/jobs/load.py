@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from forethought.data.basis import Basis
 from forethought.data.dataset import Dataset, PersonRows
 from forethought.data.synthetic import Indices, shares
-from forethought.jobs.job import Job, JobError, Request, with_features
+from forethought.jobs.job import Job, JobError, Request, with_basis, with_features
+from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import of_persons
 from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, Preparation
 from forethought.values.serialisation import Stored
 
 if TYPE_CHECKING:
@@ -146,6 +148,7 @@ class Loaded:
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
+        asked = asked.with_(preparation=self._ranges(asked) or asked.preparation)
         if self.request.job.model.name != "linear":
             return asked.with_(noise_borne=self.noise_borne)
         scaled = self.request.job.data.standardise is not None
@@ -158,6 +161,29 @@ class Loaded:
         if self.dataset.feature_norm is None or asked.feature_norm:
             return asked
         return asked.with_(feature_norm=norm, feature_norm_known=True)
+
+    def _ranges(self, asked: PlanRequest) -> Preparation | None:
+        """The release of where the numbers lie, as the job says or where it pays.
+
+        Raises:
+            JobError: it is asked for and not possible.
+        """
+        job, wanted = self.request.job, self.request.job.training.ranges
+        numbers = () if self.dataset.encoder is None else self.dataset.encoder.numbers
+        if wanted is False or (wanted is None and not _plans_itself(job, self.dataset)):
+            return None
+        if not numbers or asked.budget is None or self.persons is not None or asked.preparation:
+            if wanted:
+                raise JobError(
+                    "[training] ranges = true needs a budget, numbers with declared ranges in "
+                    "[data.columns], one row a person, and no standardise: leave it out, or one "
+                    "of these"
+                )
+            return None
+        sigma = defaults.ranges_noise(self.examples, asked.budget, len(numbers), bool(wanted))
+        if sigma is None:
+            return None
+        return Preparation(("ranges",), numbers=len(numbers), ranges_noise=sigma)
 
     @property
     def _standardised_norm(self) -> float | None:
@@ -292,10 +318,52 @@ def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
     dataset = request.job.load_data(data_dir)
     if dataset.fixed_features is not None:
         request = with_features(request, dataset.fixed_features)
+    request, dataset = _with_basis(request, dataset)
     with importable_from(request.folder or Path.cwd()):
         if request.job.federation is not None:
             request.job.federation.delay.value.permits(0, 0)  # may be a function of the user's own
         return Loaded(request, dataset, request.job.build_model(dataset))
+
+
+def _with_basis(request: Request, dataset: Dataset) -> tuple[Request, Dataset]:
+    """The table with the functions of its numbers that the job names, or that suit its sizes.
+
+    Raises:
+        JobError: a basis for data that have no declared numbers.
+    """
+    job, name = request.job, request.job.training.basis
+    numbers = () if dataset.encoder is None else dataset.encoder.numbers
+    if name == "auto":
+        name, why = "none", ""
+        if numbers and _plans_itself(job, dataset):
+            budget = job.budget_of(len(dataset.train))
+            sizes = dataset.shape[0], len(numbers), dataset.classes or 2
+            name, why = defaults.basis_for(len(dataset.train), budget, *sizes)
+        request = with_basis(request, name, why)
+    if name == "none":
+        return request, dataset
+    if not numbers:
+        raise JobError(
+            f'[training] basis = "{name}" stands on declared numbers, and there are none: declare '
+            'ranges in [data.columns], or leave basis out'
+        )
+    hats = defaults.HATS if name in ("hats", "both") else 0
+    waves = defaults.WAVES if name in ("fourier", "both") else 0
+    return request, dataset.with_basis(Basis(numbers, hats, waves))
+
+
+def _plans_itself(job: Job, dataset: Dataset) -> bool:
+    """True if all that depends on a linear model's features is left to the planner."""
+    asked = job.training
+    given = asked.learning_rate, asked.feature_norm, asked.clip_norm, job.data.standardise
+    return (
+        job.model.name == "linear"
+        and (job.federation or job.gossip) is None
+        and all(value is None for value in given)
+        and job.data.most_of_one_person == 1
+        and dataset.classes is not None
+        and not dataset.multilabel
+    )
 
 
 # What members of a federation or a gossip train on: records, or persons with all their rows.

@@ -84,6 +84,8 @@ def encoded(graph: OnnxGraph, encoder: Encoder) -> tuple[str, str | None]:
     mark: str | None = None
     for part in refused:
         mark = part if mark is None else graph.add("Or", mark, part)
+    if encoder.basis is not None:
+        table = encoder.basis.to_onnx(graph, table)
     return table, mark
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.data.basis import Basis
 from forethought.data.dataset import PersonRows, Split, one_row_each
-from forethought.jobs.job import JOB_NAME, JobError, Request, on_pixels, overridden
+from forethought.jobs.job import JOB_NAME, JobError, Request, as_encoded, on_pixels, overridden
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.contributions import Persons
@@ -194,6 +195,8 @@ def prepare(
         request.job.payer.require()  # a used-up budget is told before the data are read
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
+    if until is not None:
+        loaded = replace(loaded, request=as_encoded(loaded.request))  # phases pay for no ranges
     if resume is not None:
         from forethought.training.folder import PLAN
         from forethought.training.search import phases_of
@@ -246,6 +249,8 @@ def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[st
 
     given = asked.loaded.request.job.data.standardise
     prepared = asked.plan.preparation
+    if prepared is not None and prepared.measures:
+        return _ranged(asked, data, folder, options)
     if prepared is None or prepared.centres:  # means that centre are the run's own business
         if not isinstance(given, tuple):
             return data
@@ -267,6 +272,31 @@ def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[st
         rows = Split(np.asarray(apply(data.rows.inputs)), data.rows.targets)
         return replace(data, rows=rows)
     return apply(data[0]), data[1]
+
+
+def _ranged(asked: Prepared, data: Records, folder: Path, options: dict[str, Any]) -> Records:
+    """The table encoded anew by the ranges that are released of its numbers, and paid for."""
+    from forethought.rounds.preparation import Prepared as Constant
+    from forethought.rounds.preparation import prepare as released
+    from forethought.rounds.randomness import Seeds
+
+    encoder = asked.loaded.dataset.encoder
+    assert encoder is not None and not isinstance(data, PersonRows)
+    basis = encoder.basis or Basis(encoder.numbers)
+    kept, width = folder / PREPARED, data[0].shape[1] - basis.more
+    if options["resume"] and kept.is_file():
+        found = Constant.load(kept)  # released once
+    else:
+        numbers = data[0][:, list(basis.numbers)]
+        found = released(asked.plan, (numbers, data[1]), seeds=Seeds(None, options["noise_seed"]))
+    own = basis.with_ranges(found.constants.ranges)
+    card = asked.loaded.card()
+    card = replace(card, encoder=replace(encoder, basis=own))
+    options["prepared"] = found
+    options["files"] |= {CARD_NAME: card.to_json(), PREPARED: found.to_json() + "\n"}
+    if options["test"] is not None:
+        options["test"] = (own.of(options["test"][0][:, :width]), options["test"][1])
+    return own.of(data[0][:, :width]), data[1]
 
 
 def _counted(data: Records, plan: Plan) -> tuple[Any, Any]:
@@ -498,7 +528,8 @@ def tune_job(
             "guarantee rests on, so no mechanism says beforehand what it releases. Train one plan, "
             "or tune on public data"
         )
-    request = on_pixels(request)  # step sizes that are given would be others for features
+    # Step sizes that are given would be others for features.
+    request = as_encoded(on_pixels(request))
     job = request.job
     loaded = load_job(request, data_dir)
     if job.budget.epsilon is None or loaded.dataset.test is None:

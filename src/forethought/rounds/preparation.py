@@ -106,9 +106,9 @@ class Vectors:
             limit = math.log(WITHIN)
             # A record at the centre, whose logarithm is infinite, counts as the nearest one.
             return left.log().clamp(-limit, limit)
-        values = features_of(inputs, asked.features or 0)
-        assert asked.bounds is not None
-        scaled = unit(values, asked.bounds)
+        ranges = self._statistic == "ranges"
+        values = features_of(inputs, (asked.numbers if ranges else asked.features) or 0)
+        scaled = unit(values, (-1.0, 1.0) if ranges else asked.bounds or (-1.0, 1.0))
         if self._statistic == "moments":
             return torch.cat([scaled.mean(2), scaled.square().mean(2)], 1)
         bins = ((scaled + 1) * (asked.bins / 2)).floor().clamp(0, asked.bins - 1)
@@ -124,6 +124,7 @@ class Vectors:
 # From noised sums to the constants that inputs are prepared with: post-processing, hence free.
 
 
+Range = tuple[float, float]
 # The least deviation worth dividing by, in units of half the declared range.
 LEAST_DEVIATION = 0.01
 # Variance, from table to table, of the logarithm of a centred record's norm.
@@ -139,12 +140,15 @@ class Constants:
         shift, scale: one number a feature; empty where features stay as they are.
         limits: of what comes out; None for none.
         shares: of each class, summing to 1; empty where classes were not counted.
+        ranges: the ends between which a table's numbers lie, of [−1, 1]; empty: not released.
     """
 
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     limits: tuple[float, float] | None = None
     shares: tuple[float, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    LATER: ClassVar[tuple[str, ...]] = ("ranges",)
 
     def apply(self, inputs: Any) -> Tensor:
         """Prepared inputs, in their own precision; dimension 1 holds the features or channels."""
@@ -222,6 +226,26 @@ def quantiles(asked: Preparation, means: Tensor) -> Constants:
     return Constants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
 
 
+def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Range, ...]:
+    """From noised histograms over [−1, 1] the ends between which each number lies.
+
+    From each end inward bins are left out as long as there is no more in all of them than
+    ``tails`` of the records and half a deviation of their noise: noise alone cuts off little.
+    """
+    noise = asked.sigma("ranges") * asked.norm("ranges") / examples
+    found = means.view(asked.numbers or 0, asked.bins)
+    found = found - (found.sum(1, keepdim=True) - 1) / asked.bins  # shares sum to 1
+    allowed = asked.tails + noise / 2 * torch.arange(1, asked.bins + 1).sqrt()
+    first, last = (
+        (one.cumsum(1) <= allowed).long().cumprod(1).sum(1) for one in (found, found.flip(1))
+    )
+    width = 2 / asked.bins
+    return tuple(
+        (-1 + width * low, 1 - width * high) if low + high < asked.bins else (-1.0, 1.0)
+        for low, high in zip(first.tolist(), last.tolist(), strict=True)
+    )
+
+
 def shares(means: Tensor) -> tuple[float, ...]:
     """Shares of the classes, none of them negative, summing to 1."""
     counted = means.clamp(min=0)
@@ -273,6 +297,11 @@ class Prepared(Stored):
         """Noised shares of the classes; empty where they were not counted."""
         return self.constants.shares
 
+    @property
+    def whole(self) -> bool:
+        """True if all that was asked for has been released."""
+        return len(self.transcript) == len(self.preparation.statistics)
+
     def _values(self) -> dict[str, Any]:
         return {
             "preparation": plain(self.preparation),
@@ -286,6 +315,7 @@ class Prepared(Stored):
     def _restore(cls, values: dict[str, Any]) -> Prepared:
         given = values["constants"].items()
         found = {name: tuple(one) if isinstance(one, list) else one for name, one in given}
+        found["ranges"] = tuple(map(tuple, found.get("ranges", ())))
         asked, constants = build(Preparation, values["preparation"]), build(Constants, found)
         transcript = Transcript.from_values(values["transcript"])
         return cls(asked, values["examples"], constants, values["seeded"], transcript)
@@ -320,8 +350,16 @@ def prepare(
     return released(plan, as_records(data, torch.float64), seeds)
 
 
-def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prepared:
+def released(
+    plan: Paying, records: Records, seeds: Seeds | None = None, after: Prepared | None = None
+) -> Prepared:
     """:func:`prepare` of records in the form that training reads.
+
+    Ranges come by themselves, of records whose inputs are the numbers: with them a table is encoded
+    anew, and of that the rest is released.
+
+    Args:
+        after: the ranges, where they are released already.
 
     Raises:
         ValueError: a plan without preparation, or records that are not what it declares.
@@ -339,15 +377,24 @@ def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prep
     transcript = Transcript()
     seeds = seeds or Seeds()
     middle: tuple[float, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    if after is not None:
+        transcript.extend(after.transcript)
+        ranges = after.constants.ranges
     for place, statistic in enumerate(asked.statistics):
+        if place < len(transcript):
+            continue
         rounds = _rounds(privacy, asked, statistic, seeds.part(place))
         total = rounds.open(0)
         total.add(torch.nn.Module(), Vectors(records, asked, statistic, middle))
         found[statistic] = total.release().mean()
+        transcript.extend(rounds.transcript)
+        if statistic == "ranges":
+            ranges = usual_ranges(asked, found[statistic], examples)
+            break
         if statistic == "means":
             middle = centre(asked, found[statistic], examples).shift
-        transcript.extend(rounds.transcript)
-    constants = _constants(asked, found, examples)
+    constants = replace(_constants(asked, found, examples), ranges=ranges)
     return Prepared(asked, examples, constants, seeds.noise is not None, transcript)
 
 
@@ -402,6 +449,8 @@ def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
             "prepared= is not what the plan pays for: its releases would be in no ε. Make the plan "
             "with forethought.plan(preparation=...) first, and prepare with that plan"
         )
+    if not prepared.whole:
+        raise ValueError("prepared= has not all that the plan pays for: the run releases the rest")
     paid = prepared.preparation.parts()
     found = Mechanism(*paid, adjacency=privacy.mechanism.adjacency)
     prepared.transcript.require(found)

@@ -613,7 +613,8 @@ def require_answered(plan: Plan, prepared: Prepared | None) -> None:
         ValueError: as :func:`forethought.rounds.preparation.require_prepared`.
     """
     asked = plan.preparation
-    if prepared is not None or asked is None or not asked.centres:
+    begun = prepared is not None and not prepared.whole and "means" in prepared.preparation.statistics
+    if not begun and (prepared is not None or asked is None or not asked.centres):
         require_prepared(plan, prepared)
 
 

@@ -49,10 +49,11 @@ from forethought.values.use import (
     Use,
 )
 
-Statistic = Literal["moments", "quantiles", "classes", "means", "norms"]
+Statistic = Literal["ranges", "moments", "quantiles", "classes", "means", "norms"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 # What each release is called in transcripts and statements.
 NAMES: dict[str, str] = {
+    "ranges": "usual ranges of the columns",
     "moments": "means and squares of the features",
     "quantiles": "histograms of the features",
     "classes": "numbers of records by class",
@@ -108,7 +109,9 @@ class Preparation:
             ``"classes"``: how many records each class has. ``"means"``: the mean of every feature,
             for centred inputs. ``"norms"``, after means: the usual norm of what is left when these
             are subtracted, the mean of its logarithm, so that inputs can be scaled to a known one.
-            Of moments, quantiles and means there is one at most.
+            Of moments, quantiles and means there is one at most. ``"ranges"``, first and before
+            means: a histogram over the declared range of each of the ``numbers``, from which a job
+            takes the range that their values lie in.
         bounds: (low, high), the range that every feature is declared to have, without looking at
             the private data. What lies beyond counts as the bound.
         features: how many features (or channels, each of which is one) there are.
@@ -121,6 +124,7 @@ class Preparation:
             √features, a usual feature's size being 1 as well.
         noise_multiplier: σ of each release, in units of its bound; of ``"norms"`` twice that.
             None: the planner's choice.
+        numbers: of ``"ranges"``: how many columns have one. ranges_noise: σ of their release.
 
     Raises:
         ValueError, TypeError: unknown statistics, or what they need is missing.
@@ -135,6 +139,9 @@ class Preparation:
     reach: float | None = None
     becomes: float | None = None
     noise_multiplier: float | None = None
+    numbers: int | None = None
+    ranges_noise: float | None = None
+    LATER: ClassVar[tuple[str, ...]] = ("numbers", "ranges_noise")
 
     def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
@@ -154,6 +161,16 @@ class Preparation:
             raise ValueError(
                 'private norms are those of centred features: put "means" before "norms"'
             )
+        if "ranges" in names:
+            if names[0] != "ranges" or {"moments", "quantiles"} & set(names):
+                raise ValueError(
+                    'ranges come first, before means at most: put "ranges" before the others, and '
+                    "leave out moments and quantiles, which move the features as well"
+                )
+            if self.numbers is None or self.ranges_noise is None:
+                raise ValueError("private ranges need numbers= and ranges_noise=")
+            settle("numbers", whole("numbers", self.numbers))
+            settle("ranges_noise", real("ranges_noise", self.ranges_noise, least=0))
         if {"moments", "quantiles"} & set(names):
             if self.bounds is None or self.features is None:
                 raise ValueError(
@@ -198,10 +215,13 @@ class Preparation:
         """Length of a record's vector, and the most that it can measure.
 
         Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
-        moments' norm, and at most 1 to that of the histograms'; a record has one class.
+        moments' norm, and at most 1 to that of the histograms', of features or of the columns that
+        have ranges; a record has one class.
         """
         features = self.features or 0
+        numbers = self.numbers or 0
         return {
+            "ranges": (self.bins * numbers, math.sqrt(numbers)),
             "moments": (2 * features, math.sqrt(2 * features)),
             "quantiles": (self.bins * features, math.sqrt(features)),
             "classes": (self.classes or 0, 1.0),
@@ -215,10 +235,16 @@ class Preparation:
         return self.statistics in (("means",), ("means", "norms"))
 
     @property
+    def measures(self) -> bool:
+        """True if ranges are released, by which a job encodes its table anew."""
+        return self.statistics[0] == "ranges"
+
+    @property
     def releases(self) -> float:
         """The number of releases with ``noise_multiplier`` that cost as much, in μ², as these
-        together."""
-        return math.fsum(self._relative(name) ** -2 for name in self.statistics)
+        together, ranges left out."""
+        names = (name for name in self.statistics if name != "ranges")
+        return math.fsum(self._relative(name) ** -2 for name in names)
 
     def sigma(self, statistic: Statistic) -> float:
         """Noise multiplier of one statistic.
@@ -226,6 +252,9 @@ class Preparation:
         Raises:
             ValueError: no noise multiplier yet.
         """
+        if statistic == "ranges":
+            assert self.ranges_noise is not None
+            return self.ranges_noise
         if self.noise_multiplier is None:
             raise ValueError("the preparation has no noise_multiplier: forethought.plan chooses it")
         return self.noise_multiplier * self._relative(statistic)
