@@ -70,7 +70,8 @@ def accuracies(job: Job, seeds: list[int], path: float = 1.0) -> list[dict[str, 
     asked = plan.preparation is not None and plan.preparation.measures
     found = []
     for seed in seeds:
-        settings = job.run.model_copy(update={"seed": seed, "noise_seed": seed})
+        given = {"seed": seed, "noise_seed": seed, "metrics": ("accuracy",)}
+        settings = job.run.model_copy(update=given)
         request = replace(
             prepared.loaded.request,
             job=prepared.loaded.request.job.model_copy(update={"run": settings}),

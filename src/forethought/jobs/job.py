@@ -732,6 +732,11 @@ class Job(_Section):
         how, _, column = (holders.shares if holders else "").partition(":")
         return column or None if how == "column" else None
 
+    def without_ranges(self) -> Job:
+        """The same, where what is planned pays for no ranges unless the job asks for them."""
+        left = {} if self.training.ranges else {"ranges": False}
+        return self.model_copy(update={"training": self.training.model_copy(update=left)})
+
     def budget_of(self, examples: int) -> Budget | None:
         """The promise wanted for so many records; None: the job names no ε."""
         from forethought.planning import defaults
@@ -988,11 +993,11 @@ def on_pixels(request: Request) -> Request:
 
 def as_encoded(request: Request) -> Request:
     """The request without a basis that its file does not name, and without ranges likewise."""
-    job = request.job
-    given = {"basis": "none", "ranges": False}
-    left = {key: value for key, value in given.items() if getattr(job.training, key) in ("auto", None)}
-    training = job.training.model_copy(update=left)
-    return replace(request, job=job.model_copy(update={"training": training}))
+    job = request.job.without_ranges()
+    if job.training.basis == "auto":
+        training = job.training.model_copy(update={"basis": "none"})
+        job = job.model_copy(update={"training": training})
+    return replace(request, job=job)
 
 
 def with_basis(request: Request, name: str, why: str) -> Request:

@@ -385,6 +385,11 @@ def require_possible(job: Job) -> None:
             "figures of its own, and one model would be fed different inputs; give public "
             "constants, standardise = [mean, deviation], or declare ranges in [data.columns]"
         )
+    if job.training.ranges:
+        raise JobError(
+            "[training] ranges: every member would encode its table by ranges of its own, and one "
+            "model would be fed different inputs; declare ranges in [data.columns]"
+        )
     if job.data.person is None and job.data.most_of_one_person > 1:
         raise JobError(
             "[data] records_per_person: many holders protect rows, or persons that a column tells "

@@ -92,6 +92,8 @@ def propose(
     from forethought.planning.search import pareto
     from forethought.planning.solve import neighbours, plan
 
+    if limits is not None:
+        request = replace(request, job=request.job.without_ranges())  # a search pays for no more
     loaded = load_job(request, data_dir) if examples is None else None
     if loaded is None:
         asked = request.job.plan_request(examples or 0, parameters, persons=persons)
@@ -196,7 +198,8 @@ def prepare(
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
     if until is not None:
-        loaded = replace(loaded, request=as_encoded(loaded.request))  # phases pay for no ranges
+        own = replace(loaded.request, job=loaded.request.job.without_ranges())
+        loaded = replace(loaded, request=own)  # phases pay for the rounds alone
     if resume is not None:
         from forethought.training.folder import PLAN
         from forethought.training.search import phases_of

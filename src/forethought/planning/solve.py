@@ -787,7 +787,7 @@ def neighbours(
     )
     budget = Budget(epsilon, plan.delta)
     found = []
-    if plan.preparation is not None and plan.preparation.centres:
+    if plan.preparation is not None and plan.preparation.becomes is not None:
         feature_norm = plan.preparation.becomes
     trained = defaults.PARAMETERS if parameters is None else parameters
     model = Trained(trained, feature_norm, scores)

@@ -240,6 +240,14 @@ class Preparation:
         return self.statistics[0] == "ranges"
 
     @property
+    def unmeasured(self) -> Preparation | None:
+        """The same without ranges; None: nothing is left."""
+        if not self.measures:
+            return self
+        rest = self.statistics[1:]
+        return replace(self, statistics=rest, numbers=None, ranges_noise=None) if rest else None
+
+    @property
     def releases(self) -> float:
         """The number of releases with ``noise_multiplier`` that cost as much, in μ², as these
         together, ranges left out."""
