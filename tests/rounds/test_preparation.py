@@ -86,6 +86,7 @@ def test_channels_are_features() -> None:
     st.integers(-3, 9),
 )
 @example("quantiles", [0.5] * 12, 0)  # all in one bin
+@example("ranges", [0.5] * 12, 0)
 def test_no_record_has_a_longer_vector_than_declared(
     statistic: Any, values: list[float], label: int
 ) -> None:
@@ -93,6 +94,8 @@ def test_no_record_has_a_longer_vector_than_declared(
     preparation = asked(*(("moments", "classes") if statistic != "quantiles" else (statistic,)))
     if statistic in ("means", "norms"):
         preparation = ft.Preparation(("means", "norms"), features=12, reach=1.7)
+    if statistic == "ranges":
+        preparation = ft.Preparation(("ranges",), numbers=3, ranges_noise=1.0)
     records = TensorRecords(inputs, torch.tensor([label]))
     vector, _ = Vectors(records, preparation, statistic, (0.5,) * 12).take(np.array([0]))
     assert vector.shape == (1, preparation.length(statistic))

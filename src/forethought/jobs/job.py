@@ -1003,10 +1003,8 @@ def as_encoded(request: Request) -> Request:
 def with_basis(request: Request, name: str, why: str) -> Request:
     """The request with the basis that was taken in place of ``"auto"``."""
     job = request.job
-    if job.training.basis == name:
-        return request
     training = job.training.model_copy(update={"basis": name})
-    settled = (*request.settled, f'basis = "{name}": {why}') if why else request.settled
+    settled = (*request.settled, f'basis = "{name}": {why}')
     return replace(request, job=job.model_copy(update={"training": training}), settled=settled)
 
 

@@ -339,13 +339,14 @@ def _with_basis(request: Request, dataset: Dataset) -> tuple[Request, Dataset]:
             budget = job.budget_of(len(dataset.train))
             sizes = dataset.shape[0], len(numbers), dataset.classes or 2
             name, why = defaults.basis_for(len(dataset.train), budget, *sizes)
-        request = with_basis(request, name, why)
+        if name != "none":
+            request = with_basis(request, name, why)
     if name == "none":
         return request, dataset
     if not numbers:
         raise JobError(
             f'[training] basis = "{name}" stands on declared numbers, and there are none: declare '
-            'ranges in [data.columns], or leave basis out'
+            "ranges in [data.columns], or leave basis out"
         )
     hats = defaults.HATS if name in ("hats", "both") else 0
     waves = defaults.WAVES if name in ("fourier", "both") else 0

@@ -589,7 +589,7 @@ def _centred(task: Task) -> Task:
     """
     asked = task.plan.preparation
     begun = task.prepared
-    if asked is None or (begun is not None and begun.whole):
+    if asked is None or (begun is not None and not (asked.measures and asked.becomes)):
         return task
     layer = linear_layer(task.model)
     fits = layer is not None and layer.bias is not None and layer.in_features == asked.features
