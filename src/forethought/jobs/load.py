@@ -183,7 +183,8 @@ class Loaded:
         sigma = defaults.ranges_noise(self.examples, asked.budget, len(numbers), bool(wanted))
         if sigma is None:
             return None
-        return Preparation(("ranges",), numbers=len(numbers), ranges_noise=sigma)
+        bins, count = defaults.RANGE_BINS, len(numbers)
+        return Preparation(("ranges",), bins=bins, numbers=count, ranges_noise=sigma)
 
     @property
     def _standardised_norm(self) -> float | None:

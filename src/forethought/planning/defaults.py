@@ -358,7 +358,7 @@ class Centring:
 
 
 HATS, WAVES = 8, 300
-RANGES, RANGE_ERROR = 0.1, 0.005
+RANGES, RANGE_ERROR, RANGE_BINS = 0.1, 0.001, 256
 # Worse than this it says less of a number than its declaration does.
 WORST_RANGE = 0.05
 # Records times μ, for each weight, that hats want, and that waves want beside them.

@@ -226,24 +226,42 @@ def quantiles(asked: Preparation, means: Tensor) -> Constants:
     return Constants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
 
 
+# Deviations of its noise that a half of a histogram must be above to hold any records.
+CLEAR = 1.5
+
+
 def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Range, ...]:
     """From noised histograms over [−1, 1] the ends between which each number lies.
 
-    From each end inward bins are left out as long as there is no more in all of them than
-    ``tails`` of the records and half a deviation of their noise: noise alone cuts off little.
+    An end is looked for by halving: in the outer half if that clearly holds records, else in the
+    inner one, until neither does. What is passed over on the way is ``tails`` of the records, and
+    what the noise may hide.
     """
     noise = asked.sigma("ranges") * asked.norm("ranges") / examples
     found = means.view(asked.numbers or 0, asked.bins)
     found = found - (found.sum(1, keepdim=True) - 1) / asked.bins  # shares sum to 1
-    allowed = asked.tails + noise / 2 * torch.arange(1, asked.bins + 1).sqrt()
-    first, last = (
-        (one.cumsum(1) <= allowed).long().cumprod(1).sum(1) for one in (found, found.flip(1))
-    )
-    width = 2 / asked.bins
-    return tuple(
-        (-1 + width * low, 1 - width * high) if low + high < asked.bins else (-1.0, 1.0)
-        for low, high in zip(first.tolist(), last.tolist(), strict=True)
-    )
+    width, ranges = 2 / asked.bins, []
+    for row in found:
+        low, high = (_passed_over(one, noise, asked.tails) for one in (row, row.flip(0)))
+        inside = low + high < asked.bins
+        ranges.append((-1 + width * low, 1 - width * high) if inside else (-1.0, 1.0))
+    return tuple(ranges)
+
+
+def _passed_over(shares: Tensor, noise: float, tails: float) -> int:
+    """The number of bins before those that clearly hold records."""
+    first, count = 0, len(shares)
+    each = tails / math.log2(count)
+    while count > 1:
+        half = count // 2
+        clear = each + CLEAR * noise * math.sqrt(half)
+        if float(shares[first : first + half].sum()) > clear:
+            count = half
+        elif float(shares[first + half : first + count].sum()) > clear:
+            first, count = first + half, count - half
+        else:
+            break
+    return first
 
 
 def shares(means: Tensor) -> tuple[float, ...]:
