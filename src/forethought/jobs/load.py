@@ -16,7 +16,7 @@ from forethought.data.synthetic import Indices, shares
 from forethought.jobs.job import Job, JobError, Request, with_basis, with_features
 from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest
-from forethought.planning.solve import of_persons
+from forethought.planning.solve import of_persons, roughly
 from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
@@ -180,7 +180,8 @@ class Loaded:
                     "of these"
                 )
             return None
-        sigma = defaults.ranges_noise(self.examples, asked.budget, len(numbers), bool(wanted))
+        budget = roughly(asked, asked.budget)
+        sigma = defaults.ranges_noise(self.examples, budget, len(numbers), bool(wanted))
         if sigma is None:
             return None
         bins, count = defaults.RANGE_BINS, len(numbers)

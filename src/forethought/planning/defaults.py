@@ -353,14 +353,14 @@ class Centring:
 #
 # A basis has more weights, and noise grows with their number: it is taken where records times μ are
 # many against it: sooner for hats, which bend each number by itself, than for Fourier features,
-# which see all at once. Where numbers lie is released to :data:`RANGE_ERROR` of the records in a
-# bin, for at most :data:`RANGES` of the budget's μ².
+# which see all at once. Where numbers lie is released as shares of halves, quarters, … of their
+# ranges, to :data:`RANGE_ERROR` of the records, for at most :data:`RANGES` of the budget's μ².
 
 
 HATS, WAVES = 8, 300
-RANGES, RANGE_ERROR, RANGE_BINS = 0.1, 0.001, 256
+RANGES, RANGE_ERROR, RANGE_BINS = 0.1, 0.002, 256
 # Worse than this it says less of a number than its declaration does.
-WORST_RANGE = 0.05
+WORST_RANGE = 0.03
 # Records times μ, for each weight, that hats want, and that waves want beside them.
 HATS_SIGNAL, WAVES_SIGNAL = 0.3, 1.5
 
@@ -388,12 +388,12 @@ def basis_for(
 def ranges_noise(
     examples: int, budget: Budget, numbers: int, wanted: bool = False
 ) -> float | None:
-    """σ of the histograms that say where numbers lie; None: they would not be worth their price.
+    """σ of the shares that say where numbers lie; None: they would not be worth their price.
 
     Args:
         wanted: whatever they are worth.
     """
-    unit = math.sqrt(numbers) / examples  # deviation of a bin's share for σ = 1
+    unit = math.sqrt(math.log2(RANGE_BINS) * numbers) / examples  # of a share, for σ = 1
     sigma = max(RANGE_ERROR / unit, least_preparation_noise(budget, 1, RANGES))
     return sigma if wanted or sigma * unit <= WORST_RANGE else None
 

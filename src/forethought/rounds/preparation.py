@@ -112,8 +112,15 @@ class Vectors:
         if self._statistic == "moments":
             return torch.cat([scaled.mean(2), scaled.square().mean(2)], 1)
         bins = ((scaled + 1) * (asked.bins / 2)).floor().clamp(0, asked.bins - 1)
-        found = torch.stack([(bins == at).double().mean(2) for at in range(asked.bins)], 2)
         missing = values.isnan().any(2)
+        if ranges:  # halves, quarters, … down to the bins: a record is in one of each
+            known = torch.arange(asked.bins, device=bins.device)
+            finest = (bins.unsqueeze(3) == known).double().mean(2)
+            levels = [finest.unflatten(2, (-1, step)).sum(3) for step in asked.steps]
+            found = torch.cat(levels, 2)
+            found[missing] = torch.nan
+            return found.flatten(1)
+        found = torch.stack([(bins == at).double().mean(2) for at in range(asked.bins)], 2)
         found[missing] = torch.nan
         return found.flatten(1)
 
@@ -226,42 +233,39 @@ def quantiles(asked: Preparation, means: Tensor) -> Constants:
     return Constants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
 
 
-# Deviations of its noise that a half of a histogram must be above to hold any records.
-CLEAR = 1.5
+# Deviations of its noise that a half must be above to hold any records.
+CLEAR = 2.5
 
 
 def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Range, ...]:
-    """From noised histograms over [−1, 1] the ends between which each number lies.
+    """From the noised shares of halves, quarters, … the ends between which each number lies.
 
     An end is looked for by halving: in the outer half if that clearly holds records, else in the
     inner one, until neither does. What is passed over on the way is ``tails`` of the records, and
     what the noise may hide.
     """
     noise = asked.sigma("ranges") * asked.norm("ranges") / examples
-    found = means.view(asked.numbers or 0, asked.bins)
-    found = found - (found.sum(1, keepdim=True) - 1) / asked.bins  # shares sum to 1
+    clear = asked.tails / len(asked.steps) + CLEAR * noise
+    sizes = [asked.bins // step for step in asked.steps]
     width, ranges = 2 / asked.bins, []
-    for row in found:
-        low, high = (_passed_over(one, noise, asked.tails) for one in (row, row.flip(0)))
+    for row in means.view(asked.numbers or 0, -1):
+        levels = row.split(sizes)
+        low = _passed_over([level > clear for level in levels])
+        high = _passed_over([level.flip(0) > clear for level in levels])
         inside = low + high < asked.bins
         ranges.append((-1 + width * low, 1 - width * high) if inside else (-1.0, 1.0))
     return tuple(ranges)
 
 
-def _passed_over(shares: Tensor, noise: float, tails: float) -> int:
-    """The number of bins before those that clearly hold records."""
-    first, count = 0, len(shares)
-    each = tails / math.log2(count)
-    while count > 1:
-        half = count // 2
-        clear = each + CLEAR * noise * math.sqrt(half)
-        if float(shares[first : first + half].sum()) > clear:
-            count = half
-        elif float(shares[first + half : first + count].sum()) > clear:
-            first, count = first + half, count - half
-        else:
-            break
-    return first
+def _passed_over(holds: list[Tensor]) -> int:
+    """The number of bins before those that hold records; of each level which nodes do."""
+    at, bins = 0, len(holds[-1])
+    for level in holds:
+        outer, inner = level[2 * at], level[2 * at + 1]
+        if not outer and not inner:
+            return at * (2 * bins // len(level))
+        at = 2 * at + (0 if outer else 1)
+    return at
 
 
 def shares(means: Tensor) -> tuple[float, ...]:

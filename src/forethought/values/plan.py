@@ -110,8 +110,8 @@ class Preparation:
             for centred inputs. ``"norms"``, after means: the usual norm of what is left when these
             are subtracted, the mean of its logarithm, so that inputs can be scaled to a known one.
             Of moments, quantiles and means there is one at most. ``"ranges"``, first and before
-            means: a histogram over the declared range of each of the ``numbers``, from which a job
-            takes the range that their values lie in.
+            means: shares of the halves, quarters, … of the declared range of each of the
+            ``numbers``, down to ``bins``, from which a job takes the range that its values lie in.
         bounds: (low, high), the range that every feature is declared to have, without looking at
             the private data. What lies beyond counts as the bound.
         features: how many features (or channels, each of which is one) there are.
@@ -167,8 +167,8 @@ class Preparation:
                     'ranges come first, before means at most: put "ranges" before the others, and '
                     "leave out moments and quantiles, which move the features as well"
                 )
-            if self.numbers is None or self.ranges_noise is None:
-                raise ValueError("private ranges need numbers= and ranges_noise=")
+            if self.numbers is None or self.ranges_noise is None or self.bins & (self.bins - 1):
+                raise ValueError("private ranges need numbers=, ranges_noise= and 2, 4, 8, … bins=")
             settle("numbers", whole("numbers", self.numbers))
             settle("ranges_noise", real("ranges_noise", self.ranges_noise, least=0))
         if {"moments", "quantiles"} & set(names):
@@ -215,19 +215,24 @@ class Preparation:
         """Length of a record's vector, and the most that it can measure.
 
         Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
-        moments' norm, and at most 1 to that of the histograms', of features or of the columns that
-        have ranges; a record has one class.
+        moments' norm, and at most 1 to that of the histograms'; a record has one class. For ranges it
+        is in one half, one quarter, … of each number's range.
         """
         features = self.features or 0
         numbers = self.numbers or 0
         return {
-            "ranges": (self.bins * numbers, math.sqrt(numbers)),
+            "ranges": (2 * (self.bins - 1) * numbers, math.sqrt(len(self.steps) * numbers)),
             "moments": (2 * features, math.sqrt(2 * features)),
             "quantiles": (self.bins * features, math.sqrt(features)),
             "classes": (self.classes or 0, 1.0),
             "means": (features, self.reach or 0.0),
             "norms": (1, math.log(WITHIN)),
         }
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Bins in a half of a range, in a quarter, … down to one."""
+        return tuple(2**level for level in reversed(range(self.bins.bit_length() - 1)))
 
     @property
     def centres(self) -> bool:
