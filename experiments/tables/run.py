@@ -1,14 +1,14 @@
 """The default plan of table jobs on real tables, beside what it was, a grid, and boosted trees.
 
-    python experiments/tables/run.py run FOLDER default before --seeds 2      # appends to rows.jsonl
+    python experiments/tables/run.py run FOLDER default before --seeds 2    # appends to rows.jsonl
     python experiments/tables/run.py run FOLDER wide --tables banana --epsilons 1 8
     python experiments/tables/run.py show                                     # the tables of docs
 
 FOLDER keeps the downloaded tables (sets.py). A row is a table, an ε, a seed and a way; a command
 skips the rows that there are. Ways:
 
-- ``default``: the job that ``forethought init`` writes; ``before``: the same with ``basis = "none"``
-  and ``ranges = false``, the default until 0.3;
+- ``default``: the job that ``forethought init`` writes; ``before``: the same with
+  ``basis = "none"`` and ``ranges = false``, the default until 0.3;
 - ``wide`` and ``wide-before``: both with ranges ten times as wide as init's;
 - ``grid``: three bases by five paths around the planner's own, fifteen models;
 - ``boosting``: scikit-learn's HistGradientBoostingClassifier, without privacy, ε and seeds.
@@ -144,6 +144,36 @@ def go(given: argparse.Namespace) -> None:
                     file.writelines(json.dumps(row) + "\n" for row in rows)
                 print(way, name, epsilon, [round(100 * row["accuracy"], 1) for row in rows][:3])
                 sys.stdout.flush()
+
+
+def show() -> None:
+    """Print the tables that docs/defaults.md quotes."""
+    found: dict[tuple, list[float]] = {}
+    for row in read():
+        if "path" not in row:
+            key = row["table"], row["epsilon"], row["way"]
+            found.setdefault(key, []).append(100 * row["accuracy"])
+    mean = {key: float(np.mean(values)) for key, values in found.items()}
+    for title, names in (("held out", HELD_OUT), ("looked at", LOOKED_AT)):
+        print(f"\nTables that were {title}\n")
+        print("| ε | tables | before | default | mean gain | median gain | worst | best |")
+        print("| ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |")
+        for epsilon in EPSILONS:
+            both = [n for n in names if {(n, epsilon, w) for w in WAYS[:2]} <= set(mean)]
+            if both:
+                old, new = ([mean[n, epsilon, w] for n in both] for w in ("before", "default"))
+                gains = np.subtract(new, old)
+                ends = [f"{gains[at]:+.1f} ({both[at]})" for at in (gains.argmin(), gains.argmax())]
+                print(
+                    f"| {epsilon:g} | {len(both)} | {np.mean(old):.1f} | {np.mean(new):.1f} "
+                    f"| {gains.mean():+.1f} | {np.median(gains):+.1f} | {ends[0]} | {ends[1]} |"
+                )
+    print("\n| table | ε | seeds | before | default |\n| --- | ---: | ---: | ---: | ---: |")
+    for name, epsilon, way in sorted(k for k in mean if k[2] == "default"):
+        if (name, epsilon, "before") in mean:
+            old, new = (f"{mean[name, epsilon, w]:.1f}" for w in ("before", way))
+            seeds = len(found[name, epsilon, way])
+            print(f"| {name} | {epsilon:g} | {seeds} | {old} | {new} |")
 
 
 def main() -> None:

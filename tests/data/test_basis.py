@@ -55,7 +55,9 @@ def test_waves_are_the_same_on_every_machine() -> None:
     chances = [(word + 0.5) / 2**53 for word in bits]
     turned = [0.5 * NormalDist().inv_cdf(chance) / 0.25 for chance in chances[:3]]
     size = math.sqrt(2 / 3 / 3)
-    wanted = [size * math.cos(t + 2 * math.pi * c) for t, c in zip(turned, chances[3:], strict=True)]
+    wanted = [
+        size * math.cos(t + 2 * math.pi * c) for t, c in zip(turned, chances[3:], strict=True)
+    ]
     assert found == pytest.approx(wanted, abs=1e-5)
     assert bits[0] == 5737240835340368  # the stream itself
 
@@ -85,7 +87,9 @@ def test_a_range_is_stretched_to_the_whole() -> None:
     features = np.array([[-1.0], [-0.9], [-0.8], [0.5]], np.float32)
     found = Basis((0,), hats=3, ranges=((-1.0, -0.8),)).of(features)
     assert found[:, 0] == pytest.approx([-1, 0, 1, 1], abs=1e-5)
-    assert found[:, 1:] == pytest.approx(np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]), abs=1e-5)
+    assert found[:, 1:] == pytest.approx(
+        np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]), abs=1e-5
+    )
 
 
 def test_an_encoder_with_a_basis_is_read_back_and_names_every_feature() -> None:

@@ -178,7 +178,9 @@ def test_what_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
     asked = request(tmp_path, ranges=True, basis="none")
     with pytest.raises(JobError, match="ranges"):
         require_possible(Job.parse(asked.text + "[federation]\nclients = 2\nrounds = 2\n"))
-    unbounded = asked.text.replace("epsilon = 3.0", "").replace("[training]", "[training]\nrounds = 9")
+    unbounded = asked.text.replace("epsilon = 3.0", "").replace(
+        "[training]", "[training]\nrounds = 9"
+    )
     loaded = load_job(Request("no budget", unbounded, Job.parse(unbounded)))
     with pytest.raises(JobError, match="needs a budget"):
         loaded.plan_request()

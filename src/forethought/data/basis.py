@@ -70,7 +70,9 @@ class Basis:
             raise ValueError(f"{len(self.ranges)} ranges of {len(self.numbers)} numbers")
         for low, high in self.ranges:
             if not -1 <= low < high <= 1:
-                raise ValueError(f"a range within [-1, 1] has a lower and a higher end: {low, high}")
+                raise ValueError(
+                    f"a range within [-1, 1] has a lower and a higher end: {low, high}"
+                )
 
     @property
     def more(self) -> int:
@@ -109,7 +111,7 @@ class Basis:
 
     @cached_property
     def _directions(self) -> tuple[Floats, Floats]:
-        """Directions (numbers, waves) and phases (waves,), from a stream that no version changes."""
+        """Directions (numbers, waves) and phases (waves,), from a stream that never changes."""
         count = len(self.numbers)
         raw = np.random.PCG64(self.seed).random_raw((count + 1) * self.waves)
         chances = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -178,7 +180,9 @@ class Basis:
         if self.hats:
             last = graph.constant([2], np.int64)
             apart = graph.add("Unsqueeze", numbers, last)
-            apart = graph.add("Abs", graph.add("Sub", apart, graph.constant(self._places, "f4")))
+            apart = graph.add(
+                "Abs", graph.add("Sub", apart, graph.constant(self._places, np.float32))
+            )
             slope = graph.constant((self.hats - 1) / 2, np.float32)
             low = graph.add("Sub", graph.constant(1.0, np.float32), graph.add("Mul", apart, slope))
             parts.append(graph.add("Flatten", graph.add("Relu", low)))

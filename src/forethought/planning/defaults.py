@@ -15,9 +15,9 @@ from scipy.optimize import brentq, minimize
 
 from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.theorems import sensitivity_over_turns
+from forethought.options import BasisName
 from forethought.values.mechanism import Budget, Correlated, Rounds
 from forethought.values.plan import Plan, Statistic
-from forethought.options import BasisName
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 from forethought.values.use import USUAL_RATE, kind_of
 
@@ -385,9 +385,7 @@ def basis_for(
     return "none", f"{hats} features would be many for {examples:,} records at this ε"
 
 
-def ranges_noise(
-    examples: int, budget: Budget, numbers: int, wanted: bool = False
-) -> float | None:
+def ranges_noise(examples: int, budget: Budget, numbers: int, wanted: bool = False) -> float | None:
     """σ of the shares that say where numbers lie; None: they would not be worth their price.
 
     Args:

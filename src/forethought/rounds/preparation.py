@@ -116,7 +116,8 @@ class Vectors:
         if ranges:  # halves, quarters, … down to the bins: a record is in one of each
             known = torch.arange(asked.bins, device=bins.device)
             finest = (bins.unsqueeze(3) == known).double().mean(2)
-            levels = [finest.unflatten(2, (-1, step)).sum(3) for step in asked.steps]
+            rows = finest.shape[:2]
+            levels = [finest.reshape(*rows, -1, step).sum(3) for step in asked.steps]
             found = torch.cat(levels, 2)
             found[missing] = torch.nan
             return found.flatten(1)

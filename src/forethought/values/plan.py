@@ -162,15 +162,7 @@ class Preparation:
                 'private norms are those of centred features: put "means" before "norms"'
             )
         if "ranges" in names:
-            if names[0] != "ranges" or {"moments", "quantiles"} & set(names):
-                raise ValueError(
-                    'ranges come first, before means at most: put "ranges" before the others, and '
-                    "leave out moments and quantiles, which move the features as well"
-                )
-            if self.numbers is None or self.ranges_noise is None or self.bins & (self.bins - 1):
-                raise ValueError("private ranges need numbers=, ranges_noise= and 2, 4, 8, … bins=")
-            settle("numbers", whole("numbers", self.numbers))
-            settle("ranges_noise", real("ranges_noise", self.ranges_noise, least=0))
+            self._settle_ranges(names)
         if {"moments", "quantiles"} & set(names):
             if self.bounds is None or self.features is None:
                 raise ValueError(
@@ -202,6 +194,18 @@ class Preparation:
             sigma = real("noise_multiplier of preparation", self.noise_multiplier, least=0)
             settle("noise_multiplier", sigma)
 
+    def _settle_ranges(self, names: tuple[str, ...]) -> None:
+        if names[0] != "ranges" or {"moments", "quantiles"} & set(names):
+            raise ValueError(
+                'ranges come first, before means at most: put "ranges" before the others, and '
+                "leave out moments and quantiles, which move the features as well"
+            )
+        if self.numbers is None or self.ranges_noise is None or self.bins & (self.bins - 1):
+            raise ValueError("private ranges need numbers=, ranges_noise= and 2, 4, 8, … bins=")
+        object.__setattr__(self, "numbers", whole("numbers", self.numbers))
+        noise = real("ranges_noise", self.ranges_noise, least=0)
+        object.__setattr__(self, "ranges_noise", noise)
+
     def length(self, statistic: Statistic) -> int:
         """Entries of one record's vector."""
         return self._sizes[statistic][0]
@@ -215,8 +219,8 @@ class Preparation:
         """Length of a record's vector, and the most that it can measure.
 
         Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
-        moments' norm, and at most 1 to that of the histograms'; a record has one class. For ranges it
-        is in one half, one quarter, … of each number's range.
+        moments' norm, and at most 1 to that of the histograms'; a record has one class. For ranges
+        it is in one half, one quarter, … of each number's range.
         """
         features = self.features or 0
         numbers = self.numbers or 0
