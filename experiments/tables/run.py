@@ -8,7 +8,7 @@ FOLDER keeps the downloaded tables (sets.py). A row is a table, an ε, a seed an
 skips the rows that there are. Ways:
 
 - ``default``: the job that ``forethought init`` writes; ``before``: the same with
-  ``basis = "none"`` and ``ranges = false``, the default until 0.3;
+  ``basis = "none"`` and ``ranges = false``, the default before;
 - ``wide`` and ``wide-before``: both with ranges ten times as wide as init's;
 - ``grid``: three bases by five paths around the planner's own, fifteen models;
 - ``boosting``: scikit-learn's HistGradientBoostingClassifier, without privacy, ε and seeds.

@@ -360,3 +360,45 @@ def test_ranges_of_noise_alone_are_ranges() -> None:
     nothing = (torch.zeros(rows, 3), torch.zeros(rows, dtype=torch.int64))
     found = ft.prepare(plan, nothing, seeds=Seeds(None, 1)).constants.ranges
     assert all(-1 <= low < high <= 1 for low, high in found)
+
+
+def test_ranges_alone_are_not_all_that_a_plan_pays_for() -> None:
+    statistics = ("ranges", "means")
+    part = ft.Preparation(
+        statistics, numbers=2, ranges_noise=5.0, features=2, reach=1.0, noise_multiplier=5.0
+    )
+    plan = Plan(Mechanism(Rounds(2.0, 5, Poisson(0.1))), 100, 1e-5, preparation=part)
+    data = (torch.zeros(100, 2), torch.zeros(100, dtype=torch.int64))
+    found = ft.prepare(plan, data)
+    assert not found.whole and len(found.constants.ranges) == 2
+    network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="releases the rest"):
+        ft.train(network, data, plan, prepared=found)
+    run = ft.train(nn.Linear(2, 2), data, plan, prepared=found)
+    assert run.statement.mechanism == plan.mechanism
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"statistics": ("means", "ranges")}, "ranges come first"),
+        ({"statistics": ("ranges", "moments")}, "ranges come first"),
+        ({"numbers": None}, "numbers="),
+        ({"ranges_noise": None}, "numbers="),
+        ({"bins": 100}, "numbers="),
+    ],
+)
+def test_ranges_that_nothing_declares_are_refused(wrong: dict[str, Any], words: str) -> None:
+    given = {"statistics": ("ranges",), "numbers": 2, "ranges_noise": 1.0, "features": 2}
+    with pytest.raises(ValueError, match=words):
+        ft.Preparation(**{**given, "reach": 1.0, **wrong})
+
+
+def test_ranges_are_left_out_of_a_stored_plan_that_has_none() -> None:
+    part = ft.Preparation("moments", (0, 1), 2, noise_multiplier=1.0)
+    plan = Plan(Mechanism(Rounds(2.0, 5, Poisson(0.1))), 100, 1e-5, preparation=part)
+    assert not {"numbers", "ranges_noise"} & set(plan.to_dict()["privacy"]["preparation"])
+    assert Plan.from_json(plan.to_json()) == plan
+    ranged = replace(part, statistics=("ranges",), numbers=2, ranges_noise=3.0)
+    again = plan.with_(preparation=ranged)
+    assert Plan.from_json(again.to_json()) == again

@@ -594,7 +594,8 @@ def _centred(task: Task) -> Task:
     layer = linear_layer(task.model)
     fits = layer is not None and layer.bias is not None and layer.in_features == asked.features
     if not fits or not all(p.requires_grad for p in layer.parameters()):
-        require_answered(task.plan, begun)
+        if begun is not None:
+            require_prepared(task.plan, begun)  # refuses: no means of these are released
         return replace(task, plan=uncentred(task.plan))
     kept = None if task.folder is None or not task.resume else task.folder.path / PREPARED
 
