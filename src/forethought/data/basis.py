@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,20 @@ from scipy.special import ndtri
 from forethought.values.checks import real, whole
 from forethought.values.serialisation import build, entries
 
-if TYPE_CHECKING:
-    from forethought.data.columns import OnnxGraph
-
 Floats = NDArray[np.float32]
 
 WIDTH = 0.25
 # Rows of which the waves are computed at once.
 _ROWS = 4096
+
+
+class OnnxGraph(Protocol):
+    """An ONNX graph that is being written; everything in it goes by its name."""
+
+    def input(self, name: str, kind: type, about: str = "") -> str: ...
+    def constant(self, value: Any, kind: type = np.float64) -> str: ...
+    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str: ...
+    def cast(self, value: str, kind: type) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,6 @@ class Basis:
     width: float = WIDTH
     seed: int = 0
     ranges: tuple[tuple[float, float], ...] = ()
-    LATER: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not self.numbers or len(set(self.numbers)) != len(self.numbers):
@@ -76,7 +81,7 @@ class Basis:
 
     @property
     def more(self) -> int:
-        """How many features it adds."""
+        """The number of features that it adds."""
         return len(self.numbers) * self.hats + self.waves
 
     @property

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from itertools import product
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.basis import Basis
+from forethought.data.basis import Basis, OnnxGraph
 from forethought.data.files import AS_USUAL, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
@@ -202,15 +202,6 @@ class Outside:
         """Add to one of the three."""
         if count:
             kind[name] = kind.get(name, 0) + count
-
-
-class OnnxGraph(Protocol):
-    """An ONNX graph that is being written; everything in it goes by its name."""
-
-    def input(self, name: str, kind: type, about: str = "") -> str: ...
-    def constant(self, value: Any, kind: type = np.float64) -> str: ...
-    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str: ...
-    def cast(self, value: str, kind: type) -> str: ...
 
 
 @dataclass(frozen=True)
