@@ -399,6 +399,6 @@ def test_ranges_are_left_out_of_a_stored_plan_that_has_none() -> None:
     plan = Plan(Mechanism(Rounds(2.0, 5, Poisson(0.1))), 100, 1e-5, preparation=part)
     assert not {"numbers", "ranges_noise"} & set(plan.to_dict()["privacy"]["preparation"])
     assert Plan.from_json(plan.to_json()) == plan
-    ranged = replace(part, statistics=("ranges",), numbers=2, ranges_noise=3.0)
+    ranged = replace(part, statistics=("ranges",), bounds=None, numbers=2, ranges_noise=3.0)
     again = plan.with_(preparation=ranged)
     assert Plan.from_json(again.to_json()) == again
