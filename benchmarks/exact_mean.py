@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from forethought.exchange.messages import Vector
-from forethought.federated.aggregation import Mean
+from forethought.federated.aggregation import WeightedMean
 from forethought.federated.own_model import PIECE
 
 CLIENTS, PARAMETERS = 64, 10**6
 
 
 def as_it_is(vectors: Sequence[Vector]) -> None:
-    mean = Mean(None)
+    mean = WeightedMean(None)
     for client in range(CLIENTS):
         mean.add(client, vectors[client % len(vectors)], 1 / CLIENTS)
     mean.result()

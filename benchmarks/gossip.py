@@ -33,7 +33,7 @@ from forethought.holders.simulator import (
     slow_ones,
 )
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import Job, Request, built_in
+from forethought.jobs.job import Job, JobRequest, built_in
 
 PARAMETERS = 1000
 
@@ -73,7 +73,7 @@ def trained(seeds: int) -> None:
             seeded = f"[run]\nseed = {seed}\nnoise_seed = {seed}\n"
             text = f'{built_in("gossip_demo").text}rule = "{rule}"\n{seeded}'
             run, _ = simulate_job(
-                holders_of(Request("demo", text, Job.parse(text, "demo")), "gossip")
+                holders_of(JobRequest("demo", text, Job.parse(text, "demo")), "gossip")
             )
             found.append(run)
         scores = [100 * (run.accuracy or 0.0) for run in found]

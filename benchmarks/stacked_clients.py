@@ -32,7 +32,7 @@ from forethought.rounds.contributions import default_loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds, Stream
 from forethought.rounds.records import TensorRecords
-from forethought.training.descent import Descent
+from forethought.training.optimizers import Descent
 
 EXAMPLES = 60
 

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 
 from forethought.data import DataError
-from forethought.jobs.job import Job, Request, from_file
+from forethought.jobs.job import Job, JobRequest, from_file
 from forethought.jobs.load import load_job
 from forethought.jobs.members import launched_worker
 
@@ -38,7 +38,7 @@ def main() -> None:
     print(json.dumps(done.summary()), flush=True)
 
 
-def changed(request: Request, **tables: dict[str, object]) -> Request:
+def changed(request: JobRequest, **tables: dict[str, object]) -> JobRequest:
     """The same request with other values in some of its tables."""
     held = request.job.model_dump(exclude_unset=True)
     for name, values in tables.items():

@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 import forethought as ft
-from forethought.planning.search import next_by_shortfall
+from forethought.planning.alternatives import next_by_shortfall
 
 images, labels = load_digits(return_X_y=True)
 train_x, test_x, train_y, test_y = train_test_split(

@@ -107,7 +107,13 @@ COMMANDS = (
     ),
     Command("statistics/run.py", (), "--data-dir", minutes=5),
     Command(
-        "ledger/run.py", ("--full",), "", True, kept="ledger/results.csv", timed=False, minutes=2
+        "ledger/paid_run.py",
+        ("--full",),
+        "",
+        True,
+        kept="ledger/results.csv",
+        timed=False,
+        minutes=2,
     ),
     Command("defaults/network_units.py", (), "", minutes=1),
     Command("defaults/paths.py", ("--only", "digits", "german"), minutes=10),

@@ -92,7 +92,7 @@ def test_a_gaussian_has_its_closed_form() -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Fresh runs on the bundled digits: Poisson behind a preparation; full batches."""
     pytest.importorskip("torch")
-    from forethought.jobs.job import Job, Request
+    from forethought.jobs.job import Job, JobRequest
     from forethought.jobs.train import prepare
     from forethought.jobs.train import run as train
 
@@ -103,7 +103,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, training in jobs.items():
         text = f'[data]\nsource = "digits"\n[budget]\nepsilon = 2.0\n{training}'
-        train(prepare(Request(name, text, Job.parse(text))), folder / name)
+        train(prepare(JobRequest(name, text, Job.parse(text))), folder / name)
     return {name: folder / name for name in jobs}
 
 

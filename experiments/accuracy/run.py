@@ -28,9 +28,9 @@ from pathlib import Path
 
 import forethought as ft
 from forethought.data import Dataset, Split
-from forethought.jobs.job import Job, Request
+from forethought.jobs.job import Job, JobRequest
 from forethought.jobs.load import Loaded
-from forethought.rounds.preparation import Constants
+from forethought.rounds.preparation import InputConstants
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -107,7 +107,7 @@ def standardised(data: Dataset, constants: tuple[float, float] | str | None) -> 
         return data
     if isinstance(constants, str):
         sys.exit(f"standardise = {constants!r} is paid for by the run: forethought train runs it")
-    apply = Constants(*((value,) * data.shape[0] for value in constants)).apply
+    apply = InputConstants(*((value,) * data.shape[0] for value in constants)).apply
     train, test = (
         None if part is None else Split(apply(part.inputs), part.targets)
         for part in (data.train, data.test)
@@ -130,7 +130,7 @@ def trained(path: Path, job: Job, data: Dataset, seed: int) -> Row:
     """Train the job with one seed and measure it."""
     if data.test is None:
         sys.exit(f"{path}: the data set has no test part")
-    plan = Loaded(Request("", "", job), data, job.build_model(data)).plan()
+    plan = Loaded(JobRequest("", "", job), data, job.build_model(data)).plan()
     seeded = job.model_copy(update={"run": job.run.model_copy(update={"seed": seed})})
     model = seeded.build_model(data)
     start = time.process_time()

@@ -22,7 +22,7 @@ from sets import CHECKED, OTHERS, Task, fetch
 
 from forethought import Budget, convex
 from forethought.accounting.dominating_pair import gaussian_mu
-from forethought.convex.planning import CONSTANTS, Constants, Recipe, recipe
+from forethought.convex.planning import CONSTANTS, Recipe, ScheduleConstants, recipe
 from forethought.convex.problems import Problem
 
 EPSILONS = (0.1, 1.0, 10.0)
@@ -53,7 +53,7 @@ def noise(found: Recipe, budget: Budget, examples: int) -> list[float]:
 
 
 def excess(
-    task: Task, problem: Problem, budget: Budget, constants: Constants, repetitions: int
+    task: Task, problem: Problem, budget: Budget, constants: ScheduleConstants, repetitions: int
 ) -> float:
     """Median excess risk of the default schedule."""
     N, d = task.features.shape

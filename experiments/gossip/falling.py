@@ -30,7 +30,7 @@ import torch
 
 from forethought.data import load
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import Job, Request
+from forethought.jobs.job import Job, JobRequest
 from forethought.values.plan import SHAPES
 
 HERE = Path(__file__).parent
@@ -81,7 +81,7 @@ def ready(names: dict[str, Any], records: Path, training: str) -> Any:
     """A gossip, with what its job says of steps."""
     text = JOB.format(data=records, training=training, **names)
     text += f'case = "{names["case"]}"\n' if names["case"] else ""
-    return holders_of(Request("job", text, Job.parse(text, "job.toml")), "gossip")
+    return holders_of(JobRequest("job", text, Job.parse(text, "job.toml")), "gossip")
 
 
 def measured(names: dict[str, Any], records: Path) -> dict[str, Any]:

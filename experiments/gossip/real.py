@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from forethought.gossip.worker import Effects, Releases
+from forethought.gossip.worker import Effects, OwnReleases
 from forethought.holders.cluster import ActorContext, cluster, run_workers
 from forethought.holders.simulator import Hiccups
 from forethought.holders.trainer import ClientTrainer
 from forethought.jobs.holders import holders_of
-from forethought.jobs.job import Job, Request, from_file
+from forethought.jobs.job import Job, JobRequest, from_file
 from forethought.jobs.members import cluster_worker, launched_worker
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ FALLING = "III, falling"
 SEEDS = {"I": (1,), "II": (1,), "III": (1, 2, 3), FALLING: (1, 2, 3)}
 
 
-def request_of(case: str, rule: str, seed: int) -> Request:
+def request_of(case: str, rule: str, seed: int) -> JobRequest:
     """The example's job under a rule, as a case has it."""
     request = from_file(HERE.parents[1] / "examples" / "gossip.toml")
     request = _changed(request, gossip={"rule": rule, "seed": seed})
@@ -56,7 +56,7 @@ def request_of(case: str, rule: str, seed: int) -> Request:
     return request
 
 
-def _changed(request: Request, **tables: dict[str, object]) -> Request:
+def _changed(request: JobRequest, **tables: dict[str, object]) -> JobRequest:
     held = request.job.model_dump(exclude_unset=True)
     for name, values in tables.items():
         held[name] = {**held.get(name, {}), **values}
@@ -66,7 +66,7 @@ def _changed(request: Request, **tables: dict[str, object]) -> Request:
 def slowed(case: str, rank: int) -> list[tuple[float, int, np.ndarray[Any, Any]]]:
     """Let this process's gradients take as long as a case says; what its worker held after each."""
     hiccups = Hiccups(WORKERS, 2.0, 1)
-    compute, release = ClientTrainer.compute, Releases.release
+    compute, release = ClientTrainer.compute, OwnReleases.release
     made: list[tuple[float, int, np.ndarray[Any, Any]]] = []
 
     def slowly(trainer: ClientTrainer, *what: Any) -> Any:
@@ -74,12 +74,12 @@ def slowed(case: str, rank: int) -> list[tuple[float, int, np.ndarray[Any, Any]]
         time.sleep(SLEEP * factor[case.partition(",")[0]])
         return compute(trainer, *what)
 
-    def noted(own: Releases, *what: Any) -> Effects:
+    def noted(own: OwnReleases, *what: Any) -> Effects:
         effects = release(own, *what)
         made.append((time.time(), own.updates, own.weights.copy()))
         return effects
 
-    ClientTrainer.compute, Releases.release = slowly, noted  # type: ignore[method-assign]
+    ClientTrainer.compute, OwnReleases.release = slowly, noted  # type: ignore[method-assign]
     return made
 
 

@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 
 import forethought as ft
 from forethought.jobs.init import job_for
-from forethought.jobs.job import Job, Request
+from forethought.jobs.job import Job, JobRequest
 from forethought.jobs.train import prepare, run
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def measured(seed: int, protects: str) -> dict[str, object]:
         hospital(folder / "patients.csv", 6000, seed=2 * seed)
         hospital(folder / "new.csv", 4000, seed=2 * seed + 1)
         text = job_text(folder / "patients.csv", protects)
-        prepared = prepare(Request("hospital", text, Job.parse(text)))
+        prepared = prepare(JobRequest("hospital", text, Job.parse(text)))
         run(prepared, folder / "run")
         predictor = ft.load(folder / "run")
         new = pl.read_csv(folder / "new.csv", infer_schema=False)

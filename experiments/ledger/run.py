@@ -27,7 +27,7 @@ from forethought.ledger.totals import (
     ClockRule,
     GaussianRule,
     RenyiRule,
-    Rule,
+    TotalRule,
     smallest,
 )
 from forethought.values.mechanism import Budget, Mechanism, Rounds
@@ -111,7 +111,7 @@ def leaping(budget: Budget) -> Clock:
     return Clock(smallest(exceeds, 0.0, most) * (1 - 1e-9), (), leaps)
 
 
-def rules(budget: Budget) -> dict[str, Rule]:
+def rules(budget: Budget) -> dict[str, TotalRule]:
     """The rules of one account."""
     return {
         "clock": ClockRule(budget),

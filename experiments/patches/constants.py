@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import forethought.data
 from forethought.data import deep_patches
-from forethought.data.patches import Constants, constants, exact_products
+from forethought.data.patches import FilterConstants, constants, exact_products
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -87,7 +87,7 @@ def _rows(filters: NDArray[np.generic]) -> NDArray[np.float64]:
     return unit
 
 
-def compare(channels: int, learnt: Constants, bundled: Constants) -> None:
+def compare(channels: int, learnt: FilterConstants, bundled: FilterConstants) -> None:
     """Print how well each bundled filter is matched by its likest new one."""
     likeness = np.abs(_unit(learnt) @ _unit(bundled).T).max(0)
     print(
@@ -97,7 +97,7 @@ def compare(channels: int, learnt: Constants, bundled: Constants) -> None:
     )
 
 
-def _unit(known: Constants) -> NDArray[np.float64]:
+def _unit(known: FilterConstants) -> NDArray[np.float64]:
     return _rows(known.filters)
 
 

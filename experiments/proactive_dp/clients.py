@@ -19,7 +19,7 @@ from forethought.rounds.contributions import Loss
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.training.descent import Descent, make_optimizer
+from forethought.training.optimizers import Descent, make_optimizer
 from forethought.values.plan import step_sizes
 
 

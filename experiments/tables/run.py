@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from sets import EPSILONS, HELD_OUT, LOOKED_AT, SETS, fetch, job_text
 
-from forethought.jobs.job import Job, Request
+from forethought.jobs.job import Job, JobRequest
 from forethought.jobs.train import prepare, run
 
 ROWS = Path(__file__).parent / "rows.jsonl"
@@ -61,7 +61,7 @@ def widened(job: Job) -> Job:
 
 def accuracies(job: Job, seeds: list[int], path: float = 1.0) -> list[dict[str, float]]:
     """Accuracy on held-out records, of one plan with several seeds."""
-    prepared = prepare(Request("table", "", job))
+    prepared = prepare(JobRequest("table", "", job))
     plan = prepared.plan
     if path != 1:
         rate = path * plan.optimizer.learning_rate

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from forethought.holders.simulate import simulate as simulate
     from forethought.jobs.predict import Predictor as Predictor
     from forethought.jobs.predict import load as load
-    from forethought.ledger.run import Ledger as Ledger
+    from forethought.ledger.paid_run import Ledger as Ledger
+    from forethought.planning.alternatives import Front as Front
+    from forethought.planning.alternatives import pareto as pareto
+    from forethought.planning.alternatives import plan_phases as plan_phases
+    from forethought.planning.alternatives import plan_tuning as plan_tuning
     from forethought.planning.plan_request import PlanRequest as PlanRequest
-    from forethought.planning.search import Front as Front
-    from forethought.planning.search import pareto as pareto
-    from forethought.planning.search import plan_phases as plan_phases
-    from forethought.planning.search import plan_tuning as plan_tuning
     from forethought.planning.solve import plan as plan
     from forethought.rounds.preparation import Prepared as Prepared
     from forethought.rounds.preparation import prepare as prepare
@@ -131,13 +131,13 @@ _HOME = {
     **dict.fromkeys(("Federation", "Member"), "federated.federation"),
     "Policy": "federated.statements",
     "simulate": "holders.simulate",
-    "Ledger": "ledger.run",
+    "Ledger": "ledger.paid_run",
     "plan": "planning.solve",
     **dict.fromkeys(("Rehearsal", "rehearse"), "utility.rehearsal"),
-    **dict.fromkeys(("Front", "pareto"), "planning.search"),
-    "plan_phases": "planning.search",
+    **dict.fromkeys(("Front", "pareto"), "planning.alternatives"),
+    "plan_phases": "planning.alternatives",
     "PlanRequest": "planning.plan_request",
-    "plan_tuning": "planning.search",
+    "plan_tuning": "planning.alternatives",
     **dict.fromkeys(("Predictor", "load"), "jobs.predict"),
     "Seeds": "rounds.randomness",
     "Execution": "training.execution",

@@ -21,7 +21,10 @@ MOVED: dict[str, str] = {
     **dict.fromkeys(("plans", "preparation", "privacy"), "values.plan"),
     "caveat_kinds": "values.caveats",
     "planning.courses": "planning.plan_request",
-    **{f"planning.{name}": "planning.search" for name in ("pareto", "phase_plans", "search_plans")},
+    **{
+        f"planning.{name}": "planning.alternatives"
+        for name in ("pareto", "phase_plans", "search_plans")
+    },
     "published": "papers",
     **dict.fromkeys(("auditing.federated", "auditing.gossip"), "auditing.holders"),
 }

@@ -1,7 +1,7 @@
 """The table of options: what may be said of a private run, and in which ways.
 
 An option is a field of :class:`Keywords` or :class:`JobKeys`: its name, type and default, with a
-:class:`Row` of the rest. From it come the keywords of :func:`forethought.plan` and
+:class:`OptionRow` of the rest. From it come the keywords of :func:`forethought.plan` and
 :class:`~forethought.planning.plan_request.PlanRequest`, the keys of ``[budget]`` and ``[training]``
 in a job file, flags of the command line, the words to what is refused, the stub of keywords that
 editors show, and a table in docs/jobs.md (``python tools/options.py`` writes the last two; a test
@@ -45,7 +45,7 @@ EVERYWHERE = ("plan", "train", "tune", "account")
 
 
 @dataclass(frozen=True)
-class Row:
+class OptionRow:
     """Everything of an option but its name, its type and its default.
 
     Args:
@@ -78,7 +78,7 @@ class Row:
 
 def _option(help: str, *, default: Any = None, **row: Any) -> Any:
     """A field with its row."""
-    return field(default=default, metadata={"row": Row(help, **row)})
+    return field(default=default, metadata={"row": OptionRow(help, **row)})
 
 
 def _known(help: str, *, default: Any = None, **row: Any) -> Any:
@@ -256,14 +256,14 @@ class Option:
     Args:
         kind: its type without None, which ``optional`` says.
         words: that it is one of; empty: it takes others.
-        range: the ends of a number's range that there are, by their names in :class:`Row`.
+        range: the ends of a number's range that there are, by their names in :class:`OptionRow`.
     """
 
     name: str
     kind: Any
     optional: bool
     default: Any
-    row: Row
+    row: OptionRow
     words: tuple[str, ...]
     range: dict[str, float]
 
@@ -296,7 +296,7 @@ def table(of: type = Keywords) -> dict[str, Option]:
         optional = NoneType in parts
         some = [part for part in parts if part is not NoneType]
         kind = reduce(or_, some) if optional else kinds[given.name]
-        row: Row = given.metadata["row"]
+        row: OptionRow = given.metadata["row"]
         ends = {end: getattr(row, end) for end in ("above", "least", "below", "most")}
         if kind is int and row.least is None:
             ends["least"] = 1

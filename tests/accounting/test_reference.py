@@ -128,12 +128,12 @@ def test_dp_accounting_agrees_on_groups():
 def test_losses_one_percent_too_small_are_caught(monkeypatch):
     case = ORACLE_CASES[0]
     mechanism = Mechanism(Rounds(case[1], case[2] + 1, Poisson(case[0])))
-    points = transform.Rows._on
+    points = transform.IntegratedPairs._on
 
     def shrunk(self, *nodes):
         loss, *rest = points(self, *nodes)
         return 0.99 * loss, *rest
 
-    monkeypatch.setattr(transform.Rows, "_on", shrunk)
+    monkeypatch.setattr(transform.IntegratedPairs, "_on", shrunk)
     theirs = _oracle_epsilon(case[0], case[1], case[2] + 1, case[3])
     assert epsilon(mechanism, case[3]).upper < theirs * (1 - 5e-3)

@@ -12,7 +12,7 @@ from forethought.accounting import transform
 from forethought.accounting.dominating_pair import Mixture, Pair
 from forethought.accounting.transform import (
     Demand,
-    Rows,
+    IntegratedPairs,
     UnresolvedError,
     gaussian_line,
     growth,
@@ -65,7 +65,7 @@ def moment(pair: Pair, s: complex, *, swapped: bool = False, cut: float = math.i
 
 
 def _line(pair: Pair, tilt: float, frequencies, *, swapped: bool = False, log_error: float = -30.0):
-    rows = Rows([pair], np.ones(1), swapped=swapped)
+    rows = IntegratedPairs([pair], np.ones(1), swapped=swapped)
     first = round(frequencies[0] / frequencies[1]) if frequencies[0] else 0
     step = frequencies[1] - frequencies[0]
     assert first == 0
@@ -101,7 +101,7 @@ def test_rounding_is_relative_to_the_distance_from_one():
 @pytest.mark.parametrize("name", ["rare", "often", "two-sided", "symmetric"])
 def test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding(name):
     pair = PAIRS[name]
-    rows = Rows([pair], np.ones(1), swapped=False)
+    rows = IntegratedPairs([pair], np.ones(1), swapped=False)
     worst = 0.0
     for tilt, frequency in ((1.0, 3.0), (2.0, 20.0), (3.0, 40.0)):
         rough, fine = (
@@ -117,7 +117,7 @@ def test_a_coarse_rule_errs_by_less_than_it_says_and_by_more_than_rounding(name)
 
 @pytest.mark.parametrize("tilt, frequency, log_error", [(2.0, 300.0, -20.0), (2.0, 1.0, -34.0)])
 def test_nodes_that_are_kept_serve_only_what_they_were_taken_for(tilt, frequency, log_error):
-    kept, fresh = (Rows([PAIRS["often"]], np.ones(1), swapped=False) for _ in range(2))
+    kept, fresh = (IntegratedPairs([PAIRS["often"]], np.ones(1), swapped=False) for _ in range(2))
     kept.keep(2.0, [(1.0, -21.0)], 4.0, -20.0)
     lines = [x.along(tilt, frequency, 0, 2, log_error, 1e9)[0] for x in (kept, fresh)]
     values = [np.exp(x.real + 1j * x.phase) for x in lines]
@@ -131,7 +131,7 @@ def test_nodes_that_are_kept_serve_only_what_they_were_taken_for(tilt, frequency
 @pytest.mark.parametrize("name", ["rare", "often"])
 def test_bounds_of_moments_hold_and_are_close(name):
     pair = PAIRS[name]
-    rows = Rows([pair], np.array([3.0]), swapped=False)
+    rows = IntegratedPairs([pair], np.array([3.0]), swapped=False)
     for tilt in (0.5, 3.0, 8.0):
         truth = 3 * math.log1p(moment(pair, tilt).real)
         bound = rows.log_moment_above(tilt, -20.0)
@@ -140,7 +140,7 @@ def test_bounds_of_moments_hold_and_are_close(name):
 
 def test_what_is_cut_off_is_taken_from_the_measure():
     pair = PAIRS["often"]
-    rows = Rows([pair], np.ones(1), swapped=False)
+    rows = IntegratedPairs([pair], np.ones(1), swapped=False)
     gone, some, second = rows.truncate(1.5)
     z = np.linspace(1.5, 12, 400_001)
     phi = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
@@ -156,8 +156,11 @@ def test_what_is_cut_off_is_taken_from_the_measure():
 def test_powers_and_products():
     pairs = [PAIRS["rare"], Pair(((0.8, 0.02),)), Pair(((1.1, 0.3),))]
     counts = np.array([50.0, 7.0, 2.0])
-    line, _ = Rows(pairs, counts, swapped=False).along(2.0, 0.7, 0, 5, -30.0, 1e9)
-    alone = [Rows([p], np.array([n]), swapped=False) for p, n in zip(pairs, counts, strict=True)]
+    line, _ = IntegratedPairs(pairs, counts, swapped=False).along(2.0, 0.7, 0, 5, -30.0, 1e9)
+    alone = [
+        IntegratedPairs([p], np.array([n]), swapped=False)
+        for p, n in zip(pairs, counts, strict=True)
+    ]
     parts = [rows.along(2.0, 0.7, 0, 5, -30.0, 1e9)[0] for rows in alone]
     assert line.real == pytest.approx(sum(p.real for p in parts), abs=1e-10)
     assert line.phase == pytest.approx(sum(p.phase for p in parts), abs=1e-10)
@@ -165,14 +168,14 @@ def test_powers_and_products():
 
 def test_a_few_rows_bound_them_all():
     pairs = [Pair(((1.0 + 0.01 * i, 0.3),)) for i in range(16)]
-    rows = Rows(pairs, np.full(16, 5.0), swapped=False)
+    rows = IntegratedPairs(pairs, np.full(16, 5.0), swapped=False)
     every, _ = rows.along(1.0, 2.0, 1, 9, -30.0, 1e9)
     few, _ = rows.along(1.0, 2.0, 1, 9, -30.0, 1e9, every=4)
     assert np.all(few.real + few.doubt >= every.real - every.doubt)
 
 
 def test_too_much_work_is_refused():
-    rows = Rows([PAIRS["often"]], np.ones(1), swapped=False)
+    rows = IntegratedPairs([PAIRS["often"]], np.ones(1), swapped=False)
     with pytest.raises(UnresolvedError, match="products"):
         rows.along(1.0, 0.1, 0, 1000, -30.0, 1e3)
     wide = Mixture(np.array([[1e7]]), np.array([[0.5]]), np.array([0.5]), 1.0, np.array([1e14]))
@@ -223,8 +226,11 @@ RATE = [Pair(((c, 0.01),)) for c in (0.5, 0.61, 0.65, 0.7)]
 @pytest.mark.parametrize("swapped", [False, True])
 def test_rounds_of_one_rate_share_their_losses(swapped, cut):
     counts = np.array([3.0, 2.0, 5.0, 1.0])
-    together = Rows(RATE, counts, swapped=swapped)
-    alone = [Rows([p], np.array([n]), swapped=swapped) for p, n in zip(RATE, counts, strict=True)]
+    together = IntegratedPairs(RATE, counts, swapped=swapped)
+    alone = [
+        IntegratedPairs([p], np.array([n]), swapped=swapped)
+        for p, n in zip(RATE, counts, strict=True)
+    ]
     assert together.shared and not any(rows.shared for rows in alone)
     gone = together.truncate(cut) if cut < math.inf else (0.0, 0.0, 0.0)
     found = []
@@ -252,12 +258,12 @@ def test_rounds_of_one_rate_share_their_losses(swapped, cut):
 @pytest.mark.parametrize("pairs", [RATE, [PAIRS["often"]], [PAIRS["group"]]], ids=len)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_no_transform_changes_faster_than_its_swing(pairs, swapped):
-    rows = Rows(pairs, np.ones(len(pairs)), swapped=swapped)
+    rows = IntegratedPairs(pairs, np.ones(len(pairs)), swapped=swapped)
     tilt, step = 3.0, 0.01
     swing = rows.swing(tilt)
     fastest = 0.0
     for i, pair in enumerate(pairs):
-        alone = Rows([pair], np.ones(1), swapped=swapped)
+        alone = IntegratedPairs([pair], np.ones(1), swapped=swapped)
         line, _ = alone.along(tilt, step, 0, 4000, -30.0, 1e9)
         change = np.abs(np.diff(np.exp(line.real))) / step
         assert change.max() <= swing[i]
@@ -266,7 +272,7 @@ def test_no_transform_changes_faster_than_its_swing(pairs, swapped):
 
 
 def test_a_line_with_slack_holds_in_between():
-    rows = Rows(RATE, np.full(4, 50.0), swapped=False)
+    rows = IntegratedPairs(RATE, np.full(4, 50.0), swapped=False)
     tilt, step = 4.0, 2.0
     coarse, _ = rows.along(tilt, step, 0, 30, -20.0, 1e9, 1, step / 2 * rows.swing(tilt))
     fine, _ = rows.along(tilt, step / 8, 0, 8 * 29, -20.0, 1e9)
@@ -278,7 +284,7 @@ def test_a_line_with_slack_holds_in_between():
 def test_very_different_moments_are_bounded_one_by_one():
     pairs, counts = [Pair(((0.2, 0.3),)), Pair(((0.25, 0.9),))], np.array([2.0, 5.0])
     tilt = 60.0
-    together = Rows(pairs, counts, swapped=False)
+    together = IntegratedPairs(pairs, counts, swapped=False)
     assert np.ptp(together._scales(tilt)) > 20
     got = together.log_moment_above(tilt, -8.0)
     truth = sum(

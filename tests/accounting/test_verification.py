@@ -21,7 +21,7 @@ from forethought.accounting.statement import (
     FROZEN_SCHEMA,
     STATEMENT_SCHEMA,
     Randomness,
-    Release,
+    StatedRelease,
     Statement,
     StatementError,
     account,
@@ -48,7 +48,7 @@ def of_a_run() -> Statement:
     return account(
         PLAN,
         not_covered=(Caveat("held-out-accuracy"), Caveat("classes-from-data", "no, yes")),
-        releases=(Release("sums", 10, 1.1), Release("sums", 2, 2.3)),
+        releases=(StatedRelease("sums", 10, 1.1), StatedRelease("sums", 2, 2.3)),
     )
 
 

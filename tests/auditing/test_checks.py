@@ -12,7 +12,7 @@ import pytest
 
 import forethought as ft
 from forethought.auditing import noise, participation, sensitivity
-from forethought.auditing.canaries import LEVELS, Sizes, sizes_of
+from forethought.auditing.canaries import LEVELS, CheckSizes, sizes_of
 from forethought.auditing.verdict import Finding
 from forethought.values.plan import Plan
 from forethought.values.samplings import Sampling
@@ -65,7 +65,7 @@ def refuting(found: list[Finding]) -> list[str]:
 
 @pytest.mark.parametrize("size", [QUICKER, pytest.param(QUICK, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_runs_pass_the_dry_run_and_the_noise(name: str, size: Sizes) -> None:
+def test_sound_runs_pass_the_dry_run_and_the_noise(name: str, size: CheckSizes) -> None:
     source = np.random.default_rng()
     assert refuting(participation.participation(SOUND[name], size, source)) == []
     found = noise.noise(SOUND[name], size, source)

@@ -10,7 +10,7 @@ from forethought.auditing.holders import audit_worker, recovered
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch, Poisson
-from forethought.values.use import Averaging, Optimizer, Use
+from forethought.values.use import Averaging, Optimizer, ReleaseUse
 from trials.audits import FAULTS
 
 FALSE_ALARM = 1e-4
@@ -26,7 +26,7 @@ def test_a_neighbour_recovers_the_sums_from_mixed_weights() -> None:
 
     Clipping leaves up to 1 % of room for rounding.
     """
-    use = Use(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
+    use = ReleaseUse(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
     plan = Plan(Mechanism(Rounds(1e-4, 4, FullBatch())), 6, 1e-5, use=use)
     index = np.arange(6)
     planted = CanaryRecords(index, np.array([1, 0, 1, 1, 0, 1]) * LARGE, 1.0, 7)

@@ -21,7 +21,7 @@ from forethought.auditing.attack import Games, guessed, one_run_p_value, one_run
 from forethought.auditing.one_run import one_run
 from forethought.rounds.randomness import GaussianNoise
 from forethought.values.plan import Plan
-from forethought.values.use import Averaging, Optimizer, Use
+from forethought.values.use import Averaging, Optimizer, ReleaseUse
 from trials.audits import replaced
 
 N = 2_000
@@ -154,7 +154,7 @@ def test_runs_of_every_kind_stand_it(plan: Plan, canaries: Any) -> None:
 def test_canaries_among_the_inputs_are_remembered_by_a_large_model() -> None:
     """300 records in 2,000 dimensions, and noise that protects little: losses tell the coins."""
     data = (randn(300, 2_000) / 2_000**0.5, randint(0, 3, (300,)))
-    use = Use(Optimizer("sgd", 20.0, ()), averaging=Averaging("none"))
+    use = ReleaseUse(Optimizer("sgd", 20.0, ()), averaging=Averaging("none"))
     loud = Plan(ft.Mechanism(ft.Rounds(0.2, 20, ft.FullBatch())), 300, 1e-5, use=use)
     found = one_run(loud, nn.Linear(2_000, 3), data, canaries="inputs", number=150, seed=1)
     assert not found.refuted and found.attack is not None

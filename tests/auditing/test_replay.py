@@ -35,7 +35,7 @@ from forethought.training import records as person_records
 from forethought.training.run import Loop
 from forethought.values.contributions import Examples, LinearExamples, Local, Persons
 from forethought.values.plan import Plan, Preparation, Privacy
-from forethought.values.use import Averaging, Optimizer, Use
+from forethought.values.use import Averaging, Optimizer, ReleaseUse
 from trials.audits import replaced
 
 N = 90
@@ -493,7 +493,9 @@ def test_a_sum_may_be_off_by_half_the_charge_along_every_way() -> None:
     signs = np.random.default_rng(3).integers(2, size=(count, size)) * 2 - 1
     rows = signs * norm / math.sqrt(size)
     middle, half = rows.sum(0), reference.CHARGE / 2 * norm
-    found = reference.Sum(middle, np.zeros(size), np.zeros(size), rows, [], norm, np.zeros(count))
+    found = reference.ReferenceSum(
+        middle, np.zeros(size), np.zeros(size), rows, [], norm, np.zeros(count)
+    )
     some = np.zeros(size)
     for share, within in ((0.99, True), (1.01, False)):
         some[7] = share * half
@@ -589,7 +591,7 @@ def test_other_ways_to_train_are_replayed(
 
 @pytest.mark.parametrize("listen", [holders.received, holders.recovered])
 def test_clients_and_workers_are_replayed(listen: Callable[..., Any]) -> None:
-    plain = Use(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
+    plain = ReleaseUse(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
     plan = plan_of(ft.Poisson(0.3), 3, examples=40).with_(use=plain)
     held = [CanaryRecords(np.arange(40), np.arange(40), 0.1, 41)] * 2
     with replaying() as found:

@@ -24,7 +24,7 @@ from forethought.data.columns import (
     Column,
     Dropped,
     Outside,
-    Plain,
+    PlainNumber,
     Seen,
     UndeclaredError,
     column,
@@ -67,7 +67,7 @@ ORACLES: dict[str, tuple[list[Column], Oracle]] = {
         ],
         scaled,
     ),
-    "plain": ([Plain()], lambda kind, entry: [float(entry)]),
+    "plain": ([PlainNumber()], lambda kind, entry: [float(entry)]),
     "categories": (
         [
             column("x", ["A", "b c"]),

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.exchange.events import Release
+from forethought.exchange.events import ClientRelease
 from forethought.exchange.messages import SERVER, Endpoint, Update
 from forethought.exchange.storage import (
     Absent,
@@ -35,10 +35,10 @@ def endpoint(run: bytes = RUN, me: int = 0) -> Endpoint:
     return Endpoint(run, me, KEY, {SERVER: bytes(32)}, D)
 
 
-def release(number: int, value: float = 1.0, state: bytes = b"state") -> Release:
+def release(number: int, value: float = 1.0, state: bytes = b"state") -> ClientRelease:
     vector = np.full(D, value + number, dtype=np.float32)
     update = Update(number, number + 5, vector)
-    return Release(number, number + 5, 2 * number + 2, bytes([number]) * 32, state, update)
+    return ClientRelease(number, number + 5, 2 * number + 2, bytes([number]) * 32, state, update)
 
 
 def opened(storage: MemoryStorage, data: str = "data") -> ClientLedger:
@@ -77,9 +77,9 @@ def test_one_content_a_round() -> None:
     with pytest.raises(LedgerError, match="cannot be released"):
         ledger.commit(release(2))
     with pytest.raises(LedgerError, match="cannot be released"):
-        ledger.commit(Release(1, 6, 2, bytes(32), b"", release(1).update))  # no round more
+        ledger.commit(ClientRelease(1, 6, 2, bytes(32), b"", release(1).update))  # no round more
     with pytest.raises(LedgerError, match="holds update 1"):
-        ledger.commit(Release(2, 6, 9, bytes(32), b"", release(1).update))
+        ledger.commit(ClientRelease(2, 6, 9, bytes(32), b"", release(1).update))
     with pytest.raises(LedgerError, match="never released"):
         ledger.acknowledged(1)
     assert storage.contents() == before

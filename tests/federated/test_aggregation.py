@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.federated.aggregation import TOGETHER, Mean, aggregate, shortened
+from forethought.federated.aggregation import TOGETHER, WeightedMean, aggregate, shortened
 from forethought.federated.federation import Robust, ServerOptimizer
 from forethought.federated.steps import moved
 
@@ -20,7 +20,7 @@ def test_the_mean_is_the_mean(count: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     vectors = generator.normal(size=(count, D)).astype(np.float32)
     shares = generator.uniform(0.1, 1, size=count)
-    mean = Mean(None)
+    mean = WeightedMean(None)
     for client, (vector, share) in enumerate(zip(vectors, shares, strict=True)):
         mean.add(client, vector, share)
     expected = np.average(vectors.astype(float), axis=0, weights=shares)
@@ -55,7 +55,7 @@ def test_whoever_comes_first_the_bits_are_the_same(
 def test_one_vector_is_its_own_mean_bit_for_bit() -> None:
     vector = np.random.default_rng(0).normal(size=1000).astype(np.float32) * np.float32(1e-3)
     for share in (1.0, 0.3):
-        mean = Mean(None)
+        mean = WeightedMean(None)
         mean.add(0, vector, share)
         exact = mean.result() == vector
         assert exact.all() if share == 1.0 else exact.mean() > 0.5

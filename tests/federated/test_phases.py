@@ -23,8 +23,8 @@ from forethought.federated.statements import client_statement, shared
 from forethought.holders.simulate import simulate
 from forethought.holders.simulator import Times
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
+from forethought.planning.alternatives import in_phases
 from forethought.planning.plan_request import PlanError
-from forethought.planning.search import in_phases
 from forethought.rounds.private_sum import RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Transcript, TranscriptError

@@ -142,7 +142,7 @@ def test_the_ledger_allows_what_was_begun_and_fits_and_nothing_else() -> None:
     assert guard is not None
     chosen = guard.next(0, b"")
     assert chosen is not None
-    one = on.Release(0, 0, 1, b"", state_of(agreed, [chosen], [1.0]), Update(0, 0, vector()))
+    one = on.ClientRelease(0, 0, 1, b"", state_of(agreed, [chosen], [1.0]), Update(0, 0, vector()))
     with pytest.raises(LedgerError, match="was never begun"):
         ledger.commit(one)
     larger = replace(chosen, sampling=ft.Poisson(1.0))

@@ -27,7 +27,7 @@ from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import Poisson
-from forethought.values.use import Optimizer, Use
+from forethought.values.use import Optimizer, ReleaseUse
 
 DELTA, SIZE = 1e-5, 1000
 
@@ -157,7 +157,7 @@ def test_where_others_have_stopped_their_noise_is_not_counted() -> None:
         {"exchanged": "weights", "local_rounds": 2, "rounds": 60},
         {
             "exchanged": "weights",
-            "plans": (plan(use=Use(optimizer=Optimizer("adam", options=()))),),
+            "plans": (plan(use=ReleaseUse(optimizer=Optimizer("adam", options=()))),),
         },
         {"plans": (plan(clip=Clip(1.0, "quantile", count_noise=100.0)),)},
     ],

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import forethought as ft
-from forethought.exchange.events import Release
+from forethought.exchange.events import ClientRelease
 from forethought.exchange.messages import KINDS, SERVER, Endpoint, Update, layout
 from forethought.exchange.storage import (
     ENTRIES,
@@ -195,10 +195,10 @@ def signed_frames(later: bool = False) -> bytes:
     return b"".join(endpoint().seal(SERVER, message) for message in messages(later))
 
 
-def release(round: int) -> Release:
+def release(round: int) -> ClientRelease:
     update = Update(round, round + 5, vector(round))
     state = b"state %d" % round
-    return Release(round, round + 5, 2 * round + 2, bytes([round]) * 32, state, update)
+    return ClientRelease(round, round + 5, 2 * round + 2, bytes([round]) * 32, state, update)
 
 
 def ledger() -> bytes:

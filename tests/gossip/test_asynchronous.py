@@ -38,7 +38,7 @@ def test_the_update_meets_the_weights_as_they_are_when_it_is_done() -> None:
     machine = begun()
     machine.handle(on.Mix(0))
     other = partner(machine, 0)
-    assert not of(machine.handle(on.Received(other, said(0, 3, 2, 1))), Alarm)
+    assert not of(machine.handle(on.PeerMessage(other, said(0, 3, 2, 1))), Alarm)
     assert machine.weights.tolist() == [2, 2, 2]
     effects = machine.handle(done(0, 1, 0, 0))
     assert machine.weights.tolist() == [1.5, 2, 2]  # a step of 0.5
@@ -53,7 +53,7 @@ def test_an_exchange_moves_by_half_of_what_was_sent_whatever_happened_since() ->
     assert sent(machine.handle(on.Mix(0)), Weights)[0].vector.tolist() == [1, 2, 3]
     machine.handle(done(0, 2, 0, 0))
     assert machine.weights.tolist() == [0, 2, 3]
-    machine.handle(on.Received(partner(machine, 0), said(0, 3, 4, 5)))
+    machine.handle(on.PeerMessage(partner(machine, 0), said(0, 3, 4, 5)))
     assert machine.weights.tolist() == [1, 3, 4]
 
 
@@ -75,7 +75,7 @@ def test_the_sum_of_weights_and_counts_is_kept_in_any_order(
     def act(k: int, effects: list[on.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, on.Send):
-                post.append((effect.to, on.Received(k, effect.message)))
+                post.append((effect.to, on.PeerMessage(k, effect.message)))
             elif isinstance(effect, on.ComputeGradient):
                 computing[k] = effect.round
 
@@ -147,7 +147,7 @@ def test_weights_that_cannot_be_are_refused_and_change_nothing(
 ) -> None:
     machine = begun()
     machine.handle(on.Mix(0))
-    effects = machine.handle(on.Received(partner(machine, 0), message))
+    effects = machine.handle(on.PeerMessage(partner(machine, 0), message))
     assert [type(e) for e in effects] == [Alarm]
     assert words in effects[0].text
     assert machine.weights.tolist() == [1, 2, 3]
@@ -158,22 +158,22 @@ def test_a_count_below_zero_is_taken() -> None:
     machine = begun()
     machine.handle(on.Mix(0))
     assert not of(
-        machine.handle(on.Received(partner(machine, 0), said(0, 3, 2, 1, count=-5))), Alarm
+        machine.handle(on.PeerMessage(partner(machine, 0), said(0, 3, 2, 1, count=-5))), Alarm
     )
     assert machine.weights.tolist() == [2, 2, 2]
 
 
 def test_strangers_are_not_heard() -> None:
     machine = begun(workers=6, graph="ring")
-    effects = machine.handle(on.Received(3, said(0, 5, 5, 5)))
+    effects = machine.handle(on.PeerMessage(3, said(0, 5, 5, 5)))
     assert effects[0].code == "stranger"
-    assert machine.handle(on.Received(0, said(0, 5, 5, 5)))[0].code == "stranger"
+    assert machine.handle(on.PeerMessage(0, said(0, 5, 5, 5)))[0].code == "stranger"
 
 
 def test_differences_are_clipped_where_that_was_agreed() -> None:
     machine = begun(trust=Trust(difference=0.5))
     machine.handle(on.Mix(0))
-    machine.handle(on.Received(partner(machine, 0), said(0, 1, 2, 103)))
+    machine.handle(on.PeerMessage(partner(machine, 0), said(0, 1, 2, 103)))
     assert machine.weights.tolist() == [1, 2, 3.25]
 
 
@@ -184,27 +184,27 @@ def test_one_hostile_neighbour_neither_sets_a_model_nor_ends_a_run() -> None:
     machine.handle(on.Mix(0))
     hostile = partner(machine, 0)
     second = next(other for other in (1, 2, 3) if other != hostile)
-    machine.handle(on.Received(hostile, said(0, 1, 2, 3, left=0)))
-    assert not of(machine.handle(on.Mix(1)), on.Finished)
-    effects = machine.handle(on.Received(hostile, said(LAST, *huge, round=0)))
-    assert not of(effects, on.Finished) and machine.weights.tolist() == [1, 2, 3]
+    machine.handle(on.PeerMessage(hostile, said(0, 1, 2, 3, left=0)))
+    assert not of(machine.handle(on.Mix(1)), on.WorkerFinished)
+    effects = machine.handle(on.PeerMessage(hostile, said(LAST, *huge, round=0)))
+    assert not of(effects, on.WorkerFinished) and machine.weights.tolist() == [1, 2, 3]
     # Two end it, once this worker is near its own end.
     early, late = machine.own.updates, machine.gossip.rounds - LOST
     for sender, updates in ((hostile, late), (second, early)):
         machine.own.updates = updates
-        effects = machine.handle(on.Received(sender, said(LAST, *huge, round=0)))
-        assert not of(effects, on.Finished)
+        effects = machine.handle(on.PeerMessage(sender, said(LAST, *huge, round=0)))
+        assert not of(effects, on.WorkerFinished)
     machine.own.updates = late
-    effects = machine.handle(on.Received(second, said(LAST, *huge, round=0)))
-    assert [e.reason for e in of(effects, on.Finished)] == ["neighbour"]
+    effects = machine.handle(on.PeerMessage(second, said(LAST, *huge, round=0)))
+    assert [e.reason for e in of(effects, on.WorkerFinished)] == ["neighbour"]
     assert float(np.linalg.norm(machine.weights - vector(1, 2, 3))) < 1.001
     outgoing = (Update(1, 4, vector(7, 7, 7)),)
     ledger = LedgerState(2, 2, b"", 1, outgoing, 4)
     terms = gossip(2, trust=Trust(difference=1.0))
     machine = AsynchronousWorker(terms, 0, vector(1, 2, 3), ledger)
     machine.handle(on.Started(1))
-    machine.handle(on.Received(1, Known(5, 3, 2, 1)))
-    machine.handle(on.Received(1, said(ANSWER, *huge, known=2)))
+    machine.handle(on.PeerMessage(1, Known(5, 3, 2, 1)))
+    machine.handle(on.PeerMessage(1, said(ANSWER, *huge, known=2)))
     assert float(np.linalg.norm(machine.weights - vector(7, 7, 7))) < 1.001
 
 
@@ -213,7 +213,7 @@ def test_a_hostile_count_moves_a_run_by_half_an_update_an_exchange() -> None:
     for step in range(4):
         machine.handle(on.Mix(step))
         most = 4 * UNIT  # all rounds of everybody
-        machine.handle(on.Received(partner(machine, step), said(step, 1, 2, 3, count=most)))
+        machine.handle(on.PeerMessage(partner(machine, step), said(step, 1, 2, 3, count=most)))
         assert machine.own.count == (step + 1) * UNIT // 2
     assert not machine.own.complete
     # Of two honest ones what one gains the other loses, however far apart they are.
@@ -223,22 +223,22 @@ def test_a_hostile_count_moves_a_run_by_half_an_update_an_exchange() -> None:
     sent = [machine.handle(on.Mix(step)) for machine in (one, other)]
     for machine, (sender, effects) in zip((other, one), enumerate(sent), strict=True):
         (told,) = (e.message for e in of(effects, on.Send))
-        machine.handle(on.Received(sender, told))
+        machine.handle(on.PeerMessage(sender, told))
     assert (one.own.count, other.own.count) == (5 * UNIT // 2, UNIT // 2)
 
 
 def test_an_early_answer_waits_and_a_late_one_is_left_out() -> None:
     machine = begun(workers=2)
-    machine.handle(on.Received(1, said(1, 5, 2, 3)))
+    machine.handle(on.PeerMessage(1, said(1, 5, 2, 3)))
     assert machine.weights.tolist() == [1, 2, 3]
     machine.handle(on.Mix(0))
     assert on.Mixed(1) in machine.handle(on.Mix(1))
     assert machine.weights.tolist() == [3, 2, 3]
     for step in range(2, 8):
         machine.handle(on.Mix(step))
-    machine.handle(on.Received(1, said(0, 9, 9, 9)))
+    machine.handle(on.PeerMessage(1, said(0, 9, 9, 9)))
     assert machine.weights.tolist() == [3, 2, 3]
-    machine.handle(on.Received(1, said(1, 9, 9, 9)))  # nor twice
+    machine.handle(on.PeerMessage(1, said(1, 9, 9, 9)))  # nor twice
     assert machine.weights.tolist() == [3, 2, 3]
 
 
@@ -255,10 +255,10 @@ def returning(updates: int = 2) -> AsynchronousWorker:
 def test_a_returning_worker_asks_everybody_and_takes_somebodys_weights() -> None:
     machine = returning()
     assert machine.weights.tolist() == [7, 7, 7]
-    assert machine.handle(on.Received(2, Known(5, 3, 2, 1))) == []
-    asked = machine.handle(on.Received(1, Known(5, 3, 1, 0)))
+    assert machine.handle(on.PeerMessage(2, Known(5, 3, 2, 1))) == []
+    asked = machine.handle(on.PeerMessage(1, Known(5, 3, 1, 0)))
     assert [(e.to, e.message.wanted) for e in asked if isinstance(e, on.Send)] == [(2, 1)]
-    begun = machine.handle(on.Received(2, said(ANSWER, 4, 5, 6, known=2, count=9)))
+    begun = machine.handle(on.PeerMessage(2, said(ANSWER, 4, 5, 6, known=2, count=9)))
     assert [(e.round, e.weights.tolist()) for e in of(begun, on.ComputeGradient)] == [
         (2, [4, 5, 6])
     ]
@@ -270,19 +270,19 @@ def test_a_ledger_that_was_set_back_releases_nothing_more(how: str) -> None:
     """A neighbour heard of round 3; the ledger, restored from a backup, has 2."""
     machine = returning()
     if how == "known":
-        effects = machine.handle(on.Received(1, Known(5, 3, 3, 1)))
+        effects = machine.handle(on.PeerMessage(1, Known(5, 3, 3, 1)))
     elif how == "weights":
-        effects = machine.handle(on.Received(1, said(2, 4, 5, 6, known=3)))
+        effects = machine.handle(on.PeerMessage(1, said(2, 4, 5, 6, known=3)))
     else:  # the neighbour that knows was away itself
         machine.handle(on.PeerLost(1))
-        machine.handle(on.Received(2, Known(5, 3, 2, 0)))
+        machine.handle(on.PeerMessage(2, Known(5, 3, 2, 0)))
         assert machine.own.computing
-        effects = machine.handle(on.Received(1, said(9, 4, 5, 6, known=3)))
+        effects = machine.handle(on.PeerMessage(1, said(9, 4, 5, 6, known=3)))
     assert of(effects, Alarm)[0].code == "ledger set back"
-    assert of(effects, on.Finished)[0].reason == "ledger set back"
+    assert of(effects, on.WorkerFinished)[0].reason == "ledger set back"
     assert not of(machine.handle(done(2, 0, 0, 0)), Commit)
     assert machine.handle(on.Mix(10)) == []
-    assert machine.handle(on.Received(1, Hello(1, 1, 1))) == []
+    assert machine.handle(on.PeerMessage(1, Hello(1, 1, 1))) == []
 
 
 def test_a_returning_worker_that_nobody_answers_does_not_compute() -> None:
@@ -291,15 +291,15 @@ def test_a_returning_worker_that_nobody_answers_does_not_compute() -> None:
         assert not of(machine.handle(on.PeerLost(peer)), on.ComputeGradient)
     assert machine.handle(on.Mix(3)) == []
     assert sent(machine.handle(on.PeerBack(2)), Hello)
-    assert of(machine.handle(on.Received(2, Known(0, 0, 0, 0))), on.ComputeGradient)
+    assert of(machine.handle(on.PeerMessage(2, Known(0, 0, 0, 0))), on.ComputeGradient)
 
 
 def test_what_is_computed_while_a_worker_is_away_counts_once_it_is_back() -> None:
     machine = begun(workers=2)
     machine.handle(on.Started(1))
     assert machine.handle(done(0, 2, 0, 0)) == []
-    machine.handle(on.Received(1, Known(0, 0, 0, 1)))
-    effects = machine.handle(on.Received(1, said(ANSWER, 4, 4, 4)))
+    machine.handle(on.PeerMessage(1, Known(0, 0, 0, 1)))
+    effects = machine.handle(on.PeerMessage(1, said(ANSWER, 4, 4, 4)))
     assert [type(e) for e in effects] == [Commit, on.ComputeGradient]
     assert machine.weights.tolist() == [3, 4, 4]
 
@@ -324,16 +324,16 @@ def test_the_end_is_known_by_count_and_told_to_others() -> None:
     machine = begun(workers=2, settle=1)
     machine.handle(on.Mix(0))
     machine.handle(
-        on.Received(1, said(0, 1, 2, 3, count=8 * UNIT, round=0))
+        on.PeerMessage(1, said(0, 1, 2, 3, count=8 * UNIT, round=0))
     )  # half of it is its own now
     assert machine.own.count == 4 * UNIT
     assert machine.handle(done(0, 9, 9, 9)) == []  # not released: it is over
     assert [m.left for m in sent(machine.handle(on.Mix(1)), Weights)] == [0]
-    assert [e.reason for e in of(machine.handle(on.Mix(2)), on.Finished)] == ["counted"]
-    last = sent(machine.handle(on.Received(1, said(2, 0, 0, 0, round=0))), Weights)
+    assert [e.reason for e in of(machine.handle(on.Mix(2)), on.WorkerFinished)] == ["counted"]
+    last = sent(machine.handle(on.PeerMessage(1, said(2, 0, 0, 0, round=0))), Weights)
     assert [m.base for m in last] == [LAST]
     other = begun(me=1, workers=2)
-    assert [e.reason for e in of(other.handle(on.Received(0, last[0])), on.Finished)] == [
+    assert [e.reason for e in of(other.handle(on.PeerMessage(0, last[0])), on.WorkerFinished)] == [
         "neighbour"
     ]
     assert other.weights.tolist() == machine.weights.tolist()
@@ -341,7 +341,7 @@ def test_the_end_is_known_by_count_and_told_to_others() -> None:
 
 def test_a_stopped_worker_ends_at_once() -> None:
     machine = begun()
-    assert [e.reason for e in of(machine.handle(on.Stop()), on.Finished)] == ["stopped"]
+    assert [e.reason for e in of(machine.handle(on.Stop()), on.WorkerFinished)] == ["stopped"]
     assert machine.handle(done(0, 1, 1, 1)) == []
 
 
@@ -357,7 +357,7 @@ def test_a_pause_averages_the_own_noise_before_the_next_gradient() -> None:
     machine = begun(workers=2, pause=2)
     assert not of(machine.handle(done(0, 2, 0, 0)), on.ComputeGradient)
     assert not of(machine.handle(on.Mix(0)), on.ComputeGradient)
-    machine.handle(on.Received(1, said(0, 2, 2, 3, round=0)))
+    machine.handle(on.PeerMessage(1, said(0, 2, 2, 3, round=0)))
     # Of two workers, one exchange leaves each with half of everything: nothing is left to remove.
     assert [e.weights.tolist() for e in of(machine.handle(on.Mix(1)), on.ComputeGradient)] == [
         [1, 2, 3]
@@ -373,7 +373,7 @@ def test_the_point_of_a_gradient_leaves_out_what_was_not_passed_on_yet() -> None
     assert computed.weights.tolist() == [0.75, 2, 3]
     # Half of the weights is the partner's now, which has a third of what others have.
     machine.handle(on.Mix(0))
-    machine.handle(on.Received(partner(machine, 0), said(0, 4, 6, 3, round=0)))
+    machine.handle(on.PeerMessage(partner(machine, 0), said(0, 4, 6, 3, round=0)))
     assert machine.weights.tolist() == [2, 4, 3]
     left = 0.75 * (1 - 0.5 * 4 / 3)
     assert np.allclose(machine.own.point, [2 + left, 4, 3])
@@ -406,8 +406,8 @@ def test_a_worker_that_takes_anothers_weights_has_no_excess_of_its_own() -> None
     machine.handle(on.Started(1))
     machine.handle(on.PeerBack(1))
     machine.handle(on.Mix(0))
-    machine.handle(on.Received(1, Known(1, 0, 1, 1)))
-    machine.handle(on.Received(1, said(ANSWER, 7, 8, 9, known=1)))
+    machine.handle(on.PeerMessage(1, Known(1, 0, 1, 1)))
+    machine.handle(on.PeerMessage(1, said(ANSWER, 7, 8, 9, known=1)))
     assert machine.own.point.tolist() == machine.weights.tolist() == [7, 8, 9]
 
 
@@ -422,7 +422,7 @@ def test_exchanges_with_everybody_leave_the_point_at_the_average(kind: str, weig
     assert np.allclose(machines[0].own.point, average)
     told = [sent(machine.handle(on.Mix(0)), Weights)[0] for machine in machines]
     for k in range(1, 4):
-        machines[0].handle(on.Received(k, told[k]))
+        machines[0].handle(on.PeerMessage(k, told[k]))
     if kind == "metropolis":
         assert np.allclose(machines[0].weights, average)
         assert np.allclose(machines[0].own.point, average)

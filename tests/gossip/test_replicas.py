@@ -77,7 +77,7 @@ def test_few_changes_a_message_keep_the_mean_and_agree(kind: str) -> None:
     def act(k: int, effects: list[Any]) -> None:
         for effect in effects:
             if isinstance(effect, on.Send):
-                post.append((effect.to, on.Received(k, effect.message)))
+                post.append((effect.to, on.PeerMessage(k, effect.message)))
 
     for k, machine in enumerate(machines):
         machine.handle(on.Started())

@@ -108,7 +108,7 @@ def test_gains_are_those_of_the_messages_that_the_workers_send(observer: int, me
                     # The first exchange shows what is known already: everybody's common model.
                     if exchange:
                         rows[round].append(effect.message.vector - models[round])
-                todo.append((effect.to, on.Received(k, effect.message)))
+                todo.append((effect.to, on.PeerMessage(k, effect.message)))
             elif isinstance(effect, on.ComputeGradient):
                 assert effect.weights == pytest.approx(
                     models.setdefault(effect.round, effect.weights)

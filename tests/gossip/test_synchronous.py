@@ -38,7 +38,7 @@ def driven(seed: int, **changes: Any) -> tuple[Any, list[Recorded]]:
         for effect in machines[k].handle(event):
             assert not isinstance(effect, Alarm)
             if isinstance(effect, on.Send):
-                todo.append((effect.to, on.Received(k, effect.message)))
+                todo.append((effect.to, on.PeerMessage(k, effect.message)))
             elif isinstance(effect, on.ComputeGradient):
                 todo.append((k, done(effect.round, *means[effect.round, k])))
             elif isinstance(effect, on.AllReduce):
@@ -180,7 +180,7 @@ def test_recorded_events_played_again_give_the_same_effects(rule: str) -> None:
             on.Started(),
             on.Mix(0),
             done(0, 1, 2, 3),
-            on.Received(1, other),
+            on.PeerMessage(1, other),
             on.PeerLost(1),
             on.Mix(1),
             on.PeerBack(1),
@@ -205,8 +205,8 @@ def test_a_neighbours_nonsense_is_refused() -> None:
     sends = machine.handle(on.Started())
     other = next(effect.to for effect in sends if isinstance(effect, on.Send))
     bad = Weights(0, 0, 0, 0, -1, np.array([np.nan, 0, 0], np.float32))
-    assert of(machine.handle(on.Received(other, bad)), Alarm)[0].code == "weights"
-    assert of(machine.handle(on.Received(0, bad)), Alarm)[0].code == "stranger"
+    assert of(machine.handle(on.PeerMessage(other, bad)), Alarm)[0].code == "weights"
+    assert of(machine.handle(on.PeerMessage(0, bad)), Alarm)[0].code == "stranger"
 
 
 class Disturbed:
@@ -241,7 +241,7 @@ class Disturbed:
 
     def act(self, k: int, effect: Any) -> None:
         if isinstance(effect, on.Send) and self.draw.random() > 0.1:
-            self.todo.append((effect.to, on.Received(k, effect.message)))
+            self.todo.append((effect.to, on.PeerMessage(k, effect.message)))
         elif isinstance(effect, on.ComputeGradient):
             # However often a gradient is computed, it is the same one.
             bits = effect.weights.tobytes()
@@ -294,8 +294,8 @@ def test_a_waiting_worker_whose_ledger_was_set_back_releases_nothing_more() -> N
     neighbour.handle(on.Heard(0, 3))  # from an earlier life of the neighbour
     machine = worker(agreed, 0, start)
     (hello,) = of(machine.handle(on.Started(1)), on.Send)
-    answers = of(neighbour.handle(on.Received(0, hello.message)), on.Send)
-    effects = machine.handle(on.Received(1, answers[0].message))
+    answers = of(neighbour.handle(on.PeerMessage(0, hello.message)), on.Send)
+    effects = machine.handle(on.PeerMessage(1, answers[0].message))
     assert machine.finished == "ledger set back" and of(effects, Alarm)
     for answer in answers[1:]:
-        assert not of(machine.handle(on.Received(1, answer.message)), on.ComputeGradient)
+        assert not of(machine.handle(on.PeerMessage(1, answer.message)), on.ComputeGradient)

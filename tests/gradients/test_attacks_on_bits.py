@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from forethought.gradients import SlowGradientsWarning, Term, Use, clipped_sum, sums
 from forethought.gradients.batches import Blocks, planned
 from forethought.gradients.vmap_mode import RULES
-from forethought.rounds.contributions import Addition, Batch, Gradients, example_gradients
+from forethought.rounds.contributions import Addition, DealtBatch, Gradients, example_gradients
 from forethought.rounds.records import TensorRecords
 from forethought.values.plan import Clip, Examples, Round
 from forethought.values.samplings import FullBatch
@@ -70,7 +70,7 @@ def moved(before: tuple, after: tuple, model: nn.Module, micro_batch: int | None
     for x, y in (before, after):
         ((name, weight),) = model.named_parameters()
         into = {name: torch.zeros_like(weight, dtype=torch.float64)}
-        batch = Batch(np.arange(len(x)), None, len(x))
+        batch = DealtBatch(np.arange(len(x)), None, len(x))
         example_gradients(Addition(into, model, TensorRecords(x, y), batch, chosen, how))
         found.append(into[name])
     return float((found[1] - found[0]).norm()) / C

@@ -128,7 +128,7 @@ def square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_hooks_on_saved_tensors_are_refused_in_lanes_and_nowhere_else() -> None:
     hooks = torch.autograd.graph.saved_tensors_hooks
-    with boundary.entered(2), boundary.answering(boundary.Answers(refuse, refuse)):
+    with boundary.entered(2), boundary.answering(boundary.UserCodeAnswers(refuse, refuse)):
         with pytest.raises(RuntimeError) as refused, hooks(nothing, nothing):
             pass
         assert boundary.refused_hooks(refused.value)
@@ -173,7 +173,7 @@ def test_checkpoints_of_both_kinds_go_by_one_way(reentrant: bool) -> None:
     x = torch.ones(3, requires_grad=True)
     checkpoint(torch.exp, x, use_reentrant=reentrant).sum().backward()
     torch.testing.assert_close(x.grad, x.detach().exp())
-    with boundary.entered(3) as level, boundary.answering(boundary.Answers(refuse, around)):
+    with boundary.entered(3) as level, boundary.answering(boundary.UserCodeAnswers(refuse, around)):
         checkpoint(torch.exp, boundary.lane(x, 0, level), use_reentrant=reentrant)
     assert asked == [(torch.exp, 1, {})]
 
@@ -202,7 +202,7 @@ def test_functions_inside_a_level_are_handed_over() -> None:
         return own(kind, *args)
 
     x = torch.randn(3)
-    with boundary.answering(boundary.Answers(ours, refuse)):
+    with boundary.answering(boundary.UserCodeAnswers(ours, refuse)):
         _Double.apply(x)
         assert not calls
         with boundary.entered(3) as level:

@@ -18,7 +18,7 @@ from zoo.oracle import assert_isolated, compare
 
 from drawn import randn, reseed
 from forethought.gradients import boundary, clipped_sum, sums, vmap_mode
-from forethought.gradients.boundary import ExternalState, State
+from forethought.gradients.boundary import ExternalState, ModuleState
 from forethought.gradients.vmap_mode import Site
 
 
@@ -139,7 +139,7 @@ def test_a_whole_batch_function_that_mixes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_state_kept_across_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "restore", lambda self: None)
+    monkeypatch.setattr(ModuleState, "restore", lambda self: None)
     monkeypatch.setattr(ExternalState, "restore", lambda self: None)
     for name in ("number_in_an_attribute", "number_in_an_object", "number_in_a_closure"):
         with caught():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from drawn import randint, randn, reseed
 from forethought.gradients import Dense, Outer, Term, Use, clipped_sum
-from forethought.gradients.batches import Batch
+from forethought.gradients.batches import LaneBatch
 from forethought.gradients.passes import contributions
 from forethought.gradients.vmap_mode import RULES
 
@@ -146,7 +146,7 @@ def test_other_rows_stay_bit_for_bit(name: str) -> None:
         reseed(1)
         with warnings.catch_warnings():
             warnings.simplefilter("error", category=UserWarning)
-            terms = contributions(model, classify, Batch(inputs, y), trained)
+            terms = contributions(model, classify, LaneBatch(inputs, y), trained)
         found.append((terms, {name: term.rows() for name, term in terms.items()}))
     keep = [i for i in range(B) if i != CHANGED]
     changed = 0

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import left_as_found
 from forethought.gradients import boundary, clipped_sum, passes, terms
-from forethought.gradients.boundary import Answers
+from forethought.gradients.boundary import UserCodeAnswers
 from forethought.rounds.randomness import Seeds
 from forethought.training.run import train
 from forethought.turns import turns
@@ -163,7 +163,7 @@ def refuse(*_: Any) -> Any:
     raise AssertionError("nobody is asked")
 
 
-def protection_outlives_others(answering: Callable[[Answers], Any]) -> None:
+def protection_outlives_others(answering: Callable[[UserCodeAnswers], Any]) -> None:
     """What holds in a pass holds until its own end, and nowhere after it."""
     kept = torch.autograd.Function.__dict__["apply"]
     asked: list[Any] = []
@@ -184,7 +184,7 @@ def protection_outlives_others(answering: Callable[[Answers], Any]) -> None:
         assert asked == [Doubled]
 
     def ours() -> Any:
-        return answering(Answers(function, refuse))
+        return answering(UserCodeAnswers(function, refuse))
 
     overlapping(ours, ours, inside)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
@@ -197,7 +197,7 @@ def test_a_pass_that_ends_takes_no_protection_from_another() -> None:
 
 
 @contextmanager
-def patching(answers: Answers) -> Iterator[None]:
+def patching(answers: UserCodeAnswers) -> Iterator[None]:
     """The fault: torch's functions are replaced for a pass, and what was found is put back."""
     hooks: Any = torch.autograd.graph.saved_tensors_hooks
     kind: Any = torch.autograd.Function

@@ -72,7 +72,7 @@ def made_here(
         return on.GradientDone(
             work.round, found.vector, found.rounds, found.input_hash, found.state
         )
-    if isinstance(event, on.Received):
+    if isinstance(event, on.PeerMessage):
         way = ways.get((event.sender, k), deque())
         wanted = (type(event.message), event.message.base, event.message.round)
         for place, message in enumerate(way):
@@ -81,6 +81,6 @@ def made_here(
                     way.popleft()  # lost on its way
                 same = way.popleft()
                 assert encode(same) == encode(event.message)
-                return on.Received(event.sender, same)
+                return on.PeerMessage(event.sender, same)
         return None
     return event

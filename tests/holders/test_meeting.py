@@ -155,6 +155,6 @@ def test_whoever_has_more_to_do_is_handed_events(event: on.Event) -> None:
 def test_whoever_was_told_that_all_is_over_is_handed_events() -> None:
     agreed, start = gossip(), np.ones(D, dtype=np.float32)
     one, other = (AsynchronousWorker(agreed, k, start) for k in range(2))
-    one.handle(on.Received(1, Weights(0, LAST, 0, 0, -1, start)))
+    one.handle(on.PeerMessage(1, Weights(0, LAST, 0, 0, -1, start)))
     assert one.finished == "neighbour"
     assert not one.meet(other, 5)

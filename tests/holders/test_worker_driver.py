@@ -13,7 +13,7 @@ from threads import Crew, MemoryLinks, Switchboard, toward
 from workers import gossip, vector
 
 from forethought.exchange.messages import PROOF_BYTES
-from forethought.exchange.storage import ClientLedger, Witness
+from forethought.exchange.storage import ClientLedger, MemberWitness
 from forethought.gossip.compression import Compression
 from forethought.gossip.events import Hello, Known, Weights
 from forethought.holders.links import Arrived, Pace, PeersError, WorkerDriver, WorkerOutcome
@@ -123,7 +123,7 @@ def test_a_simulation_of_the_order_after_a_restart_comes_to_the_same_transcripts
     before = crew.recorded[2]
     again = Recorded(worker(agreed, 2, vector(), ledgers[2].read()))
     ways = MemoryLinks(crew.board, 2)
-    left = Witness(tmp_path, b"r" * 32, 2)
+    left = MemberWitness(tmp_path, b"r" * 32, 2)
     driver = WorkerDriver(
         again, agreed, 2, ways, computes[2],
         pace=pace, ledger=ledgers[2], returning=True, witness=left,
@@ -271,7 +271,7 @@ def test_what_was_heard_of_a_neighbour_is_known_to_the_next_life(tmp_path):
         """Worker 0 lives until it has answered the messages of worker 1."""
         board, told = Switchboard(2), []
         board.deliver[1] = told.append
-        heard = {1: Witness(tmp_path, b"r" * 32, 1)}
+        heard = {1: MemberWitness(tmp_path, b"r" * 32, 1)}
         machine = worker(agreed, 0, vector())
         ways = MemoryLinks(board, 0)
         driver = WorkerDriver(machine, agreed, 0, ways, toward(1, 0.01), pace=pace, heard=heard)

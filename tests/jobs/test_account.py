@@ -26,7 +26,7 @@ from torch import nn
 
 import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials
-from forethought.accounting.statement import Release, Statement, StatementError, account
+from forethought.accounting.statement import StatedRelease, Statement, StatementError, account
 from forethought.federated.federation import Federation, Member
 from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.federated.secure_aggregation.shared_noise import secured
@@ -45,7 +45,7 @@ from forethought.jobs import train as jobs_train
 from forethought.jobs.account import OF_OTHERS as COUNT_ON_OTHERS
 from forethought.jobs.account import verified
 from forethought.jobs.job import from_file
-from forethought.planning.search import next_by_shortfall, plan_phases
+from forethought.planning.alternatives import next_by_shortfall, plan_phases
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Budget, Mechanism, Rounds
@@ -468,8 +468,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
 }
 FORGERIES: dict[str, Callable[[Statement], Statement]] = {
-    "raw data": lambda s: replace(s, releases=(*s.releases, Release("raw data", 1, 0.0))),
-    "a score": lambda s: replace(s, releases=(*s.releases, Release("score of the trial", 1, 0.0))),
+    "raw data": lambda s: replace(s, releases=(*s.releases, StatedRelease("raw data", 1, 0.0))),
+    "a score": lambda s: replace(
+        s, releases=(*s.releases, StatedRelease("score of the trial", 1, 0.0))
+    ),
     "one round of eight": first_round,
     "fewer rows": lambda s: replace(s, releases=()),
     "another name": lambda s: replace(s, releases=(replace(s.releases[0], name="nothing"),)),
@@ -632,7 +634,7 @@ def other_numbers(s: Statement) -> Iterator[Forged]:
         parts = [replace(one, **changes) if k == place else one for k, one in enumerate(rounds)]
         return Mechanism(*parts, adjacency=adjacency)
 
-    def rows(noise: float, count: float) -> tuple[Release, ...]:
+    def rows(noise: float, count: float) -> tuple[StatedRelease, ...]:
         return tuple(
             replace(
                 row,
@@ -687,7 +689,7 @@ def other_entries(s: Statement) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"releases {place}", {"releases": (*s.releases[:place], new, *rest[place:])}
         yield f"releases twice {place}", {"releases": (*s.releases, row, row)}
         yield f"releases without {place}", {"releases": rest}
-    yield "releases raw", {"releases": (*s.releases, Release("raw data", 1, 0.0))}
+    yield "releases raw", {"releases": (*s.releases, StatedRelease("raw data", 1, 0.0))}
     for factor in (0.99, 0.5, 2.0):
         ends = (factor * end for end in (s.epsilon.lower, s.epsilon.upper))
         yield f"epsilon {factor}", {"epsilon": ft.Interval(*ends)}

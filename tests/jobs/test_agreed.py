@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forethought.jobs.holders import holders_of
-from forethought.jobs.job import Job, Request
+from forethought.jobs.job import Job, JobRequest
 
 ROWS: dict[str, Any] = json.loads(Path(__file__).with_name("agreed.json").read_text("utf-8"))
 
@@ -45,5 +45,5 @@ def shown(agreed: Any, times: Any, speeds: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_members_agree_on_what_they_did(name: str) -> None:
     text, kind = ROWS[name]["job"], ROWS[name]["kind"]
-    held = holders_of(Request(name, text, Job.parse(text)), kind)
+    held = holders_of(JobRequest(name, text, Job.parse(text)), kind)
     assert shown(held.agreed, held.times, held.speeds) == ROWS[name]["agreed"]

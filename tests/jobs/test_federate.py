@@ -14,7 +14,7 @@ from forethought.cli import app
 from forethought.federated.federation import Federation
 from forethought.jobs import holders
 from forethought.jobs.holders import Network, section_of, speeds_of, times_of
-from forethought.jobs.job import FederationSection, Job, JobError, Request
+from forethought.jobs.job import FederationSection, Job, JobError, JobRequest
 from forethought.planning.holders import predict
 from forethought.values.mechanism import Budget
 
@@ -39,7 +39,7 @@ def agreed(
     job: Job, sizes: list[int], speeds: Sequence[float]
 ) -> tuple[Federation, tuple[Budget, ...]]:
     section, network = section_of(job, "federation"), Network(650, "a")
-    return holders.agreed(Request("job", "", job), section, sizes, speeds, network)
+    return holders.agreed(JobRequest("job", "", job), section, sizes, speeds, network)
 
 
 def test_every_client_has_a_plan_within_its_budget() -> None:

@@ -12,7 +12,7 @@ from forethought.cli import app
 from forethought.gossip.mixing import MixingError
 from forethought.holders.simulator import Hiccups
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import Job, JobError, Request, built_in
+from forethought.jobs.job import Job, JobError, JobRequest, built_in
 
 SMALL = """
 [data]
@@ -31,8 +31,8 @@ rounds = 20
 """
 
 
-def request(text: str, folder: Path | None = None) -> Request:
-    return Request("job", text, Job.parse(text, "job.toml"), folder=folder)
+def request(text: str, folder: Path | None = None) -> JobRequest:
+    return JobRequest("job", text, Job.parse(text, "job.toml"), folder=folder)
 
 
 def test_every_worker_has_a_plan_of_its_own_with_headroom() -> None:

@@ -24,7 +24,7 @@ import forethought as ft
 from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.cli import app
-from forethought.exchange.storage import LEDGER, LedgerError, Witness
+from forethought.exchange.storage import LEDGER, LedgerError, MemberWitness
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
 from forethought.jobs import members as jobs
 from forethought.jobs.job import JobError, from_file
@@ -139,7 +139,7 @@ def test_a_worker_refuses_what_does_not_belong_to_its_gossip(job: Path, tmp_path
     # A ledger that has fewer releases than have left under these keys.
     np.save(own / jobs.FIRST, first)
     agreed = Gossip.load(own / GOSSIP)
-    Witness(own, agreed.run_id, 0).note(3)
+    MemberWitness(own, agreed.run_id, 0).note(3)
     with pytest.raises(LedgerError, match=r"3 updates have.*ledger has 0"):
         jobs.site_worker(request, own, tmp_path / "out")
     # A roster that was made another time.

@@ -10,7 +10,7 @@ import torch
 import forethought as ft
 from forethought.jobs import members
 from forethought.jobs.holders import holders_of
-from forethought.jobs.job import Job, Request
+from forethought.jobs.job import Job, JobRequest
 from forethought.jobs.load import load_job
 
 JOB = """
@@ -32,29 +32,29 @@ COUNT = {"federation": "clients = 4\n", "gossip": "workers = 4\n"}
 TABLE = {"federation": "[[federation.client]]\n", "gossip": "[[gossip.worker]]\n"}
 
 
-def request(model: str, kind: str, tables: bool = False) -> Request:
+def request(model: str, kind: str, tables: bool = False) -> JobRequest:
     text = JOB.format(model=model) + OWN[kind]
     if tables:
         for k in range(4):
             text += f'{TABLE[kind]}name = "site-{k}"\nexamples = 359\n'
     else:
         text += COUNT[kind]
-    return Request("job", text, Job.parse(text, "job.toml"))
+    return JobRequest("job", text, Job.parse(text, "job.toml"))
 
 
-def dealt_federation(asked: Request) -> ft.Plan:
+def dealt_federation(asked: JobRequest) -> ft.Plan:
     return holders_of(asked, "federation").agreed.plan(0)
 
 
-def dealt_gossip(asked: Request) -> ft.Plan:
+def dealt_gossip(asked: JobRequest) -> ft.Plan:
     return holders_of(asked, "gossip").gossip.plan(0)
 
 
-def sites_of_a_federation(asked: Request) -> ft.Plan:
+def sites_of_a_federation(asked: JobRequest) -> ft.Plan:
     return members.planned(asked, "federation")[0].plan(0)
 
 
-def sites_of_a_gossip(asked: Request) -> ft.Plan:
+def sites_of_a_gossip(asked: JobRequest) -> ft.Plan:
     return members.planned(asked, "gossip")[0].plan(0)
 
 
@@ -70,7 +70,7 @@ def sites_of_a_gossip(asked: Request) -> ft.Plan:
 def test_steps_are_as_long_as_the_network_bears(
     kind: str,
     tables: bool,
-    first_plan: Callable[[Request], ft.Plan],
+    first_plan: Callable[[JobRequest], ft.Plan],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = request("mlp", kind, tables)

@@ -14,7 +14,7 @@ from forethought.accounting.statement import Statement
 from forethought.accounting.verification import verify
 from forethought.jobs import members
 from forethought.jobs.holders import Holders, Network, agreed, holders_of, section_of, simulate_job
-from forethought.jobs.job import Job, JobError, Request, from_file
+from forethought.jobs.job import Job, JobError, JobRequest, from_file
 from forethought.jobs.load import count_of
 from forethought.values.contributions import Persons
 
@@ -187,7 +187,7 @@ def test_what_a_federation_cannot_do_is_said(
 def test_class_weights_are_used_by_every_client(tmp_path: Path) -> None:
     path = written(tmp_path, JOB.replace("batch = 40", "batch = 40\nclass_weights = [0.01, 1]"))
     text = path.read_text() + "[run]\nseed = 1\nnoise_seed = 1\n"
-    weighted, _ = simulate_job(holders_of(Request("t", text, Job.parse(text)), "federation"))
+    weighted, _ = simulate_job(holders_of(JobRequest("t", text, Job.parse(text)), "federation"))
     plain = text.replace("class_weights = [0.01, 1]", "")
-    even, _ = simulate_job(holders_of(Request("t", plain, Job.parse(plain)), "federation"))
+    even, _ = simulate_job(holders_of(JobRequest("t", plain, Job.parse(plain)), "federation"))
     assert not np.array_equal(weighted.simulated.weights, even.simulated.weights)

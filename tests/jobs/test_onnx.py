@@ -24,7 +24,7 @@ from forethought.jobs.job import JobError
 from forethought.jobs.load import ModelCard
 from forethought.jobs.onnx_export import write_onnx
 from forethought.jobs.predict import Predictor
-from forethought.rounds.preparation import Constants
+from forethought.rounds.preparation import InputConstants
 
 COLUMNS = {
     "age": [0, 110],
@@ -158,7 +158,7 @@ def test_other_data_go_in_as_they_are_and_are_prepared(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4)).eval()
     card = ModelCard("cnn", {}, (1, 8, 8), 4)
-    made = Predictor(model, card, STATEMENT, tmp_path, Constants((0.3,), (2.0,), limits))
+    made = Predictor(model, card, STATEMENT, tmp_path, InputConstants((0.3,), (2.0,), limits))
     images = np.random.default_rng(0).normal(size=(7, 1, 8, 8)).astype(np.float32)
     likely, found = written(made, tmp_path).run(None, {"inputs": images})
     assert np.allclose(likely, made.predict_proba(images), atol=1e-6)

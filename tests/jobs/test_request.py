@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import forethought as ft
 from forethought.cli import app
-from forethought.jobs.job import Job, JobError, Request, from_file, overridden, to_toml
+from forethought.jobs.job import Job, JobError, JobRequest, from_file, overridden, to_toml
 
 JOB = """\
 # The lab's job.
@@ -165,4 +165,4 @@ def test_what_is_written_as_toml_reads_back(tables: dict[str, dict[str, object]]
 
 
 def test_a_request_without_a_file_has_no_text() -> None:
-    assert Request("", "", Job.parse(JOB)).released_text() == ""
+    assert JobRequest("", "", Job.parse(JOB)).released_text() == ""

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import forethought as ft
 from forethought.cli import app
-from forethought.jobs.job import Job, JobError, Request, from_file, resumed
+from forethought.jobs.job import Job, JobError, JobRequest, from_file, resumed
 from forethought.jobs.load import load_job, require_possible
 from forethought.jobs.onnx_export import write_onnx
 from forethought.jobs.train import prepare, run
@@ -56,7 +56,7 @@ def ring(folder: Path, rows: int = 2500) -> Path:
     return path
 
 
-def request(folder: Path, high: int = 10, epsilon: float = 3.0, **training: Any) -> Request:
+def request(folder: Path, high: int = 10, epsilon: float = 3.0, **training: Any) -> JobRequest:
     text = JOB.format(path=ring(folder), high=high, epsilon=epsilon)
     rows = (f"{key} = {json.dumps(value)}\n" for key, value in training.items())
     path = folder / "job.toml"
@@ -106,7 +106,7 @@ def test_what_was_chosen_is_in_the_released_job_and_plans_the_same_again(tmp_pat
     run(prepared, tmp_path / "run")
     text = (tmp_path / "run" / "job.toml").read_text()
     assert 'basis = "both"' in text
-    again = prepare(Request("again", text, Job.parse(text)))
+    again = prepare(JobRequest("again", text, Job.parse(text)))
     assert again.plan == prepared.plan
     assert load_job(resumed(tmp_path / "run")).dataset.shape == prepared.loaded.dataset.shape
 
@@ -181,13 +181,13 @@ def test_what_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
     unbounded = asked.text.replace("epsilon = 3.0", "").replace(
         "[training]", "[training]\nrounds = 9"
     )
-    loaded = load_job(Request("no budget", unbounded, Job.parse(unbounded)))
+    loaded = load_job(JobRequest("no budget", unbounded, Job.parse(unbounded)))
     with pytest.raises(JobError, match="needs a budget"):
         loaded.plan_request()
     plain = JOB.partition("[data.columns]")[0].format(path=tmp_path / "table.csv")
     text = plain + '[budget]\nepsilon = 1.0\n[training]\nbasis = "hats"\n'
     with pytest.raises(JobError, match="declared numbers"):
-        load_job(Request("bare", text, Job.parse(text)))
+        load_job(JobRequest("bare", text, Job.parse(text)))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forethought.cli import app
-from forethought.jobs.job import Job, JobError, Request, paying
+from forethought.jobs.job import Job, JobError, JobRequest, paying
 from forethought.ledger.book import Charge
 from forethought.ledger.store import open_book
 from forethought.values.mechanism import Mechanism, Rounds
@@ -116,13 +116,13 @@ def test_wrong_inputs_are_one_line(
 
 def test_a_flag_names_the_book_and_the_account() -> None:
     job = Job.model_validate({"data": {"source": "digits"}})
-    made = paying(Request("digits", "", job), "books.db#patients").job.payer
+    made = paying(JobRequest("digits", "", job), "books.db#patients").job.payer
     assert made is not None and (made.url, made.data) == ("sqlite:///books.db", "patients")
     with pytest.raises(JobError, match="names no account"):
-        paying(Request("digits", "", job), "books.db")
+        paying(JobRequest("digits", "", job), "books.db")
     own = {"ledger": {"url": "sqlite:///a.db", "data": "patients", "purpose": "mine"}}
     job = Job.model_validate({"data": {"source": "digits"}, **own})
-    made = paying(Request("digits", "", job), "https://ledger.example").job.payer
+    made = paying(JobRequest("digits", "", job), "https://ledger.example").job.payer
     assert made is not None and (made.url, made.data) == ("https://ledger.example", "patients")
     assert made.purpose == "mine"
     own["ledger"]["url"] = "postgresql://ann:secret@host/books"

@@ -17,7 +17,7 @@ from forethought.exchange import storage as of_client
 from forethought.jobs import members
 from forethought.jobs.account import verified
 from forethought.jobs.holders import holders_of, simulate_job
-from forethought.jobs.job import JobError, Request, from_file, paying
+from forethought.jobs.job import JobError, JobRequest, from_file, paying
 from forethought.ledger.book import Account, OverBudgetError
 from forethought.ledger.store import Store, create
 from forethought.values.mechanism import Budget
@@ -68,7 +68,7 @@ def all_of(work: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def paid_by(request: Request, folder: Path, name: str) -> Request:
+def paid_by(request: JobRequest, folder: Path, name: str) -> JobRequest:
     return paying(request, f"sqlite:///{folder / name}.db#digits")
 
 

@@ -22,7 +22,7 @@ from forethought.ledger.book import (
     OverBudgetError,
     Reservation,
 )
-from forethought.ledger.run import EVIDENCE, RESERVATION, Ledger, most_rounds
+from forethought.ledger.paid_run import EVIDENCE, RESERVATION, Ledger, most_rounds
 from forethought.ledger.store import Store, create, open_book
 from forethought.training import folder as folders
 from forethought.training.execution import Interrupted

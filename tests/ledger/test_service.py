@@ -28,9 +28,9 @@ from forethought.ledger.book import (
     NotAllowedError,
     OverBudgetError,
 )
-from forethought.ledger.client import AUTHORITY, RemoteBook
 from forethought.ledger.page import account_page
-from forethought.ledger.run import Ledger
+from forethought.ledger.paid_run import Ledger
+from forethought.ledger.remote import AUTHORITY, RemoteBook
 from forethought.ledger.service import Buckets, listening, server
 from forethought.ledger.store import Store, create, open_book
 from forethought.ledger.wire import error_from, error_to

@@ -19,7 +19,7 @@ from forethought.ledger.book import (
     OverBudgetError,
 )
 from forethought.ledger.store import Store, create, open_book
-from forethought.ledger.totals import Rule
+from forethought.ledger.totals import TotalRule
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.samplings import FullBatch
 
@@ -64,7 +64,7 @@ def test_a_reservation_lives(book: Store, charge: Charge) -> None:
     held = book.reservation(whole.number)
     assert (held.status, held.released, held.mark) == ("settled", 3, 4)
     only = Charge(charge.mechanism.first(3))
-    rule = Rule.of(book.account(DATA))
+    rule = TotalRule.of(book.account(DATA))
     assert total.epsilon == pytest.approx(rule.epsilon(rule.costs(only)))
     assert [entry.kind for entry in book.entries()][2:] == ["reserve", "begin", "mark", "settle"]
 

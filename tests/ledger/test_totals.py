@@ -16,7 +16,7 @@ from forethought.accounting import exact
 from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.ledger import totals
 from forethought.ledger.book import Account, Charge
-from forethought.ledger.totals import RULES, WHOLE, Clock, ClockRule, GaussianRule, Rule
+from forethought.ledger.totals import RULES, WHOLE, Clock, ClockRule, GaussianRule, TotalRule
 from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
 from forethought.values.samplings import (
     FullBatch,
@@ -42,27 +42,27 @@ def gaussian(mu: float) -> Charge:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_rule_is_read_back(kind: str) -> None:
-    rule = Rule.of(ACCOUNT, kind)
-    assert Rule.from_dict(json.loads(json.dumps(rule.to_dict()))) == rule
+    rule = TotalRule.of(ACCOUNT, kind)
+    assert TotalRule.from_dict(json.loads(json.dumps(rule.to_dict()))) == rule
     with pytest.raises(ValueError, match="unknown"):
-        Rule.from_dict({**rule.to_dict(), "other": 1})
+        TotalRule.from_dict({**rule.to_dict(), "other": 1})
     with pytest.raises(ValueError, match="missing"):
-        Rule.from_dict({key: value for key, value in rule.to_dict().items() if key != "delta"})
+        TotalRule.from_dict({key: value for key, value in rule.to_dict().items() if key != "delta"})
 
 
 def test_clock_that_does_not_keep_the_budget_is_refused() -> None:
-    values = Rule.of(ACCOUNT, "clock").to_dict()
+    values = TotalRule.of(ACCOUNT, "clock").to_dict()
     with pytest.raises(ValueError, match="does not keep"):
-        Rule.from_dict({**values, "variance": values["variance"] * 1.001})
+        TotalRule.from_dict({**values, "variance": values["variance"] * 1.001})
     with pytest.raises(ValueError, match="does not keep"):
-        Rule.from_dict({**values, "leaps": 1e-6})
+        TotalRule.from_dict({**values, "leaps": 1e-6})
     with pytest.raises(ValueError, match="of a step"):
-        Rule.from_dict({**values, "steps": [[0, 0.1]]})
+        TotalRule.from_dict({**values, "steps": [[0, 0.1]]})
 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_charges_fit_until_they_do_not(kind: str) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
     for charge in CHARGES:
         count = rule.more(rule.nothing, charge)
         cost = rule.costs(charge)
@@ -76,7 +76,7 @@ def test_charges_fit_until_they_do_not(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_what_is_left_buys_one_gaussian_release(kind: str) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
     spent = rule.costs(CHARGES[2])
     epsilon = rule.left(spent)
     for factor, fits in ((1 - 1e-6, True), (1 + 1e-3, False)):
@@ -88,7 +88,7 @@ def test_what_is_left_buys_one_gaussian_release(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_total_is_never_below_the_exact_composition(kind: str) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
     for some in ([0], [1], [2], [3], [0, 1], [0, 1, 2, 3]):
         whole = CHARGES[some[0]].mechanism
         for at in some[1:]:
@@ -104,7 +104,7 @@ def test_one_gaussian_release_is_nearly_exact() -> None:
     assert GaussianRule(ACCOUNT.budget).epsilon(
         GaussianRule(ACCOUNT.budget).costs(release)
     ) == pytest.approx(truth, rel=1e-9)
-    rule = Rule.of(ACCOUNT)
+    rule = TotalRule.of(ACCOUNT)
     assert truth <= rule.epsilon(rule.costs(release)) <= truth * 1.04
     # All of the budget: what sampled releases need is little beside it.
     assert totals.gaussian_mu(rule.left(rule.nothing), 1e-6) ** 2 >= 0.97 * (
@@ -113,7 +113,7 @@ def test_one_gaussian_release_is_nearly_exact() -> None:
 
 
 def test_series_is_one_charge() -> None:
-    rule = Rule.of(ACCOUNT)
+    rule = TotalRule.of(ACCOUNT)
     one = CHARGES[1]
     series = Charge(one.mechanism + one.mechanism + one.mechanism)
     assert rule.costs(series)[0] <= 3 * rule.costs(one)[0]
@@ -126,7 +126,7 @@ def test_series_is_one_charge() -> None:
 )
 @settings(max_examples=40, deadline=None)
 def test_order_never_matters_and_a_refund_undoes_its_charge(chosen, random, kind) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
 
     def after(order: Sequence[int]) -> tuple[int, ...]:
         sums = rule.nothing
@@ -144,7 +144,7 @@ def test_order_never_matters_and_a_refund_undoes_its_charge(chosen, random, kind
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_more_never_costs_less(kind: str, blocks: int) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
     if kind == "clock":
         rule = ClockRule(ACCOUNT.budget, blocks=blocks)
     for charge in CHARGES:
@@ -161,7 +161,7 @@ def test_more_never_costs_less(kind: str, blocks: int) -> None:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_group_of_two_moves_a_gaussian_release_twice_as_far(kind: str) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
     one, two = (rule.costs(Charge(gaussian(0.3).mechanism, group=n))[0] for n in (1, 2))
     assert two == pytest.approx(4 * one, rel=1e-9)
 
@@ -281,7 +281,9 @@ def _releases(rate: float, sigma: float, rounds: int, bins: int) -> list[tuple[f
     return found
 
 
-def _best_adversary(rule: Rule, menu: Sequence[tuple[Charge, list[tuple[float, float]]]]) -> float:
+def _best_adversary(
+    rule: TotalRule, menu: Sequence[tuple[Charge, list[tuple[float, float]]]]
+) -> float:
     """The largest δ at the account's ε that any adaptive choice of charges reaches, by either
     hypothesis; every choice is tried after every outcome."""
     costs = [rule.costs(charge)[0] for charge, _ in menu]
@@ -318,7 +320,7 @@ def _menu() -> tuple[tuple[Charge, list[tuple[float, float]]], ...]:
 @pytest.mark.parametrize("kind", RULES)
 def test_no_adaptive_adversary_exceeds_the_budget(kind: str) -> None:
     budget = Budget(1.3, 0.05)
-    rule = Rule.of(Account("games", budget), kind)
+    rule = TotalRule.of(Account("games", budget), kind)
     reached = _best_adversary(rule, _menu())
     assert reached <= budget.delta
     # It is an adversary that gets somewhere.
@@ -358,7 +360,7 @@ def test_stopping_by_results_gains_nothing() -> None:
 
 def test_run_that_stops_returns_only_blocks_that_were_not_begun() -> None:
     charge = CHARGES[1]
-    single, four = Rule.of(ACCOUNT), ClockRule(ACCOUNT.budget, blocks=4)
+    single, four = TotalRule.of(ACCOUNT), ClockRule(ACCOUNT.budget, blocks=4)
     assert single.costs(charge, 1) == single.costs(charge)
     with pytest.raises(ValueError, match="at most 300"):
         four.costs(charge, 301)
@@ -369,39 +371,39 @@ def test_run_that_stops_returns_only_blocks_that_were_not_begun() -> None:
 
 
 def test_gaussian_rounds_return_one_by_one() -> None:
-    rule = Rule.of(ACCOUNT)
+    rule = TotalRule.of(ACCOUNT)
     charge = Charge(Mechanism(Rounds(9.0, 30, FullBatch())))
     assert rule.costs(charge, 10)[0] == pytest.approx(rule.costs(charge)[0] / 3, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_hardly_anything_is_more_than_nothing(kind: str) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
     assert rule.costs(gaussian(1e-9)) == (1,)
     assert rule.costs(gaussian(1e-5))[0] > 10_000
 
 
 def test_worst_part_of_each_scheme_counts() -> None:
-    rule = Rule.of(ACCOUNT)
+    rule = TotalRule.of(ACCOUNT)
     parts = {"site=A": (7,), "site=B": (5,), "year=2020": (1,), "year=2021": (2,)}
     assert rule.total((10,), parts) == (19,)
     assert rule.total((10,), {}) == (10,)
 
 
 def test_what_no_theorem_covers_is_refused() -> None:
-    rule = Rule.of(ACCOUNT)
+    rule = TotalRule.of(ACCOUNT)
     other = Mechanism(Rounds(2.0, 1, FullBatch()), adjacency="zero-out")
     with pytest.raises(UnsupportedMechanismError, match="zero-out"):
         rule.costs(Charge(other))
     exchanged = Account("exchanged", ACCOUNT.budget, adjacency="replace-one")
     mechanism = Mechanism(Rounds(2.0, 1, FullBatch()), adjacency="replace-one")
     with pytest.raises(UnsupportedMechanismError, match="another part"):
-        Rule.of(exchanged).costs(Charge(mechanism, partition="site=A"))
+        TotalRule.of(exchanged).costs(Charge(mechanism, partition="site=A"))
 
 
 @pytest.mark.parametrize("kind", RULES)
 def test_release_without_noise_never_fits(kind: str) -> None:
-    rule = Rule.of(ACCOUNT, kind)
+    rule = TotalRule.of(ACCOUNT, kind)
     cost = rule.costs(Charge(Mechanism(Rounds(0.0, 1, FullBatch()))))
     assert not rule.fits(cost)
     assert rule.epsilon(cost) == math.inf
@@ -412,7 +414,7 @@ def test_release_without_noise_never_fits(kind: str) -> None:
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 def test_every_sampling_is_charged(adjacency) -> None:
     account = Account("all", ACCOUNT.budget, adjacency=adjacency)
-    rule = Rule.of(account)
+    rule = TotalRule.of(account)
     for sampling in (Poisson(0.05), RandomAllocation(10), Shuffled(100, 1000), FullBatch()):
         mechanism = Mechanism(Rounds(4.0, 20, sampling), adjacency=adjacency)
         spent = rule.costs(Charge(mechanism))

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from forethought.accounting.statement import Statement
 from forethought.ledger.book import Account
-from forethought.ledger.client import RemoteBook
+from forethought.ledger.remote import RemoteBook
 from forethought.ledger.store import create, open_book
 from forethought.training.folder import CHECKPOINT, ReleasedRounds
 from forethought.values.mechanism import Budget

@@ -38,7 +38,7 @@ def test_a_sum_that_is_not_under_the_lock_is_found(monkeypatch: pytest.MonkeyPat
         if not book.fits(data, charge):  # type: ignore[arg-type]
             return ordinary(book, data, charge, **keywords)  # type: ignore[arg-type]
         with monkeypatch.context() as patched:
-            patched.setattr("forethought.ledger.totals.Rule.fits", lambda *_: True)
+            patched.setattr("forethought.ledger.totals.TotalRule.fits", lambda *_: True)
             return ordinary(book, data, charge, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "reserve", hasty)

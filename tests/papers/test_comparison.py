@@ -8,10 +8,10 @@ import pytest
 
 import forethought as ft
 from forethought.accounting.dominating_pair import gaussian_delta_bounds, gaussian_epsilon_bounds
-from forethought.papers.comparison import Row, compare
+from forethought.papers.comparison import ComparisonRow, compare
 
 
-def rows(mechanism: ft.Mechanism, delta: float, examples: int | None) -> dict[str, Row]:
+def rows(mechanism: ft.Mechanism, delta: float, examples: int | None) -> dict[str, ComparisonRow]:
     return {row.name: row for row in compare(mechanism, delta, examples)}
 
 
@@ -117,7 +117,7 @@ def test_no_analysis_is_below_the_exact_figure_and_called_a_guarantee() -> None:
 
 
 def test_rows_are_json_ready() -> None:
-    endless = Row("x", float("inf"), False, "")
+    endless = ComparisonRow("x", float("inf"), False, "")
     assert endless.to_dict()["epsilon"] == "infinity"
 
 

@@ -13,8 +13,8 @@ import forethought as ft
 from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.jobs.job import Job
 from forethought.planning import defaults
+from forethought.planning.alternatives import next_phase
 from forethought.planning.defaults import noise_to_signal
-from forethought.planning.search import next_phase
 from forethought.planning.solve import PlanError, neighbours
 from forethought.values.mechanism import Correlated
 from forethought.values.samplings import CyclicPoisson

@@ -15,9 +15,9 @@ import forethought as ft
 from forethought.errors import PlanError
 from forethought.jobs.job import Job
 from forethought.papers.calculators import growing as calculated
+from forethought.planning.alternatives import pareto, plan_tuning
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.plan_request import STEPS, Course
-from forethought.planning.search import pareto, plan_tuning
 from forethought.planning.solve import neighbours
 
 BUDGET = ft.Budget(2.0, 1e-5)

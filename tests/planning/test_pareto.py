@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import forethought as ft
-from forethought.planning.plan_request import PlanRequest
-from forethought.planning.search import (
+from forethought.planning.alternatives import (
     OBJECTIVES,
     approximate_epsilons,
     non_dominated,
     pareto,
 )
+from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import PlanError
 
 GRID = {"batches": [50, 100, 200], "rounds": [10, 40, 160], "noise_multipliers": [0.8, 1.5, 4.0]}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import forethought as ft
 from forethought.accounting import exact
+from forethought.planning.alternatives import pareto
 from forethought.planning.defaults import noise_to_signal
-from forethought.planning.search import pareto
 from forethought.planning.solve import neighbours
 from forethought.values.contributions import Persons
 

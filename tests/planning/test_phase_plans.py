@@ -8,7 +8,7 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.adaptive import Progress, RenyiFilter
-from forethought.planning.search import next_by_shortfall, next_phase, plan_phases
+from forethought.planning.alternatives import next_by_shortfall, next_phase, plan_phases
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
 from forethought.values.mechanism import Budget, Mechanism, Rounds

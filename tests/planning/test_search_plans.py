@@ -12,8 +12,8 @@ from forethought.accounting.adaptive import (
     Trials,
     search_epsilon,
 )
-from forethought.planning import search
-from forethought.planning.search import plan_tuning
+from forethought.planning import alternatives as search
+from forethought.planning.alternatives import plan_tuning
 from forethought.planning.solve import PlanError, plan
 from forethought.values.mechanism import Budget
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import forethought as ft
-from forethought.planning.search import pareto
+from forethought.planning.alternatives import pareto
 from forethought.report.figures import draw_epsilon, draw_learning, draw_plan, draw_tradeoff
 
 MECHANISM = ft.Mechanism(ft.Rounds(2.0, 30, ft.Poisson(0.1)))

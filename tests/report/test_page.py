@@ -18,7 +18,7 @@ import pytest
 
 import forethought as ft
 from forethought.accounting.interval import at_most
-from forethought.accounting.statement import Release
+from forethought.accounting.statement import StatedRelease
 from forethought.cli import main
 from forethought.report import page as charts
 from forethought.report.page import report_page, statement_page, write_pages, write_statement
@@ -194,7 +194,7 @@ def test_what_was_checked_has_its_evidence(tmp_path, content, said):
     if content is not None:
         (tmp_path / "audit.json").write_text(content, encoding="utf-8")
     made = summary(tmp_path)
-    ran = made.statement.of_run([Release("sums", 30, 1.2)])
+    ran = made.statement.of_run([StatedRelease("sums", 30, 1.2)])
     write_pages(replace(made, statement=ran))
     page = Page((tmp_path / "statement.html").read_text(encoding="utf-8"))
     assert said in page.text and "<b>" not in page.text

@@ -22,13 +22,13 @@ NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A finished run with results of ten classes: the widest table that is shown."""
-    from forethought.jobs.job import Job, Request
+    from forethought.jobs.job import Job, JobRequest
     from forethought.jobs.train import prepare
     from forethought.jobs.train import run as train
 
     text = '[data]\nsource = "digits"\n[budget]\nepsilon = 3.0\n[training]\nrounds = 12\n'
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    train(prepare(Request("digits", text, Job.parse(text))), folder)
+    train(prepare(JobRequest("digits", text, Job.parse(text))), folder)
     write_pages(RunSummary.load(folder))
     return folder
 

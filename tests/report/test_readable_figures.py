@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import forethought as ft
-from forethought.planning.search import pareto
+from forethought.planning.alternatives import pareto
 from forethought.report.figures import draw_learning, draw_plan, draw_tradeoff, draw_utility
 from forethought.utility.graph import UtilityGraph
 from forethought.values.mechanism import Mechanism, Rounds

@@ -12,7 +12,7 @@ from torch import nn
 
 import forethought as ft
 from drawn import randn, reseed, stream
-from forethought.training.descent import AdamBC, make_optimizer
+from forethought.training.optimizers import AdamBC, make_optimizer
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import FullBatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drawn import randn
-from forethought.training.descent import IterateAverage
+from forethought.training.optimizers import IterateAverage
 from forethought.values.use import Averaging
 
 

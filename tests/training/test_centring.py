@@ -27,7 +27,7 @@ from forethought.rounds.preparation import SPREAD, Vectors, centre, rescaled
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
-from forethought.training.records import Centring, Constants, NotCentredWarning
+from forethought.training.records import InputConstants, NotCentredWarning, WeightCentring
 from forethought.values.plan import NAMES, Preparation
 
 N, D = 1_500, 6
@@ -91,7 +91,7 @@ def test_centred_weights_have_the_same_scores_and_come_back() -> None:
     inputs = rand(5, D, dtype=torch.float64)
     shift, scale = rand(D).double(), rand(D).double() + 0.1
     before, scores = weights(layer), layer(inputs)
-    centring = Centring(layer, Constants(tuple(shift.tolist()), tuple(scale.tolist())))
+    centring = WeightCentring(layer, InputConstants(tuple(shift.tolist()), tuple(scale.tolist())))
     centring.begin()
     torch.testing.assert_close(layer((inputs - shift) / scale), scores)
     centring.end()
@@ -133,7 +133,7 @@ def released_means(plan: ft.Plan, data: tuple[torch.Tensor, torch.Tensor]) -> to
     """What is released, before anything is made of it."""
     caught: list[torch.Tensor] = []
 
-    def catch(asked: Preparation, means: torch.Tensor, examples: int) -> Constants:
+    def catch(asked: Preparation, means: torch.Tensor, examples: int) -> InputConstants:
         caught.append(means)
         return centre(asked, means, examples)
 
@@ -188,7 +188,7 @@ def test_a_records_norm_counts_as_a_logarithm_around_the_centre_within_its_bound
 
 def test_a_norm_is_believed_as_far_as_its_noise_allows() -> None:
     asked = Preparation(("means", "norms"), features=4, reach=3.0, noise_multiplier=0.0)
-    means = Constants((1.0,) * 4, (1.0,) * 4)
+    means = InputConstants((1.0,) * 4, (1.0,) * 4)
     assert rescaled(asked, means, math.log(2), 100).scale == pytest.approx((1,) * 4)
     assert rescaled(asked, means, math.log(2), 100).shift == means.shift
     assert rescaled(asked, means, 50.0, 100).scale == pytest.approx((2,) * 4)
@@ -218,7 +218,9 @@ def test_the_norm_has_the_noise_that_is_accounted() -> None:
     plan = ft.Plan(rounds, count, 1e-5, preparation=asked)
     caught: list[float] = []
 
-    def catch(asked: Preparation, means: Constants, norm: float, examples: int) -> Constants:
+    def catch(
+        asked: Preparation, means: InputConstants, norm: float, examples: int
+    ) -> InputConstants:
         caught.append(norm)
         return rescaled(asked, means, norm, examples)
 

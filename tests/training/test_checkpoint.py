@@ -9,14 +9,14 @@ from torch import nn
 
 from drawn import randn, reseed, stream
 from forethought.training import folder as checkpoints
-from forethought.training.descent import (
+from forethought.training.folder import Checkpoint, CheckpointError, ReleasedRounds, replace_file
+from forethought.training.optimizers import (
     NAMES,
     AdamBC,
     make_optimizer,
     optimizer_state,
     restore_optimizer,
 )
-from forethought.training.folder import Checkpoint, CheckpointError, ReleasedRounds, replace_file
 from forethought.values.use import Optimizer
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import forethought as ft
 from forethought.data.dataset import Dataset, Split
 from forethought.gradients import clipped_sum
-from forethought.jobs.job import Job, JobError, Request
+from forethought.jobs.job import Job, JobError, JobRequest
 from forethought.jobs.train import prepare, run
 from forethought.training.metrics import Results
 from forethought.training.records import (
@@ -72,7 +72,7 @@ def test_a_rare_class_is_found_more_often(tmp_path):
         text = JOB.format(path=tmp_path / "t.npz").replace("[1.0, 8.0]", weights)
         text = text.replace('["recall"]', '["balanced accuracy", "log loss"]')
         folder = tmp_path / weights
-        prepared = prepare(Request("t", text, Job.parse(text)))
+        prepared = prepare(JobRequest("t", text, Job.parse(text)))
         assert any("weights of the classes" in str(c) for c in prepared.plan.not_covered)
         run(prepared, folder)
         results = Results.load(folder / "results.json")
@@ -87,7 +87,7 @@ def test_a_figure_that_there_is_not_is_refused_before_training(tmp_path):
     np.savez(tmp_path / "t.npz", x=inputs, y=targets)
     text = JOB.format(path=tmp_path / "t.npz")
     with pytest.raises(JobError, match="classification there are"):
-        prepare(Request("t", text, Job.parse(text)))
+        prepare(JobRequest("t", text, Job.parse(text)))
 
 
 def test_automatic_clipping_is_warned_of():

@@ -23,9 +23,9 @@ from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.training.descent import Kalman, LowPass, MeanFilter, descent_of, make_filter
 from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
+from forethought.training.optimizers import Kalman, LowPass, MeanFilter, descent_of, make_filter
 from forethought.values.mechanism import Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson

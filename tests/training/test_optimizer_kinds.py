@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 import forethought as ft
-from forethought.training.descent import NAMES, CountsOnNoise, make_optimizer
+from forethought.training.optimizers import NAMES, CountsOnNoise, make_optimizer
 from forethought.values.use import OPTIMIZERS, UNKNOWN, USUAL_RATE, OptimizerKind, kind_of
 
 Vector = NDArray[np.float64]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import forethought as ft
-from forethought.training.descent import NAMES, make_optimizer
+from forethought.training.optimizers import NAMES, make_optimizer
 from forethought.values.use import Optimizer
 
 

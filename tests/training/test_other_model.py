@@ -14,8 +14,8 @@ import forethought as ft
 from forethought.data import load
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.jobs import train as jobs
-from forethought.jobs.job import Job, Request
-from forethought.planning.search import plan_phases
+from forethought.jobs.job import Job, JobRequest
+from forethought.planning.alternatives import plan_phases
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
@@ -163,14 +163,14 @@ def test_phases_and_searches_hear_of_it() -> None:
 
 def test_a_job_counts_the_model_and_compares_a_saved_plan(tmp_path: Path) -> None:
     job = Job(data={"source": "digits"}, budget={"epsilon": 2.0}, training={"rounds": 2})
-    prepared = jobs.prepare(Request("digits", "", job))
+    prepared = jobs.prepare(JobRequest("digits", "", job))
     assert prepared.plan.assumed.parameters == 650
     assert not prepared.plan.assumed.guessed
     other = prepared.plan.with_(assumed=None)
     guess = ft.plan(examples=other.examples, budget=other.budget, rounds=2)
     guess.save(tmp_path / "plan.json")
     with pytest.warns(OtherModelWarning, match="unknown norm"):
-        saved = jobs.prepare(Request("digits", "", job), saved_plan=tmp_path / "plan.json")
+        saved = jobs.prepare(JobRequest("digits", "", job), saved_plan=tmp_path / "plan.json")
     with pytest.warns(OtherModelWarning, match="trains 650"):
         jobs.run(saved, tmp_path / "run")
 

@@ -17,10 +17,10 @@ from forethought.data import DataError, TableSchema, load
 from forethought.data.dataset import EMPTY, Split, by_person
 from forethought.gradients import clipped_sum
 from forethought.jobs.audit import audit
-from forethought.jobs.job import Job, JobError, Request
+from forethought.jobs.job import Job, JobError, JobRequest
 from forethought.jobs.load import load_job
 from forethought.jobs.train import prepare, run
-from forethought.planning.search import plan_tuning
+from forethought.planning.alternatives import plan_tuning
 from forethought.rounds.contributions import cross_entropy
 from forethought.training.records import PerPerson, PersonLoss, person_loss
 from forethought.training.search import train_until
@@ -155,7 +155,7 @@ def test_a_job_promises_something_to_persons(tmp_path):
     own, rows_each = np.unique(data.persons, return_counts=True)
     assert rows_each.max() == 3 and 0.6 * len(persons) < len(own) < 0.95 * len(persons)
     assert data.test is not None and data.test.inputs.shape[1:] == (3,)
-    prepared = prepare(Request("t", text, job))
+    prepared = prepare(JobRequest("t", text, job))
     assert isinstance(prepared.plan.contribution, Persons)
     assert prepared.plan.examples == len(own)
     assert dict(prepared.plan.reasons)["persons"].startswith("one contribution a person: people")
@@ -182,7 +182,7 @@ def test_a_job_may_take_groups_of_rows_and_standardise(tmp_path):
         "[data.columns]", 'standardise = "private"\nbounds = [-1, 1]\n[data.columns]'
     )
     for each, group in ((text, 3), (text.replace('"group"', '"contribution"'), 1)):
-        prepared = prepare(Request("t", each, Job.parse(each)))
+        prepared = prepare(JobRequest("t", each, Job.parse(each)))
         out = tmp_path / f"run{group}"
         found = run(prepared, out)
         rows = prepared.loaded.examples
@@ -312,7 +312,7 @@ def test_what_does_not_go_together_is_refused():
 
 def test_what_knows_rows_only_refuses_persons(tmp_path):
     path = table(tmp_path / "t.csv")
-    loaded = load_job(Request("t", "", Job.parse(JOB.format(path=path))))
+    loaded = load_job(JobRequest("t", "", Job.parse(JOB.format(path=path))))
     with pytest.raises(JobError, match="works on rows,"):
         loaded.require_rows("a federation")
     schema = TableSchema({"age": [0, 110], "ward": ["A", "B"]}, person="patient")

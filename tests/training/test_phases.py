@@ -19,7 +19,7 @@ import forethought as ft
 from forethought.accounting.adaptive import Progress, RenyiFilter
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
-from forethought.planning.search import next_by_shortfall, plan_phases
+from forethought.planning.alternatives import next_by_shortfall, plan_phases
 from forethought.planning.solve import plan as solve
 from forethought.rounds.randomness import Seeds
 from forethought.training.execution import Interrupted

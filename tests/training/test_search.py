@@ -17,7 +17,7 @@ import forethought as ft
 from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials, search_epsilon
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
-from forethought.planning.search import plan_tuning
+from forethought.planning.alternatives import plan_tuning
 from forethought.rounds.transcript import Transcript
 from forethought.training.folder import RunFolderExistsError
 from forethought.training.run import Run, Task, train

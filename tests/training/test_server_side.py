@@ -12,7 +12,7 @@ from torch import nn
 import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.planning.solve import PlanError
-from forethought.training.descent import Yogi, make_optimizer
+from forethought.training.optimizers import Yogi, make_optimizer
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch
@@ -118,7 +118,8 @@ def test_steps_shrink_where_public_accuracy_drops(monkeypatch: pytest.MonkeyPatc
     sizes: list[float] = []
     accuracies = iter([0.5, 0.6, 0.4, 0.3, 0.3, 0.9])
     monkeypatch.setattr(
-        "forethought.training.descent.Descent.step", lambda self, noised, size: sizes.append(size)
+        "forethought.training.optimizers.Descent.step",
+        lambda self, noised, size: sizes.append(size),
     )
     ft.train(linear(), data(), plan, test=data(30), diagnostics=False, log_every=100)
     assert sizes == [1.0, 1.0, 1.0, 0.5, 0.25, 0.25]

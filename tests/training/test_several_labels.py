@@ -14,7 +14,7 @@ import forethought as ft
 from drawn import rand, randn
 from forethought.data import DataError, TableSchema, load
 from forethought.jobs.init import job_for
-from forethought.jobs.job import Job, Request
+from forethought.jobs.job import Job, JobRequest
 from forethought.jobs.train import prepare, run
 from forethought.report.page import report_page
 from forethought.rounds.contributions import label_cross_entropy
@@ -49,7 +49,7 @@ def test_from_init_to_predictions(tmp_path):
     path = table(tmp_path / "t.csv")
     text = job(path)
     assert 'label = ["diabetes", "stroke"]' in text and 'task = "multilabel"' in text
-    prepared = prepare(Request("t", text, Job.parse(text)))
+    prepared = prepare(JobRequest("t", text, Job.parse(text)))
     data = prepared.loaded.dataset
     assert data.multilabel and data.train.targets.shape[1] == 2
     assert set(np.unique(data.train.targets)) == {0.0, 1.0}
@@ -82,7 +82,7 @@ def test_persons_have_several_labels_too(tmp_path):
     text = "\n".join(line for line in text.splitlines() if not line.startswith("patient ="))
     for way in ("contribution", "group"):
         each = text + f'\n[training]\nrounds = 30\nperson_as = "{way}"\n'
-        prepared = prepare(Request("t", each, Job.parse(each)))
+        prepared = prepare(JobRequest("t", each, Job.parse(each)))
         found = run(prepared, tmp_path / way)
         results = Results.load(tmp_path / way / "results.json")
         assert results.figures["AUC"].value > 0.7

@@ -31,9 +31,9 @@ from forethought.training.execution import Execution, Interrupted
 from forethought.training.folder import (
     Checkpoint,
     CheckpointError,
-    Keys,
     ReleasedRounds,
     RunFolderBusyError,
+    RunSecrets,
     fingerprint,
     locked,
     wipe,
@@ -78,7 +78,7 @@ def stopped(out: Path, how: int = signal.SIGINT, **options: Any) -> Path:
 
 def test_the_keys_are_in_one_file_only(tmp_path: Path) -> None:
     out = stopped(tmp_path / "run", test=data(1), checkpoint_every=2)
-    keys = Keys.read(out / "checkpoint")
+    keys = RunSecrets.read(out / "checkpoint")
     assert (out / "checkpoint" / "keys").stat().st_mode & 0o777 == 0o600
     for secret in (keys.secrets.noise, keys.secrets.sampling, keys.identity):
         holders = [

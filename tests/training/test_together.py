@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from forethought.rounds.contributions import Batch
+from forethought.rounds.contributions import DealtBatch
 from forethought.rounds.private_sum import Team, share_of
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
@@ -129,7 +129,7 @@ def test_the_command_line_runs_under_torchrun(tmp_path: Path) -> None:
 def test_the_shares_of_a_team_are_the_batch(size: int, groups: int | None) -> None:
     indices = np.array([9, 4, 17, 3, 8])
     members = None if groups is None else np.array([0, 3, 3, 1, 0]) % groups
-    batch = Batch(indices, members, len(indices) if groups is None else groups)
+    batch = DealtBatch(indices, members, len(indices) if groups is None else groups)
     shares = [share_of(batch, Team(rank, size)) for rank in range(size)]
     assert sorted(np.concatenate([share.indices for share in shares])) == sorted(indices)
     assert sum(share.count for share in shares) == batch.count

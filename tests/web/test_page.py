@@ -12,7 +12,7 @@ import pytest
 import forethought as ft
 from forethought.jobs.job import Job
 from forethought.web.planner import Settings
-from forethought.web.server import Place, PlannerServer
+from forethought.web.site import Place, PlannerServer
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")

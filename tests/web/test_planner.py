@@ -13,7 +13,7 @@ import forethought as ft
 from forethought.accounting.tradeoff import tradeoff
 from forethought.jobs.job import Job
 from forethought.web.planner import FALSE_ALARMS, SettingError, Settings, expected_accuracy, shown
-from forethought.web.server import Place, beginning
+from forethought.web.site import Place, beginning
 
 
 def test_the_numbers_are_those_of_the_plan():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from forethought.web.planner import Settings
-from forethought.web.server import Place, PlannerServer
+from forethought.web.site import Place, PlannerServer
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from forethought.data.deep_patches import (
     COMPONENTS,
     STANDARD,
     Components,
-    Constants,
+    DeepFilterConstants,
     Filters,
     cell_maps,
     cell_patches,
@@ -41,7 +41,7 @@ _PART = 25  # images at a time
 _SAMPLED = 60  # second patches taken of each image and its mirror image
 
 
-def learn(channels: int) -> Constants:
+def learn(channels: int) -> DeepFilterConstants:
     """Constants for grey (1) or colour (3) images; some minutes of one core."""
     images = torch.from_numpy(dead_leaves(channels).astype(np.float32) / np.float32(255))
     parts = torch.split(images, _PART)
@@ -57,7 +57,7 @@ def learn(channels: int) -> Constants:
         rows = torch.randint(len(found), (_SAMPLED * len(part),), generator=random)
         sampled.append(found[rows] / 32)
     second = Filters(*counted_filters(clustered(torch.cat(sampled), SECOND_FILTERS, random)))
-    return Constants(
+    return DeepFilterConstants(
         half_filters=half,
         second_filters=second,
         cells=cells,
@@ -95,7 +95,7 @@ def leading_components(parts: Iterable[torch.Tensor], count: int) -> Components:
     return Components(whole, offsets.astype(np.int32))
 
 
-def arrays_of(known: Constants) -> dict[str, NDArray[np.generic]]:
+def arrays_of(known: DeepFilterConstants) -> dict[str, NDArray[np.generic]]:
     """As the bundled file has them."""
     found: dict[str, NDArray[np.generic]] = {}
     for name, value in vars(known).items():

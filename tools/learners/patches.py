@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from forethought.data.patches import (
     FILTERS,
-    Constants,
+    FilterConstants,
     normalised_patches,
     pooled_roots,
     standardised,
@@ -28,7 +28,7 @@ _PART = 20_000  # patches compared at a time
 CHANNEL_RIDGE = 0.1  # likewise for the channels, as for scattering
 
 
-def learn(channels: int) -> Constants:
+def learn(channels: int) -> FilterConstants:
     """Filters and statistics for grey (1) or colour (3) images; about a minute on one core."""
     images = torch.from_numpy(dead_leaves(channels).astype(np.float32) / np.float32(255))
     filters, exponents = counted_filters(image_filters(images))
@@ -40,7 +40,7 @@ def learn(channels: int) -> Constants:
     means = rows.mean(0)
     rows -= means
     matrix = _decorrelation(rows.T @ rows / len(rows), CHANNEL_RIDGE)
-    return Constants(
+    return FilterConstants(
         filters,
         exponents,
         np.round(means.numpy() * 256).astype(np.int16),

@@ -22,7 +22,7 @@ from forethought.accounting import adaptive, attack_bounds, exact
 from forethought.accounting.exact import CertificateError
 from forethought.auditing.attack import attack
 from forethought.auditing.audit import FALSE_ALARM, Outcome, gather
-from forethought.auditing.canaries import LEVELS, Sizes
+from forethought.auditing.canaries import LEVELS, CheckSizes
 from forethought.auditing.replay import replayed
 from forethought.auditing.verdict import Audit
 from forethought.gradients import clipped, sums
@@ -393,7 +393,7 @@ def _in_order() -> AbstractContextManager[None]:
 
 def _dealt_anew() -> AbstractContextManager[None]:
     """Parts change after every cycle."""
-    turns = randomness._Turns
+    turns = randomness._DealtTurns
 
     def draw(self: Any, index: int) -> Any:
         cycle, turn = divmod(index - self._first, self._sampling.parts)
@@ -592,7 +592,7 @@ def _data() -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs @ torch.randn(FEATURES, CLASSES, generator=source)).argmax(1)
 
 
-def sizes_of_job(job: Job) -> Sizes:
+def sizes_of_job(job: Job) -> CheckSizes:
     """Quick, with the canaries of the trial, and what the job is there to show."""
     return replace(
         LEVELS["quick"],

@@ -259,7 +259,7 @@ class Trial:
         to = self.random.choice(self.gossip.mixing.graph.neighbours(liar.me))
         message = lies.of_worker(self.random, liar.own.updates, self.step, liar.own.own.held)
         self.tally.lies += 1
-        self.agenda.add(self.agenda.now + 0.05, _MESSAGE, to, on.Received(liar.me, message))
+        self.agenda.add(self.agenda.now + 0.05, _MESSAGE, to, on.PeerMessage(liar.me, message))
 
     def _opened(self, me: int, what: common.Received) -> common.Received | None:
         """A liar's message, as it comes through the door; None: refused there."""
@@ -275,7 +275,7 @@ class Trial:
             found = judged(_NUMBERS[kind], payload, length, lambda _: largest, given)
         except DecodeError:
             return None
-        return on.Received(what.sender, found)
+        return on.PeerMessage(what.sender, found)
 
     def _trained(self, me: int, compute: on.ComputeGradient) -> on.GradientDone:
         """A trainer that depends on secret, round and weights alone, as the real one does."""
@@ -318,10 +318,10 @@ class Trial:
                 self.tally.exchanges += 1
             case on.Alarm():
                 self.tally.alarms.append(effect.code)
-            case on.Finished() if effect.reason == "ledger set back":
+            case on.WorkerFinished() if effect.reason == "ledger set back":
                 process.halted = True
 
-    def _commit(self, process: _Process, release: common.Release) -> None:
+    def _commit(self, process: _Process, release: common.ClientRelease) -> None:
         for other, (life, known) in process.witnesses.items():
             there = self.processes[other]
             if there.life == life and other not in self.cut and known > release.round:
@@ -363,7 +363,7 @@ class Trial:
             if self.unsaid is Known or message.base >= 0:
                 return
             message = Known(max(message.round, 0), 0, 0, 1)  # "ask me again"
-        received = on.Received(process.me, message)
+        received = on.PeerMessage(process.me, message)
         for _ in range(copies):
             seconds = 0.05 if quiet else self.random.expovariate(1 / faults.delay)
             self.agenda.add(self.agenda.now + seconds, _MESSAGE, effect.to, received)

@@ -330,7 +330,7 @@ class KillTrial:
             machine = Recorded(worker(gossip, me, self.setting.start, begun))
             for line in lines[1:]:
                 event = event_of(line.event)
-                if isinstance(event, on.Received):
+                if isinstance(event, on.PeerMessage):
                     found.received.append((line.seconds, event))
                 self.found.exchanges += isinstance(event, on.Mix)
                 for effect in machine.handle(event):
@@ -353,7 +353,7 @@ class KillTrial:
                 for line in self._log(other, life)[1:]:
                     event = event_of(line.event)
                     if (
-                        isinstance(event, on.Received)
+                        isinstance(event, on.PeerMessage)
                         and event.sender == me
                         and line.seconds < begin
                         and event.message.round > updates
@@ -406,7 +406,7 @@ class KillTrial:
 class _Replay:
     """What a worker's lives were, played again."""
 
-    received: list[tuple[float, on.Received]] = field(default_factory=list)
+    received: list[tuple[float, on.PeerMessage]] = field(default_factory=list)
     sent: set[tuple[int, bytes]] = field(default_factory=set)
 
 

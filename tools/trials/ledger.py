@@ -26,7 +26,7 @@ from typing import Any
 
 from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
 from forethought.ledger.store import Store, create, open_book
-from forethought.ledger.totals import Rule
+from forethought.ledger.totals import TotalRule
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.samplings import FullBatch
 from trials import ViolationError
@@ -189,7 +189,7 @@ def place(engine: str) -> Iterator[tuple[Callable[[str], str], Server | None]]:
 def charge_for(fits: int) -> tuple[Charge, int]:
     """A charge of which about so many fit into the budget, and how many do."""
     low, high = 1e-3, 1e6
-    rule = Rule.of(Account(DATA, BUDGET))
+    rule = TotalRule.of(Account(DATA, BUDGET))
 
     def of(noise: float) -> tuple[Charge, int]:
         charge = Charge(Mechanism(Rounds(noise, ROUNDS, FullBatch())))

@@ -108,7 +108,7 @@ class MaskTrial:
         one = self.federation.plan(0).round(0)
         self.step, _ = grid(one.noise_std, one.clip_norm, SIZE)
         self.agenda, self.tally = Agenda(), Tally()
-        self.ledgers: dict[int, list[on.Release]] = {client: [] for client in range(CLIENTS)}
+        self.ledgers: dict[int, list[on.ClientRelease]] = {client: [] for client in range(CLIENTS)}
         self.clients: dict[int, SecureClient] = {}
         self.waking: dict[int, float] = {}
         # Every word of the server to a client, to say again; its own attempts beside the protocol.

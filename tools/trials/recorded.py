@@ -18,7 +18,7 @@ _EVENTS: tuple[type, ...] = (
     on.Started,
     on.Mix,
     on.GradientDone,
-    on.Received,
+    on.PeerMessage,
     on.PeerLost,
     on.PeerBack,
     on.Reduced,
@@ -82,7 +82,7 @@ def replayed(machine: Machine, events: list[bytes]) -> str:
 def event_bytes(event: on.Event) -> bytes:
     """An event as bytes; :func:`event_of` reads it back."""
     number = bytes([_EVENTS.index(type(event))])
-    if isinstance(event, on.Received):
+    if isinstance(event, on.PeerMessage):
         sender = event.sender.to_bytes(4, "little")
         return number + sender + bytes([_kind(event.message)]) + encode(event.message)
     return number + encode(event)
@@ -91,9 +91,9 @@ def event_bytes(event: on.Event) -> bytes:
 def event_of(data: bytes) -> on.Event:
     """The inverse of :func:`event_bytes`."""
     kind = _EVENTS[data[0]]
-    if kind is on.Received:
+    if kind is on.PeerMessage:
         sender = int.from_bytes(data[1:5], "little")
-        return on.Received(sender, decode(KINDS[data[5]], memoryview(data)[6:]))
+        return on.PeerMessage(sender, decode(KINDS[data[5]], memoryview(data)[6:]))
     event: on.Event = decode(kind, memoryview(data)[1:])
     return event
 

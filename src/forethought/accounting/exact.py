@@ -55,7 +55,7 @@ from forethought.accounting.dominating_pair import (
 from forethought.accounting.interval import Interval, at_most, warn_if_wide
 from forethought.accounting.line_integral import (
     SMALLEST,
-    Bounded,
+    BoundedDirection,
     Composition,
     Curve,
     HalfLines,
@@ -576,7 +576,7 @@ def privacy_loss(
             "ε or δ instead"
         )
     cap = Profile({Pair(((unsampled_distance(mechanism, group), 1.0),)): 1}, swapped=False)
-    known: list[tuple[list[Bounded], list[Bounded]]] = [([cap], [cap])]
+    known: list[tuple[list[BoundedDirection], list[BoundedDirection]]] = [([cap], [cap])]
     known += [_profiles(way, accuracy) for way in alternatives(counts)]
     chain = single_changes(mechanism, group)
     if chain is not None:
@@ -596,7 +596,9 @@ def privacy_loss(
     ]
 
 
-def _profiles(counts: Counts, accuracy: float) -> tuple[list[Bounded], list[Bounded]]:
+def _profiles(
+    counts: Counts, accuracy: float
+) -> tuple[list[BoundedDirection], list[BoundedDirection]]:
     """Lower and upper profiles of each direction by one choice of theorems; one if they are alike.
 
     Where the rounds have laws, these are the lower end's and the upper one's.
@@ -608,7 +610,7 @@ def _profiles(counts: Counts, accuracy: float) -> tuple[list[Bounded], list[Boun
         with_ratios(counts, _CURVES, end) for end in ((0, 1) if pairs is None else (0,))
     ]
     both = pairs is not None and all(pair.two_sided for pair in pairs)
-    profiles: list[list[Bounded]] = [
+    profiles: list[list[BoundedDirection]] = [
         [
             Profile(end, swapped=s, accuracy=accuracy, exactly=exactly, integrable=regular)
             for s in ((False,) if both else (False, True))

@@ -54,8 +54,8 @@ from forethought.accounting.dominating_pair import (
 from forethought.accounting.interval import bisected
 from forethought.accounting.transform import (
     Complex,
+    IntegratedPairs,
     Line,
-    Rows,
     UnresolvedError,
     gaussian_line,
     of_one_rate,
@@ -231,7 +231,7 @@ _SERIES = 0.02
 _TINY = -745.0
 
 
-class Place(NamedTuple):
+class AnswerRegion(NamedTuple):
     """About where the answer lies: for choosing lines, not for bounds."""
 
     tilt: float
@@ -284,8 +284,8 @@ class Composition:
         self.distance = math.sqrt(
             math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
         )
-        self.rows: list[Rows | RatioRows] = [
-            Rows(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
+        self.rows: list[IntegratedPairs | RatioRows] = [
+            IntegratedPairs(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
             for alike in _alike(pairs)
         ]
         laws = [
@@ -344,7 +344,7 @@ class Composition:
         epsilon: float = 0.0,
         rough: bool = False,
         near: float | None = None,
-    ) -> Place:
+    ) -> AnswerRegion:
         """The tilt of the best Chernoff bound, which is close to the saddle point.
 
         Args:
@@ -373,8 +373,8 @@ class Composition:
             low, high = float(exponents[at]) - width, float(exponents[at]) + width
         tilt = float(tilts[at])
         if delta is not None:
-            return Place(tilt, max(best, 0.0), math.log(delta))
-        return Place(self._off_the_pole(tilt, epsilon), epsilon, min(best, 0.0), 0.0)
+            return AnswerRegion(tilt, max(best, 0.0), math.log(delta))
+        return AnswerRegion(self._off_the_pole(tilt, epsilon), epsilon, min(best, 0.0), 0.0)
 
     def estimate(self, delta: float) -> float:
         """About the ε at ``delta``, by a saddle point and its skew: not for bounds."""
@@ -501,7 +501,7 @@ class Composition:
         relative = min(room / 3, 0.3)
         try:
             smoothing = self.smoothing(tilt, relative)
-            line = self.integral(Place(tilt, epsilon, about, 0.0), smoothing, 0.1 * relative)
+            line = self.integral(AnswerRegion(tilt, epsilon, about, 0.0), smoothing, 0.1 * relative)
         except (UnresolvedError, FloatingPointError, OverflowError):
             return False
         return Charged(line, self.charges).upper(epsilon) <= wanted
@@ -522,7 +522,7 @@ class Composition:
         bound = tilt * (tilt + 1) * self.distance**2 / 2 * (1 + 8 * EPS)
         return bound + math.fsum(rows.log_moment_above(tilt, self._tight) for rows in self.rows)
 
-    def integral(self, place: Place, smoothing: float, accuracy: float) -> Integral:
+    def integral(self, place: AnswerRegion, smoothing: float, accuracy: float) -> Integral:
         """The transform along the line through ``place``.
 
         Args:
@@ -603,7 +603,7 @@ class Composition:
             fallen = self.fall(tilt, (first - 1) * step) / _ROOM - 1
             bands.append((end + 3 * step, self._loose(accuracy, max(0.0, fallen)) - 1))
         for rows in self.rows:
-            if isinstance(rows, Rows):
+            if isinstance(rows, IntegratedPairs):
                 rows.keep(tilt, bands, beyond, self._tight)
 
     def _first_band(self, step: float, points: int) -> int:
@@ -699,7 +699,7 @@ class Search:
     ) -> None:
         self.total, self.delta, self.epsilon = total, delta, epsilon
         self.lower, self.upper = 0.0, math.inf if delta is not None else 1.0
-        self.place: Place | None = None
+        self.place: AnswerRegion | None = None
         self.smoothing, self.gap = 0.0, 1.0
         self._coarser = 1.0  # after lines that were too much work
         self._stale = False  # a rough answer was enough so far
@@ -773,7 +773,7 @@ class Search:
         self.gap = width / self.upper if 0 < width < math.inf else 1.0
         self.finished = self.place == place and width > 0.9 * before and width < math.inf
 
-    def _retreat(self, place: Place, smoothing: float) -> None:
+    def _retreat(self, place: AnswerRegion, smoothing: float) -> None:
         # Where one rare loss decides, Chernoff's bound is far off; otherwise a line that is less
         # sharp may still be affordable.
         self._retreats += 1
@@ -783,11 +783,11 @@ class Search:
             if jump < 0.7 * place.epsilon:
                 self._cut_at = self.total.cut(place.log_delta, jump)
                 found = self.total.locate(epsilon=jump)
-                self.place = Place(found.tilt, jump, place.log_delta, 0.3)
+                self.place = AnswerRegion(found.tilt, jump, place.log_delta, 0.3)
                 return
         self._coarser *= 8
 
-    def _first(self) -> Place:
+    def _first(self) -> AnswerRegion:
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, rough=True)
         self._cut_at = self.total.cut(place.log_delta, place.epsilon)
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, near=place.tilt)
@@ -799,9 +799,9 @@ class Search:
             return place
         self._cut_at = self.total.cut(place.log_delta, about)
         found = self.total.locate(epsilon=about, near=place.tilt)
-        return Place(found.tilt, about, place.log_delta, _NEAR)
+        return AnswerRegion(found.tilt, about, place.log_delta, _NEAR)
 
-    def _replace(self, place: Place) -> None:
+    def _replace(self, place: AnswerRegion) -> None:
         if self.delta is not None:
             if not 0 < self.upper < math.inf:
                 return
@@ -812,7 +812,7 @@ class Search:
             else:
                 self._cut_at = self.total.cut(math.log(self.delta), self.upper)
                 found = self.total.locate(epsilon=self.upper)
-                self.place = Place(found.tilt, self.upper, math.log(self.delta), slack)
+                self.place = AnswerRegion(found.tilt, self.upper, math.log(self.delta), slack)
             return
         if not self.upper > 0:
             return
@@ -820,14 +820,14 @@ class Search:
         if log_delta < self._cut_at + 11:
             self._cut_at = self.total.cut(log_delta, self.epsilon)
         found = self.total.locate(epsilon=self.epsilon)
-        self.place = Place(found.tilt, found.epsilon, log_delta, 0.0)
+        self.place = AnswerRegion(found.tilt, found.epsilon, log_delta, 0.0)
 
     def _deltas(self, line: Charged) -> tuple[float, float]:
         low, high = line.lower(self.epsilon), line.upper(self.epsilon)
         upper = math.exp(min(high, 0.0)) * (1 + 1e-13) if high > _TINY else 5e-324
         return math.exp(min(low, 0.0)) * (1 - 1e-13) if low > -700 else 0.0, min(upper, 1.0)
 
-    def _epsilons(self, line: Charged, place: Place) -> tuple[float, float]:
+    def _epsilons(self, line: Charged, place: AnswerRegion) -> tuple[float, float]:
         wanted = math.log(self.delta or 1.0)
         if line.upper(0.0) <= wanted:
             return 0.0, 0.0
@@ -1108,7 +1108,7 @@ class Profile:
         return inverted(self.bound, delta)
 
 
-class Bounded(Protocol):
+class BoundedDirection(Protocol):
     """Whatever bounds one direction's δ(ε), ε ≥ 0, and its inverse."""
 
     def bound(self, epsilon: float, end: int) -> float:
@@ -1121,7 +1121,7 @@ class Bounded(Protocol):
 class Least:
     """The pointwise least of several profiles, each of which bounds the same direction."""
 
-    def __init__(self, profiles: Sequence[Bounded]) -> None:
+    def __init__(self, profiles: Sequence[BoundedDirection]) -> None:
         self._profiles = profiles
 
     def bound(self, epsilon: float, end: int) -> float:
@@ -1141,7 +1141,7 @@ class Curve:
         above: whether this is an upper bound.
     """
 
-    def __init__(self, ahead: Bounded, behind: Bounded, *, above: bool) -> None:
+    def __init__(self, ahead: BoundedDirection, behind: BoundedDirection, *, above: bool) -> None:
         self._ahead, self._behind, self._above = ahead, behind, above
 
     def delta(self, epsilon: float) -> float:

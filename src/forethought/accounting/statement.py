@@ -237,7 +237,7 @@ OF_NO_ROUND = frozenset({SCORE})
 OF_PREPARATION = frozenset(NAMES.values())
 
 
-class Released(Protocol):
+class TranscriptRow(Protocol):
     """The fields that are read of a row of a transcript."""
 
     @property
@@ -249,7 +249,7 @@ class Released(Protocol):
 
 
 @dataclass(frozen=True)
-class Release:
+class StatedRelease:
     """Equal releases in a row.
 
     Args:
@@ -272,29 +272,29 @@ class Release:
         object.__setattr__(self, "noise_multiplier", sigma)
 
 
-def listed(rows: Iterable[Released]) -> tuple[Release, ...]:
+def listed(rows: Iterable[TranscriptRow]) -> tuple[StatedRelease, ...]:
     """A transcript's rows as a statement holds them; equal ones in a row become one."""
-    found = [Release(row.name, row.count, row.noise_multiplier) for row in rows]
+    found = [StatedRelease(row.name, row.count, row.noise_multiplier) for row in rows]
     merged = groupby(found, key=lambda row: (row.name, row.noise_multiplier))
     return tuple(
-        Release(name, sum(row.count for row in same), sigma) for (name, sigma), same in merged
+        StatedRelease(name, sum(row.count for row in same), sigma) for (name, sigma), same in merged
     )
 
 
-def of_the_rounds(releases: Iterable[Release], rounds: int) -> dict[str, list[Release]]:
+def of_the_rounds(releases: Iterable[StatedRelease], rounds: int) -> dict[str, list[StatedRelease]]:
     """The rows by name, of the names that are released once in every round."""
     by_name = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
     return {name: rows for name, rows in by_name.items() if _count(rows) == rounds}
 
 
-def _by_name(releases: Iterable[Release]) -> dict[str, list[Release]]:
-    found: dict[str, list[Release]] = {}
+def _by_name(releases: Iterable[StatedRelease]) -> dict[str, list[StatedRelease]]:
+    found: dict[str, list[StatedRelease]] = {}
     for row in releases:
         found.setdefault(row.name, []).append(row)
     return found
 
 
-def _count(rows: Iterable[Release]) -> int:
+def _count(rows: Iterable[StatedRelease]) -> int:
     return sum(row.count for row in rows)
 
 
@@ -302,7 +302,7 @@ def _count(rows: Iterable[Release]) -> int:
 STOPPED = frozenset({"phases-fixed", "stopped-early"})
 
 
-def _left_in(mechanism: Mechanism, releases: Sequence[Release]) -> Mechanism | None:
+def _left_in(mechanism: Mechanism, releases: Sequence[StatedRelease]) -> Mechanism | None:
     """The rounds that were released where others were left out; None: several releases a round."""
     if len({row.name for row in releases if row.name not in OF_NO_ROUND}) != 1:
         return None
@@ -322,7 +322,7 @@ def _left_in(mechanism: Mechanism, releases: Sequence[Release]) -> Mechanism | N
 
 
 def difference(
-    releases: Iterable[Release],
+    releases: Iterable[StatedRelease],
     mechanism: Mechanism,
     *,
     stopped: bool = False,
@@ -374,7 +374,7 @@ def difference(
     return None
 
 
-def _after(before: list[Release], mechanism: Mechanism) -> Mechanism | None:
+def _after(before: list[StatedRelease], mechanism: Mechanism) -> Mechanism | None:
     """The rounds that are accounted behind the preparation; None where the first rounds are not
     these."""
     count = _count(before)
@@ -401,7 +401,7 @@ def _together(values: list[float]) -> float:
     return 0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for sigma in values))
 
 
-def rows(releases: Iterable[Release]) -> Iterator[tuple[str, int, str]]:
+def rows(releases: Iterable[StatedRelease]) -> Iterator[tuple[str, int, str]]:
     """For a table: name, how many times in all, and the noise or its range."""
     for name, same in _by_name(releases).items():
         noises = [row.noise_multiplier for row in same]
@@ -495,7 +495,7 @@ class Statement:
     accountant: Mapping[str, Any] = field(default_factory=lambda: {"kind": EXACT})
     randomness: Randomness = SECRET
     caveats: tuple[Caveat, ...] = ()
-    releases: tuple[Release, ...] = ()
+    releases: tuple[StatedRelease, ...] = ()
     examples: int | None = None
     clip_norm: float | None = None
     plan: str | None = None
@@ -569,7 +569,7 @@ class Statement:
         """The results that the accounting rests on."""
         return self.way.theorems(self.mechanism, self.group)
 
-    def of_run(self, released: Iterable[Released]) -> Statement:
+    def of_run(self, released: Iterable[TranscriptRow]) -> Statement:
         """The same statement with what the run released: rows of its transcript.
 
         Raises:
@@ -701,7 +701,7 @@ def account(
     not_covered: Iterable[Caveat | str] = (),
     accountant: Mapping[str, Any] | None = None,
     randomness: Randomness | None = None,
-    releases: Iterable[Released] = (),
+    releases: Iterable[TranscriptRow] = (),
 ) -> Statement:
     """The guarantee of a plan or a mechanism.
 
@@ -846,7 +846,7 @@ def _read(values: Any) -> Statement:
         accountant=dict(content["accountant"]),
         randomness=build(Randomness, content["randomness"]),
         caveats=tuple(map(Caveat.from_dict, content["caveats"])),
-        releases=tuple(build(Release, row) for row in content["releases"]),
+        releases=tuple(build(StatedRelease, row) for row in content["releases"]),
         examples=_optional(whole, "examples", content["examples"]),
         clip_norm=_optional(_positive, "clip_norm", content["clip_norm"]),
         plan=_optional(_text, "plan", content["plan"]),

@@ -19,7 +19,7 @@ grid of frequencies the sums are matrix products, since e^{i(s+t)l} - 1 = E_s + 
 **Alike rounds.** Rounds are integrated together where they are alike, on the same nodes of the
 line. Rounds of one rate and many noises even share their losses: with u = cz - c²/2 the loss log(1
 - q + q e^u) is the same for every shift c, and only the Gaussian N(-c²/2, c²) of u is not
-(:meth:`Rows.of_one_rate`).
+(:meth:`IntegratedPairs.of_one_rate`).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Demand(NamedTuple):
         )
 
 
-class Rule(NamedTuple):
+class Quadrature(NamedTuple):
     """Nodes and weights on the line, and the log of a bound on the error at each demand."""
 
     nodes: Array
@@ -131,7 +131,7 @@ def rule(
     start: Array | None = None,
     cut: float = math.inf,
     base: Base = STANDARD,
-) -> Rule:
+) -> Quadrature:
     """Panels on which every measure meets every demand, for every row.
 
     Args:
@@ -192,7 +192,7 @@ def rule(
     errors = np.logaddexp.reduce(errors.reshape(len(measures), -1), axis=0)
     nodes = (centre[:, None] + half[:, None] * _NODES).ravel()
     weights = (half[:, None] * _WEIGHTS).ravel()
-    return Rule(nodes, weights, errors + 1e-9)
+    return Quadrature(nodes, weights, errors + 1e-9)
 
 
 class _Cases(NamedTuple):
@@ -459,7 +459,7 @@ FEW = 16
 _APART = 3.0
 
 
-class Rows:
+class IntegratedPairs:
     """Pairs that are integrated together in one direction.
 
     Args:

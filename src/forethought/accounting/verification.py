@@ -23,10 +23,10 @@ from forethought.accounting.statement import (
     STOPPED,
     UNBOUND_SCHEMAS,
     Accounted,
-    Release,
-    Released,
+    StatedRelease,
     Statement,
     StatementError,
+    TranscriptRow,
     caveats_of,
     code_digest,
     following,
@@ -51,7 +51,7 @@ _ANSWERED = (Caveat("search"), Caveat("chosen-phases"))
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedEntry:
     """One entry of a statement.
 
     Args:
@@ -76,7 +76,7 @@ class Verification:
     """
 
     statement: Statement
-    rows: tuple[Compared, ...]
+    rows: tuple[ComparedEntry, ...]
 
     @property
     def checked(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Signer:
+class SignatureOwner:
     """The owner of a signature beside a statement that fits its folder.
 
     Args:
@@ -112,10 +112,10 @@ class _Case:
     attained: Attained | None
     plan: Accounted | None
     model: str | None = None
-    transcript: tuple[Release, ...] | None = None
+    transcript: tuple[StatedRelease, ...] | None = None
     others: str | None = None
     files: Mapping[str, str] | None = None
-    signer: Signer | None = None
+    signer: SignatureOwner | None = None
 
     @property
     def of_this_version(self) -> bool:
@@ -141,10 +141,10 @@ def check(
     statement: Statement,
     plan: Accounted | None = None,
     model: str | None = None,
-    transcript: Iterable[Released] | None = None,
+    transcript: Iterable[TranscriptRow] | None = None,
     others: str | None = None,
     files: Mapping[str, str] | None = None,
-    signer: Signer | None = None,
+    signer: SignatureOwner | None = None,
 ) -> Verification:
     """Recompute a statement, and say entry by entry what could be recomputed.
 
@@ -452,7 +452,7 @@ def _releases(case: _Case) -> str | None:
     return "every row is accounted; no transcript.json beside it says that these were all"
 
 
-def _counted(rows: tuple[Release, ...]) -> str:
+def _counted(rows: tuple[StatedRelease, ...]) -> str:
     return f"{sum(row.count for row in rows):,} releases in {len(rows)} rows"
 
 
@@ -516,7 +516,7 @@ def _signature(case: _Case) -> str | None:
     s, signer = case.claimed, case.signer
     if s.signature is not None:
         signing.check(s.signature, s.content())
-        signer = signer or Signer(s.signature.fingerprint, False)
+        signer = signer or SignatureOwner(s.signature.fingerprint, False)
     if signer is None:
         return "not signed"
     if signer.given:
@@ -588,10 +588,10 @@ _EVIDENCE = {
 }
 
 
-def _compared(case: _Case, now: Statement, entry: str, why: str | None) -> Compared:
+def _compared(case: _Case, now: Statement, entry: str, why: str | None) -> ComparedEntry:
     claimed = _shown(case.claimed, entry)
     if why is not None:
-        return Compared(entry, claimed, "", None, why)
+        return ComparedEntry(entry, claimed, "", None, why)
     evidence = _EVIDENCE.get(entry, FOLLOWS)
     if entry == "accountant" and case.others is not None:
         evidence = case.others
@@ -604,7 +604,7 @@ def _compared(case: _Case, now: Statement, entry: str, why: str | None) -> Compa
         recomputed = f"at most {at_most(case.plan.delta, '.6g')}"
     elif entry == "group" and case.plan is not None:
         recomputed = f"at least {getattr(case.plan, 'records_per_person', 1)}"
-    return Compared(entry, claimed, recomputed, evidence)
+    return ComparedEntry(entry, claimed, recomputed, evidence)
 
 
 def _shown(statement: Statement, entry: str) -> str:

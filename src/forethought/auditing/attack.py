@@ -34,7 +34,7 @@ from scipy.special import bdtr
 
 from forethought.accounting.exact import epsilon
 from forethought.accounting.tradeoff import TradeOff, tradeoff
-from forethought.auditing.canaries import LARGE, CanaryRecords, Sizes, observe, scaled
+from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, observe, scaled
 from forethought.auditing.exact_tests import bisected, share_at_least, share_at_most
 from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Finding, smallest
@@ -435,7 +435,7 @@ def _directed_score(plan: Plan, seen: Array) -> float:
 
 
 def attack(
-    plan: Plan, sizes: Sizes, generator: np.random.Generator
+    plan: Plan, sizes: CheckSizes, generator: np.random.Generator
 ) -> tuple[list[Finding], AttackSummary | None, list[str]]:
     """Play the games and hold them against the claimed trade-off function.
 

@@ -19,7 +19,7 @@ import numpy as np
 from torch import nn
 
 from forethought.auditing.attack import attack
-from forethought.auditing.canaries import Sizes, sizes_of
+from forethought.auditing.canaries import CheckSizes, sizes_of
 from forethought.auditing.noise import noise
 from forethought.auditing.participation import participation
 from forethought.auditing.replay import replayed
@@ -85,7 +85,7 @@ def gather(
     model: nn.Module | None,
     data: object | None,
     loss: Loss | None,
-    sizes: Sizes,
+    sizes: CheckSizes,
     false_alarm: float,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,

@@ -27,7 +27,7 @@ from forethought.values.checks import one_of
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Sampling
-from forethought.values.use import Averaging, Optimizer, Schedule, Use
+from forethought.values.use import Averaging, Optimizer, ReleaseUse, Schedule
 
 # Kinds of rounds that one check looks at, evenly spread over a plan of more.
 PARTS = 4
@@ -36,7 +36,7 @@ LARGE = 10**6
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CheckSizes:
     """Sizes of the checks, which an audit's level stands for.
 
     Args:
@@ -67,13 +67,15 @@ class Sizes:
 # hits, dry rounds, population, coordinates, noise rounds, canaries, attack cells, directed games,
 # batch, neighbours
 LEVELS = {
-    "quick": Sizes(10_000, 600, 20_000, 70_000, 8, 1_000, 300_000, 60, 128, 3),
-    "standard": Sizes(40_000, 2_000, 200_000, 140_000, 12, 2_000, 4_000_000, 300, 0, 6),
-    "thorough": Sizes(400_000, 10_000, 1_000_000, 400_000, 32, 20_000, 60_000_000, 3_000, 0, 20),
+    "quick": CheckSizes(10_000, 600, 20_000, 70_000, 8, 1_000, 300_000, 60, 128, 3),
+    "standard": CheckSizes(40_000, 2_000, 200_000, 140_000, 12, 2_000, 4_000_000, 300, 0, 6),
+    "thorough": CheckSizes(
+        400_000, 10_000, 1_000_000, 400_000, 32, 20_000, 60_000_000, 3_000, 0, 20
+    ),
 }
 
 
-def sizes_of(level: str) -> Sizes:
+def sizes_of(level: str) -> CheckSizes:
     """The sizes of a level by name. Raises ValueError for an unknown one."""
     one_of("level", level, tuple(LEVELS))
     return LEVELS[level]
@@ -138,7 +140,7 @@ def watching(watch: Watch) -> Iterator[None]:
 
 def recorded_plan(plan: Plan) -> Plan:
     """The plan with the recorder as its optimizer; the releases are the same."""
-    use = Use(RECORDER, Schedule(), Averaging("none"))
+    use = ReleaseUse(RECORDER, Schedule(), Averaging("none"))
     return plan.with_(use=use, budget=None)
 
 

@@ -42,7 +42,7 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.values.checks import whole
 from forethought.values.plan import Plan
-from forethought.values.use import Averaging, Optimizer, Use
+from forethought.values.use import Averaging, Optimizer, ReleaseUse
 
 Listen = Callable[[Plan, list[CanaryRecords]], Array]
 
@@ -90,7 +90,7 @@ def audit_worker(
     Raises:
         ValueError: a plan whose records do not make independent games.
     """
-    plain = Use(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
+    plain = ReleaseUse(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
     return _audited(plan.with_(use=plain), canaries, rounds, 2, seed, recovered)
 
 
@@ -168,8 +168,8 @@ def recovered(plan: Plan, held: list[CanaryRecords]) -> Array:
     own: dict[int, Array] = {}
 
     def hear(event: Any) -> None:
-        if isinstance(event, on.Received | on.Send) and isinstance(event.message, Weights):
-            kept = theirs if isinstance(event, on.Received) else own
+        if isinstance(event, on.PeerMessage | on.Send) and isinstance(event.message, Weights):
+            kept = theirs if isinstance(event, on.PeerMessage) else own
             kept[event.message.base] = event.message.vector.astype(np.float64)
 
     simulator.machines[1] = _Overheard(simulator.machines[1], hear)

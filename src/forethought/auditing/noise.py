@@ -23,7 +23,7 @@ from forethought.auditing import exact_tests as exact
 from forethought.auditing.canaries import (
     LARGE,
     CanaryRecords,
-    Sizes,
+    CheckSizes,
     evenly,
     observe,
     scaled,
@@ -47,7 +47,7 @@ STRETCH = 12
 RECORDS = 400
 
 
-def noise(plan: Plan, sizes: Sizes, generator: np.random.Generator) -> list[Finding]:
+def noise(plan: Plan, sizes: CheckSizes, generator: np.random.Generator) -> list[Finding]:
     """Every finding about the noise of runs on records with known gradients.
 
     Args:

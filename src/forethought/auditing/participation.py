@@ -22,7 +22,7 @@ from scipy.special import ndtr, ndtri
 from forethought.auditing import exact_tests as exact
 from forethought.auditing.canaries import (
     CanaryRecords,
-    Sizes,
+    CheckSizes,
     divisors,
     evenly,
     observe,
@@ -79,11 +79,11 @@ def sampling_findings(
             f"an audit has no tests of how {type(sampling).__name__} draws its batches; it has "
             f"them for {', '.join(kind.__name__ for kind in TESTS)}"
         )
-    return tests(sampling, Batches(members, examples, generator))
+    return tests(sampling, SeenBatches(members, examples, generator))
 
 
 @dataclass(frozen=True)
-class Batches:
+class SeenBatches:
     """The batches that were seen, and the tests that several samplings share.
 
     Args:
@@ -250,11 +250,11 @@ def _drawn_afresh(p_value: float) -> Finding:
     return _tested(what, "every batch drawn afresh", reason, p_value)
 
 
-def _full(sampling: FullBatch, seen: Batches) -> list[Finding]:
+def _full(sampling: FullBatch, seen: SeenBatches) -> list[Finding]:
     return [seen.sizes([seen.examples] * len(seen.members), "full batch")]
 
 
-def _subsets(sampling: WithoutReplacement, seen: Batches) -> list[Finding]:
+def _subsets(sampling: WithoutReplacement, seen: SeenBatches) -> list[Finding]:
     return [
         seen.sizes([sampling.batch] * len(seen.members), "sampling without replacement"),
         seen.most_and_fewest(sampling.rate),
@@ -262,7 +262,7 @@ def _subsets(sampling: WithoutReplacement, seen: Batches) -> list[Finding]:
     ]
 
 
-def _allocated(sampling: RandomAllocation, seen: Batches) -> list[Finding]:
+def _allocated(sampling: RandomAllocation, seen: SeenBatches) -> list[Finding]:
     return [
         seen.once_an_epoch(sampling.rounds, "random allocation"),
         seen.dealt_evenly(sampling.rounds, 1.0),
@@ -270,7 +270,7 @@ def _allocated(sampling: RandomAllocation, seen: Batches) -> list[Finding]:
     ]
 
 
-def _shuffled(sampling: Shuffled, seen: Batches) -> list[Finding]:
+def _shuffled(sampling: Shuffled, seen: SeenBatches) -> list[Finding]:
     length, batch = sampling.rounds_per_epoch, sampling.batch
     last = seen.examples - batch * (length - 1)
     wanted = [last if t % length == length - 1 else batch for t in range(len(seen.members))]
@@ -281,7 +281,7 @@ def _shuffled(sampling: Shuffled, seen: Batches) -> list[Finding]:
     ]
 
 
-def _poisson(sampling: Poisson, seen: Batches) -> list[Finding]:
+def _poisson(sampling: Poisson, seen: SeenBatches) -> list[Finding]:
     rounds, rate, examples = len(seen.members), sampling.rate, seen.examples
     sizes, counts = np.array([len(batch) for batch in seen.members]), seen.counts
     total = int(sizes.sum())
@@ -310,7 +310,7 @@ def _poisson(sampling: Poisson, seen: Batches) -> list[Finding]:
     return [_found(*row, why, p) for row, why, p in every] + seen.uniformity(sampling)
 
 
-def _turns(sampling: CyclicPoisson, seen: Batches) -> list[Finding]:
+def _turns(sampling: CyclicPoisson, seen: SeenBatches) -> list[Finding]:
     """Each record in the rounds of one part only, and there independently at the rate.
 
     A record's part shows when it takes part first; from then on it is in each round of that part
@@ -351,7 +351,7 @@ def _turns(sampling: CyclicPoisson, seen: Batches) -> list[Finding]:
 
 
 # (sampling, batches) → findings, by kind; others cannot be audited.
-TESTS: dict[type[Sampling], Callable[[Any, Batches], list[Finding]]] = {
+TESTS: dict[type[Sampling], Callable[[Any, SeenBatches], list[Finding]]] = {
     FullBatch: _full,
     Poisson: _poisson,
     WithoutReplacement: _subsets,
@@ -387,7 +387,7 @@ class DryRun:
         return ((values, norm) for values, norm in rounds if len(values))
 
 
-def dry_plan(plan: Plan, sizes: Sizes) -> Plan:
+def dry_plan(plan: Plan, sizes: CheckSizes) -> Plan:
     """A plan with the same sampling and clipping, no noise, and rounds enough to judge them."""
     examples = min(plan.examples, sizes.population)
     kinds: dict[Sampling, Rounds] = {}
@@ -399,7 +399,7 @@ def dry_plan(plan: Plan, sizes: Sizes) -> Plan:
     return with_parts(plan, evenly(list(kinds.values())), examples)
 
 
-def _rounds(sampling: Sampling, examples: int, plan: Plan, sizes: Sizes) -> int:
+def _rounds(sampling: Sampling, examples: int, plan: Plan, sizes: CheckSizes) -> int:
     length = sampling.rounds_per_epoch
     if length == 1 and not sampling.hides(length):
         return 3
@@ -442,7 +442,7 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
     return DryRun(plan, tuple(members), tuple(values), tuple(norms))
 
 
-def participation(plan: Plan, sizes: Sizes, generator: np.random.Generator) -> list[Finding]:
+def participation(plan: Plan, sizes: CheckSizes, generator: np.random.Generator) -> list[Finding]:
     """Every finding of the dry run.
 
     Args:

@@ -278,7 +278,7 @@ def _content(tensor: Tensor) -> bytes:
 
 
 @dataclass
-class Sum:
+class ReferenceSum:
     """A round's sum of clipped contributions.
 
     Attributes:
@@ -323,7 +323,7 @@ def summed(
     parts: Sequence[Part],
     records: Any,
     nudges: int = NUDGES,
-) -> Sum:
+) -> ReferenceSum:
     """Every contribution by itself, clipped, and their sum.
 
     Raises:
@@ -333,11 +333,11 @@ def summed(
     draws = None if one.augmentation is None else reference.draws(one, len(batch))
     seeds = reference.seeds(one) if isinstance(one.contribution, LocalUpdates) else None
     keep = len(members) * reference.size <= KEPT
-    total = _Exact(reference.size)
+    total = _ExactSum(reference.size)
     reach, shorter = np.zeros(reference.size), np.zeros(reference.size)
     rows: list[Array] = []
     loose: list[float] = []
-    found = Sum(total.value, reach, shorter, None, [])
+    found = ReferenceSum(total.value, reach, shorter, None, [])
     for part in parts:
         wanted = None if part.indices is None else set(part.indices.tolist())
         looks: list[_Look] | None = None
@@ -381,7 +381,7 @@ def summed(
     return found
 
 
-class _Exact:
+class _ExactSum:
     """A sum of vectors in twice the digits: what is lost by each addition is added up, too."""
 
     def __init__(self, size: int) -> None:

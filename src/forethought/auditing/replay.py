@@ -28,8 +28,8 @@ from forethought.auditing.reference import (
     NUDGES,
     Part,
     Reference,
+    ReferenceSum,
     ReplayError,
-    Sum,
     inputs_of,
     summed,
 )
@@ -58,7 +58,7 @@ RELATIVE = "of what rounding allows"
 
 
 @dataclass
-class Compared:
+class ComparedRound:
     """One comparison of one round.
 
     Args:
@@ -90,7 +90,7 @@ class Replay:
     """
 
     rounds: Collection[int] | None = None
-    compared: list[Compared] = field(default_factory=list)
+    compared: list[ComparedRound] = field(default_factory=list)
     replayed: int = 0
     refusals: list[str] = field(default_factory=list)
     _bounds: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Replay:
 
     def findings(self) -> list[Finding]:
         """One a kind of comparison, in the order in which they were made: the worst of all."""
-        found: dict[str, Compared] = {}
+        found: dict[str, ComparedRound] = {}
         for one in self.compared:
             worst = found.get(one.name)
             if worst is None or (one.violated, one.off) > (worst.violated, worst.off):
@@ -234,7 +234,7 @@ class _Witness:
         """Note a comparison: how far it is off, or whether both are equal."""
         if isinstance(off, bool):
             off = 0.0 if off else math.inf
-        self._replay.compared.append(Compared(name, off, reason, unit))
+        self._replay.compared.append(ComparedRound(name, off, reason, unit))
 
     def _compare(self, one: Round, noised: NoisedSum, bound: bytes) -> None:
         where = f"round {one.index}"
@@ -324,7 +324,7 @@ class _Witness:
             self._say("noise on the count, by the next norm", gap, reason)
 
 
-def apart(total: Array, found: Sum, clip_norm: float) -> float:
+def apart(total: Array, found: ReferenceSum, clip_norm: float) -> float:
     """The distance of a sum from the reference's, in units of what is allowed in that direction.
 
     Along every coordinate, along the sum itself, and along every contribution: half of the charge

@@ -26,7 +26,7 @@ from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing.canaries import (
     LARGE,
     CanaryRecords,
-    Sizes,
+    CheckSizes,
     divisors,
     observe,
     recorded_plan,
@@ -163,7 +163,7 @@ def planted_sensitivity(plan: Plan) -> Finding:
 
 
 @dataclass(frozen=True)
-class _Batch(Dataset[Any]):
+class _TakenRecords(Dataset[Any]):
     """Records that were taken already, one after the other; inputs of any structure."""
 
     inputs: Any
@@ -183,16 +183,16 @@ class _Batch(Dataset[Any]):
         plain = isinstance(self.inputs, torch.Tensor) and isinstance(self.targets, torch.Tensor)
         return (self.inputs, self.targets) if plain else self
 
-    def some(self, chosen: NDArray[np.int64]) -> _Batch:
+    def some(self, chosen: NDArray[np.int64]) -> _TakenRecords:
         """The chosen records."""
 
         def pick(leaf: Any) -> Any:
             return leaf[torch.from_numpy(chosen).to(leaf.device)]
 
         inputs, targets = tree_map(pick, (self.inputs, self.targets))
-        return _Batch(inputs, targets, len(chosen))
+        return _TakenRecords(inputs, targets, len(chosen))
 
-    def with_one(self, place: int, source: int, way: Callable[[Any], Any]) -> _Batch:
+    def with_one(self, place: int, source: int, way: Callable[[Any], Any]) -> _TakenRecords:
         """The record at ``place`` replaced by another, whose inputs are altered."""
 
         def put(leaf: Any, way: Callable[[Any], Any]) -> Any:
@@ -200,7 +200,7 @@ class _Batch(Dataset[Any]):
             new[place] = way(leaf[source])
             return new
 
-        return _Batch(
+        return _TakenRecords(
             tree_map(partial(put, way=way), self.inputs),
             tree_map(partial(put, way=WAYS[0]), self.targets),
             self.size,
@@ -220,7 +220,7 @@ WAYS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 
 @dataclass(frozen=True)
-class _Case:
+class _ModelCase:
     """The user's model at one set of weights, and what to sum."""
 
     weights: str
@@ -228,7 +228,7 @@ class _Case:
     loss: Loss
     plan: Plan
 
-    def total(self, batch: _Batch, clip: Clip, seed: int = 0) -> Array:
+    def total(self, batch: _TakenRecords, clip: Clip, seed: int = 0) -> Array:
         """The sum of clipped contributions over all parameters, in units of C."""
         plan = recorded_plan(full_batch(self.plan, batch.size, clip))
         kept: list[Array] = []
@@ -249,7 +249,7 @@ def model_sensitivity(
     records: Records,
     plan: Plan,
     loss: Loss,
-    sizes: Sizes,
+    sizes: CheckSizes,
     generator: np.random.Generator,
 ) -> list[Finding]:
     """Neighbouring batches through the user's model and loss, and what they leave in the model.
@@ -265,7 +265,7 @@ def model_sensitivity(
     size = max(2, min(size, len(records)))
     chosen = generator.choice(len(records), size, replace=False)
     inputs, targets = records.take(np.asarray(chosen, dtype=np.int64))
-    batch = _Batch(inputs, targets, size)
+    batch = _TakenRecords(inputs, targets, size)
     worst: dict[str, tuple[float, str]] = {}
     changed: list[str] = []
     for case in _cases(model, batch, plan, loss):
@@ -304,7 +304,7 @@ def model_sensitivity(
     return [*found, _certain(kept, seen, "unchanged", bool(changed), reason)]
 
 
-def _bits(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> list[Finding]:
+def _bits(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> list[Finding]:
     """Every number that is computed of a record, among fewer others.
 
     Behind a kink of the loss a last bit is a whole contribution.
@@ -334,8 +334,8 @@ def _bits(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> list[Findi
     return [_certain(what, seen, "the same", bool(differing), reason)]
 
 
-def _cases(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> Iterator[_Case]:
-    yield _Case("initial", copy.deepcopy(model), loss, plan)
+def _cases(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> Iterator[_ModelCase]:
+    yield _ModelCase("initial", copy.deepcopy(model), loss, plan)
     randomised = copy.deepcopy(model)
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -344,13 +344,13 @@ def _cases(model: nn.Module, batch: _Batch, plan: Plan, loss: Loss) -> Iterator[
             spread = float(parameter.detach().float().square().mean().sqrt()) or 1.0
             noise = torch.randn(parameter.shape, generator=source, dtype=torch.float64)
             parameter.add_((spread * noise).to(parameter.device, parameter.dtype))
-    yield _Case("random", randomised, loss, plan)
+    yield _ModelCase("random", randomised, loss, plan)
     trained = copy.deepcopy(model)
     run = full_batch(plan, batch.size, _fixed(plan.clip), TRAINING_ROUNDS)
     options: dict[str, Any] = {"diagnostics": False, "log_every": TRAINING_ROUNDS, "seed": 0}
     train(trained, batch.data, run.with_(averaging=Averaging("none")), loss=loss, **options)
     if all(bool(torch.isfinite(p).all()) for p in trained.parameters()):
-        yield _Case("trained", trained, loss, plan)
+        yield _ModelCase("trained", trained, loss, plan)
 
 
 def _fixed(clip: Clip) -> Clip:
@@ -358,7 +358,7 @@ def _fixed(clip: Clip) -> Clip:
 
 
 def _distances(
-    case: _Case, batch: _Batch, sizes: Sizes, generator: np.random.Generator
+    case: _ModelCase, batch: _TakenRecords, sizes: CheckSizes, generator: np.random.Generator
 ) -> Iterator[tuple[str, float]]:
     own, size = _fixed(case.plan.clip), batch.size
     binding = replace(own, norm=own.norm * BINDING)

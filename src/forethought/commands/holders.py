@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forethought.federated.statements import Policy
     from forethought.holders.taking_part import TookPart
     from forethought.jobs.holders import Kind
-    from forethought.jobs.job import Request
+    from forethought.jobs.job import JobRequest
     from forethought.jobs.members import Membership
 
 federate = typer.Typer(
@@ -289,7 +289,7 @@ def _member(
     out: Path | None,
     console: Console,
     ledger: str | None,
-) -> tuple[Request, str, Path, Membership]:
+) -> tuple[JobRequest, str, Path, Membership]:
     """A member's request, name, folder and what its keys' folder holds; the first lines shown."""
     from forethought.jobs.job import from_file, paying
     from forethought.jobs.members import Membership

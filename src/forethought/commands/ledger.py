@@ -64,7 +64,7 @@ def url_of(place: str) -> str:
 
 def _book(place: str, token_file: Path | None = None, key: Path | None = None) -> Book:
     """The book at a place, for reading and for writing."""
-    from forethought.ledger.run import book_at
+    from forethought.ledger.paid_run import book_at
 
     if key is not None:
         return _store(place, key)
@@ -73,7 +73,7 @@ def _book(place: str, token_file: Path | None = None, key: Path | None = None) -
 
 def _store(place: str, key: Path | None) -> Store:
     """A book whose database is at hand."""
-    from forethought.ledger.run import stored
+    from forethought.ledger.paid_run import stored
 
     url = url_of(place)
     refuse(
@@ -99,7 +99,7 @@ def create(
     quiet: Quiet = False,
 ) -> None:
     """Make a book and open a data set's account in it."""
-    from forethought.ledger.run import user
+    from forethought.ledger.paid_run import user
     from forethought.ledger.store import create as make
 
     account = _account(data, epsilon, delta, until, adjacency, unit)

@@ -313,7 +313,7 @@ def ui(
     quiet: Quiet = False,
 ) -> None:
     """Plan in a browser, on this machine alone: sliders, and what follows from them."""
-    from forethought.web.server import PlannerServer, beginning
+    from forethought.web.site import PlannerServer, beginning
 
     refuse(not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder")
     place, start = beginning(job_file, folder, data_dir)

@@ -143,7 +143,7 @@ Above = Literal["clip", "refuse"]
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundedRecords:
     """Records held to their bounds.
 
     Attributes:
@@ -203,7 +203,7 @@ def _clip(rows: torch.Tensor, bound: float) -> int:
     return int(longer.sum())
 
 
-def bounded_records(problem: Problem, features: Any, targets: Any, above: Above) -> Bounded:
+def bounded_records(problem: Problem, features: Any, targets: Any, above: Above) -> BoundedRecords:
     """Records for a problem's rounds, its constant column appended.
 
     Raises:
@@ -222,7 +222,7 @@ def bounded_records(problem: Problem, features: Any, targets: Any, above: Above)
     values, moved = _targets(problem, targets, above)
     if len(values) != len(rows):
         raise ValueError(f"{len(rows)} rows of features and {len(values)} targets")
-    return Bounded(LinearRecords(rows, values), clipped, moved)
+    return BoundedRecords(LinearRecords(rows, values), clipped, moved)
 
 
 def _targets(problem: Problem, targets: Any, above: Above) -> tuple[torch.Tensor, int]:
@@ -379,7 +379,7 @@ def _descended(
     prepared: Prepared | None,
     watch: Callable[[int, Array], None] | None,
     paid: Paid | None,
-) -> tuple[Bounded, Array, Statement, Transcript]:
+) -> tuple[BoundedRecords, Array, Statement, Transcript]:
     """:func:`descend` once it is paid for."""
     problem = plan.problem
     loss = functions_of(problem, slope)
@@ -426,7 +426,7 @@ def functions_of(problem: Problem, slope: Slope | None) -> LossAndSlope:
     return LossAndSlope(unknown, slope)
 
 
-def _require_size(plan: DescentPlan, found: Bounded) -> None:
+def _require_size(plan: DescentPlan, found: BoundedRecords) -> None:
     shape = tuple(found.records.features.shape)
     if shape != (plan.examples, plan.columns):
         held = (plan.examples, plan.features)
@@ -468,7 +468,11 @@ def uses_of_data(own_loss: bool) -> list[Caveat]:
 
 
 def finished(
-    plan: DescentPlan, weights: Array, statement: Statement, transcript: Transcript, found: Bounded
+    plan: DescentPlan,
+    weights: Array,
+    statement: Statement,
+    transcript: Transcript,
+    found: BoundedRecords,
 ) -> Descended:
     """A run's results, the constant column's weights apart."""
     value, columns = plan.problem.intercept, plan.features
@@ -502,11 +506,11 @@ RATIO, MOST_SHARE = 1.0, 0.25
 
 
 @dataclass
-class _Run:
+class _StepwiseRun:
     """A run whose rounds are decided one after the other."""
 
     problem: Problem
-    records: Bounded
+    records: BoundedRecords
     model: LinearModel
     path: Path
     clip_norm: float
@@ -675,21 +679,23 @@ def _begun(
     above: Above,
     seeds: Seeds | None,
     slope: Slope | None,
-) -> _Run:
+) -> _StepwiseRun:
     functions = functions_of(problem, slope)
     found = bounded_records(problem, features, targets, above)
     columns = found.records.features.shape[1]
     model = LinearModel(columns, problem.outputs, functions.slope)
     path = Path(beginning(None, model.weight), problem.l2, problem.radius, accelerated=False)
     C = real("lipschitz", problem.lipschitz, above=0)
-    return _Run(problem, found, model, path, C, delta, adjacency, seeds or Seeds(), Transcript())
+    return _StepwiseRun(
+        problem, found, model, path, C, delta, adjacency, seeds or Seeds(), Transcript()
+    )
 
 
 def _squared_norm(values: Tensor) -> float:
     return float(values.square().sum())
 
 
-def _gradient(run: _Run, place: Tensor) -> Tensor:
+def _gradient(run: _StepwiseRun, place: Tensor) -> Tensor:
     """∇F at a place, without noise."""
     records = run.records.records
     every = torch.arange(len(records)).numpy()

@@ -35,7 +35,7 @@ MOST = 2_000
 
 
 @dataclass(frozen=True)
-class Constants:
+class ScheduleConstants:
     """The numbers of the default schedule; docs/adaptive_noise.md says on which data they were
     chosen, and on which checked.
 
@@ -55,7 +55,7 @@ class Constants:
     plain: float = 0.5
 
 
-CONSTANTS = Constants()
+CONSTANTS = ScheduleConstants()
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def recipe(
     weights: int,
     mu: float,
     moved: float,
-    constants: Constants = CONSTANTS,
+    constants: ScheduleConstants = CONSTANTS,
 ) -> Recipe:
     """The default schedule.
 

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.basis import Basis, OnnxGraph
+from forethought.data.basis import Basis, OnnxNodes
 from forethought.data.files import AS_USUAL, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
@@ -303,7 +303,7 @@ class Column(ABC):
         """As a job file writes it; :func:`column` reads it back."""
 
     @abstractmethod
-    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+    def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         """Its encoding as ONNX, which cannot stop at a bad entry and marks it.
 
         Numbers come in as float64, NaN where missing; words as text without spaces around them;
@@ -314,7 +314,7 @@ class Column(ABC):
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
         """Made-up entries spread evenly over what is declared: for ONNX, and as in a table."""
 
-    def _of_number(self, graph: OnnxGraph, value: str, *features: str) -> Written:
+    def _of_number(self, graph: OnnxNodes, value: str, *features: str) -> Written:
         """Features of a number or a day in ONNX: 0 where it is missing, refused where infinite."""
         absent = graph.add("IsNaN", value)
         for code in self.codes:
@@ -465,7 +465,7 @@ class Number(Column):
         scaled = self._scaled(name, numbers, outside)
         return [np.where(np.isnan(numbers), np.float32(0), scaled)]
 
-    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+    def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         value = graph.input(name, np.float64, f"{self.describe()}; NaN: missing")
         inside = _between(graph, value, self.low, self.high)
         if self.log:
@@ -503,7 +503,7 @@ class Number(Column):
 
 @register
 @dataclass(frozen=True)
-class Plain(Column):
+class PlainNumber(Column):
     """A number as it is in the file; only where nothing is declared.
 
     Args:
@@ -541,7 +541,7 @@ class Plain(Column):
     def encode(
         self, where: str, name: str, entries: pl.Series, first: int, outside: Outside
     ) -> Floats:
-        if self != Plain():
+        if self != PlainNumber():
             return super().encode(where, name, entries, first, outside)
         values = entries.cast(pl.Float64, strict=False)
         if values.null_count():
@@ -560,7 +560,7 @@ class Plain(Column):
         finite(where, numbers[:, None], [name], first)
         return numbers[:, None]
 
-    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+    def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         value = graph.input(name, np.float64, self.describe())
         return self._of_number(graph, value, value)
 
@@ -645,7 +645,7 @@ class Category(Column):
             found.append(strange.cast(pl.Float32).to_numpy())
         return found
 
-    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+    def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         value = graph.input(name, str, f"{self.describe()}, without spaces around it")
         number = _looked_up(graph, value, {word: n for n, word in enumerate(self.words)}, -1)
         unknown = graph.add("Less", number, graph.constant(0, np.int64))
@@ -752,7 +752,7 @@ class Date(Column):
         found = [place, np.sin(angle), np.cos(angle)]
         return [np.where(np.isnan(part), 0.0, part).astype(np.float32) for part in found]
 
-    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+    def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         about = f"{self.describe()}, as days since {EPOCH}; NaN: missing"
         value = graph.input(name, np.float64, about)
         low, high = (float((day - EPOCH).days) for day in (self.first, self.last))
@@ -807,7 +807,7 @@ class Dropped(Column):
     ) -> Features:
         return []
 
-    def to_onnx(self, graph: OnnxGraph, name: str) -> Written:
+    def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
         return Written()
 
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
@@ -921,11 +921,11 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     return (int(first), int(last)) if whole or (last >= 10 and step >= 1) else (first, last)
 
 
-def _between(graph: OnnxGraph, value: str, low: float, high: float) -> str:
+def _between(graph: OnnxNodes, value: str, low: float, high: float) -> str:
     return graph.add("Clip", value, graph.constant(low), graph.constant(high))
 
 
-def _looked_up(graph: OnnxGraph, value: str, table: dict[str, int], default: int) -> str:
+def _looked_up(graph: OnnxNodes, value: str, table: dict[str, int], default: int) -> str:
     options: dict[str, Any] = {"keys_strings": list(table), "values_int64s": list(table.values())}
     options["default_int64"] = default
     return graph.add("LabelEncoder", value, domain="ai.onnx.ml", **options)

@@ -42,7 +42,7 @@ _CONTRAST = 0.1  # added to a second patch's mean square
 
 
 @dataclass(frozen=True)
-class Constants:
+class DeepFilterConstants:
     """The constants learnt from synthetic images; the first layer's filters are those of
     ``patches``."""
 
@@ -55,7 +55,7 @@ class Constants:
 
 
 @lru_cache(maxsize=2)
-def constants(channels: int) -> Constants:
+def constants(channels: int) -> DeepFilterConstants:
     """The bundled constants for grey (1) or colour (3) images."""
     file = files("forethought.data") / f"deep_patches_{channels}.npz"
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
@@ -66,7 +66,7 @@ def constants(channels: int) -> Constants:
         def components(name: str) -> Components:
             return Components(filters(name), arrays[f"{name}_offsets"])
 
-        return Constants(
+        return DeepFilterConstants(
             filters("half_filters"),
             filters("second_filters"),
             *(components(name) for name in ("cells", "first", "half", "second")),

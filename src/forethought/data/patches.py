@@ -41,7 +41,7 @@ _ROOTS, _STANDARD, _FINE = 2.0**12, 2.0**8, 2.0**10  # steps to one, in the stag
 
 
 @dataclass(frozen=True)
-class Constants:
+class FilterConstants:
     """The constants learnt from synthetic images, in whole numbers.
 
     Args:
@@ -58,11 +58,13 @@ class Constants:
 
 
 @lru_cache(maxsize=2)
-def constants(channels: int) -> Constants:
+def constants(channels: int) -> FilterConstants:
     """The bundled constants for grey (1) or colour (3) images."""
     file = files("forethought.data") / f"patches_{channels}.npz"
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-        return Constants(*(arrays[name] for name in ("filters", "exponents", "means", "matrix")))
+        return FilterConstants(
+            *(arrays[name] for name in ("filters", "exponents", "means", "matrix"))
+        )
 
 
 def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
@@ -170,7 +172,7 @@ def standardised(roots: torch.Tensor) -> torch.Tensor:
     return ((flat - total / size) / deviation).view(roots.shape)
 
 
-def _finished(images: torch.Tensor, known: Constants) -> torch.Tensor:
+def _finished(images: torch.Tensor, known: FilterConstants) -> torch.Tensor:
     """Centred and decorrelated by the constants, then scaled to norm 1."""
     counted = (images * _STANDARD).round_().clamp_(-32767, 32767).flatten(2)
     counted -= torch.from_numpy(known.means.astype(np.float64))[:, None]

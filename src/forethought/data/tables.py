@@ -22,7 +22,7 @@ from forethought.data.columns import (
     Column,
     Encoder,
     Outside,
-    Plain,
+    PlainNumber,
     TableSchema,
     UndeclaredError,
 )
@@ -272,7 +272,7 @@ class _Text:
                     )
             if not words and numeric:
                 break
-        columns: dict[str, Column] = dict.fromkeys(numeric, Plain())
+        columns: dict[str, Column] = dict.fromkeys(numeric, PlainNumber())
         for name, found in words.items():
             require_words(self.path, name, sorted(found))
             columns[name] = Category("middle", words=tuple(sorted(found)), lenient=True)
@@ -507,7 +507,7 @@ class _Reader:
         """Refuse undeclared numbers that are too large to be left unscaled, and warn of codes."""
         at = 0
         for name, kind in self.encoder.columns:
-            if isinstance(kind, Plain):
+            if isinstance(kind, PlainNumber):
                 numbers = np.concatenate([rows.stay[:, at], rows.out[:, at]])
                 require_small(path, name, numbers)
                 warn_of_codes(path, name, numbers)

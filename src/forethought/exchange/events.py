@@ -156,7 +156,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Release:
+class ClientRelease:
     """The record of one update in a client's ledger, and its outgoing frame: one atomic write.
 
     Args:
@@ -188,7 +188,7 @@ class Begin:
 class Commit:
     """Write a release into the ledger, durably, before it is sent."""
 
-    release: Release
+    release: ClientRelease
 
 
 @dataclass(frozen=True, slots=True)

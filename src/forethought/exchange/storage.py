@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from forethought.exchange.events import Release
+from forethought.exchange.events import ClientRelease
 from forethought.exchange.messages import (
     PROOF_BYTES,
     SERVER,
@@ -506,7 +506,7 @@ class ClientLedger:
         self._begun = _Begun(round, rounds)
         self._log.append(_bytes(self._begun))
 
-    def commit(self, release: Release) -> None:
+    def commit(self, release: ClientRelease) -> None:
         """Write a release and its signed frame in one atomic write.
 
         The same release again changes nothing.
@@ -644,7 +644,7 @@ def _parsed(record: bytes) -> _Opening | _Released | _Begun:
 _DIGITS = 20
 
 
-class Witness:
+class MemberWitness:
     """The count of one member in one run.
 
     Args:

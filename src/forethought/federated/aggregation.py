@@ -48,7 +48,7 @@ class Aggregate(Protocol):
         ...
 
 
-class Mean:
+class WeightedMean:
     """Σ share·vector / Σ share over the clients that came.
 
     A few vectors at a time are added in float32, in the order of their clients; their sums in
@@ -185,4 +185,4 @@ def aggregate(robust: Robust, centre: Vector | None) -> Aggregate:
         case "median":
             return Sorted(0.5)
         case _:
-            return Mean(centre, robust.bound)
+            return WeightedMean(centre, robust.bound)

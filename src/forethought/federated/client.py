@@ -16,12 +16,12 @@ import numpy as np
 from forethought.exchange import events as on
 from forethought.exchange.events import (
     Acknowledged,
+    ClientRelease,
     Commit,
     Compute,
     Computed,
     HasVector,
     Received,
-    Release,
     Send,
 )
 from forethought.exchange.messages import (
@@ -355,7 +355,9 @@ class ClientMachine:
         if self._sizes is not None:
             self._state, self._chosen = done.state, ""
         self._last = done.base
-        release = Release(done.round, done.base, done.rounds, done.input_hash, done.state, update)
+        release = ClientRelease(
+            done.round, done.base, done.rounds, done.input_hash, done.state, update
+        )
         own = self.base == done.base or self.federation.refreshes > 0
         if self._asynchronous and self._newest is not None and own:
             size = step_size(self.federation, self.me, done.round)

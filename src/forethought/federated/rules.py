@@ -19,7 +19,7 @@ from forethought.values.plan import step_sizes
 Arrays = dict[str, NDArray[np.generic]]
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """The way from accepted updates to models.
 
     Its state changes by :meth:`apply`, :meth:`decided` and :meth:`advance` only, and follows from
@@ -98,7 +98,7 @@ class Asynchronous:
     ``absence`` seconds is not waited for until it is back; sample sizes matched to speed, with
     weights in proportion, do the rest. ``"published"`` waits.
 
-    See :class:`Rule`.
+    See :class:`UpdateRule`.
 
     Args:
         federation: what was agreed. weights: the first model v_0.
@@ -237,7 +237,7 @@ class Synchronous:
     FedAvg (McMahan et al. 2017), as in private federated learning with R global rounds of E local
     ones. Cohorts follow from a public seed, so no amplification by them is claimed.
 
-    See :class:`Rule`.
+    See :class:`UpdateRule`.
 
     Args:
         federation: what was agreed. weights: the first model.

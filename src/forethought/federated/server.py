@@ -37,7 +37,7 @@ from forethought.exchange.storage import (
     ServerSnapshot,
 )
 from forethought.federated.federation import Federation, FederationError
-from forethought.federated.rules import Arrays, Asynchronous, Rule, Synchronous
+from forethought.federated.rules import Arrays, Asynchronous, Synchronous, UpdateRule
 from forethought.federated.steps import longest_update
 
 Effects = list[on.Effect]
@@ -97,7 +97,7 @@ class ServerMachine:
             raise FederationError("average= goes with a federation whose averaging is not 'none'")
         self.federation, self.average = federation, average
         kind = Synchronous if federation.rule == "synchronous" else Asynchronous
-        self.rule: Rule = kind(federation, weights)
+        self.rule: UpdateRule = kind(federation, weights)
         members = len(federation.members)
         self.applied = np.zeros(members, dtype=np.int64)
         self.absent: set[int] = set()

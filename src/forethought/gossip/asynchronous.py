@@ -17,9 +17,9 @@ from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import Link
-from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, Received, Weights
+from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.worker import UNIT, Effects, Releases, moved
+from forethought.gossip.worker import UNIT, Effects, OwnReleases, moved
 
 # So often a worker that is back asks for somebody's weights.
 ASKS = 40
@@ -49,7 +49,7 @@ class _Return:
 
 
 class AsynchronousWorker:
-    """One worker's decisions; see the module and :class:`~forethought.gossip.worker.Releases`.
+    """One worker's decisions; see the module and :class:`~forethought.gossip.worker.OwnReleases`.
 
     Args:
         gossip, me, weights, ledger: see there.
@@ -83,7 +83,7 @@ class AsynchronousWorker:
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
     ) -> None:
         self.gossip, self.me = gossip, me
-        self.own = Releases(gossip, me, weights, ledger)
+        self.own = OwnReleases(gossip, me, weights, ledger)
         self.finished: str | None = None
         self.step = -1
         self._sent: dict[int, _Sent] = {}
@@ -123,7 +123,7 @@ class AsynchronousWorker:
 
     def handle(self, event: on.Event) -> Effects:
         """The effects of an event."""
-        if isinstance(event, Received):
+        if isinstance(event, PeerMessage):
             return self._received(event.sender, event.message)
         if self.finished is not None:
             return []
@@ -446,7 +446,7 @@ class AsynchronousWorker:
         self.finished = reason
         self._sent.clear()
         self._early.clear()
-        return [on.Finished(self.own.weights, reason)]
+        return [on.WorkerFinished(self.own.weights, reason)]
 
     def _changed(self) -> Effects:
         """Somebody was lost or is back: exchanges are with the living, and somebody may do without

@@ -148,7 +148,7 @@ class GradientDone:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Received:
+class PeerMessage:
     """A message came, its sender's identity checked."""
 
     sender: int
@@ -183,7 +183,7 @@ class Stop:
 
 
 Event: TypeAlias = (
-    Started | Heard | Mix | GradientDone | Received | PeerLost | PeerBack | Reduced | Stop
+    Started | Heard | Mix | GradientDone | PeerMessage | PeerLost | PeerBack | Reduced | Stop
 )
 
 # ---- effects
@@ -218,7 +218,7 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finished:
+class WorkerFinished:
     """The worker has nothing more to do; it still answers neighbours that are behind.
 
     Args:
@@ -231,5 +231,5 @@ class Finished:
 
 
 Effect: TypeAlias = (
-    ComputeGradient | Mixed | AllReduce | Finished | Send | Commit | Acknowledged | Alarm
+    ComputeGradient | Mixed | AllReduce | WorkerFinished | Send | Commit | Acknowledged | Alarm
 )

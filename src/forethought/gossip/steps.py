@@ -14,7 +14,7 @@ from forethought.gossip.gossip import Gossip
 from forethought.values.plan import step_sizes
 
 
-class Steps:
+class OwnSteps:
     """One worker's own.
 
     Args:

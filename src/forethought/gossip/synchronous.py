@@ -23,9 +23,9 @@ from forethought.exchange.events import Send
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
-from forethought.gossip.events import Hello, Known, Received, Weights
+from forethought.gossip.events import Hello, Known, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.worker import Effects, Releases
+from forethought.gossip.worker import Effects, OwnReleases
 
 # Releases that a ledger keeps whole: two neighbours are at most one round apart, and begin again
 # one round before.
@@ -36,7 +36,7 @@ class SynchronousWorker:
     """One worker of D-PSGD; see the module.
 
     Args:
-        gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.Releases`; without a
+        gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.OwnReleases`; without a
             ledger nothing is kept for neighbours that come back.
 
     Raises:
@@ -72,7 +72,7 @@ class SynchronousWorker:
         if gossip.compression.kind == "top-k" or gossip.tracking:
             _require_new(gossip, ledger, "what neighbours have of it, or tracked, is in no ledger")
         self.gossip, self.me = gossip, me
-        self.own = Releases(gossip, me, weights, ledger)
+        self.own = OwnReleases(gossip, me, weights, ledger)
         self.finished: str | None = None
         self.step = -1
         # Neighbour → exchange → what it was sent; of a simulation, where nothing is lost, nothing.
@@ -103,7 +103,7 @@ class SynchronousWorker:
 
     def handle(self, event: on.Event) -> Effects:
         """The effects of an event."""
-        if isinstance(event, Received):
+        if isinstance(event, PeerMessage):
             return self._received(event.sender, event.message)
         if self.finished is not None:
             return []
@@ -296,7 +296,7 @@ class SynchronousWorker:
 
     def _end(self, reason: str) -> Effects:
         self.finished = reason
-        return [on.Finished(self.own.weights, reason)]
+        return [on.WorkerFinished(self.own.weights, reason)]
 
 
 class _Replicas:
@@ -328,7 +328,7 @@ class AllReduceWorker:
     ) -> None:
         _require_new(gossip, ledger, "whether all have the last mean is in no ledger")
         self.gossip, self.me = gossip, me
-        self.own = Releases(gossip, me, weights)
+        self.own = OwnReleases(gossip, me, weights)
         self.finished: str | None = None
 
     @property
@@ -363,7 +363,7 @@ class AllReduceWorker:
 
     def _end(self, reason: str) -> Effects:
         self.finished = reason
-        return [on.Finished(self.own.weights, reason)]
+        return [on.WorkerFinished(self.own.weights, reason)]
 
 
 def _require_new(gossip: Gossip, ledger: LedgerState | None, why: str) -> None:

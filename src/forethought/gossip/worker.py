@@ -15,14 +15,14 @@ from typing import Protocol
 
 import numpy as np
 
-from forethought.exchange.events import Acknowledged, Alarm, Commit, Release
+from forethought.exchange.events import Acknowledged, Alarm, ClientRelease, Commit
 from forethought.exchange.messages import Update, Vector
 from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.compression import mixed
 from forethought.gossip.events import Weights
 from forethought.gossip.gossip import Gossip, GossipError, NeighbourError
-from forethought.gossip.steps import Steps
+from forethought.gossip.steps import OwnSteps
 
 # The global count of updates, known to every worker without a server.
 #
@@ -67,7 +67,7 @@ class Machine(Protocol):
         ...
 
 
-class Releases:
+class OwnReleases:
     """One worker's own releases, and what it holds after them.
 
     Args:
@@ -126,7 +126,7 @@ class Releases:
             self.held = np.concatenate([weights, np.zeros_like(weights)])
         self.updates, self.count, self.computing = 0, 0, False
         self.limit = gossip.updates(me)
-        self._steps = Steps(gossip, me)
+        self._steps = OwnSteps(gossip, me)
         # What the own weights have of the own updates beyond a K-th of each: share times _fresh.
         self._fresh: Vector | None = None
         self.share = 1.0
@@ -226,7 +226,7 @@ class Releases:
             missing = self._missing - self.gossip.coordinates * len(sent)
             kept = np.concatenate([self.held, *sent, np.zeros(missing, np.float32)])
         update = Update(done.round, step, kept)
-        made = Release(done.round, step, done.rounds, done.input_hash, done.state, update)
+        made = ClientRelease(done.round, step, done.rounds, done.input_hash, done.state, update)
         effects: Effects = [Commit(made)]
         if done.round >= whole:
             effects.append(Acknowledged(done.round - whole))  # the newest are enough to go on

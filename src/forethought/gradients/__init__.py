@@ -1,9 +1,9 @@
 """Clipped gradients of any torch model, per example or group, near the cost of ordinary ones."""
 
+from forethought.gradients.batch_mixing import check_model as check_model
+from forethought.gradients.batch_mixing import replace_mixing_layers as replace_mixing_layers
 from forethought.gradients.clipped import BatchDims as BatchDims
 from forethought.gradients.clipped import clipped_sum as clipped_sum
-from forethought.gradients.mixing import check_model as check_model
-from forethought.gradients.mixing import replace_mixing_layers as replace_mixing_layers
 from forethought.gradients.passes import Choice as Choice
 from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWarning
 from forethought.gradients.passes import example_losses as example_losses

@@ -286,7 +286,7 @@ LONG = 8
 
 
 @dataclass(frozen=True)
-class Batch:
+class LaneBatch:
     """Examples arranged in lanes.
 
     Attributes:
@@ -403,7 +403,7 @@ def bits(values: Tensor) -> Tensor:
     return values.view(_BITS[values.element_size()])
 
 
-class Fingerprint:
+class BatchFingerprint:
     """Takes in what passes over the examples compute.
 
     Attributes:
@@ -446,7 +446,7 @@ class Fingerprint:
         self._now += (rows.long() * (places | 1)).sum(1).to(self._now.device) * (2 * number + 1)
 
 
-FINGERPRINT: ContextVar[Fingerprint | None] = ContextVar("WATCH", default=None)
+FINGERPRINT: ContextVar[BatchFingerprint | None] = ContextVar("WATCH", default=None)
 
 
 # Which of how many examples the rows of a pass are: each keeps its random numbers at every place.

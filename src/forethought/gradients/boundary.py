@@ -250,7 +250,7 @@ def interrupted() -> bool:
 
 
 @dataclass(frozen=True)
-class Answers:
+class UserCodeAnswers:
     """The answers to user code in lanes in place of what torch would do with physical tensors.
 
     Attributes:
@@ -269,7 +269,7 @@ class _Here(threading.local):
     """The answers in force in this thread, the innermost last; hooks on nodes in force in it."""
 
     def __init__(self) -> None:
-        self.answers: list[Answers] = []
+        self.answers: list[UserCodeAnswers] = []
         self.node_hooks = 0
 
 
@@ -277,7 +277,7 @@ _here = _Here()
 
 
 @contextmanager
-def answering(answers: Answers) -> Iterator[None]:
+def answering(answers: UserCodeAnswers) -> Iterator[None]:
     """User code of this thread, in the lanes, is answered so; it can put no hooks in force.
 
     Hooks on saved tensors are switched off by torch, thread by thread: putting them in force
@@ -318,7 +318,7 @@ def refused_hooks(error: BaseException) -> bool:
 _checkpoint: Callable[..., Any] = inspect.unwrap(checkpointing.checkpoint)
 
 
-def _answers() -> Answers | None:
+def _answers() -> UserCodeAnswers | None:
     if not _here.answers or not torch._C._are_functorch_transforms_active():
         return None
     return _here.answers[-1]
@@ -503,7 +503,7 @@ def _answered(run: Callable[[Tensor], Any]) -> list[Any]:
         yield
 
     x = torch.ones(2, requires_grad=True)
-    with entered(2) as level, answering(Answers(function, checkpoint)):
+    with entered(2) as level, answering(UserCodeAnswers(function, checkpoint)):
         run(lane(x, 0, level))
     return asked
 
@@ -673,7 +673,7 @@ def _restore(value: Any, kept: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _ModuleKept:
     """One module's snapshot: its attributes, its three tables, and contents that can change."""
 
     name: str
@@ -708,7 +708,7 @@ class _Kept:
         return [one for one in self.contents if not _same(one[1], one[2])]
 
 
-def _snapshot(name: str, module: nn.Module) -> _Kept:
+def _snapshot(name: str, module: nn.Module) -> _ModuleKept:
     attributes = module.__dict__.copy()
     tables = tuple([attributes[table].copy() for table in _TABLES])
     contents = [
@@ -724,10 +724,10 @@ def _snapshot(name: str, module: nn.Module) -> _Kept:
         for key in _HOOKS
         if hasattr(attributes.get(key), "clear")
     ]
-    return _Kept(name, module, attributes, tables, hooks, contents)
+    return _ModuleKept(name, module, attributes, tables, hooks, contents)
 
 
-class State:
+class ModuleState:
     """A snapshot of everything that modules hold: attributes, buffers, submodules, parameters.
 
     Attributes, and the built-in containers, arrays and tensors in them, are kept by value; of
@@ -1026,7 +1026,7 @@ class ExternalState:
         elif isinstance(value, type):
             yield from self._class(value)
         elif id(value) in self._known:
-            # What it holds itself is known (:class:`State`), but not what that holds.
+            # What it holds itself is known (:class:`ModuleState`), but not what that holds.
             for table in (value._modules, value._parameters, value._buffers):
                 yield from table.values()
             for name, content in vars(value).items():

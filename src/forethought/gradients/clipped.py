@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.gradients import batches, boundary, rules, sums, terms, vmap_mode
+from forethought.gradients import batches, boundary, sums, terms, vmap_mode
+from forethought.gradients import layer_rules as rules
 from forethought.gradients.batches import (
     FINGERPRINT,
     MULTIPLES,
-    Batch,
+    BatchFingerprint,
     Blocks,
-    Fingerprint,
+    LaneBatch,
     Loss,
     bits,
 )
 from forethought.gradients.boundary import (
     Generators,
+    ModuleState,
     RefusedError,
-    State,
     changes_itself,
     memory_of,
     trained_of,
@@ -358,7 +359,7 @@ class Subject:
             if uses is not None:
                 return uses
         copies = members is not None and not self.mixing
-        batch = Batch(*rows, members, copies=copies, real=real, blocks=blocks)
+        batch = LaneBatch(*rows, members, copies=copies, real=real, blocks=blocks)
         return contributions(model, loss, batch, trained)
 
     def pieces(self, data: Any, blocks: Blocks | None) -> Iterator[Piece]:
@@ -563,7 +564,7 @@ def watched(
     Args:
         drawn_for: which of how many contributions they are: each has its own random numbers.
     """
-    watch = Fingerprint(len(drawn_for[0]))
+    watch = BatchFingerprint(len(drawn_for[0]))
     kept, drawn = FINGERPRINT.set(watch), batches.DRAWN_FOR.set(drawn_for)
     generators = Generators([])
     torch.default_generator.manual_seed(0)
@@ -590,14 +591,14 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
 
 def _fingerprint(term: Any, size: int) -> Tensor:
     """Of the numbers that the term holds of each of ``size`` examples."""
-    if isinstance(term, terms.Split):
+    if isinstance(term, terms.SplitTerms):
         whole = torch.zeros(size, dtype=torch.int64)
         for index, part in term.parts:
             inner = part.term if isinstance(part, terms.Filled) else part
             width = part.size if isinstance(part, terms.Filled) else len(index)
             whole[index] = _fingerprint(inner, width)[: len(index)]
         return whole
-    watch = Fingerprint(size)
+    watch = BatchFingerprint(size)
     for held in _stored(term):
         watch.see(held.detach())
     watch.keep()
@@ -731,7 +732,7 @@ def declared_contributions(
     """
     size = batches.batch_size(inputs, targets)
     leaves = list(trained.values())
-    state = State(model.named_modules())
+    state = ModuleState(model.named_modules())
     before = torch.get_rng_state()
     try:
         with torch.enable_grad():

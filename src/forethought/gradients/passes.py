@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary, vmap_mode
-from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, Batch, Loss, repeated
+from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, LaneBatch, Loss, repeated
 from forethought.gradients.boundary import (
     ExternalState,
     Generators,
+    ModuleState,
     NotVectorisable,
     Refused,
-    State,
     alike,
     changes_itself,
     copied,
@@ -36,8 +36,8 @@ from forethought.gradients.boundary import (
     rows,
     trained_of,
 )
-from forethought.gradients.terms import Filled, Separate, Split, Term, Unused, bounded
-from forethought.gradients.vmap_mode import ParameterViews, Settings, VmapMode
+from forethought.gradients.terms import Filled, Separate, SplitTerms, Term, Unused, bounded
+from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 from forethought.turns import turns
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
@@ -154,7 +154,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
 def contributions(
     model: nn.Module,
     loss: Loss,
-    batch: Batch,
+    batch: LaneBatch,
     trained: Mapping[str, nn.Parameter],
     observe: Callable[[str, str, Term], None] | None = None,
 ) -> dict[str, Term]:
@@ -177,7 +177,7 @@ def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> T
     Raises:
         ValueError: what cannot be trained privately, with the module and the remedy.
     """
-    batch = Batch(batches.detached(inputs), batches.detached(targets))
+    batch = LaneBatch(batches.detached(inputs), batches.detached(targets))
     if not batch.lanes:
         return torch.zeros(0)
     with _refusing(model):
@@ -220,7 +220,7 @@ class _Attempt:
         self,
         model: nn.Module,
         loss: Loss,
-        batch: Batch,
+        batch: LaneBatch,
         trained: Mapping[str, nn.Parameter],
         observe: Callable[[str, str, Term], None] | None,
     ) -> None:
@@ -232,7 +232,7 @@ class _Attempt:
         self._modules = list(model.named_modules())
         vmap_mode.hooked(self._modules)
         self._generators = Generators([p.device for p in trained.values()][:1])
-        self._state = State(self._modules)
+        self._state = ModuleState(self._modules)
         self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self._surroundings: ExternalState | None = None
         self._masks: vmap_mode.Masks | None = None
@@ -277,14 +277,14 @@ class _Attempt:
             return dict(parts[0][1])
         apart = [(index, terms, self._width(index)) for index, terms in parts if index is not None]
         return {
-            name: Split(
+            name: SplitTerms(
                 [(i, Filled(bounded(terms[name]), len(i), width)) for i, terms, width in apart],
                 self.batch.lanes,
             )
             for name in self.trained
         }
 
-    def _note(self, settings: Settings, reason: object) -> None:
+    def _note(self, settings: PassSettings, reason: object) -> None:
         """All lanes go another way from here on: by what made-up examples do, not those of data."""
         if self._tried():
             raise Refused(_ONLY_ALONE.format(reason))
@@ -315,7 +315,7 @@ class _Attempt:
     def _parts(self, one: Callable[..., Any]) -> list[tuple[Tensor | None, Any]] | None:
         """``one(lanes, settings)`` for all lanes, or for each part; None: one lane at a time."""
         known = self._known
-        settings = Settings(known.unshared, self.batch.mixing, known.without)
+        settings = PassSettings(known.unshared, self.batch.mixing, known.without)
         if known.asks:
             self._survey()
         while True:
@@ -346,7 +346,7 @@ class _Attempt:
             self._generators.restore()
 
     def _all_parts(
-        self, one: Callable[..., Any], settings: Settings
+        self, one: Callable[..., Any], settings: PassSettings
     ) -> list[tuple[Tensor | None, Any]]:
         self._drawn_for, width = batches.DRAWN_FOR.get() or (None, self.batch.lanes)
         asked = self._known.asks or self._drawn_for is not None
@@ -377,7 +377,7 @@ class _Attempt:
         """Rows of the block in which some lanes run apart."""
         return min(self.batch.lanes, self.batch.blocks.fit(len(index)))
 
-    def _pass(self, index: Tensor | None, settings: Settings) -> dict[str, Term]:
+    def _pass(self, index: Tensor | None, settings: PassSettings) -> dict[str, Term]:
         size = self.batch.lanes if index is None else len(index)
         places = ParameterViews(self.trained)
         with self._around(), torch.enable_grad():
@@ -395,7 +395,7 @@ class _Attempt:
             for name, parameter in self.trained.items()
         }
 
-    def _loss_pass(self, index: Tensor | None, settings: Settings) -> Tensor:
+    def _loss_pass(self, index: Tensor | None, settings: PassSettings) -> Tensor:
         size = self.batch.lanes if index is None else len(index)
         with self._around(), torch.no_grad():
             values, mode = self._forward(index, size, ParameterViews({}), settings)
@@ -412,7 +412,7 @@ class _Attempt:
             self._restore()
 
     def _forward(
-        self, index: Tensor | None, size: int, places: ParameterViews, settings: Settings
+        self, index: Tensor | None, size: int, places: ParameterViews, settings: PassSettings
     ) -> tuple[Tensor, VmapMode]:
         inputs, targets = self.batch.some(index)
         with boundary.entered(size) as level:
@@ -650,9 +650,9 @@ class Alone(TorchFunctionMode):
 def one_at_a_time(
     model: nn.Module,
     loss: Loss,
-    batch: Batch,
+    batch: LaneBatch,
     trained: Mapping[str, nn.Parameter] | None,
-    state: State,
+    state: ModuleState,
     restore: Callable[[], None],
     answers: list[tuple[Any, Tensor]] | None = None,
 ) -> dict[str, list[Tensor]]:
@@ -691,7 +691,7 @@ def _run(
     alone: Alone,
     model: nn.Module,
     loss: Loss,
-    batch: Batch,
+    batch: LaneBatch,
     trained: Mapping[str, nn.Parameter] | None,
     at: int,
     answers: list[tuple[Any, Tensor]] | None,
@@ -730,7 +730,7 @@ def _only(leaf: Tensor) -> Tensor:
     return leaf[0]
 
 
-def _check(alone: Alone, state: State, restore: Callable[[], None]) -> dict[str, Any]:
+def _check(alone: Alone, state: ModuleState, restore: Callable[[], None]) -> dict[str, Any]:
     changed = copied(state.changes())
     written = state.parameters_changed()
     restore()
@@ -797,7 +797,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     def observe(name: str, rule: str, term: Term) -> None:
         seen.setdefault(name, []).append((rule, term.way()))
 
-    terms = contributions(model, _any_loss, Batch(inputs, torch.zeros(size)), trained, observe)
+    terms = contributions(model, _any_loss, LaneBatch(inputs, torch.zeros(size)), trained, observe)
     rows = []
     for name, parameter in trained.items():
         width = batches.zeros_for(parameter, 0).element_size()

@@ -13,10 +13,10 @@ from torch import Tensor
 from forethought.gradients.batches import UNIT, in_a_row
 from forethought.gradients.terms import (
     BoundedTerm,
-    Bounds,
     Dense,
     Outer,
     Term,
+    TermBounds,
     bounded,
     exactly,
     gamma,
@@ -296,7 +296,7 @@ BEYOND = 2.0**160
 class Measured:
     """Bounds of all terms: norms by parameter, and masses and reach where they are not trivial."""
 
-    def __init__(self, found: Sequence[Bounds], names: tuple[str, ...]) -> None:
+    def __init__(self, found: Sequence[TermBounds], names: tuple[str, ...]) -> None:
         self.found = found
         self.norms = Norms(names, even([bounds.norms for bounds in found]))
         self.masses: Tensor | None = None
@@ -674,7 +674,7 @@ def _share(size: int, round_size: int | None) -> float:
     return size / whole
 
 
-def _replaced(bounds: Bounds, index: Tensor, better: Sequence[Bounds]) -> Bounds:
+def _replaced(bounds: TermBounds, index: Tensor, better: Sequence[TermBounds]) -> TermBounds:
     norms = bounds.norms.index_copy(0, index, torch.cat([one.norms for one in better]))
     masses, reach = bounds.masses, bounds.reach
     if masses is not None:
@@ -682,7 +682,7 @@ def _replaced(bounds: Bounds, index: Tensor, better: Sequence[Bounds]) -> Bounds
     known = [one.reach for one in better if one.reach is not None]
     if reach is not None and len(known) == len(better):
         reach = reach.index_copy(0, index, torch.cat(known))
-    return Bounds(norms, masses, reach)
+    return TermBounds(norms, masses, reach)
 
 
 # Clipped sums of several parts of a batch from what is worked out once for all of it.

@@ -349,7 +349,7 @@ SLAB, SHORTEST_SLAB, SLAB_NUMBERS = 1 << 13, 1 << 6, 1 << 19
 LOOSE = 2.0**-6
 
 
-class Bounds(NamedTuple):
+class TermBounds(NamedTuple):
     """The proven bounds of a term, float64, shape (B,) each; not finite where the gradient is not.
 
     Attributes:
@@ -364,7 +364,7 @@ class Bounds(NamedTuple):
     reach: Tensor | None = None
 
 
-def mass_of(bounds: Bounds) -> Tensor:
+def mass_of(bounds: TermBounds) -> Tensor:
     """The masses, where they are the norms too."""
     return bounds.norms if bounds.masses is None else bounds.masses
 
@@ -414,7 +414,7 @@ class BoundedTerm(Term, Protocol):
     def dtype(self) -> torch.dtype:
         """The precision of the numbers it holds, float32 or float64."""
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         """Norms and masses, proven."""
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
@@ -439,7 +439,7 @@ def bounded(term: Term) -> BoundedTerm:
 
 def bounds_of(
     term: BoundedTerm, value: Tensor, slack: Tensor, masses: Tensor, reach: Tensor, at_once: int
-) -> Bounds:
+) -> TermBounds:
     """The bounds from squared norms as computed and the most that they are off, shape (B,) each.
 
     Gradients that cancel would have much too high a bound: they are taken again in float64,
@@ -454,7 +454,7 @@ def bounds_of(
                 norms[at] = better.norms
                 masses[at] = mass_of(better)
     # Masses that overflow leave no number.
-    return Bounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
+    return TermBounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
 
 
 def zeroed(values: Tensor, bad: Tensor) -> Tensor:
@@ -463,7 +463,7 @@ def zeroed(values: Tensor, bad: Tensor) -> Tensor:
     return values.masked_fill(mask, 0)
 
 
-class _Exact:
+class _DerivedAnswers:
     """The answers that follow from others of a :class:`BoundedTerm`."""
 
     def squared_norms(self: BoundedTerm) -> Tensor:
@@ -477,7 +477,7 @@ class _Exact:
 
 
 @dataclass
-class Dense(_Exact):
+class Dense(_DerivedAnswers):
     """Gradients written out: ``values`` of shape (B, *parameter shape)."""
 
     values: Tensor
@@ -502,8 +502,8 @@ class Dense(_Exact):
     def _flat(self) -> Tensor:
         return self.values.reshape(self.values.shape[0], -1)
 
-    def bounds(self) -> Bounds:
-        return Bounds(lengths(wide(self._flat())))
+    def bounds(self) -> TermBounds:
+        return TermBounds(lengths(wide(self._flat())))
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
         values = wide(self._flat())
@@ -543,12 +543,14 @@ class Dense(_Exact):
 class Separate(Dense):
     """Gradients that were computed one after the other; so are their norms."""
 
-    def bounds(self) -> Bounds:
-        return Bounds(torch.cat([Dense(row).bounds().norms for row in torch.split(self.values, 1)]))
+    def bounds(self) -> TermBounds:
+        return TermBounds(
+            torch.cat([Dense(row).bounds().norms for row in torch.split(self.values, 1)])
+        )
 
 
 @dataclass
-class Outer(_Exact):
+class Outer(_DerivedAnswers):
     """Σ_t left_t ⊗ right_t per example, as in every linear map and embedding.
 
     ``blocks``: pairs of left (B, T, m), or :class:`OneHot`, and right (B, T, n); several blocks
@@ -618,12 +620,12 @@ class Outer(_Exact):
         writing = 3 * written * rate.move + thin
         return 4 * written <= 5 * held and batch * writing < batch * ghost
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         if len(self.blocks) == 1:
             left, right = self.blocks[0]
             if isinstance(left, Tensor) and right.shape[1] == 1:
                 one, other = lengths(wide(left)), lengths(wide(right))
-                return Bounds((one * other)[:, 0], None, (one + other)[:, 0])
+                return TermBounds((one * other)[:, 0], None, (one + other)[:, 0])
         return bounds_of(self, *self._measured(), at_once=1)
 
     def _measured(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -766,7 +768,7 @@ def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
     return Slot(name, tuple(base.shape), geometry)
 
 
-class _Around(_Exact):
+class _Around(_DerivedAnswers):
     """A term in another form: as exact as the one inside."""
 
     term: BoundedTerm
@@ -804,7 +806,7 @@ class Moved(_Around):
         """The same place of another term."""
         raise NotImplementedError
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         return self.term.bounds()
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
@@ -842,7 +844,7 @@ class Placed(Moved):
         return Placed(bounded(term), self.shape, self.geometry)
 
 
-class _Several(_Exact):
+class _Several(_DerivedAnswers):
     """The common answers of the terms of parts."""
 
     terms: Sequence[BoundedTerm]
@@ -875,12 +877,12 @@ class Disjoint(_Several):
 
     terms: Sequence[BoundedTerm]
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         found = [term.bounds() for term in self.terms]
         norms = torch.stack([bounds.norms for bounds in found])
         masses = torch.stack([mass_of(bounds) for bounds in found])
         known = [bounds.reach for bounds in found if bounds.reach is not None]
-        return Bounds(
+        return TermBounds(
             torch.linalg.vector_norm(norms, dim=0) * SLACK,
             masses.sum(0) * SLACK,
             torch.stack(known).amax(0) if known else None,
@@ -910,11 +912,11 @@ class Filled(_Around):
     count: int
     size: int
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         found = self.term.bounds()
         norms, *others = (None if part is None else part[: self.count] for part in found)
         assert norms is not None  # every term has norms
-        return Bounds(norms, *others)
+        return TermBounds(norms, *others)
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
         missing = factors.new_zeros(self.size - self.count)
@@ -932,7 +934,7 @@ class Filled(_Around):
 
 
 @dataclass
-class Split(_Several):
+class SplitTerms(_Several):
     """Terms of lanes that ran apart: (which of all lanes, their term)."""
 
     parts: Sequence[tuple[Tensor, BoundedTerm]]
@@ -947,10 +949,10 @@ class Split(_Several):
             whole[index.to(value.device)] = value.to(whole.dtype)
         return whole
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         found = [term.bounds() for term in self.terms]
         reach = [torch.zeros_like(b.norms) if b.reach is None else b.reach for b in found]
-        return Bounds(
+        return TermBounds(
             self._joined([bounds.norms for bounds in found]),
             self._joined([mass_of(bounds) for bounds in found]),
             self._joined(reach),
@@ -963,7 +965,7 @@ class Split(_Several):
     def rows(self) -> Tensor:
         return self._joined([term.rows() for term in self.terms])
 
-    def picked(self, index: Tensor) -> Split:
+    def picked(self, index: Tensor) -> SplitTerms:
         found: list[tuple[Tensor, BoundedTerm]] = []
         for mine, term in self.parts:
             # Where the picked ones are among these lanes, and where the result wants them.
@@ -971,15 +973,15 @@ class Split(_Several):
             places, wanted = inside.nonzero(as_tuple=True)
             if len(places):
                 found.append((wanted, term.picked(places)))
-        return Split(found, len(index))
+        return SplitTerms(found, len(index))
 
-    def without(self, bad: Tensor) -> Split:
-        return Split(
+    def without(self, bad: Tensor) -> SplitTerms:
+        return SplitTerms(
             [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts], self.size
         )
 
 
-class Unused(_Exact):
+class Unused(_DerivedAnswers):
     """The gradient of a parameter that the loss does not depend on."""
 
     added, breadth, dtype = 1, 1, torch.float64
@@ -987,8 +989,10 @@ class Unused(_Exact):
     def __init__(self, size: int, parameter: Tensor) -> None:
         self._size, self._parameter = size, parameter
 
-    def bounds(self) -> Bounds:
-        return Bounds(torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device))
+    def bounds(self) -> TermBounds:
+        return TermBounds(
+            torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device)
+        )
 
     def weighted(self, factors: Tensor) -> Tensor:
         return self.summed(factors, None)
@@ -1083,7 +1087,7 @@ class Window:
 
 
 @dataclass
-class Convolved(_Exact):
+class Convolved(_DerivedAnswers):
     """∇W of a convolution for each example.
 
     Attributes:
@@ -1164,7 +1168,7 @@ class Convolved(_Exact):
         # Norms are those of the numbers that are added: written once, then used for both.
         return None if self._ghost_wins() else Dense(self.rows())
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         if self._written is not None:
             return self._written.bounds()
         kind, groups = self.dtype, self.groups

@@ -585,7 +585,7 @@ class OutputHook(torch.autograd.Function):
         return gradient, *(None,) * (3 + len(ctx.site.saved))
 
 
-class Rows(torch.autograd.Function):
+class SharedRows(torch.autograd.Function):
     """A value that all examples share, once for each: its gradient is written out."""
 
     @staticmethod
@@ -634,7 +634,7 @@ OPEN: set[Any] = {F.multi_head_attention_forward}
 
 
 @dataclass(frozen=True)
-class Settings:
+class PassSettings:
     """The settings of a pass; a pass that stops may be run again with others.
 
     Attributes:
@@ -667,7 +667,7 @@ class VmapMode(TorchFunctionMode):
         size: int,
         level: int,
         places: ParameterViews,
-        settings: Settings,
+        settings: PassSettings,
         draws: Draws | None = None,
         observe: Observer | None = None,
         before_answer: Callable[[], None] = lambda: None,
@@ -928,7 +928,7 @@ class VmapMode(TorchFunctionMode):
             self._add(place, "any function", Dense(gradient))
 
         with outside():
-            whole = Rows.apply(value.detach(), self.anchor, self.size, report)  # type: ignore[no-untyped-call]
+            whole = SharedRows.apply(value.detach(), self.anchor, self.size, report)  # type: ignore[no-untyped-call]
         return lane(whole, 0, self.level)
 
     def count(self, trained: Mapping[str, Tensor]) -> None:
@@ -1165,7 +1165,9 @@ def _padded(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def answered(mode: VmapMode) -> AbstractContextManager[None]:
     """While active, Functions and checkpoints of user code work inside the lanes."""
-    return boundary.answering(boundary.Answers(partial(call, mode), partial(_checkpointed, mode)))
+    return boundary.answering(
+        boundary.UserCodeAnswers(partial(call, mode), partial(_checkpointed, mode))
+    )
 
 
 @contextmanager
@@ -1587,7 +1589,9 @@ def loss_in_lanes(
     mode: VmapMode | None = None
     try:
         with boundary.entered(size) as level:
-            mode = VmapMode(size, level, ParameterViews(trained), Settings(), before_answer=_leave)
+            mode = VmapMode(
+                size, level, ParameterViews(trained), PassSettings(), before_answer=_leave
+            )
 
             def wrap(leaf: Tensor) -> Tensor:
                 return mode.followed(boundary.lane(leaf.unsqueeze(1), 0, level))

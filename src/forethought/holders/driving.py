@@ -32,7 +32,7 @@ from forethought.exchange.messages import (
     Refusal,
     Update,
 )
-from forethought.exchange.storage import ClientLedger, ServerJournal, Witness
+from forethought.exchange.storage import ClientLedger, MemberWitness, ServerJournal
 from forethought.training.execution import SIGNALS
 
 # Ctrl-C and SIGTERM in an asyncio loop: the first asks to stop, the second acts at once.
@@ -298,7 +298,7 @@ class ClientDriver(Driver):
         out: Out,
         compute: Callable[[on.Compute], None],
         clock: Clock = time.monotonic,
-        witness: Witness | None = None,
+        witness: MemberWitness | None = None,
     ) -> None:
         super().__init__(machine, endpoint, out, clock)
         self.ledger, self._compute, self._witness = ledger, compute, witness

@@ -28,7 +28,7 @@ import torch
 from torch import distributed
 
 from forethought.exchange.messages import Vector
-from forethought.exchange.storage import ClientLedger, Witness
+from forethought.exchange.storage import ClientLedger, MemberWitness
 from forethought.gossip import events as on
 from forethought.gossip.events import Hello, Known, Weights
 from forethought.gossip.gossip import Gossip, GossipError
@@ -257,8 +257,8 @@ class WorkerDriver:
         ledger: ClientLedger | None = None,
         pace: Pace | None = None,
         returning: bool = False,
-        witness: Witness | None = None,
-        heard: Mapping[int, Witness] | None = None,
+        witness: MemberWitness | None = None,
+        heard: Mapping[int, MemberWitness] | None = None,
     ) -> None:
         self.machine, self.drove = machine, WorkerOutcome()
         self._gossip, self._me = gossip, me
@@ -479,7 +479,7 @@ class WorkerDriver:
             self._proofs[came.sender] = came.proof
             if came.sender in self._heard:
                 self._heard[came.sender].note(message.round, came.proof)
-        self._handle(on.Received(came.sender, message))
+        self._handle(on.PeerMessage(came.sender, message))
 
     # ---- what the worker wants
 

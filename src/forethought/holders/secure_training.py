@@ -31,7 +31,7 @@ from forethought.federated.steps import Moments, moved
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.private_sum import Layout, PrivateRounds
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import IterateAverage
+from forethought.training.optimizers import IterateAverage
 from forethought.values.plan import grid, step_sizes
 
 # The state of training behind masks between two rounds, so that it goes on after an interruption.

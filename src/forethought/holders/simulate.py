@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from forethought.accounting.statement import Randomness, Statement
-from forethought.exchange.events import Release
+from forethought.exchange.events import ClientRelease
 from forethought.exchange.messages import Model, Vector, decode, encode
 from forethought.exchange.storage import FolderStorage, RecordLog
 from forethought.federated.federation import Federation, FederationError
@@ -53,8 +53,8 @@ from forethought.training.folder import (
     KEYS,
     PLAN,
     CheckpointError,
-    Keys,
     RunFolderExistsError,
+    RunSecrets,
     locked,
     wipe,
 )
@@ -134,7 +134,7 @@ class Simulation:
         """Enter a context that ends with the simulation."""
         return self._held.enter_context(held)
 
-    def committed(self, holder: int, release: Release) -> None:
+    def committed(self, holder: int, release: ClientRelease) -> None:
         """Take a release down, and tell ``progress``."""
         self._states[holder] = release.state
         self._count += 1
@@ -222,12 +222,12 @@ def keys_and_start(
                 f"the {agreed.CALLED} of {folder} is another one: go on with the job it began with"
             )
         start: Vector = np.load(folder / START, allow_pickle=False)
-        return Keys.read(folder).secrets, start
+        return RunSecrets.read(folder).secrets, start
     if (folder / name).exists() or (folder / RECORD).exists() or (folder / FUSED).exists():
         raise RunFolderExistsError(
             f"{folder} holds a simulation: go on with resume (--resume), or choose another folder"
         )
-    keys = Keys.draw(seeds)
+    keys = RunSecrets.draw(seeds)
     keys.write(folder)
     np.save(folder / START, weights)
     agreed.save(folder / name)

@@ -368,7 +368,7 @@ _PATIENCE = 10_000
 # gradient is taken falls with it: docs/gossip.md has the figures for a half, a quarter, an eighth.
 _EXCHANGE = 1 / 8
 
-Committed = Callable[[int, events.Release], None]
+Committed = Callable[[int, events.ClientRelease], None]
 MACHINES: dict[Rule, Callable[[Gossip, int, Vector, LedgerState | None], Machine]] = {
     "asynchronous": AsynchronousWorker,
     "synchronous": SynchronousWorker,
@@ -377,7 +377,7 @@ MACHINES: dict[Rule, Callable[[Gossip, int, Vector, LedgerState | None], Machine
 
 
 def worker(gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None) -> Machine:
-    """The worker of the gossip's rule; see :class:`~forethought.gossip.worker.Releases`."""
+    """The worker of the gossip's rule; see :class:`~forethought.gossip.worker.OwnReleases`."""
     return MACHINES[gossip.rule](gossip, me, weights, ledger)
 
 
@@ -545,7 +545,7 @@ class _Simulator:
         if work.part == work.parts - 1:
             self._agenda.add(begin + seconds, _COMPUTED, holder, asked)
 
-    def _commit(self, holder: int, release: events.Release) -> None:
+    def _commit(self, holder: int, release: events.ClientRelease) -> None:
         self._rounds[holder] = release.rounds
         if self._committed is not None:
             self._committed(holder, release)
@@ -891,7 +891,7 @@ class GraphSimulator(_Simulator):
                 continue
             elif isinstance(effect, on.AllReduce):
                 self._reduce(machine, effect)
-            elif isinstance(effect, on.Finished):
+            elif isinstance(effect, on.WorkerFinished):
                 self._reasons[machine] = effect.reason
                 self._look_for_the_end()
             else:
@@ -931,7 +931,7 @@ class GraphSimulator(_Simulator):
                 seconds = max(seconds, back - now)
         elif self._away and (machine in self._away or effect.to in self._away):
             return
-        self._agenda.add(now + seconds, _MESSAGE, effect.to, on.Received(machine, message))
+        self._agenda.add(now + seconds, _MESSAGE, effect.to, on.PeerMessage(machine, message))
 
 
 def average(machines: Sequence[Machine]) -> Vector:

@@ -20,7 +20,13 @@ from forethought.accounting.statement import Statement
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Keys, Roster
 from forethought.exchange.messages import SERVER, Endpoint, Vector
-from forethought.exchange.storage import LEDGER, ClientLedger, FolderStorage, LedgerState, Witness
+from forethought.exchange.storage import (
+    LEDGER,
+    ClientLedger,
+    FolderStorage,
+    LedgerState,
+    MemberWitness,
+)
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.client import SecureClient
@@ -32,7 +38,7 @@ from forethought.holders.driving import CarryClient, ClientDriver
 from forethought.holders.links import Links, Pace, Stop, WorkerDriver, WorkerOutcome
 from forethought.holders.server import require_member
 from forethought.holders.simulator import Result, worker
-from forethought.holders.topology import Graph, Star, Topology
+from forethought.holders.topology import GraphTopology, StarTopology, Topology
 from forethought.holders.trainer import (
     ClientTrainer,
     Holder,
@@ -149,7 +155,7 @@ class _Part:
     endpoint: Endpoint
     ledger: ClientLedger
     trainer: ClientTrainer
-    witness: Witness | None
+    witness: MemberWitness | None
     returning: bool
     secrets: Any
     paid: Paid | None
@@ -241,7 +247,7 @@ def _part(
         state = ledger.read()
         witness = None
         if share.witness is not None:
-            witness = Witness(share.witness, agreed.run_id, me)
+            witness = MemberWitness(share.witness, agreed.run_id, me)
             witness.require(state.updates)
         trainer = ClientTrainer(
             shared,
@@ -308,7 +314,7 @@ def take_part_as_client(
     require_architecture(shared, federation)
     share.require(federation, me)
     policy.require(federation, me)
-    topology = Star(federation)
+    topology = StarTopology(federation)
     server = {SERVER: bytes.fromhex(roster.server.public_key)}
     with _part(topology, me, shared, share, folder, keys, server, federation.parameters) as part:
         trainer, ledger = part.trainer, part.ledger
@@ -332,7 +338,10 @@ def take_part_as_client(
             compute,
         )
         made = part.statements(
-            Star(stated or federation), plain(policy), {ROSTER: roster.to_json()}, driver.done
+            StarTopology(stated or federation),
+            plain(policy),
+            {ROSTER: roster.to_json()},
+            driver.done,
         )
         return TookPart(
             driver.done,
@@ -418,7 +427,7 @@ def take_part(
     """
     first = shared.read()
     gossip.require(shared.architecture, first)
-    topology = Graph(gossip)
+    topology = GraphTopology(gossip)
     with _part(topology, me, shared, share, folder, keys, {}, gossip.in_ledger) as part:
         near = gossip.mixing.graph.neighbours(me)
         machine = worker(gossip, me, first, part.ledger.read())
@@ -432,7 +441,7 @@ def take_part(
             pace=pace,
             returning=part.returning,
             witness=part.witness,
-            heard={peer: Witness(folder, gossip.run_id, peer) for peer in near},
+            heard={peer: MemberWitness(folder, gossip.run_id, peer) for peer in near},
         )
         drove = driver.run(stop, look)
         policy = {"epsilon": share.epsilon, "delta": share.delta}
@@ -440,7 +449,7 @@ def take_part(
             drove.reason,
             drove.reason in topology.endings,
             part.ledger.read().updates,
-            part.statements(Graph(stated or gossip), policy, {}, drove.reason),
+            part.statements(GraphTopology(stated or gossip), policy, {}, drove.reason),
             machine.weights,
             tuple(drove.alarms),
             drove,

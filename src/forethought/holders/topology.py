@@ -47,7 +47,7 @@ class _Topology:
 
 
 @dataclass(frozen=True)
-class Star(_Topology):
+class StarTopology(_Topology):
     """Clients around a server; see :class:`~forethought.federated.federation.Federation`."""
 
     kind, holder, file, refusal = "federation", "client", FEDERATION, FederationError
@@ -109,7 +109,7 @@ class Star(_Topology):
 
 
 @dataclass(frozen=True)
-class Graph(_Topology):
+class GraphTopology(_Topology):
     """Workers that are each other's neighbours; see :class:`~forethought.gossip.gossip.Gossip`."""
 
     kind, holder, file, refusal = "gossip", "worker", GOSSIP, GossipError
@@ -148,9 +148,9 @@ class Graph(_Topology):
         return of_workers.worker_statement(self.agreed, worker, self.views[view], **made)
 
 
-Topology = Star | Graph
+Topology = StarTopology | GraphTopology
 
 
 def topology_of(agreed: Federation | Gossip) -> Topology:
     """The topology of what was agreed."""
-    return Star(agreed) if isinstance(agreed, Federation) else Graph(agreed)
+    return StarTopology(agreed) if isinstance(agreed, Federation) else GraphTopology(agreed)

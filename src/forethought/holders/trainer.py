@@ -36,8 +36,8 @@ from forethought.rounds.private_sum import (
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, blank
 from forethought.rounds.transcript import Transcript
-from forethought.training.descent import descent_of, optimizer_state, restore_optimizer
-from forethought.training.folder import KEYS, Keys, wipe
+from forethought.training.folder import KEYS, RunSecrets, wipe
+from forethought.training.optimizers import descent_of, optimizer_state, restore_optimizer
 from forethought.training.records import warn_of_another_model
 from forethought.values.contributions import Persons
 from forethought.values.mechanism import Correlated, LocalRounds, first_round
@@ -340,20 +340,20 @@ def released(state: bytes) -> Transcript:
     return Transcript.from_values(values_of(state)["transcript"])
 
 
-def own_secrets(folder: Path, seeds: Seeds, refusal: type[ValueError]) -> Keys:
+def own_secrets(folder: Path, seeds: Seeds, refusal: type[ValueError]) -> RunSecrets:
     """The secrets of a holder's part in ``folder``: drawn at its beginning, and kept until its end.
 
     Raises:
         ValueError: of the kind ``refusal``: the part has ended.
     """
     if (folder / KEYS).exists():
-        return Keys.read(folder)
+        return RunSecrets.read(folder)
     if (folder / LEDGER).exists():
         raise refusal(
             f"{folder} holds a part that has ended: its secrets are wiped, its statement is there. "
             "What it released counts; for another run take another folder"
         )
-    own = Keys.draw(seeds)
+    own = RunSecrets.draw(seeds)
     own.write(folder)
     return own
 
@@ -367,7 +367,7 @@ def end(folder: Path) -> None:
     wipe(folder / KEYS)
 
 
-def randomness_of(own: Keys, plan: Plan) -> Randomness:
+def randomness_of(own: RunSecrets, plan: Plan) -> Randomness:
     """The source of a holder's random numbers, for its statement."""
     return Randomness(
         seeded_noise=own.secrets.seeded_noise,

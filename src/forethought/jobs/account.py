@@ -27,8 +27,8 @@ from forethought.accounting.statement import (
     plan_digest,
 )
 from forethought.accounting.verification import (
-    Compared,
-    Signer,
+    ComparedEntry,
+    SignatureOwner,
     Verification,
     check,
     require_evidence,
@@ -39,10 +39,10 @@ from forethought.federated.statements import VIEWS, accountant_of, notes
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.gossip.statements import NOTES, network_gains, outsider_gain
-from forethought.jobs.job import Request
+from forethought.jobs.job import JobRequest
 from forethought.ledger.history import history
-from forethought.ledger.run import EVIDENCE as IN_BOOK
-from forethought.ledger.run import book_at, in_words
+from forethought.ledger.paid_run import EVIDENCE as IN_BOOK
+from forethought.ledger.paid_run import book_at, in_words
 from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, TranscriptError
 from forethought.values import signing
 from forethought.values.caveats import Caveat, one_line
@@ -51,7 +51,7 @@ from forethought.values.plan import Plan
 from forethought.values.serialisation import opened_outside, parse, read_outside, write_text
 
 if TYPE_CHECKING:
-    from forethought.papers.comparison import Row
+    from forethought.papers.comparison import ComparisonRow
 
 PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
 # Accountants that count on the noise of other holders, or on what they hide.
@@ -64,14 +64,14 @@ LONGEST, LARGEST_MODEL = 300.0, 1 << 36
 MOST_OBSERVERS = 2000
 
 
-def compared(statement: Statement) -> list[Row]:
+def compared(statement: Statement) -> list[ComparisonRow]:
     """The words of every analysis about a statement's mechanism, for as many records."""
     from forethought.papers.comparison import compare
 
     return compare(statement.mechanism, statement.delta, statement.examples, statement.group)
 
 
-def account_for(request: Request, examples: int, group: int | None) -> Statement:
+def account_for(request: JobRequest, examples: int, group: int | None) -> Statement:
     """The statement of a run that a job describes, without data."""
     return account(request.job.make_plan(examples), group=group)
 
@@ -209,7 +209,7 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
     if IN_BOOK not in texts:
         return outcome
     why = "the book of the data set was not asked: give --ledger BOOK"
-    return replace(outcome, rows=(*outcome.rows, Compared(BOOK, "", "", None, why)))
+    return replace(outcome, rows=(*outcome.rows, ComparedEntry(BOOK, "", "", None, why)))
 
 
 def _require_words(text: str, statement: Statement) -> None:
@@ -221,7 +221,9 @@ def _require_words(text: str, statement: Statement) -> None:
         )
 
 
-def _in_book(found: Path, statement: Statement, place: str, token_file: Path | None) -> Compared:
+def _in_book(
+    found: Path, statement: Statement, place: str, token_file: Path | None
+) -> ComparedEntry:
     """The data set's total after a run, recomputed from its book.
 
     Raises:
@@ -253,7 +255,7 @@ def _in_book(found: Path, statement: Statement, place: str, token_file: Path | N
             f"the statement says that its data set's total was ε {at_most(stated)} after this run; "
             f"by its book it was {at_most(total)}"
         )
-    return Compared(BOOK, at_most(stated), at_most(total), f"the book at {place}")
+    return ComparedEntry(BOOK, at_most(stated), at_most(total), f"the book at {place}")
 
 
 def _require_policy(text: str, statement: Statement) -> None:
@@ -300,7 +302,7 @@ def _envelope_of(found: Path) -> Path:
 
 def _signer(
     found: Path, text: str, statement: Statement, texts: Mapping[str, str], key: Path | None
-) -> Signer | None:
+) -> SignatureOwner | None:
     """The owner of the signature that fits the statement and every file that was signed with it.
 
     Raises:
@@ -308,7 +310,7 @@ def _signer(
     """
     if statement.signature is not None:
         signing.check(statement.signature, statement.content(), key)
-        return Signer(statement.signature.fingerprint, key is not None)
+        return SignatureOwner(statement.signature.fingerprint, key is not None)
     path = _envelope_of(found)
     if not _there(path):
         if key is not None:
@@ -327,7 +329,7 @@ def _signer(
             f"{path.name} signs another folder: "
             f"{', '.join((*differs, *missing)) or 'the statement'} is not what was signed"
         )
-    return Signer(signed.fingerprint, key is not None)
+    return SignatureOwner(signed.fingerprint, key is not None)
 
 
 def _transcript(text: str, statement: Statement) -> tuple[Releases, ...]:

@@ -45,7 +45,7 @@ from forethought.jobs.job import (
     HoldersSection,
     Job,
     JobError,
-    Request,
+    JobRequest,
 )
 from forethought.jobs.load import (
     Loaded,
@@ -58,9 +58,9 @@ from forethought.jobs.load import (
     require_possible,
 )
 from forethought.planning import defaults
+from forethought.planning.alternatives import in_phases
 from forethought.planning.holders import FederatedPlan, GossipPlan, predict, predict_gossip
 from forethought.planning.plan_request import growing
-from forethought.planning.search import in_phases
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
@@ -180,7 +180,9 @@ def section_of(job: Job, kind: str) -> Section:
     return found
 
 
-def deal(request: Request, section: Section, data_dir: Path | None = None) -> tuple[Loaded, Parts]:
+def deal(
+    request: JobRequest, section: Section, data_dir: Path | None = None
+) -> tuple[Loaded, Parts]:
     """Load a job's data, and deal it out: each holder's record numbers.
 
     Raises:
@@ -199,7 +201,7 @@ def deal(request: Request, section: Section, data_dir: Path | None = None) -> tu
     return loaded, tuple(dealt(loaded.dataset, count, section.shares, generator))
 
 
-def holders_of(request: Request, kind: Kind, data_dir: Path | None = None) -> Holders:
+def holders_of(request: JobRequest, kind: Kind, data_dir: Path | None = None) -> Holders:
     """Load a job's data, deal it out, and plan every holder's part.
 
     Raises:
@@ -320,7 +322,7 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
 
 
 def agreed(
-    request: Request,
+    request: JobRequest,
     section: Section,
     sizes: Sequence[int],
     speeds: Sequence[float],
@@ -459,7 +461,7 @@ def _secure_aggregation(section: FederationSection, clients: int) -> SecureAggre
 
 
 def _gossip(
-    request: Request,
+    request: JobRequest,
     section: GossipSection,
     sizes: Sequence[int],
     budgets: Sequence[Budget],

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forethought.data import Dataset, TableSchema
-    from forethought.ledger.run import Ledger
+    from forethought.ledger.paid_run import Ledger
     from forethought.planning.plan_request import PlanRequest
 
 
@@ -639,7 +639,7 @@ class LedgerSection(_Section):
 
     def ledger(self, purpose: str | None) -> Ledger:
         """The book, with the job's own purpose where the section says none."""
-        from forethought.ledger.run import Ledger
+        from forethought.ledger.paid_run import Ledger
 
         words = self.purpose or purpose or ""
         return Ledger(self.url, self.data, words, self.token_file, self.partition)
@@ -922,7 +922,7 @@ _INSTEAD = {"epochs": "rounds", "rounds": "epochs"}
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """A job with the text it was read from, which is stored with the run.
 
     Args:
@@ -954,13 +954,13 @@ class Request:
         return "# As it was run; seeds are left out.\n" + to_toml(tables)
 
 
-def from_file(path: Path) -> Request:
+def from_file(path: Path) -> JobRequest:
     """Read a job file. Raises JobError."""
     job = Job.load(path)
-    return Request(path.stem, path.read_text(encoding="utf-8"), job, folder=path.parent)
+    return JobRequest(path.stem, path.read_text(encoding="utf-8"), job, folder=path.parent)
 
 
-def built_in(name: str) -> Request:
+def built_in(name: str) -> JobRequest:
     """A built-in job, of scikit-learn's handwritten digits.
 
     Args:
@@ -968,10 +968,10 @@ def built_in(name: str) -> Request:
             asynchronously) or ``gossip_demo`` (over eight workers, one of them slow).
     """
     text = resources.files("forethought").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return Request(name, text, Job.parse(text, f"{name}.toml"))
+    return JobRequest(name, text, Job.parse(text, f"{name}.toml"))
 
 
-def resumed(folder: Path) -> Request:
+def resumed(folder: Path) -> JobRequest:
     """The job of a run folder, with what it had. Raises JobError when the folder holds none."""
     path = folder / JOB_NAME
     if not path.is_file():
@@ -982,7 +982,7 @@ def resumed(folder: Path) -> Request:
     return replace(as_encoded(on_pixels(from_file(path))), name=folder.name)
 
 
-def on_pixels(request: Request) -> Request:
+def on_pixels(request: JobRequest) -> JobRequest:
     """The request without features of images that its file does not name."""
     job = request.job
     if job.data.features is not None or job.features is None:
@@ -991,7 +991,7 @@ def on_pixels(request: Request) -> Request:
     return replace(request, job=job.model_copy(update={"data": data}))
 
 
-def as_encoded(request: Request) -> Request:
+def as_encoded(request: JobRequest) -> JobRequest:
     """The request without a basis that its file does not name, and without ranges likewise."""
     job = request.job.without_ranges()
     if job.training.basis == "auto":
@@ -1000,7 +1000,7 @@ def as_encoded(request: Request) -> Request:
     return replace(request, job=job)
 
 
-def with_basis(request: Request, name: str, why: str) -> Request:
+def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
     """The request with the basis that was taken in place of ``"auto"``."""
     job = request.job
     training = job.training.model_copy(update={"basis": name})
@@ -1008,7 +1008,7 @@ def with_basis(request: Request, name: str, why: str) -> Request:
     return replace(request, job=job.model_copy(update={"training": training}), settled=settled)
 
 
-def with_features(request: Request, name: str) -> Request:
+def with_features(request: JobRequest, name: str) -> JobRequest:
     """The request with the features that were taken in place of ``"auto"``, or of nothing said."""
     job = request.job
     if job.data.features == name:
@@ -1026,7 +1026,7 @@ def from_numbers(
     delta: float | None = None,
     records_per_person: int | None = None,
     **training: Any,
-) -> Request:
+) -> JobRequest:
     """A request without data: a budget and keys of a job's ``[training]``; None is left out.
 
     Raises:
@@ -1037,10 +1037,10 @@ def from_numbers(
         "budget": without_none({"epsilon": epsilon, "delta": delta}),
         "training": without_none(training),
     }
-    return Request("", "", _validated(tables))
+    return JobRequest("", "", _validated(tables))
 
 
-def overridden(request: Request, flags: Mapping[str, Any]) -> Request:
+def overridden(request: JobRequest, flags: Mapping[str, Any]) -> JobRequest:
     """The request with flags in place of what its file says, each change in words.
 
     Args:
@@ -1068,7 +1068,7 @@ def overridden(request: Request, flags: Mapping[str, Any]) -> Request:
     return replace(request, job=_validated(tables), overrides=(*request.overrides, *changes))
 
 
-def paying(request: Request, ledger: str | None) -> Request:
+def paying(request: JobRequest, ledger: str | None) -> JobRequest:
     """The request with another book than its file's.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 from forethought.data.basis import Basis
 from forethought.data.dataset import Dataset, PersonRows
 from forethought.data.synthetic import Indices, shares
-from forethought.jobs.job import Job, JobError, Request, with_basis, with_features
+from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_features
 from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import of_persons, roughly
@@ -119,7 +119,7 @@ class Loaded:
     loading read from private records reaches the Statement whichever way the plan is used.
     """
 
-    request: Request
+    request: JobRequest
     dataset: Dataset
     model: nn.Module
 
@@ -307,7 +307,7 @@ class Loaded:
         return with_caveats(plan, (*self.dataset.caveats, *own))
 
 
-def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
+def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
     """Read the data of a job and build its model; nothing is released yet.
 
     Args:
@@ -327,7 +327,7 @@ def load_job(request: Request, data_dir: Path | None = None) -> Loaded:
         return Loaded(request, dataset, request.job.build_model(dataset))
 
 
-def _with_basis(request: Request, dataset: Dataset) -> tuple[Request, Dataset]:
+def _with_basis(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dataset]:
     """The table with the functions of its numbers that the job names, or that suit its sizes.
 
     Raises:

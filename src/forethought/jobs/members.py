@@ -53,7 +53,7 @@ from forethought.jobs.holders import (
     section_of,
     speeds_of,
 )
-from forethought.jobs.job import JobError, Request, from_file
+from forethought.jobs.job import JobError, JobRequest, from_file
 from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
 from forethought.planning import defaults
 from forethought.values.plan import other_terms, promised
@@ -118,7 +118,7 @@ class Membership:
 
 
 def make_everybody(
-    request: Request, kind: Kind, out: Path, data_dir: Path | None = None
+    request: JobRequest, kind: Kind, out: Path, data_dir: Path | None = None
 ) -> Roster | PeerRoster:
     """Keys for all members in one place, for a trial: whoever has the folder can act for anyone.
 
@@ -136,7 +136,7 @@ def make_everybody(
 
 
 def join(
-    request: Request,
+    request: JobRequest,
     kind: Kind,
     identities: Sequence[Path],
     out: Path,
@@ -161,7 +161,7 @@ def join(
     return _hand_out(request, agreed_on, first, [found[name] for name in wanted], (out,))
 
 
-def planned(request: Request, kind: Kind, data_dir: Path | None = None) -> tuple[Agreed, Vector]:
+def planned(request: JobRequest, kind: Kind, data_dir: Path | None = None) -> tuple[Agreed, Vector]:
     """A job's federation or gossip, not signed by anybody yet, and the first weights.
 
     Where every member's number of examples is in the job, nothing but the model's shape is taken
@@ -191,7 +191,7 @@ def _names(agreed: Agreed) -> list[str]:
 
 
 def _hand_out(
-    request: Request,
+    request: JobRequest,
     agreed: Agreed,
     first: Vector,
     identities: Sequence[Identity],
@@ -221,7 +221,7 @@ def _hand_out(
 
 
 def own_records(
-    request: Request, section: Section, place: int, name: str, data_dir: Path | None
+    request: JobRequest, section: Section, place: int, name: str, data_dir: Path | None
 ) -> tuple[Loaded, Dataset]:
     """A member's own records: those it brings, or its share of what all deal out alike."""
     if not section.brings_own:
@@ -307,7 +307,7 @@ def _as_member(
 
 
 def serve_job(
-    request: Request,
+    request: JobRequest,
     folder: Path,
     out: Path,
     *,
@@ -355,7 +355,7 @@ def serve_job(
 
 
 def take_part_in_job(
-    request: Request,
+    request: JobRequest,
     folder: Path,
     out: Path,
     *,
@@ -419,7 +419,7 @@ def take_part_in_job(
     return _as_member(loaded, own, shared, federation, me, out, part, witness=witness or folder)
 
 
-def _own_terms(request: Request, agreed_on: Agreed, loaded: Loaded, shared: SharedModel) -> Any:
+def _own_terms(request: JobRequest, agreed_on: Agreed, loaded: Loaded, shared: SharedModel) -> Any:
     """The terms that a member's own job comes to, for as many records of each as was agreed on."""
     topology = topology_of(agreed_on)
     section = section_of(request.job, topology.kind)
@@ -428,7 +428,7 @@ def _own_terms(request: Request, agreed_on: Agreed, loaded: Loaded, shared: Shar
     return agreed(request, section, sizes, speeds, Network.of(loaded, shared))[0]
 
 
-def _policy(request: Request, federation: Federation, me: int) -> Policy:
+def _policy(request: JobRequest, federation: Federation, me: int) -> Policy:
     section, name = section_of(request.job, "federation"), federation.members[me].name
     own = next((table.epsilon for table in section.tables if table.name == name), None)
     epsilon = own or request.job.budget.epsilon
@@ -438,7 +438,7 @@ def _policy(request: Request, federation: Federation, me: int) -> Policy:
     return Policy(epsilon, delta, secure=federation.secure is not None)
 
 
-def _address(request: Request, address: str | None, engine: str = "grpc") -> str:
+def _address(request: JobRequest, address: str | None, engine: str = "grpc") -> str:
     """The address of the server, or of the SuperLink; the job's is the server's."""
     section = request.job.federation
     own = DEFAULT_ADDRESS if section is None or section.address is None else section.address
@@ -579,7 +579,7 @@ class PeerResult:
 
 
 def cluster_workers(
-    request: Request,
+    request: JobRequest,
     out: Path,
     *,
     address: str | None = None,
@@ -628,7 +628,9 @@ def cluster_workers(
     return [outcome.result for outcome in outcomes if outcome.result is not None]
 
 
-def begun_in(request: Request, gossip: Gossip, first: Vector, out: Path) -> tuple[Gossip, Vector]:
+def begun_in(
+    request: JobRequest, gossip: Gossip, first: Vector, out: Path
+) -> tuple[Gossip, Vector]:
     """The gossip and the first weights with which these workers began, kept in ``out``.
 
     Step sizes follow from weights that may be drawn, so another planning finds other ones: those
@@ -657,7 +659,7 @@ def begun_in(request: Request, gossip: Gossip, first: Vector, out: Path) -> tupl
 
 
 def cluster_worker(
-    request: Request,
+    request: JobRequest,
     gossip: Gossip,
     first: Vector,
     me: int,
@@ -688,7 +690,7 @@ def cluster_worker(
 
 
 def launched_worker(
-    request: Request,
+    request: JobRequest,
     out: Path,
     *,
     data_dir: Path | None = None,
@@ -731,7 +733,7 @@ def launched_worker(
 
 
 def site_worker(
-    request: Request,
+    request: JobRequest,
     folder: Path,
     out: Path,
     *,
@@ -788,7 +790,7 @@ def site_worker(
     )
 
 
-def _require_same(request: Request, gossip: Gossip) -> None:
+def _require_same(request: JobRequest, gossip: Gossip) -> None:
     """Refuse a job that says otherwise than the gossip that was agreed on: it would not be heeded.
 
     Raises:

@@ -230,7 +230,7 @@ def before(predictor: Predictor) -> dict[str, str]:
 
 
 def _prepared(graph: OnnxGraph, features: str, predictor: Predictor) -> str:
-    """Inputs as :meth:`forethought.rounds.preparation.Constants.apply` has them."""
+    """Inputs as :meth:`forethought.rounds.preparation.InputConstants.apply` has them."""
 
     constants = predictor.constants
     if not constants.shift:

@@ -21,7 +21,7 @@ from forethought.data.sources import load_records
 from forethought.jobs.job import JobError
 from forethought.jobs.load import CARD_NAME, PREPARED, ModelCard
 from forethought.models import build
-from forethought.rounds.preparation import Constants, Prepared
+from forethought.rounds.preparation import InputConstants, Prepared
 from forethought.training.folder import STATEMENT, RunFolder
 from forethought.training.metrics import outputs_of
 from forethought.values.checks import importable_from
@@ -44,7 +44,7 @@ class Predictor:
     card: ModelCard
     statement: Statement
     folder: Path
-    constants: Constants = field(default_factory=Constants)
+    constants: InputConstants = field(default_factory=InputConstants)
 
     @property
     def classes(self) -> tuple[Any, ...] | None:
@@ -238,13 +238,13 @@ def load(folder: str | Path) -> Predictor:
     return Predictor(model.eval(), card, statement, path, _constants(card, path))
 
 
-def _constants(card: ModelCard, path: Path) -> Constants:
+def _constants(card: ModelCard, path: Path) -> InputConstants:
     if isinstance(card.standardise, str):
         return Prepared.load(path / PREPARED).constants
     if card.standardise is None:
-        return Constants()
+        return InputConstants()
     shift, scale = ((value,) * card.inputs[0] for value in card.standardise)
-    return Constants(shift, scale)
+    return InputConstants(shift, scale)
 
 
 def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:

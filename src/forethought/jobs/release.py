@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forethought.jobs.job import JOB_NAME, Job, JobError, Request
+from forethought.jobs.job import JOB_NAME, Job, JobError, JobRequest
 from forethought.values.caveats import Caveat
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def release_job(
-    request: Request, out: Path, data_dir: Path | None = None
+    request: JobRequest, out: Path, data_dir: Path | None = None
 ) -> tuple[Released, Statement]:
     """Release the statistics that a job asks for; leave result and statement in ``out``.
 

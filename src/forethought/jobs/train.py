@@ -14,7 +14,7 @@ import numpy as np
 from forethought.accounting import exact
 from forethought.data.basis import Basis
 from forethought.data.dataset import PersonRows, Split, one_row_each
-from forethought.jobs.job import JOB_NAME, JobError, Request, as_encoded, on_pixels, overridden
+from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.contributions import Persons
@@ -23,8 +23,8 @@ from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.adaptive import Trials
-    from forethought.ledger.run import Advice, Ledger, Paid
-    from forethought.planning.search import Front
+    from forethought.ledger.paid_run import Advice, Ledger, PaidRun
+    from forethought.planning.alternatives import Front
     from forethought.planning.solve import Neighbour
     from forethought.training.run import Run
     from forethought.training.search import Tuned
@@ -63,7 +63,7 @@ class Proposal:
 
 
 def propose(
-    request: Request,
+    request: JobRequest,
     *,
     examples: int | None = None,
     parameters: int | None = None,
@@ -89,7 +89,7 @@ def propose(
     Raises:
         ValueError: a request that no plan fulfils, or a job that training would refuse.
     """
-    from forethought.planning.search import pareto
+    from forethought.planning.alternatives import pareto
     from forethought.planning.solve import neighbours, plan
 
     if limits is not None:
@@ -147,7 +147,7 @@ Records = tuple[Any, Any] | PersonRows
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """A job with its data loaded, its model built and its plan made.
 
     ``until`` is the accuracy at which a run in phases stops; None runs the whole plan.
@@ -159,14 +159,14 @@ class Prepared:
 
 
 def prepare(
-    request: Request,
+    request: JobRequest,
     data_dir: Path | None = None,
     *,
     until: float | None = None,
     max_epsilon: float | None = None,
     resume: Path | None = None,
     saved_plan: Path | None = None,
-) -> Prepared:
+) -> PreparedJob:
     """Load the data, build the model, make the plan; nothing private is released yet.
 
     Args:
@@ -206,9 +206,9 @@ def prepare(
 
         phased = phases_of(resume)
         if phased is not None:
-            return Prepared(loaded, *phased)
+            return PreparedJob(loaded, *phased)
         if (resume / PLAN).is_file():
-            return Prepared(loaded, Plan.load(resume / PLAN))
+            return PreparedJob(loaded, Plan.load(resume / PLAN))
     job = request.job
     if until is not None and (job.budget.epsilon is None or loaded.dataset.test is None):
         raise JobError(
@@ -223,10 +223,10 @@ def prepare(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
                 "standardise with public constants"
             )
-        from forethought.planning.search import plan_phases
+        from forethought.planning.alternatives import plan_phases
 
         plan = plan_phases(plan)
-    return Prepared(loaded, plan, until)
+    return PreparedJob(loaded, plan, until)
 
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
@@ -243,10 +243,12 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
     return loaded.with_caveats(plan)
 
 
-def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[str, Any]) -> Records:
+def _standardised(
+    asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]
+) -> Records:
     """Training data as prepared, and ``options`` with held-out data and files to match."""
-    from forethought.rounds.preparation import Constants
-    from forethought.rounds.preparation import Prepared as Constant
+    from forethought.rounds.preparation import InputConstants
+    from forethought.rounds.preparation import PreparedJob as Constant
     from forethought.rounds.preparation import prepare as released
     from forethought.rounds.randomness import Seeds
 
@@ -258,7 +260,7 @@ def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[st
         if not isinstance(given, tuple):
             return data
         shift, scale = ((value,) * asked.loaded.features for value in given)
-        apply = Constants(shift, scale).apply
+        apply = InputConstants(shift, scale).apply
     else:
         kept = folder / PREPARED
         if options["resume"] and kept.is_file():
@@ -277,9 +279,9 @@ def _standardised(asked: Prepared, data: Records, folder: Path, options: dict[st
     return apply(data[0]), data[1]
 
 
-def _ranged(asked: Prepared, data: Records, folder: Path, options: dict[str, Any]) -> Records:
+def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
     """The table encoded anew by the ranges that are released of its numbers, and paid for."""
-    from forethought.rounds.preparation import Prepared as Constant
+    from forethought.rounds.preparation import PreparedJob as Constant
     from forethought.rounds.preparation import prepare as released
     from forethought.rounds.randomness import Seeds
 
@@ -316,7 +318,7 @@ def _counted(data: Records, plan: Plan) -> tuple[Any, Any]:
 
 
 def run(
-    prepared: Prepared,
+    prepared: PreparedJob,
     folder: Path,
     *,
     resume: bool = False,
@@ -367,17 +369,17 @@ class _Advised:
     """A job's book, whose refusal names what the planner would plan instead."""
 
     ledger: Ledger
-    prepared: Prepared
+    prepared: PreparedJob
 
-    def paid(self, mechanism: Mechanism, **options: Any) -> Paid:
-        """See :meth:`forethought.ledger.run.Ledger.paid`."""
+    def paid(self, mechanism: Mechanism, **options: Any) -> PaidRun:
+        """See :meth:`forethought.ledger.paid_run.Ledger.paid`."""
         planned = self.prepared.loaded.request.job.budget.epsilon is not None
         advice = _advice(self.prepared) if planned and self.prepared.until is None else None
         return self.ledger.paid(mechanism, advice=advice, **options)
 
 
 def _payer(
-    prepared: Prepared, folder: Path, options: Mapping[str, Any], held: contextlib.ExitStack
+    prepared: PreparedJob, folder: Path, options: Mapping[str, Any], held: contextlib.ExitStack
 ) -> Any:
     """The book that pays for the run; begun here where statistics come before the training."""
     from forethought.training.execution import leads
@@ -408,7 +410,7 @@ def _payer(
 _TRIED = 8
 
 
-def _advice(prepared: Prepared) -> Advice:
+def _advice(prepared: PreparedJob) -> Advice:
     """The same job with the largest ε that still fits, in words."""
     loaded = prepared.loaded
     asked = loaded.request.job.budget.epsilon or 0.0
@@ -508,7 +510,7 @@ def trials_of(distribution: str, mean: float) -> Trials:
 
 
 def tune_job(
-    request: Request,
+    request: JobRequest,
     folder: Path,
     learning_rates: Sequence[float],
     trials: Trials,
@@ -522,7 +524,7 @@ def tune_job(
     Raises:
         JobError: no budget, no held-out data to score on, or a book that is to pay.
     """
-    from forethought.planning.search import plan_tuning
+    from forethought.planning.alternatives import plan_tuning
     from forethought.training.search import tune as search
 
     if request.job.ledger is not None:

@@ -21,7 +21,7 @@ from forethought.ledger.book import (
     Reservation,
     Role,
 )
-from forethought.ledger.totals import Rule, Sums
+from forethought.ledger.totals import Sums, TotalRule
 from forethought.values.mechanism import Budget, Mechanism
 from forethought.values.serialisation import build, canonical, digest, exact_keys, parse, plain
 from forethought.values.signing import SignatureError, Signer, public_key_of, signed_by
@@ -34,7 +34,7 @@ Holdings: TypeAlias = Mapping[tuple[str, str], Sums]
 
 
 @dataclass(frozen=True)
-class Holder:
+class TokenHolder:
     """One whom a token names. revoked: it no longer opens anything."""
 
     name: str
@@ -150,7 +150,7 @@ def rounds_of(held: Reservation, rounds: int) -> int:
 
 
 @dataclass
-class State:
+class BookState:
     """The content of a book's tables after its entries.
 
     Attributes:
@@ -160,13 +160,13 @@ class State:
     """
 
     accounts: dict[str, Account] = field(default_factory=dict)
-    rules: dict[str, Rule] = field(default_factory=dict)
+    rules: dict[str, TotalRule] = field(default_factory=dict)
     reservations: dict[int, Reservation] = field(default_factory=dict)
     costs: dict[int, Sums] = field(default_factory=dict)
     sums: dict[tuple[str, str], Sums] = field(default_factory=dict)
     persons: dict[tuple[str, str], int] = field(default_factory=dict)
     registered: dict[int, tuple[str, str, str]] = field(default_factory=dict)
-    tokens: dict[str, tuple[Holder, str]] = field(default_factory=dict)
+    tokens: dict[str, tuple[TokenHolder, str]] = field(default_factory=dict)
 
     def play(self, entry: Entry) -> None:
         """Go on with the next entry. Raises ValueError, LookupError, TypeError: it cannot be."""
@@ -178,7 +178,7 @@ class State:
                 account = account_from(values["account"])
                 _require(account.data not in self.accounts, f"a second account {account.data!r}")
                 self.accounts[account.data] = account
-                self.rules[account.data] = Rule.from_dict(values["rule"])
+                self.rules[account.data] = TotalRule.from_dict(values["rule"])
                 self.sums[account.data, ""] = self.rules[account.data].nothing
             case "partition":
                 at = values["data"], values["partition"] or ""
@@ -187,7 +187,7 @@ class State:
                 if values["new"]:
                     self.registered[entry.number] = *at, values["persons"]
             case "token":
-                holder = Holder(values["name"], values["role"])
+                holder = TokenHolder(values["name"], values["role"])
                 _require(holder.name not in self.tokens, f"a second token of {holder.name!r}")
                 self.tokens[holder.name] = holder, values["hash"]
             case "revoke":
@@ -256,7 +256,7 @@ def covers(charged: Sums, costs: Sums) -> bool:
     )
 
 
-def sum_of(rule: Rule, data: str, sums: Holdings, partition: str | None = None) -> Sums:
+def sum_of(rule: TotalRule, data: str, sums: Holdings, partition: str | None = None) -> Sums:
     """The sums of the record of an account that most is charged to.
 
     Args:
@@ -283,7 +283,9 @@ def reserved_by(values: Mapping[str, Any]) -> Reservation:
     )
 
 
-def play(entries: Iterable[Entry], head: str | None, key: str | None) -> tuple[State, list[str]]:
+def play(
+    entries: Iterable[Entry], head: str | None, key: str | None
+) -> tuple[BookState, list[str]]:
     """Check a chain and play it; what is behind a problem in the chain is not played.
 
     Args:
@@ -293,7 +295,7 @@ def play(entries: Iterable[Entry], head: str | None, key: str | None) -> tuple[S
     Returns:
         The state, and the problems: in the chain, in signatures, in lives and sums.
     """
-    state, problems = State(), list[str]()
+    state, problems = BookState(), list[str]()
     before: Entry | None = None
     seen = False
     for number, entry in enumerate(entries, 1):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from forethought.ledger.book import BookError, Charge, Entry
 from forethought.ledger.chain import sum_of
-from forethought.ledger.totals import Rule, Sums
+from forethought.ledger.totals import Sums, TotalRule
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class History:
         points: the total after each entry that changed it.
     """
 
-    rule: Rule
+    rule: TotalRule
     data: str
     sums: dict[str, Sums]
     points: tuple[Point, ...]
@@ -49,7 +49,7 @@ def history(entries: Iterable[Entry], data: str, head: str | None = None) -> His
     Raises:
         BookError: no such account, or no entry with that hash.
     """
-    rule: Rule | None = None
+    rule: TotalRule | None = None
     charged: dict[int, tuple[str, Sums]] = {}
     sums: dict[str, Sums] = {}
     points, seen = [], head is None
@@ -57,7 +57,7 @@ def history(entries: Iterable[Entry], data: str, head: str | None = None) -> His
         values = entry.values
         number = int(values.get("reservation", 0))
         if entry.kind == "account" and values["account"]["data"] == data:
-            rule = Rule.from_dict(values["rule"])
+            rule = TotalRule.from_dict(values["rule"])
             sums[""] = rule.nothing
         elif entry.kind == "reserve" and values["data"] == data and rule is not None:
             charged[number] = (values["charge"]["partition"] or "", rule.nothing)

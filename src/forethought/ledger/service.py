@@ -32,13 +32,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from forethought.ledger.book import BookError, NotAllowedError
-from forethought.ledger.client import LOOPBACK
 from forethought.ledger.page import account_page, index_page
+from forethought.ledger.remote import LOOPBACK
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_to
 from forethought.values.serialisation import parse
 
 if TYPE_CHECKING:
-    from forethought.ledger.store import Holder, Store
+    from forethought.ledger.store import Store, TokenHolder
 
 # Bytes of a body, and requests a second (and at once) of one token; wrong tokens of one address.
 LARGEST = 4 << 20
@@ -134,7 +134,9 @@ class Service:
             answer.made = HTMLResponse(text, headers=HEADERS)
         return answer.made
 
-    def _holder(self, request: Request, answer: _Answer, *, browser: bool = False) -> Holder:
+    def _holder(
+        self, request: Request, answer: _LoggedResponse, *, browser: bool = False
+    ) -> TokenHolder:
         """The one whose token a request has.
 
         Raises:
@@ -166,10 +168,10 @@ class Service:
         return holder
 
     @contextmanager
-    def _answering(self, request: Request, what: str) -> Iterator[_Answer]:
+    def _answering(self, request: Request, what: str) -> Iterator[_LoggedResponse]:
         start = time.perf_counter()
         address = "unknown" if request.client is None else request.client.host
-        answer = _Answer({"what": what, "from": address})
+        answer = _LoggedResponse({"what": what, "from": address})
         try:
             yield answer
         except _AskError as error:
@@ -191,7 +193,7 @@ class Service:
 
 
 @dataclass
-class _Answer:
+class _LoggedResponse:
     """The response to a request, and the line that is logged of it."""
 
     line: dict[str, Any]

@@ -39,8 +39,8 @@ from forethought.ledger.book import (
     Role,
     Total,
 )
-from forethought.ledger.chain import Holder as Holder
 from forethought.ledger.chain import Holdings, sum_of
+from forethought.ledger.chain import TokenHolder as TokenHolder
 from forethought.ledger.database import (
     ACCOUNTS,
     ENTRIES,
@@ -62,7 +62,7 @@ from forethought.ledger.database import (
     shown,
 )
 from forethought.ledger.migrations import upgrade
-from forethought.ledger.totals import Rule, Sums
+from forethought.ledger.totals import Sums, TotalRule
 from forethought.values.checks import one_of, suggestion, whole
 from forethought.values.mechanism import ADJACENCIES
 from forethought.values.serialisation import canonical, parse
@@ -99,7 +99,7 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
     """
     where, signer = address(url), _signer(key)
     file = new_file(where)
-    kept = _Kept(connected(where, 60.0), shown(where), 60.0, signer)
+    kept = _Connections(connected(where, 60.0), shown(where), 60.0, signer)
     values = {
         "book": secrets.token_hex(16),
         "key": signer.public_key if signer else None,
@@ -163,7 +163,7 @@ def open_book(
         signer = _signer(key) if key and b"PRIVATE" in key.read_bytes() else None
     except (OSError, SignatureError) as error:
         raise BookError(f"the book's key cannot be read: {error}") from None
-    kept = _Kept(connected(where, patience), shown(where), patience, signer)
+    kept = _Connections(connected(where, patience), shown(where), patience, signer)
     try:
         with kept.told():
             with kept.reads.connect() as connection:
@@ -204,7 +204,7 @@ def _signer(key: Path | None) -> Signer | None:
 
 
 @dataclass
-class _Kept:
+class _Connections:
     """A book's connections, and what never changes in it.
 
     Args:
@@ -217,7 +217,7 @@ class _Kept:
     patience: float
     signer: Signer | None = None
     key: str | None = None
-    rules: dict[str, tuple[Account, Rule]] = field(default_factory=dict)
+    rules: dict[str, tuple[Account, TotalRule]] = field(default_factory=dict)
     charges: dict[int, Reservation] = field(default_factory=dict)
 
     @property
@@ -251,7 +251,7 @@ class _Turn:
 class Store(Book):
     """See :class:`~forethought.ledger.book.Book`; threads may share it, processes may not."""
 
-    def __init__(self, kept: _Kept, actor: str, role: Role) -> None:
+    def __init__(self, kept: _Connections, actor: str, role: Role) -> None:
         self._kept, self.actor, self.role = kept, actor, role
 
     def acting(self, actor: str, role: Role) -> Store:
@@ -273,7 +273,7 @@ class Store(Book):
                 :data:`forethought.ledger.totals.RULES`; None: the one for most kinds of charges.
         """
         made: Account = _account(account)
-        chosen = Rule.of(made, rule)
+        chosen = TotalRule.of(made, rule)
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == made.data):
@@ -381,18 +381,18 @@ class Store(Book):
 
         self._write("revoke", work)
 
-    def holder(self, token: str) -> Holder:
+    def holder(self, token: str) -> TokenHolder:
         """The one whom a token names. Raises NotAllowedError: nobody, or it was revoked."""
         found = self._rows(select(TOKENS).where(TOKENS.c.hash == _token_hash(token)))
         row = found[0] if found else None
         if row is None or row.revoked:
             raise NotAllowedError("the token opens nothing: it is unknown, or was revoked")
-        return Holder(row.name, row.role)
+        return TokenHolder(row.name, row.role)
 
-    def holders(self) -> Sequence[Holder]:
+    def holders(self) -> Sequence[TokenHolder]:
         """All that were given a token, by name."""
         rows = self._rows(select(TOKENS).order_by(TOKENS.c.name))
-        return [Holder(row.name, row.role, row.revoked) for row in rows]
+        return [TokenHolder(row.name, row.role, row.revoked) for row in rows]
 
     # The life of a reservation.
 
@@ -548,7 +548,7 @@ class Store(Book):
 
     # Within.
 
-    def _known(self, data: str) -> tuple[Account, Rule]:
+    def _known(self, data: str) -> tuple[Account, TotalRule]:
         """An account and its rule, which never change."""
         if data not in self._kept.rules:
             rows = self._rows(select(ACCOUNTS).where(ACCOUNTS.c.data == data))
@@ -557,11 +557,11 @@ class Store(Book):
                 hint = suggestion(data, names) if names else "the book has no account yet"
                 raise BookError(f"the book has no account of {data!r}: {hint}")
             row = rows[0]
-            found = chain.account_from(parse(row.account)), Rule.from_dict(parse(row.rule))
+            found = chain.account_from(parse(row.account)), TotalRule.from_dict(parse(row.rule))
             self._kept.rules[data] = found
         return self._kept.rules[data]
 
-    def _priced(self, data: str, charge: Charge) -> tuple[Rule, Sums]:
+    def _priced(self, data: str, charge: Charge) -> tuple[TotalRule, Sums]:
         """The rule of an account and what a charge costs by it; refuses what does not go there."""
         account, rule = self._known(data)
         _parts(charge.partition)
@@ -582,7 +582,7 @@ class Store(Book):
             raise BookError(f"the charge cannot be added up: {error}") from None
 
     def _over(
-        self, account: Account, rule: Rule, sums: Holdings, charge: Charge
+        self, account: Account, rule: TotalRule, sums: Holdings, charge: Charge
     ) -> OverBudgetError:
         left = rule.left(sum_of(rule, account.data, sums, charge.partition))
         budget = account.budget
@@ -698,7 +698,7 @@ class _FullError(Exception):
         self.sums = sums
 
 
-def total_of(account: Account, rule: Rule, sums: Holdings, head: str) -> Total:
+def total_of(account: Account, rule: TotalRule, sums: Holdings, head: str) -> Total:
     """The total of an account from its sums; see :class:`~forethought.ledger.book.Total`."""
     budget = account.budget
 
@@ -817,7 +817,7 @@ def _at(data: str, part: str) -> tuple[Any, Any]:
     return SUMS.c.data == data, SUMS.c.part == part
 
 
-def _new_sums(turn: _Turn, data: str, part: str, rule: Rule) -> None:
+def _new_sums(turn: _Turn, data: str, part: str, rule: TotalRule) -> None:
     values = {"data": data, "part": part, "sums": _numbers(rule.nothing), "persons": 0}
     turn.connection.execute(insert(SUMS).values(**values))
 
@@ -834,7 +834,7 @@ def _set_sums(turn: _Turn, data: str, partition: str | None, sums: Holdings) -> 
 
 
 def _with(
-    rule: Rule, data: str, sums: Holdings, charge: Charge, costs: Sums
+    rule: TotalRule, data: str, sums: Holdings, charge: Charge, costs: Sums
 ) -> dict[tuple[str, str], Sums]:
     """The sums after a charge. Raises BookError: an unknown partition."""
     at = data, charge.partition or ""
@@ -845,7 +845,7 @@ def _with(
     return {**sums, at: tuple(map(sum, zip(sums[at], costs, strict=True)))}
 
 
-def _differing(connection: Connection, state: chain.State, newest: Entry) -> Iterator[str]:
+def _differing(connection: Connection, state: chain.BookState, newest: Entry) -> Iterator[str]:
     """Places where the tables hold something else than what follows from the entries."""
     held = {
         number: (
@@ -880,7 +880,7 @@ def _differing(connection: Connection, state: chain.State, newest: Entry) -> Ite
     yield from _other_persons(connection, state)
 
 
-def _other_persons(connection: Connection, state: chain.State) -> Iterator[str]:
+def _other_persons(connection: Connection, state: chain.BookState) -> Iterator[str]:
     order = PERSONS.c.entry, PERSONS.c.data, PERSONS.c.scheme, PERSONS.c.part, PERSONS.c.person
     rows = connection.execute(select(*order).order_by(*order))
     found = {

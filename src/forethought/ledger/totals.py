@@ -44,7 +44,7 @@ _ROUNDING = 1 + 1e-12
 
 
 @dataclass(frozen=True)
-class Rule:
+class TotalRule:
     """The way in which charges to one account add up; chosen when it is opened, and never changed.
 
     Args:
@@ -57,7 +57,7 @@ class Rule:
     adjacency: Adjacency = "add-or-remove"
 
     @staticmethod
-    def of(account: Account, kind: str | None = None) -> Rule:
+    def of(account: Account, kind: str | None = None) -> TotalRule:
         """The rule of a new account.
 
         Args:
@@ -73,7 +73,7 @@ class Rule:
         return {"kind": self.KIND, **budget, "adjacency": self.adjacency, **self._own()}
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Rule:
+    def from_dict(values: Mapping[str, Any]) -> TotalRule:
         """The inverse of :meth:`to_dict`. Raises ValueError for anything else."""
         values = dict(values)
         kind = values.pop("kind", None)
@@ -89,7 +89,7 @@ class Rule:
         return {}
 
     @classmethod
-    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> Rule:
+    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> TotalRule:
         exact_keys(f"{cls.KIND} rule", own, set())
         return cls(budget, adjacency)
 
@@ -178,7 +178,7 @@ def _value(units: int, limit: float) -> float:
 
 
 @dataclass(frozen=True)
-class GaussianRule(Rule):
+class GaussianRule(TotalRule):
     """Σ μ² of Gaussian releases; a sampled round counts as one that holds every record.
 
     Source: Smith and Thakurta 2022; :class:`~forethought.accounting.adaptive.GaussianFilter`.
@@ -205,7 +205,7 @@ class GaussianRule(Rule):
 
 
 @dataclass(frozen=True)
-class RenyiRule(Rule):
+class RenyiRule(TotalRule):
     """Rényi divergence at one order that is fixed when the account is opened.
 
     Source: Feldman and Zrnic 2021, Theorem 4.3.
@@ -226,7 +226,7 @@ class RenyiRule(Rule):
         return {"order": self.order}
 
     @classmethod
-    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> Rule:
+    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> TotalRule:
         exact_keys("renyi rule", own, {"order"})
         return cls(budget, adjacency, real("order", own["order"], above=1))
 
@@ -368,7 +368,7 @@ def _left_out(clock: Clock, time: float) -> float:
 
 
 @dataclass(frozen=True)
-class ClockRule(Rule):
+class ClockRule(TotalRule):
     """A charge costs the time that a clock takes until its release dominates the charge's.
 
     The time is 1 in all. However charges are chosen by results, all that they show is then a
@@ -401,7 +401,7 @@ class ClockRule(Rule):
         return {**steps, "leaps": clock.leaps, "blocks": self.blocks}
 
     @classmethod
-    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> Rule:
+    def _restore(cls, budget: Budget, adjacency: Adjacency, own: dict[str, Any]) -> TotalRule:
         exact_keys("clock rule", own, {"variance", "steps", "leaps", "blocks"})
         steps = tuple((size, rate) for size, rate in own["steps"])
         clock = Clock(own["variance"], steps, own["leaps"])
@@ -520,5 +520,7 @@ def above_chords(places: Array, chords: Array, values: Array, slopes: Array) -> 
     return bool(np.all(lowest + left * meet >= 0))
 
 
-RULES: dict[str, type[Rule]] = {rule.KIND: rule for rule in (ClockRule, GaussianRule, RenyiRule)}
+RULES: dict[str, type[TotalRule]] = {
+    rule.KIND: rule for rule in (ClockRule, GaussianRule, RenyiRule)
+}
 DEFAULT = ClockRule.KIND

@@ -20,7 +20,7 @@ from forethought.values.serialisation import build
 
 
 @dataclass(frozen=True)
-class Call:
+class BookCall:
     """One method of a book, as it travels.
 
     Args:
@@ -67,22 +67,22 @@ def _same(value: Any) -> Any:
 
 _RESERVATION, _TOTAL = (reservation_to, reservation_from), (total_to, total_from)
 # Methods of a Book → how they travel; arguments are JSON values but for those in ARGUMENTS.
-CALLS: dict[str, Call] = {
-    "open_account": Call(account_values, account_from, again=False),
-    "account": Call(account_values, account_from),
-    "accounts": Call(_each(account_values), _each(account_from)),
-    "fits": Call(_same, bool),
-    "reserve": Call(*_RESERVATION),
-    "begin": Call(*_RESERVATION),
-    "mark": Call(_same, _same),
-    "settle": Call(*_TOTAL),
-    "end": Call(*_TOTAL, again=False),
-    "reservation": Call(*_RESERVATION),
-    "reservations": Call(_each(reservation_to), _each(reservation_from)),
-    "total": Call(*_TOTAL),
-    "add_persons": Call(_same, int),
-    "entries": Call(_each(entry_to), _each(entry_from)),
-    "verify": Call(list, list),
+CALLS: dict[str, BookCall] = {
+    "open_account": BookCall(account_values, account_from, again=False),
+    "account": BookCall(account_values, account_from),
+    "accounts": BookCall(_each(account_values), _each(account_from)),
+    "fits": BookCall(_same, bool),
+    "reserve": BookCall(*_RESERVATION),
+    "begin": BookCall(*_RESERVATION),
+    "mark": BookCall(_same, _same),
+    "settle": BookCall(*_TOTAL),
+    "end": BookCall(*_TOTAL, again=False),
+    "reservation": BookCall(*_RESERVATION),
+    "reservations": BookCall(_each(reservation_to), _each(reservation_from)),
+    "total": BookCall(*_TOTAL),
+    "add_persons": BookCall(_same, int),
+    "entries": BookCall(_each(entry_to), _each(entry_from)),
+    "verify": BookCall(list, list),
 }
 # Names of arguments that are no plain values: how each is written and read.
 ARGUMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {

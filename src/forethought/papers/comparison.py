@@ -23,7 +23,7 @@ from forethought.values.serialisation import entries
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """The ε of one analysis.
 
     Args:
@@ -57,7 +57,7 @@ class _DoesNotApplyError(ValueError):
 
 def compare(
     mechanism: Mechanism, delta: float, examples: int | None = None, group: int = 1
-) -> list[Row]:
+) -> list[ComparisonRow]:
     """ε by every analysis this library has.
 
     Args:
@@ -73,7 +73,7 @@ def compare(
     """
     interval = exact.epsilon(mechanism, delta, group)
     note = f"certified; at least {at_least(interval.lower, '.6g')}"
-    rows = [Row("exact", interval.upper, True, note)]
+    rows = [ComparisonRow("exact", interval.upper, True, note)]
     analyses: dict[str, Callable[[], _Answer]] = {
         "Rényi": lambda: _Answer(
             rdp(mechanism).epsilon(delta), True, "loses what orders cannot see"
@@ -90,9 +90,9 @@ def compare(
         try:
             if group > 1:
                 raise _DoesNotApplyError(f"speaks of one record, not of {group} together")
-            rows.append(Row(name, *analyse()))
+            rows.append(ComparisonRow(name, *analyse()))
         except (_DoesNotApplyError, UnsupportedMechanismError) as error:
-            rows.append(Row(name, None, False, str(error)))
+            rows.append(ComparisonRow(name, None, False, str(error)))
     return rows
 
 

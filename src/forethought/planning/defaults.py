@@ -331,7 +331,7 @@ LEAST_CENTRE = math.sqrt(3.0)
 
 
 @dataclass(frozen=True)
-class Centring:
+class CentringChoice:
     """The centring of a linear model's features.
 
     Args:
@@ -397,8 +397,8 @@ def ranges_noise(examples: int, budget: Budget, numbers: int, wanted: bool = Fal
 
 
 # Features of images have much the norm that is declared: only their means are released.
-OF_IMAGES = Centring(0.2, PREPARATION, 1000.0, 3.0, ("means",))
-_OF_TABLES = Centring(0.1, 0.15, 450.0, 2.0, ("means", "norms"))
+OF_IMAGES = CentringChoice(0.2, PREPARATION, 1000.0, 3.0, ("means",))
+_OF_TABLES = CentringChoice(0.1, 0.15, 450.0, 2.0, ("means", "norms"))
 # Records in a group on which an inner algorithm runs.
 GROUP = 32
 # Records in a step of an inner algorithm that is given by name.
@@ -457,7 +457,7 @@ def score_noise(classes: int, features: int | None = None) -> float:
     return SCORE_NOISE * of_features * of_classes
 
 
-def centring(images: bool) -> Centring:
+def centring(images: bool) -> CentringChoice:
     """The rule for fixed features of images, or for columns of tables."""
     return OF_IMAGES if images else _OF_TABLES
 

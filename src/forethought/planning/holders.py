@@ -86,7 +86,7 @@ class ClientCost:
 
 
 @dataclass(frozen=True)
-class Split:
+class RoundSplit:
     """One way to cut the same private rounds into global ones: the same ε, another cost.
 
     Args:
@@ -110,7 +110,7 @@ class FederatedPlan:
 
     federation: Federation
     clients: tuple[ClientCost, ...]
-    splits: tuple[Split, ...]
+    splits: tuple[RoundSplit, ...]
     seconds: float
     notes: tuple[str, ...]
 
@@ -214,7 +214,7 @@ def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> 
     )
 
 
-def _splits(federation: Federation, times: Times) -> list[Split]:
+def _splits(federation: Federation, times: Times) -> list[RoundSplit]:
     """The federation's own split, and others of the same private rounds where they are possible."""
     total = federation.first_round(federation.rounds)
     mean = total / federation.rounds
@@ -233,7 +233,7 @@ def _splits(federation: Federation, times: Times) -> list[Split]:
         compute = [seconds * slower for seconds in times.compute]
         updates = other.updates(0)
         found.append(
-            Split(
+            RoundSplit(
                 local_rounds=local,
                 local_epochs=total / rounds / an_epoch,
                 rounds=other.rounds,

@@ -11,7 +11,7 @@ import numpy as np
 from forethought.accounting import exact
 from forethought.accounting.exact import noise_multiplier
 from forethought.accounting.interval import at_most
-from forethought.planning.search import Front
+from forethought.planning.alternatives import Front
 from forethought.utility.graph import UtilityGraph
 from forethought.values.mechanism import Budget, Mechanism
 from forethought.values.plan import Plan

@@ -23,8 +23,8 @@ from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
-    from forethought.papers.comparison import Row
-    from forethought.planning.search import Front
+    from forethought.papers.comparison import ComparisonRow
+    from forethought.planning.alternatives import Front
     from forethought.planning.solve import Neighbour
     from forethought.training.folder import RunSummary, UnfinishedRun
     from forethought.training.metrics import Results
@@ -300,7 +300,7 @@ def show_statement(console: Console, statement: Statement, *, verified: bool = F
         console.print("[green]Verified[/green]: recomputed from the mechanism, and it holds.")
 
 
-def show_comparison(console: Console, rows: Sequence[Row]) -> None:
+def show_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
     """Print what every analysis says as one table; nothing when there are no rows."""
     if not rows:
         return

@@ -21,10 +21,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from forethought.gradients import BatchDims, ClippingRule, Dense, clipped_sum
 from forethought.gradients.batches import Blocks, batch_size, even_parts, filled, planned
-from forethought.gradients.boundary import ExternalState, Refused, State
+from forethought.gradients.boundary import ExternalState, ModuleState, Refused
 from forethought.gradients.clipped import cross_entropy_slope, placed, rows_alike, separable
 from forethought.gradients.sums import CHARGE, clip_and_sum, flat
-from forethought.gradients.terms import Bounds, Outer, Term, lengths
+from forethought.gradients.terms import Outer, Term, TermBounds, lengths
 from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
 from forethought.rounds.randomness import Indices, Stream, assign_groups
 from forethought.rounds.records import PIECE, Records, blank, digest_of
@@ -48,7 +48,7 @@ _MOST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
-class Batch:
+class DealtBatch:
     """A round's batch, dealt into contributions.
 
     Args:
@@ -111,7 +111,7 @@ class Addition:
     into: Mapping[str, Tensor]
     model: torch.nn.Module
     records: Records
-    batch: Batch
+    batch: DealtBatch
     round: Round
     how: Gradients
 
@@ -333,12 +333,12 @@ CONTRIBUTORS: dict[type, Callable[[Addition], Tensor]] = {
 """Kind of contribution → what clips, adds, and returns norms before clipping, (contributions,)."""
 
 
-def dealt(kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> Batch:
+def dealt(kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> DealtBatch:
     """The contribution that each record of a batch belongs to, by the round's own randomness."""
     if kind.groups is None:
-        return Batch(indices, None, len(indices))
+        return DealtBatch(indices, None, len(indices))
     member_of = assign_groups(len(indices), kind.groups, stream.at(chosen.index))
-    return Batch(indices, member_of, kind.groups)
+    return DealtBatch(indices, member_of, kind.groups)
 
 
 def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor]) -> None:
@@ -361,7 +361,7 @@ def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor
         into[name].add_(gradient)
 
 
-def part_of(batch: Batch, indices: Indices) -> Batch:
+def part_of(batch: DealtBatch, indices: Indices) -> DealtBatch:
     """The contributions of some records of a batch.
 
     Raises:
@@ -370,13 +370,13 @@ def part_of(batch: Batch, indices: Indices) -> Batch:
     places = _places(batch.indices, indices)
     draws = None if batch.draws is None else batch.draws[places]
     if batch.member_of is None:
-        return Batch(indices, None, len(indices), batch.round_size, draws)
+        return DealtBatch(indices, None, len(indices), batch.round_size, draws)
     members = batch.member_of[places]
     chosen = np.unique(members)
     if np.isin(batch.member_of, chosen).sum() != len(indices):
         raise ValueError("a group is one contribution: add all of its records together")
     dealt = np.searchsorted(chosen, members)
-    return Batch(indices, dealt, len(chosen), batch.round_size, draws)
+    return DealtBatch(indices, dealt, len(chosen), batch.round_size, draws)
 
 
 def _places(batch: Indices, indices: Indices) -> Indices:
@@ -577,7 +577,7 @@ def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
         ValueError: an iterator among these, which cannot be put back.
     """
     with turns:
-        before = State(model.named_modules())
+        before = ModuleState(model.named_modules())
         try:
             surroundings = ExternalState(model.modules(), model, loss)
         except Refused as reason:
@@ -760,12 +760,12 @@ class MeasuredOuter(Outer):
 
     measured: Tensor | None = None
 
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TermBounds:
         left, _ = self.blocks[0]
         if self.measured is None or not isinstance(left, Tensor):
             return super().bounds()
         slopes = lengths(left[:, 0])
-        return Bounds(slopes * self.measured, None, slopes + self.measured)
+        return TermBounds(slopes * self.measured, None, slopes + self.measured)
 
 
 def linear_sums(

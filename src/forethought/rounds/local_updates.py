@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 
 from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import Loss
-from forethought.gradients.boundary import ExternalState, Refused, State
+from forethought.gradients.boundary import ExternalState, ModuleState, Refused
 from forethought.gradients.clipped import declared_separable
 from forethought.gradients.passes import Alone
 from forethought.gradients.vmap_mode import seeded
@@ -206,7 +206,7 @@ class Enclosure(Bare):
             self._surroundings = ExternalState([m for _, m in modules], model, *roots)
         except Refused as reason:
             raise ValueError(str(reason)) from None
-        self._state = State(modules)
+        self._state = ModuleState(modules)
         self._alone = Alone(model, True)
 
     @turns

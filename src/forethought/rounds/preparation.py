@@ -140,7 +140,7 @@ SPREAD = 0.2
 
 
 @dataclass(frozen=True)
-class Constants:
+class InputConstants:
     """The constants that inputs are prepared with: (x − shift)/scale, clipped to [low, high] where
     these are.
 
@@ -172,7 +172,7 @@ class Constants:
         return found.to(tensor.dtype if tensor.is_floating_point() else torch.float32)
 
 
-def moments(asked: Preparation, means: Tensor) -> Constants:
+def moments(asked: Preparation, means: Tensor) -> InputConstants:
     """Means and deviations from noised means of x and x², both within what the bounds allow."""
     first, second = means.view(2, -1)
     first = first.clamp(-1, 1)
@@ -181,10 +181,10 @@ def moments(asked: Preparation, means: Tensor) -> Constants:
     low, high = asked.bounds
     half = (high - low) / 2
     shift = low + half * (first + 1)
-    return Constants(tuple(shift.tolist()), tuple((half * variance.sqrt()).tolist()))
+    return InputConstants(tuple(shift.tolist()), tuple((half * variance.sqrt()).tolist()))
 
 
-def centre(asked: Preparation, means: Tensor, examples: int) -> Constants:
+def centre(asked: Preparation, means: Tensor, examples: int) -> InputConstants:
     """Means, as far as they are to be believed, and the scale at which records have a given norm.
 
     Before the data are seen a mean of norm up to that of a usual record, R = reach/:data:`REACH`,
@@ -200,10 +200,12 @@ def centre(asked: Preparation, means: Tensor, examples: int) -> Constants:
     if length > 0:
         trust = max(0.0, min(trust, 1 - (asked.features - 2) * noise**2 / length))
     scale = usual / asked.becomes
-    return Constants(tuple((trust * means).tolist()), (scale,) * asked.features)
+    return InputConstants(tuple((trust * means).tolist()), (scale,) * asked.features)
 
 
-def rescaled(asked: Preparation, centred: Constants, norm: float, examples: int) -> Constants:
+def rescaled(
+    asked: Preparation, centred: InputConstants, norm: float, examples: int
+) -> InputConstants:
     """Means as they are, and the scale at which records of the norm released have the given one.
 
     Before the data are seen the logarithm of a usual record's norm, against :data:`LIKELY` of what
@@ -220,7 +222,7 @@ def rescaled(asked: Preparation, centred: Constants, norm: float, examples: int)
     return replace(centred, scale=tuple(factor * scale for scale in centred.scale))
 
 
-def quantiles(asked: Preparation, means: Tensor) -> Constants:
+def quantiles(asked: Preparation, means: Tensor) -> InputConstants:
     """From noised histograms the ends between which all but the tails lie, mapped to 0 and 1."""
     assert asked.bounds is not None
     low, high = asked.bounds
@@ -231,7 +233,7 @@ def quantiles(asked: Preparation, means: Tensor) -> Constants:
     width = (high - low) / asked.bins
     start = low + width * first.double()
     scale = width * (last + 1 - first).clamp(min=1).double()
-    return Constants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
+    return InputConstants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
 
 
 # Deviations of its noise that a half must be above to hold any records.
@@ -307,7 +309,7 @@ class Prepared(Stored):
 
     preparation: Preparation
     examples: int
-    constants: Constants
+    constants: InputConstants
     seeded: bool
     transcript: Transcript
 
@@ -339,7 +341,7 @@ class Prepared(Stored):
         given = values["constants"].items()
         found = {name: tuple(one) if isinstance(one, list) else one for name, one in given}
         found["ranges"] = tuple(map(tuple, found.get("ranges", ())))
-        asked, constants = build(Preparation, values["preparation"]), build(Constants, found)
+        asked, constants = build(Preparation, values["preparation"]), build(InputConstants, found)
         transcript = Transcript.from_values(values["transcript"])
         return cls(asked, values["examples"], constants, values["seeded"], transcript)
 
@@ -434,8 +436,8 @@ def _no_loss(outputs: Any, targets: Any) -> Tensor:
     raise TypeError("a statistic has no loss")
 
 
-def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int) -> Constants:
-    found = Constants()
+def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int) -> InputConstants:
+    found = InputConstants()
     if "means" in released:
         found = centre(asked, released["means"], examples)
     if "norms" in released:

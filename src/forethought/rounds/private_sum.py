@@ -30,7 +30,7 @@ from forethought.gradients.sums import Sums, centred_count_below, next_clip_norm
 from forethought.rounds.contributions import (
     CONTRIBUTORS,
     Addition,
-    Batch,
+    DealtBatch,
     Gradients,
     Loss,
     accumulate,
@@ -329,7 +329,7 @@ class PrivateRounds:
         into: Mapping[str, torch.Tensor],
         model: torch.nn.Module,
         records: Records,
-        batch: Batch,
+        batch: DealtBatch,
         chosen: Round,
     ) -> torch.Tensor:
         self.require_size(records, chosen)
@@ -420,7 +420,7 @@ class PrivateSum:
     """
 
     def __init__(
-        self, rounds: PrivateRounds, chosen: Round, batch: Batch, indices: Indices
+        self, rounds: PrivateRounds, chosen: Round, batch: DealtBatch, indices: Indices
     ) -> None:
         self.round, self.indices, self.rounds = chosen, indices, rounds
         self._batch = batch
@@ -650,7 +650,7 @@ def _inputs(records: Records) -> torch.Size | None:
     return records.inputs.shape[1:] if isinstance(records, TensorRecords) else None
 
 
-def share_of(batch: Batch, team: Team) -> Batch:
+def share_of(batch: DealtBatch, team: Team) -> DealtBatch:
     """The contributions that one process of a team computes: every ``size``-th."""
     if team.size == 1:
         return batch
@@ -658,12 +658,14 @@ def share_of(batch: Batch, team: Team) -> Batch:
     if batch.member_of is None:
         every = slice(team.rank, None, team.size)
         own = batch.indices[every]
-        return Batch(own, None, len(own), batch.round_size, None if draws is None else draws[every])
+        return DealtBatch(
+            own, None, len(own), batch.round_size, None if draws is None else draws[every]
+        )
     mine = batch.member_of % team.size == team.rank
     count = len(range(team.rank, batch.count, team.size))
     members = batch.member_of[mine] // team.size
     own = batch.indices[mine]
-    return Batch(own, members, count, batch.round_size, None if draws is None else draws[mine])
+    return DealtBatch(own, members, count, batch.round_size, None if draws is None else draws[mine])
 
 
 # Processes that compute one run together, data-parallel, and agree on every release.

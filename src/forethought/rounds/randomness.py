@@ -673,7 +673,7 @@ class _Allocated:
         return self._dealt[position]
 
 
-class _Turns:
+class _DealtTurns:
     """Deals the records to parts once, and Poisson-samples the part whose turn it is."""
 
     def __init__(self, sampling: CyclicPoisson, examples: int, stream: Stream, first: int) -> None:
@@ -705,7 +705,7 @@ SAMPLERS: dict[type[Sampling], Callable[[Any, int, Stream, int], Sampler]] = {
     WithoutReplacement: _together,
     Shuffled: _Epochs,
     RandomAllocation: _Allocated,
-    CyclicPoisson: _Turns,
+    CyclicPoisson: _DealtTurns,
     FullBatch: _everything,
 }
 

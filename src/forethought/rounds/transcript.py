@@ -35,7 +35,7 @@ class TranscriptError(RuntimeError):
 
 
 class Paid(Protocol):
-    """A run's reservation in the book of its data set; `forethought.ledger.run.Paid` is one.
+    """A run's reservation in the book of its data set; `forethought.ledger.paid_run.PaidRun` is one.
 
     Rounds are numbered from 1, as they are in the mechanism that was reserved.
     """
@@ -108,7 +108,7 @@ class Releases:
 
 
 @dataclass
-class _Run:
+class _EqualRounds:
     """Equal rounds in a row: their releases, how they sampled, and how many there were.
 
     Args:
@@ -146,7 +146,7 @@ class Transcript:
     """A growing list of releases; its memory grows with the *different* rounds only."""
 
     def __init__(self) -> None:
-        self._runs: list[_Run] = []
+        self._runs: list[_EqualRounds] = []
         self._others: dict[tuple[str, float], int] = {}
         self._rounds = 0
         # Rounds of the plan that were left out: before which release, and how many.
@@ -225,7 +225,7 @@ class Transcript:
             like = Rounds(1.0, 1, released.sampling, released.contribution.clipping, groups=groups)
             if strategy is not None:
                 like = Correlated(1.0, 1, like.sampling, like.clipping, strategy, groups=groups)
-            last = _Run(noises, like, released.origin, times=times)
+            last = _EqualRounds(noises, like, released.origin, times=times)
             self._runs.append(last)
         last.count += 1
         self._rounds += 1
@@ -355,7 +355,7 @@ class Transcript:
             like, times = Rounds.from_dict(row["like"]), row.get("times", 1)
             if (like.noise_multiplier, like.count) != (1.0, 1):
                 raise ValueError("a transcript's row has its noise and count beside its sampling")
-            run = _Run(noises, like, row["origin"], row["count"], times)
+            run = _EqualRounds(noises, like, row["origin"], row["count"], times)
             transcript._runs.append(run)
             transcript._rounds += run.count
         transcript._others = {(name, sigma): count for name, sigma, count in values["others"]}

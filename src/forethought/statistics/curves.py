@@ -30,7 +30,7 @@ from forethought.statistics.kinds import (
     largest,
     ranged,
 )
-from forethought.statistics.table import Rows
+from forethought.statistics.table import TableRows
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency
 
@@ -126,7 +126,7 @@ class Quantiles(_OfSums):
     def axes(self) -> tuple[int, ...]:
         return (self.bins,)
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
         return encoded(binned(numbers, self.range, self.bins))
 
@@ -207,7 +207,7 @@ class Survival(_OfSums):
     def axes(self) -> tuple[int, ...]:
         return (self.steps, self.steps + 1)
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         kept = self.kept(rows)
         times = rows.numbers(self.time, self.missing)
         words = rows.words(self.event, self.missing).astype(str)
@@ -298,7 +298,7 @@ class AUC(_OfSums):
     def axes(self) -> tuple[int, ...]:
         return (self.bins, self.bins)
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         scores = rows.numbers(self.score, self.missing)
         words = rows.words(self.label, self.missing).astype(str)
         kept = self.kept(rows) & (words != "")

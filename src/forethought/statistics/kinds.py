@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from forethought.statistics.table import Flags, Rows
+from forethought.statistics.table import Flags, TableRows
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Adjacency
 from forethought.values.serialisation import plain
@@ -140,7 +140,7 @@ class Statistic(ABC):
         """
 
     @abstractmethod
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         """Whole numbers, exact in float64, shape (size,): the sum of the records' vectors."""
 
     @abstractmethod
@@ -162,7 +162,7 @@ class Statistic(ABC):
     def _check(self) -> None:  # noqa: B027 (most kinds have something to check, a count has not)
         """Refuse what was declared wrongly, and give it its form."""
 
-    def kept(self, rows: Rows) -> Flags:
+    def kept(self, rows: TableRows) -> Flags:
         """True for each record that ``where`` lets through."""
         found = np.ones(len(rows), dtype=bool)
         for name, value in self.where:
@@ -219,7 +219,7 @@ class Count(Statistic):
     def reach(self, adjacency: Adjacency) -> float:
         return 1.0
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         return np.array([float(self.kept(rows).sum())])
 
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
@@ -260,7 +260,7 @@ class Accuracy(Statistic):
     def reach(self, adjacency: Adjacency) -> float:
         return 1.0
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         found = [rows.words(name, self.missing) for name in self.columns]
         return np.array([float((found[0] == found[1]).sum())])
 
@@ -311,7 +311,7 @@ class Sum(Statistic):
             return max(high, 0.0) - min(low, 0.0)
         return max(abs(low), abs(high))
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
         steps = np.rint(np.clip(numbers, *self.range) / self._step)
         return np.array([steps[~np.isnan(steps)].sum()])
@@ -366,7 +366,7 @@ class Mean(Statistic):
         # Two records differ in the first number alone, by twice STEPS; none and one by ``own``.
         return max(own, 2.0 * STEPS) if adjacency == "replace-one" else own
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         middle, half = self._scale
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
         numbers = numbers[~np.isnan(numbers)]
@@ -444,7 +444,7 @@ class Histogram(Statistic):
         edges = np.linspace(low, high, self.bins + 1)
         return tuple(f"[{a:.6g}, {b:.6g})" for a, b in pairwise(edges))
 
-    def tally(self, rows: Rows) -> Array:
+    def tally(self, rows: TableRows) -> Array:
         kept = self.kept(rows)
         if not self.categories:
             return binned(rows.numbers(self.column, self.missing)[kept], self.range, self.bins)

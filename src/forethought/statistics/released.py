@@ -29,7 +29,7 @@ from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, add_grid_n
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
 from forethought.statistics.kinds import Estimate, Statistic
 from forethought.statistics.sections import statistic
-from forethought.statistics.table import Rows, rows
+from forethought.statistics.table import TableRows, rows
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds
@@ -161,7 +161,7 @@ class Request(Stored):
             made.save(folder)
         return made
 
-    def _released(self, found: Rows, noise: BoundNoise) -> tuple[tuple[Estimate, ...], ...]:
+    def _released(self, found: TableRows, noise: BoundNoise) -> tuple[tuple[Estimate, ...], ...]:
         tallies = [one.tally(found) for one in self.statistics]
         # Each statistic's noise is bound to the whole request and to all its sums.
         together = torch.from_numpy(np.concatenate(tallies))

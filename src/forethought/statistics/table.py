@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.columns import Column, Plain, TableSchema, UndeclaredError, as_numbers
+from forethought.data.columns import Column, PlainNumber, TableSchema, UndeclaredError, as_numbers
 from forethought.data.files import AS_USUAL, DataError, Table, kind_of
 from forethought.values.checks import suggestion
 
@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Columns of a table by name, read as they are declared.
 
     Args:
@@ -79,10 +79,10 @@ class Rows:
             )
 
 
-_AS_IT_IS = Plain()
+_AS_IT_IS = PlainNumber()
 
 
-def rows(records: Any, names: Collection[str], schema: TableSchema | None = None) -> Rows:
+def rows(records: Any, names: Collection[str], schema: TableSchema | None = None) -> TableRows:
     """Those columns of a table.
 
     Args:
@@ -101,7 +101,7 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
         for piece in Table(path, kind_of(path), form).pieces():
             found = [name for name in piece.columns if name in names]
             pieces.append(piece.select(found or piece.columns[:1]))
-        return Rows(pl.concat(pieces), str(path), declared, form.decimal)
+        return TableRows(pl.concat(pieces), str(path), declared, form.decimal)
     if not isinstance(records, pl.DataFrame | Mapping):
         raise TypeError(
             "records are a table's path, a polars frame or columns by name, not "
@@ -111,4 +111,4 @@ def rows(records: Any, names: Collection[str], schema: TableSchema | None = None
         frame = pl.DataFrame(records)
     except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
         raise DataError(f"the records are no table: {str(error).partition(chr(10))[0]}") from error
-    return Rows(frame, "the records", declared, form.decimal)
+    return TableRows(frame, "the records", declared, form.decimal)

@@ -609,7 +609,7 @@ KEYS_SCHEMA = "forethought/keys/1"
 
 
 @dataclass(frozen=True)
-class Keys:
+class RunSecrets:
     """All secrets of a run.
 
     Args:
@@ -621,7 +621,7 @@ class Keys:
     identity: bytes
 
     @classmethod
-    def draw(cls, seeds: Seeds) -> Keys:
+    def draw(cls, seeds: Seeds) -> RunSecrets:
         """New keys; see :meth:`Secrets.draw`."""
         return cls(Secrets.draw(seeds), secrets.token_bytes(SECRET_BYTES))
 
@@ -642,7 +642,7 @@ class Keys:
         replace_file(folder / KEYS, json.dumps(values).encode(), mode=0o600)
 
     @classmethod
-    def read(cls, folder: Path) -> Keys:
+    def read(cls, folder: Path) -> RunSecrets:
         """The keys in ``folder``.
 
         Raises:
@@ -947,7 +947,7 @@ class Checkpointer:
         self,
         folder: RunFolder,
         plan: Plan,
-        keys: Keys,
+        keys: RunSecrets,
         identity: Mapping[str, str],
         environment: Mapping[str, str],
         watched: Mapping[str, str],
@@ -1037,7 +1037,7 @@ class Checkpointer:
         self._due = time.monotonic() + max(SECONDS, SHARE * took)
 
 
-def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, Keys] | None:
+def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, RunSecrets] | None:
     """The run that there is to continue in a folder; plan.json is the plan.
 
     Args:
@@ -1070,7 +1070,7 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, K
     if stored is None:
         raise CheckpointError(f"cannot resume: {folder.path / PLAN} is gone, and it is the plan")
     saved = Checkpoint.read(folder.checkpoint)
-    return stored, saved, Keys.read(folder.checkpoint)
+    return stored, saved, RunSecrets.read(folder.checkpoint)
 
 
 def threads_of(folder: RunFolder) -> int | None:

@@ -101,7 +101,7 @@ class Figure:
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class HeldOutAnswers:
     """The right answers for held-out records, and a model's.
 
     Args:
@@ -120,27 +120,27 @@ class Answers:
         return np.flatnonzero(np.bincount(self.targets, minlength=self.scores.shape[1]))
 
 
-Measure = Callable[[Answers], Figure | None]
+Measure = Callable[[HeldOutAnswers], Figure | None]
 
 
-def classes_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> Answers:
+def classes_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> HeldOutAnswers:
     """Answers of a classifier from its outputs (N, classes) before the softmax."""
     shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
-    return Answers(targets, shares, outputs.argmax(axis=1))
+    return HeldOutAnswers(targets, shares, outputs.argmax(axis=1))
 
 
-def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> Answers:
+def labels_of(outputs: NDArray[np.float64], targets: NDArray[np.int64]) -> HeldOutAnswers:
     """Answers of a model of several labels from its outputs (N, labels) before the sigmoid."""
-    return Answers(targets, 1 / (1 + np.exp(-outputs)), (outputs > 0).astype(np.int64))
+    return HeldOutAnswers(targets, 1 / (1 + np.exp(-outputs)), (outputs > 0).astype(np.int64))
 
 
-def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> Answers:
+def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> HeldOutAnswers:
     """Answers of a regression."""
-    return Answers(targets, outputs, np.empty(0, np.int64))
+    return HeldOutAnswers(targets, outputs, np.empty(0, np.int64))
 
 
-def without_a_model(answers: Answers) -> Answers:
+def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
     """The same answer to every record."""
     targets, scores = answers.targets, answers.scores
     if scores.ndim == 1:
@@ -148,10 +148,10 @@ def without_a_model(answers: Answers) -> Answers:
     if targets.ndim == 1:
         shares = np.bincount(targets, minlength=scores.shape[1]) / len(targets)
         most = np.full(len(targets), int(shares.argmax()))
-        return Answers(targets, np.tile(shares, (len(targets), 1)), most)
+        return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), most)
     shares = targets.mean(axis=0)
     usual = np.tile((shares > 0.5).astype(np.int64), (len(targets), 1))
-    return Answers(targets, np.tile(shares, (len(targets), 1)), usual)
+    return HeldOutAnswers(targets, np.tile(shares, (len(targets), 1)), usual)
 
 
 def share(hits: int, count: int) -> Figure:
@@ -168,13 +168,13 @@ def _mean(values: NDArray[np.float64], least: float = -math.inf, most: float = m
     return Figure(mean, max(least, mean - half), min(most, mean + half))
 
 
-def _accuracy(a: Answers) -> Figure:
+def _accuracy(a: HeldOutAnswers) -> Figure:
     if a.targets.ndim == 1:
         return share(int((a.chosen == a.targets).sum()), len(a.targets))
     return _mean((a.chosen == a.targets).mean(axis=1), 0.0, 1.0)
 
 
-def _all_right(a: Answers) -> Figure:
+def _all_right(a: HeldOutAnswers) -> Figure:
     return share(int((a.chosen == a.targets).all(axis=1).sum()), len(a.targets))
 
 
@@ -190,7 +190,7 @@ def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
     return Figure(area, max(0.0, area - width), min(1.0, area + width))
 
 
-def _one_against_rest(a: Answers, score: Callable[..., Any]) -> Figure | None:
+def _one_against_rest(a: HeldOutAnswers, score: Callable[..., Any]) -> Figure | None:
     """The mean over classes or labels that some, and not all, records have."""
     if a.targets.ndim == 1:
         each = [(a.targets == kind, a.scores[:, kind]) for kind in a.there]
@@ -200,14 +200,14 @@ def _one_against_rest(a: Answers, score: Callable[..., Any]) -> Figure | None:
     return Figure(float(np.mean(found))) if found else None
 
 
-def _auc(a: Answers) -> Figure | None:
+def _auc(a: HeldOutAnswers) -> Figure | None:
     if a.targets.ndim == 1 and a.scores.shape[1] == 2 and len(a.there) == 2:
         return _area(a.targets, a.scores[:, 1])
     return _one_against_rest(a, metrics.roc_auc_score)
 
 
 def _macro(score: Callable[..., Any]) -> Measure:
-    def measure(a: Answers) -> Figure:
+    def measure(a: HeldOutAnswers) -> Figure:
         labels = a.there if a.targets.ndim == 1 else None
         value = score(a.targets, a.chosen, labels=labels, average="macro", zero_division=0)
         return Figure(float(value))
@@ -215,7 +215,7 @@ def _macro(score: Callable[..., Any]) -> Measure:
     return measure
 
 
-def _calibration(a: Answers) -> Figure:
+def _calibration(a: HeldOutAnswers) -> Figure:
     """Expected calibration error over ten bins: how far confidence is from accuracy."""
     if a.targets.ndim == 1:
         sure, right = a.scores.max(axis=1), (a.chosen == a.targets).astype(float)
@@ -225,7 +225,7 @@ def _calibration(a: Answers) -> Figure:
     return Figure(float(np.abs(np.bincount(place, sure - right, _BINS)).sum() / len(sure)))
 
 
-def _log_loss(a: Answers) -> Figure:
+def _log_loss(a: HeldOutAnswers) -> Figure:
     likely = np.clip(a.scores, 1e-12, 1.0)
     if a.targets.ndim == 1:
         return _mean(-np.log(likely[np.arange(len(a.targets)), a.targets]), 0.0)
@@ -233,12 +233,12 @@ def _log_loss(a: Answers) -> Figure:
     return _mean(-(np.where(a.targets == 1, np.log(likely), np.log(other))).mean(axis=1), 0.0)
 
 
-def _brier(a: Answers) -> Figure:
+def _brier(a: HeldOutAnswers) -> Figure:
     wanted = a.targets if a.targets.ndim == 2 else np.eye(a.scores.shape[1])[a.targets]
     return _mean(np.square(a.scores - wanted).mean(axis=1), 0.0)
 
 
-def _r_squared(a: Answers) -> Figure:
+def _r_squared(a: HeldOutAnswers) -> Figure:
     plain = float(np.square(a.targets - a.targets.mean()).sum())
     gaps = float(np.square(a.scores - a.targets).sum())
     return Figure(1 - gaps / plain if plain else math.nan)
@@ -580,7 +580,7 @@ def measured(
 
 
 def _confusion(
-    answers: Answers, count: int
+    answers: HeldOutAnswers, count: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[float | None, ...]]:
     """The counts of each class taken for each, and the share of each class or label that was
     found."""
@@ -598,7 +598,7 @@ def _confusion(
     return tuple(tuple(int(number) for number in row) for row in table), recall
 
 
-def _weak(task: str, answers: Answers, nothing: Answers) -> bool:
+def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers) -> bool:
     """True if no interval keeps clear of no model's: of the task's own figure, or of the AUC."""
     name = "mean absolute error" if task == "regression" else "accuracy"
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)

@@ -32,9 +32,9 @@ from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, TensorRecords, blank, content
-from forethought.training.descent import IterateAverage, descent_of, needs_closure
 from forethought.training.execution import Execution, ShortForms, alone, settled
 from forethought.training.folder import OF_TORCH, RunFolder, locked, remember, trained_before
+from forethought.training.optimizers import IterateAverage, descent_of, needs_closure
 from forethought.training.records import (
     arranged,
     declared,
@@ -153,7 +153,7 @@ class _Rounds:
         )
         self._stated: tuple[Loss, ArrangedRecords] | None = None
         self.done, self.closed = 0, ""
-        self._batch: _Batch | None = None
+        self._batch: _RoundBatch | None = None
         self._value: Deferred | None = None
         self._left = self._standing()
         self._gate = Gate(model)
@@ -167,10 +167,10 @@ class _Rounds:
                 "round, whatever the loop thinks of it. To compute a large batch in pieces give "
                 "micro_batch=, instead of accumulating gradients"
             )
-        self._batch = _Batch(self)
+        self._batch = _RoundBatch(self)
         return self._batch.form(self.records)
 
-    def take(self, value: Deferred, batch: _Batch) -> None:
+    def take(self, value: Deferred, batch: _RoundBatch) -> None:
         if batch is not self._batch:
             raise RoundError(
                 f"this loss is about an earlier batch; the present one is that of round {self.done}"
@@ -278,7 +278,7 @@ class _Rounds:
         return Run(self.model, statement, (), self.plan, path, transcript)
 
 
-class _Batch:
+class _RoundBatch:
     """The batch of one round, of which nothing is known; see :class:`Leaf`."""
 
     def __init__(self, rounds: _Rounds) -> None:
@@ -498,7 +498,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class FunctionCall:
     """A function's value; ``casts``: what autocast was on where a model was called."""
 
     function: Callable[..., Any]
@@ -527,7 +527,7 @@ class Deferred:
 
     __slots__ = ("_what",)
 
-    def __init__(self, what: Leaf | Call) -> None:
+    def __init__(self, what: Leaf | FunctionCall) -> None:
         object.__setattr__(self, "_what", what)
 
     @classmethod
@@ -542,8 +542,8 @@ class Deferred:
         if _is_mean(function, kwargs):
             kwargs["reduction"] = "none"
             if function is not F.cross_entropy:  # its values are one an example, or refused
-                return cls(Call(_own_mean, (function, *args), kwargs))
-        return cls(Call(function, args, kwargs))
+                return cls(FunctionCall(_own_mean, (function, *args), kwargs))
+        return cls(FunctionCall(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -552,20 +552,20 @@ class Deferred:
             _refuse(f".{name}()")
         if name in _SIZES and isinstance(self._what, Leaf):
             _refuse(f".{name}", "how many records a batch has is private; use plan.batch")
-        return Deferred(Call(getattr, (self, name), {}))
+        return Deferred(FunctionCall(getattr, (self, name), {}))
 
     def __setattr__(self, name: str, value: object) -> None:
         _refuse(f".{name} = …")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Deferred:
-        return Deferred(Call(_called, (self, *args), kwargs))
+        return Deferred(FunctionCall(_called, (self, *args), kwargs))
 
     def to(self, *args: Any, **kwargs: Any) -> Deferred:
         """Itself for another device, where the round puts it; another precision as elsewhere."""
         places = [*args, *(kwargs[name] for name in ("device", "dtype") if name in kwargs)]
         if all(isinstance(place, str | int | torch.device | bool) for place in places):
             return self
-        return Deferred(Call(getattr, (self, "to"), {}))(*args, **kwargs)
+        return Deferred(FunctionCall(getattr, (self, "to"), {}))(*args, **kwargs)
 
     def cuda(self, *_: Any, **__: Any) -> Deferred:
         """Itself: the round computes where the model is."""
@@ -633,7 +633,7 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
     function = getattr(operator, name)
 
     def apply(self: Deferred, *others: Any) -> Deferred:
-        return Deferred(Call(function, (*others, self) if turned else (self, *others), {}))
+        return Deferred(FunctionCall(function, (*others, self) if turned else (self, *others), {}))
 
     return apply
 
@@ -680,7 +680,7 @@ def children(value: Any) -> Iterator[Any]:
     yield from torch.utils._pytree.tree_leaves(value)
 
 
-def nodes(value: Deferred, apart: Call | None = None) -> Iterator[Leaf | Call]:
+def nodes(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf | FunctionCall]:
     """Everything that a value is computed from, each once, and itself.
 
     Args:
@@ -695,11 +695,11 @@ def nodes(value: Deferred, apart: Call | None = None) -> Iterator[Leaf | Call]:
         what = one._what
         seen.add(id(what))
         yield what
-        if isinstance(what, Call):
+        if isinstance(what, FunctionCall):
             pending += [*children(what.args), *children(what.kwargs)]
 
 
-def leaves(value: Deferred, apart: Call | None = None) -> Iterator[Leaf]:
+def leaves(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf]:
     """The records' tensors that a value is computed from; see :func:`nodes`."""
     return (what for what in nodes(value, apart) if isinstance(what, Leaf))
 
@@ -714,7 +714,7 @@ class Earlier:
 @contextmanager
 def cast_as_called(value: Deferred) -> Iterator[None]:
     """Autocast as it was where the model was called."""
-    calls = [what for what in nodes(value) if isinstance(what, Call)]
+    calls = [what for what in nodes(value) if isinstance(what, FunctionCall)]
     with ExitStack() as stack:
         for kind, dtype in {cast for call in calls for cast in call.casts}:
             stack.enter_context(torch.autocast(kind, dtype=dtype))
@@ -758,7 +758,7 @@ _GATED: weakref.WeakSet[type[nn.Module]] = weakref.WeakSet()
 def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Deferred) for value in children((args, kwargs))):
-            return Deferred(Call(model_call, (self, *args), kwargs, autocasts()))
+            return Deferred(FunctionCall(model_call, (self, *args), kwargs, autocasts()))
         return kind.__call__(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
@@ -785,21 +785,21 @@ class StatedLoss:
         targets: the records' tensors in it, in the order in which the round has them.
     """
 
-    def __init__(self, value: Deferred, output: Call, targets: Sequence[Leaf]) -> None:
+    def __init__(self, value: Deferred, output: FunctionCall, targets: Sequence[Leaf]) -> None:
         known = (output, *targets)
         numbers = {id(what): number for number, what in enumerate(known)}
-        steps: list[Call] = []
+        steps: list[FunctionCall] = []
 
         def number(one: Any) -> Any:
             if not isinstance(one, Deferred):
                 return one
             what = one._what
             if id(what) not in numbers:
-                assert isinstance(what, Call)  # all leaves are known
+                assert isinstance(what, FunctionCall)  # all leaves are known
                 args = torch.utils._pytree.tree_map(number, what.args)
                 kwargs = torch.utils._pytree.tree_map(number, dict(what.kwargs))
                 numbers[id(what)] = len(known) + len(steps)
-                steps.append(Call(what.function, args, kwargs))
+                steps.append(FunctionCall(what.function, args, kwargs))
             return Earlier(numbers[id(what)])
 
         self._result = number(value)
@@ -832,7 +832,7 @@ class StatedLoss:
         return all(_same(one, two) for one, two in zip(self._steps, other._steps, strict=True))
 
 
-def _same(one: Call, other: Call) -> bool:
+def _same(one: FunctionCall, other: FunctionCall) -> bool:
     parts, form = torch.utils._pytree.tree_flatten((one.args, dict(one.kwargs)))
     others, other_form = torch.utils._pytree.tree_flatten((other.args, dict(other.kwargs)))
     plain = (str, bool, int, float, Earlier)
@@ -847,7 +847,7 @@ def _same(one: Call, other: Call) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The place of one of a record's tensors."""
 
     number: int
@@ -875,7 +875,7 @@ class ArrangedRecords:
         tensors = torch.utils._pytree.tree_leaves(self._records.take(indices))
 
         def at(place: Any) -> Any:
-            return tensors[place.number] if isinstance(place, Place) else place
+            return tensors[place.number] if isinstance(place, TensorPlace) else place
 
         inputs = torch.utils._pytree.tree_map(at, self._inputs)
         # A round wants some: the loss that a model computes itself looks at none.
@@ -887,7 +887,7 @@ class ArrangedRecords:
 
     def settled(self) -> Records:
         """The records themselves where nothing has another place: rounds know their own kinds."""
-        as_they_are = (self._inputs, self._targets) == (Place(0), (1,))
+        as_they_are = (self._inputs, self._targets) == (TensorPlace(0), (1,))
         return self._records if as_they_are and isinstance(self._records, TensorRecords) else self
 
     def same_as(self, other: ArrangedRecords) -> bool:
@@ -910,7 +910,7 @@ def stated(
     Raises:
         DeferredError: something that a round cannot compute, with what to write instead.
     """
-    calls = [what for what in nodes(value) if isinstance(what, Call)]
+    calls = [what for what in nodes(value) if isinstance(what, FunctionCall)]
     outputs = [call for call in calls if call.function is model_call]
     if len(outputs) != 1 or outputs[0].args[0] is not model:
         raise DeferredError(
@@ -939,7 +939,7 @@ def stated(
     if not of_inputs:
         raise DeferredError("the model's arguments hold nothing of the batch")
     places = torch.utils._pytree.tree_map(
-        lambda leaf: Place(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs
+        lambda leaf: TensorPlace(leaf.place) if isinstance(leaf, Leaf) else leaf, inputs
     )
     arranged = ArrangedRecords(records, places, tuple(leaf.place for leaf in targets))
     loss = _known(value, output, targets)
@@ -954,7 +954,7 @@ def _leaves(tree: Any) -> list[Any]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if leaf is not None]
 
 
-def _as_called(model: nn.Module, output: Call) -> Any:
+def _as_called(model: nn.Module, output: FunctionCall) -> Any:
     """The arguments of the model's call, in one of the forms in which rounds call models."""
 
     def what(part: Any) -> Any:
@@ -977,10 +977,10 @@ def _as_called(model: nn.Module, output: Call) -> Any:
     return args[0] if alone else args
 
 
-def _known(value: Deferred, output: Call, targets: tuple[Leaf, ...]) -> Loss:
+def _known(value: Deferred, output: FunctionCall, targets: tuple[Leaf, ...]) -> Loss:
     """Forethought's own function for plain cross entropy, which has rules; else as stated."""
     what = value._what
-    if isinstance(what, Call) and what.function is F.cross_entropy and len(targets) == 1:
+    if isinstance(what, FunctionCall) and what.function is F.cross_entropy and len(targets) == 1:
         bound = inspect.signature(F.cross_entropy).bind(*what.args, **what.kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)

@@ -28,7 +28,7 @@ from forethought.rounds.contributions import (
     squared_error,
     undisturbed,
 )
-from forethought.rounds.preparation import Constants, Prepared, require_prepared
+from forethought.rounds.preparation import InputConstants, Prepared, require_prepared
 from forethought.rounds.randomness import Indices
 from forethought.rounds.records import Records, TensorRecords, as_records, blank, content
 from forethought.training.execution import check_model as check_unwrapped
@@ -545,7 +545,7 @@ class NotCentredWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Centring:
+class WeightCentring:
     """A linear layer's weights around a centre, and back.
 
     Args:
@@ -554,7 +554,7 @@ class Centring:
     """
 
     layer: Any = None
-    constants: Constants = field(default_factory=Constants)
+    constants: InputConstants = field(default_factory=InputConstants)
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -587,7 +587,7 @@ class CentredRecords:
         records: what is centred. constants: shift and scale of every feature.
     """
 
-    def __init__(self, records: Records, constants: Constants) -> None:
+    def __init__(self, records: Records, constants: InputConstants) -> None:
         self._records, self._constants = records, constants
         self._shift, self._scale = torch.tensor(constants.shift), torch.tensor(constants.scale)
 

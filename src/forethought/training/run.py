@@ -30,12 +30,6 @@ from forethought.rounds.private_sum import PrivateRounds, Team, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Paid, Payer, Transcript, marked
-from forethought.training.descent import (
-    IterateAverage,
-    descent_of,
-    optimizer_state,
-    restore_optimizer,
-)
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -51,8 +45,8 @@ from forethought.training.folder import (
     Checkpoint,
     Checkpointer,
     CheckpointError,
-    Keys,
     RunFolder,
+    RunSecrets,
     continued,
     environment,
     identity,
@@ -70,11 +64,17 @@ from forethought.training.metrics import (
     settle_statistics,
     to_values,
 )
+from forethought.training.optimizers import (
+    IterateAverage,
+    descent_of,
+    optimizer_state,
+    restore_optimizer,
+)
 from forethought.training.records import (
     PREPARED,
     CentredRecords,
-    Centring,
     CoincidingRecordsError,
+    WeightCentring,
     arranged,
     coincide,
     declared,
@@ -363,7 +363,7 @@ class Task:
     public_inputs: Any = None
     prepared: Prepared | None = None
     about: About | None = None
-    centring: Centring = field(default_factory=Centring)
+    centring: WeightCentring = field(default_factory=WeightCentring)
     paid: Paid | None = None  # in the process that leads
     paid_before: int | None = None  # its rounds before this task, which is a part of its run
 
@@ -616,7 +616,7 @@ def _centred(task: Task) -> Task:
         records=CentredRecords(task.records, constants),
         held_out=None if task.held_out is None else CentredRecords(task.held_out, constants),
         prepared=prepared,
-        centring=Centring(layer, constants),
+        centring=WeightCentring(layer, constants),
         files={**task.files, PREPARED: found},
     )
 
@@ -709,9 +709,9 @@ def settled_in(task: Task, statement: Statement, rounds: int | None = None) -> S
     return replace(statement, caveats=(*statement.caveats, Caveat("in-the-book", words)))
 
 
-def _begun(task: Task) -> tuple[Keys, Checkpoint | None, dict[str, Any]]:
+def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
     """Keys, checkpoint and settings of the run that is continued, or those of a new one."""
-    keys, settings = Keys.draw(task.seeds), _settings(task)
+    keys, settings = RunSecrets.draw(task.seeds), _settings(task)
     if task.resume and task.folder is not None:
         begun = continued(task.folder, task.plan)
         if begun is not None:
@@ -721,7 +721,7 @@ def _begun(task: Task) -> tuple[Keys, Checkpoint | None, dict[str, Any]]:
 
 
 def _kept(
-    task: Task, loop: Loop, keys: Keys, saved: Checkpoint | None, settings: Mapping[str, Any]
+    task: Task, loop: Loop, keys: RunSecrets, saved: Checkpoint | None, settings: Mapping[str, Any]
 ) -> Checkpointer | None:
     """The object that keeps the run in its folder, in the process that does; the others agree
     with it."""

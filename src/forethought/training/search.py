@@ -59,8 +59,8 @@ from forethought.training.folder import (
     Checkpoint,
     Checkpointer,
     CheckpointError,
-    Keys,
     RunFolder,
+    RunSecrets,
     continued,
     environment,
     identity,
@@ -683,7 +683,7 @@ def train_until(
         decide_on: whether these are ``"public"`` or private ``"held-out"`` ones; the latter are
             named in the Statement as not covered.
         next_phase: a rule that chooses the next phase by results, or returns None to stop; for
-            example :func:`forethought.planning.search.next_by_shortfall`. Totals then go
+            example :func:`forethought.planning.alternatives.next_by_shortfall`. Totals then go
             through a Rényi filter at the order that suits the foreseen plan best.
         out: run folder. A killed run can be resumed from it; what a phase may release is charged
             and on disk before the phase begins.
@@ -758,7 +758,7 @@ def train_until(
 
 def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> PhasedRun:
     model, folder = task.model, task.folder
-    keys = Keys.draw(task.seeds)
+    keys = RunSecrets.draw(task.seeds)
     checkpointer = None
     if folder is not None:
         checkpointer, keys, seeds = _kept(task, state, keys, folder)
@@ -795,8 +795,8 @@ def _run(task: Task, state: PhaseState, next_phase: NextPhaseRule | None) -> Pha
 
 
 def _kept(
-    task: Task, state: PhaseState, keys: Keys, folder: RunFolder
-) -> tuple[Checkpointer, Keys, Seeds]:
+    task: Task, state: PhaseState, keys: RunSecrets, folder: RunFolder
+) -> tuple[Checkpointer, RunSecrets, Seeds]:
     """Begin or continue the top folder of a run in phases; a continued state is restored.
 
     The seeds that later phases derive theirs from are kept in it, for its owner only, until the run

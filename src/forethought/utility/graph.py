@@ -38,7 +38,7 @@ class Admissible(NamedTuple):
     noise_multipliers: tuple[float, float]
 
 
-class Choice(NamedTuple):
+class ChosenPair(NamedTuple):
     """The pair that was chosen.
 
     Args:
@@ -183,7 +183,7 @@ class UtilityGraph(Stored):
                 found.append(Admissible(clip_norm, ends))
         return found
 
-    def choose(self, tolerance: float, margin: float = 0.0) -> Choice:
+    def choose(self, tolerance: float, margin: float = 0.0) -> ChosenPair:
         """The largest admissible σ, and the smallest C that bears it (and so still converges).
 
         σ alone decides the privacy of a round; among equals a smaller C means less noise C σ.
@@ -212,7 +212,7 @@ class UtilityGraph(Stored):
         )
         if sigma == self.noise_multipliers[-1]:
             reason += ". It is the largest σ of the graph: more may do"
-        return Choice(clip_norm, sigma, accuracy, reason)
+        return ChosenPair(clip_norm, sigma, accuracy, reason)
 
     def loss(self, clip_norm: float, noise_multiplier: float) -> float:
         """Predicted share of the best noise-free accuracy that is lost at any (C, σ).

@@ -134,7 +134,7 @@ RULES: dict[type[nn.Module], _Rule] = {
 }
 
 
-class SideBySide:
+class PerturbedCopies:
     """A sequential model ready to run as K copies in evaluation mode; see :func:`side_by_side`.
 
     Attributes:
@@ -185,7 +185,7 @@ class SideBySide:
         return values.tensor
 
 
-def side_by_side(model: nn.Module, sample: Tensor) -> SideBySide | None:
+def side_by_side(model: nn.Module, sample: Tensor) -> PerturbedCopies | None:
     """The model as copies side by side, or None where only a loop over copies is known.
 
     Sequential models of linear and convolutional layers, pooling and element-wise activations are
@@ -199,7 +199,7 @@ def side_by_side(model: nn.Module, sample: Tensor) -> SideBySide | None:
         return None
     try:
         with torch.no_grad():
-            return SideBySide(model, sample)
+            return PerturbedCopies(model, sample)
     except _UnsupportedError:
         return None
 
@@ -442,7 +442,7 @@ class Perturbed:
         self._inputs, self._targets, self._score = inputs, targets, score
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._weights = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self.stacked: SideBySide | None = None
+        self.stacked: PerturbedCopies | None = None
         if isinstance(inputs, Tensor):
             self.stacked = side_by_side(model, inputs[:8])
 
@@ -470,7 +470,10 @@ class Perturbed:
         return self._score(torch.cat(found), self._targets)
 
     def _many(
-        self, stacked: SideBySide, deviations: NDArray[np.float64], directions: Mapping[str, Tensor]
+        self,
+        stacked: PerturbedCopies,
+        deviations: NDArray[np.float64],
+        directions: Mapping[str, Tensor],
     ) -> list[float]:
         copies = len(deviations)
         weights = {}

@@ -44,9 +44,9 @@ from forethought.values.use import (
     Averaging,
     GradientFilter,
     Optimizer,
+    ReleaseUse,
     Schedule,
     ScheduleKind,
-    Use,
 )
 
 Statistic = Literal["ranges", "moments", "quantiles", "classes", "means", "norms"]
@@ -725,7 +725,7 @@ class Plan(Stored):
     CALLED: ClassVar[str] = "plan"
 
     privacy: Privacy
-    use: Use
+    use: ReleaseUse
     hyperparameters: Caveat
     not_covered: tuple[Caveat, ...]
     reasons: tuple[tuple[str, str], ...]
@@ -777,7 +777,7 @@ class Plan(Stored):
         contribution: Contribution | None = None,
         groups: int | None = None,
         local: Local | None = None,
-        use: Use = Use(),  # noqa: B008 (frozen)
+        use: ReleaseUse = ReleaseUse(),  # noqa: B008 (frozen)
         hyperparameters: Caveat | str = DECLARED,
         not_covered: Iterable[Caveat | str] = (),
         reasons: tuple[tuple[str, str], ...] = (),
@@ -801,7 +801,7 @@ class Plan(Stored):
     def _set(
         self,
         privacy: Privacy,
-        use: Use,
+        use: ReleaseUse,
         hyperparameters: Caveat | str,
         not_covered: Iterable[Caveat | str],
         reasons: tuple[tuple[str, str], ...],
@@ -899,7 +899,7 @@ class Plan(Stored):
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Plan:
-        privacy, use = Privacy.from_dict(values["privacy"]), Use.from_dict(values["use"])
+        privacy, use = Privacy.from_dict(values["privacy"]), ReleaseUse.from_dict(values["use"])
         plan = cls.__new__(cls)
         plan._set(
             privacy,

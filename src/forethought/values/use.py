@@ -135,10 +135,10 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
         home="torch.optim:Adamax", divides=None, longest=_of_adamax, weight_decay=0.0
     ),
     "yogi": _ADAPTIVE(
-        home="forethought.training.descent:Yogi", divides=None, longest=None, weight_decay=0.0
+        home="forethought.training.optimizers:Yogi", divides=None, longest=None, weight_decay=0.0
     ),
     "adam-bc": _ADAPTIVE(
-        home="forethought.training.descent:AdamBC",
+        home="forethought.training.optimizers:AdamBC",
         divides=_by_floor,
         longest=None,
         weight_decay=0.0,
@@ -478,7 +478,7 @@ class GradientFilter:
 
 
 @dataclass(frozen=True)
-class Use:
+class ReleaseUse:
     """The use of the noised means of a run.
 
     Args:
@@ -501,7 +501,7 @@ class Use:
         return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Use:
+    def from_dict(cls, values: Mapping[str, Any]) -> ReleaseUse:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
         exact_keys("use", values, _PARTS)
         parts = {name: part for name, part in values.items() if part is not None}

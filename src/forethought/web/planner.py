@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from forethought.accounting import exact
 from forethought.planning import defaults
+from forethought.planning.alternatives import approximate_epsilons, non_dominated
 from forethought.planning.defaults import noise_to_signal
-from forethought.planning.search import approximate_epsilons, non_dominated
 from forethought.planning.solve import plan
 from forethought.values.mechanism import Budget, Mechanism
 from forethought.values.plan import Plan

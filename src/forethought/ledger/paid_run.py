@@ -52,7 +52,7 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
         BookError: no such book, or no token where one is needed. OSError: no such file.
     """
     if url.startswith(("http://", "https://")):
-        from forethought.ledger.client import RemoteBook
+        from forethought.ledger.remote import RemoteBook
 
         if token_file is not None:
             token = Path(token_file).read_text(encoding="utf-8").strip()
@@ -142,7 +142,7 @@ class Ledger:
         folder: Path | None = None,
         resume: bool = False,
         advice: Advice | None = None,
-    ) -> Paid:
+    ) -> PaidRun:
         """Reserve a run's whole mechanism and begin; use what comes back in a ``with``.
 
         Args:
@@ -177,7 +177,7 @@ class Ledger:
                 _keep(path, self, found)
             if held is None or held.status != "settled":
                 held = book.begin(found["number"], found["run"])
-            return Paid(self, book, held, path, found["call"])
+            return PaidRun(self, book, held, path, found["call"])
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(mechanism))(
                 lambda smaller: book.fits(self.data, Charge(smaller, group, self.partition)),
@@ -269,7 +269,7 @@ def most_rounds(mechanism: Mechanism, fits: Callable[[Mechanism], bool]) -> int:
     return low
 
 
-class Paid:
+class PaidRun:
     """A reservation that has begun, for one run; made by :meth:`Ledger.paid`.
 
     In a ``with`` it may be entered again by whoever it is handed on to; the outermost end closes
@@ -430,7 +430,7 @@ def in_words(found: Mapping[str, Any]) -> str:
     """The data set's total after a run, as its statement says it.
 
     Args:
-        found: the values of the evidence of :meth:`Paid.settle`.
+        found: the values of the evidence of :meth:`PaidRun.settle`.
     """
     total, budget = found["total"], found["budget"]
     return (

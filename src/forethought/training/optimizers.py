@@ -290,7 +290,7 @@ def _find(name: str) -> type[torch.optim.Optimizer]:
 #
 # A filter sees noised means, their public noise and its own state, so what comes out is
 # post-processing. Each says what variance the noise in its output has, for optimizers that subtract
-# it (:mod:`forethought.training.descent`).
+# it (:mod:`forethought.training.optimizers`).
 
 
 Tensors = dict[str, torch.Tensor]

@@ -503,7 +503,7 @@ Given = Sequence[Tensor | None]
 Went = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
-class Steps(Protocol):
+class CellSteps(Protocol):
     """One kind of cell."""
 
     def forward(self, gates: Tensor, h: Tensor, c: Tensor | None, scan: Scan) -> Ran:
@@ -636,7 +636,7 @@ class Gated:
         return hidden.flatten(2), projected.flatten(2), dh, None
 
 
-class Plain:
+class PlainCell:
     """The simple recurrent network (Elman 1990) with tanh or ReLU."""
 
     def __init__(self, relu: bool) -> None:
@@ -669,7 +669,7 @@ class _Scanned(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        steps: Steps,
+        steps: CellSteps,
         emit: Emit | None,
         reverse: bool,
         anchor: Tensor | None,
@@ -717,7 +717,7 @@ class _Scanned(torch.autograd.Function):
 
 
 def scan(
-    steps: Steps,
+    steps: CellSteps,
     reverse: bool,
     gates: Tensor,
     h: Tensor,
@@ -816,7 +816,7 @@ HANDLERS[scan] = _scan_in_lanes
 
 
 def _layers(
-    steps: Steps,
+    steps: CellSteps,
     x: Tensor,
     h0: Tensor,
     c0: Tensor | None,
@@ -883,7 +883,7 @@ def _long_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return o.sigmoid() * c.tanh(), c
 
 
-def _whole(steps: Steps, cell: bool) -> Callable[..., Any]:
+def _whole(steps: CellSteps, cell: bool) -> Callable[..., Any]:
     def layers(mode: VmapMode, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
         if isinstance(third, bool):  # x, states, weights would put has_biases fourth
             raise TypeError("a recurrent layer is called with states and a list of weights")
@@ -901,7 +901,7 @@ def _whole(steps: Steps, cell: bool) -> Callable[..., Any]:
 
 
 def _packed(
-    steps: Steps,
+    steps: CellSteps,
     cell: bool,
     data: Tensor,
     sizes: Tensor,
@@ -958,8 +958,8 @@ def _plain_cell(relu: bool) -> Callable[..., Tensor]:
 
 register_parts(_whole(Long(), True), torch.lstm)
 register_parts(_whole(Gated(), False), torch.gru)
-register_parts(_whole(Plain(False), False), torch.rnn_tanh)
-register_parts(_whole(Plain(True), False), torch.rnn_relu)
+register_parts(_whole(PlainCell(False), False), torch.rnn_tanh)
+register_parts(_whole(PlainCell(True), False), torch.rnn_relu)
 register_parts(_long_cell, torch.lstm_cell)
 register_parts(_gated_cell, torch.gru_cell)
 register_parts(_plain_cell(False), torch.rnn_tanh_cell)
