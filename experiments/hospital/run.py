@@ -64,9 +64,10 @@ def measured(seed: int, protects: str) -> dict[str, object]:
         predictor = ft.load(folder / "run")
         new = pl.read_csv(folder / "new.csv", infer_schema=False)
         truth = new["died"].to_numpy()
-        train = prepared.loaded.dataset.train
+        data = prepared.loaded.request.job.load_data()
+        train = data.train
         other = LogisticRegression(C=1e3, max_iter=5000).fit(train.inputs, train.targets)
-        features = predictor.card.encoder.encode(new, "new.csv")
+        features = data.encoder.encode(new, "new.csv")
         theirs = np.mean((other.predict(features) == 1) == (truth == "yes"))
         return {
             "seed": seed,

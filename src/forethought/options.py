@@ -32,6 +32,7 @@ NoiseName = Literal["gaussian", "grid", "correlated"]
 NoiseScheduleName = Literal["constant", "geometric", "linear", "forgetting"]
 SizeScheduleName = Literal["constant", "linear", "geometric", "power"]
 PersonAs = Literal["better", "contribution", "group"]
+BasisName = Literal["auto", "none", "hats", "fourier", "both"]
 
 # Where a number stops making sense as a setting. Nobody can tell smaller δ from 0, and further out
 # the accountant's numbers leave a double's range.
@@ -222,6 +223,14 @@ class JobKeys:
     class_weights: tuple[float, ...] | Literal["prevalence"] | None = _option(
         "Weights of the loss; give a clip_norm too. prevalence: as rare as declared in [data].",
         above=0,
+    )
+    basis: BasisName = _option(
+        "Functions of a table's numbers beside them: hats on each, Fourier features of "
+        "all, or both. Default: from the sizes.",
+        default="auto",
+    )
+    ranges: bool | None = _option(
+        "Release of the numbers' usual ranges first. Default: where it pays.", must=_BOOL
     )
     schedule: ScheduleKind | None = _option("Schedule of η.", part=("schedule", "kind"))
     decay: float | None = _option("Decay of the schedule.", least=0, part=("schedule", "decay"))

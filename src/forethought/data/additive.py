@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.data.basis import hats
 from forethought.values.checks import whole
 from forethought.values.serialisation import build, entries
 
@@ -26,22 +27,6 @@ PIECES, SIZE = 8, 0.5
 PAIR_PIECES, PAIR_SIZE = 2, 1.0
 # Records times ε from which pairs are learnt at all, and how much of that each pair needs.
 LEAST, EACH = 3_000.0, 25.0
-
-
-def hats(values: NDArray[Any], low: float, high: float, pieces: int) -> NDArray[Any]:
-    """Hat functions (splines of degree 1) of numbers, on evenly spaced knots.
-
-    Args:
-        values: numbers of any shape; one outside the range counts as the end that is nearer.
-        low, high: the range. pieces: between knots.
-
-    Returns:
-        One more axis, of pieces + 1 features that sum to 1, in the precision of ``values``.
-    """
-    at = (np.clip(values, low, high) - low) * (pieces / (high - low))
-    found: NDArray[Any] = 1 - np.abs(at[..., None] - np.arange(pieces + 1, dtype=at.dtype))
-    found[found < 0] = 0
-    return found
 
 
 def pairs_pay(numbers: int, examples: int, epsilon: float | None) -> bool:

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from itertools import product
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.additive import Curves
+from forethought.data.basis import Basis, OnnxNodes
 from forethought.data.files import AS_USUAL, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
@@ -202,15 +203,6 @@ class Outside:
         """Add to one of the three."""
         if count:
             kind[name] = kind.get(name, 0) + count
-
-
-class OnnxNodes(Protocol):
-    """An ONNX graph that is being written; everything in it goes by its name."""
-
-    def input(self, name: str, kind: type, about: str = "") -> str: ...
-    def constant(self, value: Any, kind: type = np.float64) -> str: ...
-    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str: ...
-    def cast(self, value: str, kind: type) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -1086,7 +1078,7 @@ class Encoder(Stored):
     target_range: tuple[float, float] | None = None
     form: TableFormat = AS_USUAL
     multilabel: bool = False
-    basis: Curves | None = None
+    basis: Basis | Curves | None = None
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -1183,7 +1175,8 @@ class Encoder(Stored):
     def _restore(cls, values: dict[str, Any]) -> Self:
         form = TableFormat(**values.pop("format"))
         if values["basis"] is not None:
-            values["basis"] = Curves.from_dict(values["basis"])
+            kind = Curves if "pieces" in values["basis"] else Basis
+            values["basis"] = kind.from_dict(values["basis"])
         columns = [
             (name, column(name, value, decimal=form.decimal)) for name, value in values["columns"]
         ]

@@ -17,6 +17,7 @@ from forethought.values.caveats import Caveat, of_role
 
 if TYPE_CHECKING:
     from forethought.data.additive import Curves
+    from forethought.data.basis import Basis
     from forethought.data.columns import Encoder
 
 
@@ -89,7 +90,7 @@ class Dataset:
         """Shape of what a model takes: of one example."""
         return tuple(self.train.inputs.shape[1:])
 
-    def with_basis(self, basis: Curves) -> Dataset:
+    def with_basis(self, basis: Basis | Curves) -> Dataset:
         """The same table with the functions of a basis beside its encoded features.
 
         Raises:

@@ -35,6 +35,8 @@ _HEAD = """\
 # Ranges and categories below were taken from that file and rounded. That is a use of private
 # records which no ε covers. Put in their place what you know without the file (what an age, a dose,
 # a ward can be at all), then set columns_measured = false: from then on they are declared by you.
+# A range may be generous: where the numbers lie in it is released first, and paid for out of ε,
+# where records are enough for that ([training] ranges = true insists on it).
 """
 
 

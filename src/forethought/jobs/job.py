@@ -795,6 +795,19 @@ class Job(_Section):
         how, _, column = (holders.shares if holders else "").partition(":")
         return column or None if how == "column" else None
 
+    def without_ranges(self) -> Job:
+        """The same, where what is planned pays for no ranges unless the job asks for them."""
+        left = {} if self.training.ranges else {"ranges": False}
+        return self.model_copy(update={"training": self.training.model_copy(update=left)})
+
+    def budget_of(self, examples: int) -> Budget | None:
+        """The promise wanted for so many records; None: the job names no ε."""
+        from forethought.planning import defaults
+
+        if self.budget.epsilon is None:
+            return None
+        return Budget(self.budget.epsilon, self.budget.delta or defaults.default_delta(examples))
+
     def plan_request(
         self,
         examples: int,
@@ -809,7 +822,6 @@ class Job(_Section):
             features: of the loaded data, or channels, where a preparation of them is asked for.
             persons: how many different persons they are of, where the data say.
         """
-        from forethought.planning import defaults
         from forethought.planning.plan_request import PlanRequest
 
         examples = whole("examples", examples)
@@ -820,10 +832,8 @@ class Job(_Section):
                 f"augmentations alter pixels, and the features are {self.data.features!r}: drop "
                 "[training] augment and augmentations, or [data] features"
             )
-        budget = None
-        if self.budget.epsilon is not None:
-            budget = Budget(self.budget.epsilon, delta or defaults.default_delta(examples))
-            delta = None
+        budget = self.budget_of(examples)
+        delta = None if budget is not None else delta
         given: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {"schedule": {}, "averaging": {}}
         for name, option in keys("training").items():
@@ -1050,7 +1060,7 @@ def resumed(folder: Path) -> JobRequest:
             f"{folder} holds no interrupted run that can be resumed: there is no {JOB_NAME} in it"
         )
     # What was chosen for it is in the file: a run whose file says nothing is older.
-    return replace(on_pixels(from_file(path)), name=folder.name)
+    return replace(as_encoded(on_pixels(from_file(path))), name=folder.name)
 
 
 def on_pixels(request: JobRequest) -> JobRequest:
@@ -1060,6 +1070,23 @@ def on_pixels(request: JobRequest) -> JobRequest:
         return request
     data = job.data.model_copy(update={"features": "pixels"})
     return replace(request, job=job.model_copy(update={"data": data}))
+
+
+def as_encoded(request: JobRequest) -> JobRequest:
+    """The request without a basis that its file does not name, and without ranges likewise."""
+    job = request.job.without_ranges()
+    if job.training.basis == "auto":
+        training = job.training.model_copy(update={"basis": "none"})
+        job = job.model_copy(update={"training": training})
+    return replace(request, job=job)
+
+
+def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
+    """The request with the basis that was taken in place of ``"auto"``."""
+    job = request.job
+    training = job.training.model_copy(update={"basis": name})
+    settled = (*request.settled, f'basis = "{name}": {why}')
+    return replace(request, job=job.model_copy(update={"training": training}), settled=settled)
 
 
 def with_features(request: JobRequest, name: str) -> JobRequest:

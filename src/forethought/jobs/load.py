@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from forethought.data.basis import Basis
 from forethought.data.dataset import Dataset, PersonRows
 from forethought.data.synthetic import Indices, shares
-from forethought.jobs.job import Job, JobError, JobRequest, with_features
+from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_features
+from forethought.planning import defaults
 from forethought.planning.plan_request import PlanRequest
-from forethought.planning.solve import of_persons
+from forethought.planning.solve import of_persons, roughly
 from forethought.training.metrics import Decisions, chosen_measures, learnt
 from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, Preparation
 from forethought.values.serialisation import Stored
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ class Loaded:
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
+        asked = asked.with_(preparation=self._ranges(asked) or asked.preparation)
         if not self.request.job.model.linear:
             return asked.with_(noise_borne=self.noise_borne)
         scaled = self.request.job.data.standardise is not None
@@ -167,6 +170,31 @@ class Loaded:
         if self.dataset.feature_norm is None or asked.feature_norm:
             return asked
         return asked.with_(feature_norm=norm, feature_norm_known=True)
+
+    def _ranges(self, asked: PlanRequest) -> Preparation | None:
+        """The release of where the numbers lie, as the job says or where it pays.
+
+        Raises:
+            JobError: it is asked for and not possible.
+        """
+        job, wanted = self.request.job, self.request.job.training.ranges
+        numbers = () if self.dataset.encoder is None else self.dataset.encoder.numbers
+        if wanted is False or (wanted is None and not _plans_itself(job, self.dataset)):
+            return None
+        if not numbers or asked.budget is None or self.persons is not None or asked.preparation:
+            if wanted:
+                raise JobError(
+                    "[training] ranges = true needs a budget, numbers with declared ranges in "
+                    "[data.columns], one row a person, and no standardise: leave it out, or one "
+                    "of these"
+                )
+            return None
+        budget = roughly(asked, asked.budget)
+        sigma = defaults.ranges_noise(self.examples, budget, len(numbers), bool(wanted))
+        if sigma is None:
+            return None
+        bins, count = defaults.RANGE_BINS, len(numbers)
+        return Preparation(("ranges",), bins=bins, numbers=count, ranges_noise=sigma)
 
     @property
     def _standardised_norm(self) -> float | None:
@@ -379,6 +407,8 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
         request = with_features(request, dataset.fixed_features)
     if request.job.model.name == "additive":
         request, dataset = _with_curves(request, dataset)
+    else:
+        request, dataset = _with_basis(request, dataset)
     with importable_from(request.folder or Path.cwd()):
         if request.job.federation is not None:
             request.job.federation.delay.value.permits(0, 0)  # may be a function of the user's own
@@ -407,6 +437,11 @@ def _with_curves(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dat
         raise JobError(
             "[data] standardise: an additive model's curves lie on declared ranges: leave it out"
         )
+    if job.training.ranges or job.training.basis not in ("auto", "none"):
+        raise JobError(
+            "[training] ranges, basis: an additive model has functions of its own, on the ranges "
+            "that are declared: leave both out"
+        )
     options = {"pieces": PIECES, "pairs": "auto", **job.model.options}
     if options["pairs"] == "auto":
         alone = job.federation is None and job.gossip is None
@@ -422,6 +457,48 @@ def _with_curves(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dat
     except (TypeError, ValueError) as error:
         raise JobError(f"[model] additive: {error}") from None
     return request, dataset.with_basis(curves)
+
+
+def _with_basis(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dataset]:
+    """The table with the functions of its numbers that the job names, or that suit its sizes.
+
+    Raises:
+        JobError: a basis for data that have no declared numbers.
+    """
+    job, name = request.job, request.job.training.basis
+    numbers = () if dataset.encoder is None else dataset.encoder.numbers
+    if name == "auto":
+        name, why = "none", ""
+        if numbers and _plans_itself(job, dataset):
+            budget = job.budget_of(len(dataset.train))
+            sizes = dataset.shape[0], len(numbers), dataset.classes or 2
+            name, why = defaults.basis_for(len(dataset.train), budget, *sizes)
+        if name != "none":
+            request = with_basis(request, name, why)
+    if name == "none":
+        return request, dataset
+    if not numbers:
+        raise JobError(
+            f'[training] basis = "{name}" stands on declared numbers, and there are none: declare '
+            "ranges in [data.columns], or leave basis out"
+        )
+    hats = defaults.HATS if name in ("hats", "both") else 0
+    waves = defaults.WAVES if name in ("fourier", "both") else 0
+    return request, dataset.with_basis(Basis(numbers, hats, waves))
+
+
+def _plans_itself(job: Job, dataset: Dataset) -> bool:
+    """True if all that depends on a linear model's features is left to the planner."""
+    asked = job.training
+    given = asked.learning_rate, asked.feature_norm, asked.clip_norm, job.data.standardise
+    return (
+        job.model.name == "linear"
+        and (job.federation or job.gossip) is None
+        and all(value is None for value in given)
+        and job.data.most_of_one_person == 1
+        and dataset.classes is not None
+        and not dataset.multilabel
+    )
 
 
 # What members of a federation or a gossip train on: records, or persons with all their rows.
@@ -442,6 +519,11 @@ def require_possible(job: Job) -> None:
             f"[data] standardise = {job.data.standardise!r}: every member would standardise by "
             "figures of its own, and one model would be fed different inputs; give public "
             "constants, standardise = [mean, deviation], or declare ranges in [data.columns]"
+        )
+    if job.training.ranges:
+        raise JobError(
+            "[training] ranges: every member would encode its table by ranges of its own, and one "
+            "model would be fed different inputs; declare ranges in [data.columns]"
         )
     if job.data.person is None and job.data.most_of_one_person > 1:
         raise JobError(

@@ -130,8 +130,7 @@ class Predictor:
         rows = np.arange(len(inputs))
         found = {"intercept": model.intercept[chosen]}
         found |= {name: columns[rows, at, chosen] for at, name in enumerate(model.names)}
-        basis = self._encoder().basis
-        if basis is not None and basis.couples:
+        if getattr(self._encoder().basis, "couples", ()):
             found["pairs"] = pairs[rows, chosen]
         return pl.DataFrame(found)
 

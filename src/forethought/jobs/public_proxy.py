@@ -57,6 +57,8 @@ def rehearse_job(
     loaded.require_rows("a public proxy")
     private = loaded.dataset
     shape = private.train.inputs.shape[1:]
+    if plan.preparation is not None:  # a public table's ranges are those that are declared
+        plan = plan.with_(preparation=plan.preparation.unmeasured)
     return rehearse(
         plan,
         lambda: loaded.request.job.build_model(private),
@@ -321,7 +323,9 @@ def _public_records(
 def _named(loaded: Loaded, name: str, data_dir: Path | None) -> Dataset:
     job = loaded.request.job
     data = job.data.model_copy(update={"source": name, "test": None})
-    return job.model_copy(update={"data": data}).load_data(data_dir)
+    found = job.model_copy(update={"data": data}).load_data(data_dir)
+    own = loaded.dataset.encoder
+    return found if own is None or own.basis is None else found.with_basis(own.basis)
 
 
 @dataclass(frozen=True)

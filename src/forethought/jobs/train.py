@@ -17,8 +17,9 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.interval import warn_if_hollow
+from forethought.data.basis import Basis
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
-from forethought.jobs.job import JOB_NAME, JobError, JobRequest, on_pixels, overridden
+from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.ledger.book import Charge
 from forethought.values.checks import one_of, real, without_none
@@ -123,6 +124,8 @@ def propose(
 
     if out is not None:
         require_folder(out)
+    if limits is not None:
+        request = replace(request, job=request.job.without_ranges())  # a search pays for no more
     loaded = load_job(request, data_dir) if examples is None else None
     if loaded is None:
         asked = request.job.plan_request(examples or 0, parameters, persons=persons)
@@ -323,6 +326,9 @@ def prepare(
         request.job.payer.require()  # a used-up budget is told before the data are read
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
+    if until is not None:
+        own = replace(loaded.request, job=loaded.request.job.without_ranges())
+        loaded = replace(loaded, request=own)  # phases pay for the rounds alone
     if resume is None:
         request.job.recognise(data_dir, loaded.dataset)
     else:
@@ -379,6 +385,8 @@ def _standardised(
 
     given = asked.loaded.request.job.data.standardise
     prepared = asked.plan.preparation
+    if prepared is not None and prepared.measures:
+        return _ranged(asked, data, folder, options)
     if prepared is None or prepared.centres:  # means that centre are the run's own business
         if not isinstance(given, tuple):
             return data
@@ -400,6 +408,32 @@ def _standardised(
         rows = Split(np.asarray(apply(data.rows.inputs)), data.rows.targets)
         return replace(data, rows=rows)
     return apply(data[0]), data[1]
+
+
+def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
+    """The table encoded anew by the ranges that are released of its numbers, and paid for."""
+    from forethought.rounds.preparation import Prepared as Constant
+    from forethought.rounds.preparation import prepare as released
+    from forethought.rounds.randomness import Seeds
+
+    encoder = asked.loaded.dataset.encoder
+    assert encoder is not None and not isinstance(data, PersonRows)
+    basis = encoder.basis or Basis(encoder.numbers)
+    assert isinstance(basis, Basis)  # an additive model has no ranges
+    kept, width = folder / PREPARED, data[0].shape[1] - basis.more
+    if options["resume"] and kept.is_file():
+        found = Constant.load(kept)  # released once
+    else:
+        numbers = data[0][:, list(basis.numbers)]
+        found = released(asked.plan, (numbers, data[1]), seeds=Seeds(None, options["noise_seed"]))
+    own = basis.with_ranges(found.constants.ranges)
+    card = asked.loaded.card()
+    card = replace(card, encoder=replace(encoder, basis=own))
+    options["prepared"] = found
+    options["files"] |= {CARD_NAME: card.to_json(), PREPARED: found.to_json() + "\n"}
+    if options["test"] is not None:
+        options["test"] = (own.of(options["test"][0][:, :width]), options["test"][1])
+    return own.of(data[0][:, :width]), data[1]
 
 
 def _counted(data: Records, plan: Plan) -> tuple[Any, Any]:
@@ -697,7 +731,8 @@ def tune_job(
 
     if request.job.payer is not None:
         request.job.payer.require()  # a used-up budget is told before the data are read
-    request = on_pixels(request)  # step sizes that are given would be others for features
+    # Step sizes that are given would be others for features.
+    request = as_encoded(on_pixels(request))
     job = request.job
     loaded = load_job(request, data_dir)
     job.recognise(data_dir, loaded.dataset)

@@ -15,6 +15,7 @@ from scipy.optimize import brentq, minimize
 
 from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.theorems import sensitivity_over_turns
+from forethought.options import BasisName
 from forethought.values.mechanism import Budget, Correlated, Rounds
 from forethought.values.plan import Plan, Statistic
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
@@ -364,6 +365,53 @@ class CentringChoice:
     path: float
     norm: float
     statistics: tuple[Statistic, ...]
+
+
+# What stands beside a table's numbers, and where they lie in their ranges: from public numbers.
+#
+# A basis has more weights, and noise grows with their number: it is taken where records times μ are
+# many against it: sooner for hats, which bend each number by itself, than for Fourier features,
+# which see all at once. Where numbers lie is released as shares of halves, quarters, … of their
+# ranges, to :data:`RANGE_ERROR` of the records, for at most :data:`RANGES` of the budget's μ².
+
+
+HATS, WAVES = 8, 300
+RANGES, RANGE_ERROR, RANGE_BINS = 0.1, 0.002, 256
+# Worse than this it says less of a number than its declaration does.
+WORST_RANGE = 0.03
+# Records times μ, for each weight, that hats want, and that waves want beside them.
+HATS_SIGNAL, WAVES_SIGNAL = 0.3, 1.5
+
+
+def basis_for(
+    examples: int, budget: Budget | None, features: int, numbers: int, classes: int
+) -> tuple[BasisName, str]:
+    """The basis that suits a table's sizes, and why.
+
+    Args:
+        features: encoded, of which so many are ``numbers``. classes: of the label.
+    """
+    if budget is None or not numbers:
+        return "none", ""
+    outputs = 1 if classes <= 2 else classes  # two classes share their weights' signal
+    each = examples * budget_mu(budget) / outputs
+    hats = features + HATS * numbers
+    if (hats + WAVES) * WAVES_SIGNAL <= each:
+        return "both", f"{hats + WAVES} features are few for {examples:,} records at this ε"
+    if hats * HATS_SIGNAL <= each:
+        return "hats", f"{hats} features are few for {examples:,} records at this ε"
+    return "none", f"{hats} features would be many for {examples:,} records at this ε"
+
+
+def ranges_noise(examples: int, budget: Budget, numbers: int, wanted: bool = False) -> float | None:
+    """σ of the shares that say where numbers lie; None: they would not be worth their price.
+
+    Args:
+        wanted: whatever they are worth.
+    """
+    unit = math.sqrt(math.log2(RANGE_BINS) * numbers) / examples  # of a share, for σ = 1
+    sigma = max(RANGE_ERROR / unit, least_preparation_noise(budget, 1, RANGES))
+    return sigma if wanted or sigma * unit <= WORST_RANGE else None
 
 
 # Features of images have much the norm that is declared: only their means are released.

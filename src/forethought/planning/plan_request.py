@@ -418,7 +418,7 @@ class PlanRequest(Keywords):
     @property
     def usual_norm(self) -> float | None:
         """Usual norm of a linear model's features as it trains on them, where it is known."""
-        centred = self.preparation is not None and self.preparation.centres
+        centred = self.preparation is not None and "means" in self.preparation.statistics
         return self.preparation.becomes if self.preparation and centred else self.feature_norm
 
     @property

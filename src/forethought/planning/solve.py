@@ -234,7 +234,7 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
         and request.features is not None
         and request.parameters is not None
         and request.parameters % (request.features + 1) == 0  # an intercept for each output
-        and request.preparation is None
+        and (request.preparation is None or request.preparation.statistics == ("ranges",))
         and request.budget is not None
         and request.noise_multiplier is None
         and request.sampling in ("poisson", "full-batch")
@@ -258,9 +258,16 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
     budget = roughly(request, request.budget)
     usual = math.sqrt(request.features)
     rule = defaults.centring(request.image_features)
-    asked = Preparation(
-        rule.statistics, features=request.features, reach=REACH * request.feature_norm
-    )
+    own: dict[str, Any] = {
+        "features": request.features,
+        "reach": REACH * request.feature_norm,
+        "statistics": rule.statistics,
+    }
+    if request.preparation is None:
+        asked = Preparation(**own)
+    else:
+        own["statistics"] = (*request.preparation.statistics, *rule.statistics)
+        asked = replace(request.preparation, **own)
     least = defaults.least_preparation_noise(budget, asked.releases, rule.share)
     sigma = max(rule.error / unit, least)
     if sigma * unit > defaults.LEAST_CENTRE and not request.centre:
@@ -278,7 +285,12 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
 def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
     """The request with the noise of its preparation settled."""
     asked = request.preparation
-    if asked is None or (asked.centres and "centring" in why):
+    if asked is not None and asked.measures:
+        why["ranges"] = (
+            f"where the {asked.numbers} numbers lie within their declared ranges is released "
+            "first: ranges that are too wide then cost next to nothing"
+        )
+    if asked is None or "centring" in why or asked.statistics == ("ranges",):
         return request
     if asked.noise_multiplier is None:
         wanted = max(asked.norm(name) for name in asked.statistics)
@@ -775,7 +787,7 @@ def neighbours(
     )
     budget = Budget(epsilon, plan.delta)
     found = []
-    if plan.preparation is not None and plan.preparation.centres:
+    if plan.preparation is not None and plan.preparation.becomes is not None:
         feature_norm = plan.preparation.becomes
     trained = defaults.PARAMETERS if parameters is None else parameters
     model = Trained(trained, feature_norm, scores)

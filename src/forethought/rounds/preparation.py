@@ -106,14 +106,22 @@ class Vectors:
             limit = math.log(WITHIN)
             # A record at the centre, whose logarithm is infinite, counts as the nearest one.
             return left.log().clamp(-limit, limit)
-        values = features_of(inputs, asked.features or 0)
-        assert asked.bounds is not None
-        scaled = unit(values, asked.bounds)
+        ranges = self._statistic == "ranges"
+        values = features_of(inputs, (asked.numbers if ranges else asked.features) or 0)
+        scaled = unit(values, (-1.0, 1.0) if ranges else asked.bounds or (-1.0, 1.0))
         if self._statistic == "moments":
             return torch.cat([scaled.mean(2), scaled.square().mean(2)], 1)
         bins = ((scaled + 1) * (asked.bins / 2)).floor().clamp(0, asked.bins - 1)
-        found = torch.stack([(bins == at).double().mean(2) for at in range(asked.bins)], 2)
         missing = values.isnan().any(2)
+        if ranges:  # halves, quarters, … down to the bins: a record is in one of each
+            known = torch.arange(asked.bins, device=bins.device)
+            finest = (bins.unsqueeze(3) == known).double().mean(2)
+            rows = finest.shape[:2]
+            levels = [finest.reshape(*rows, -1, step).sum(3) for step in asked.steps]
+            found = torch.cat(levels, 2)
+            found[missing] = torch.nan
+            return found.flatten(1)
+        found = torch.stack([(bins == at).double().mean(2) for at in range(asked.bins)], 2)
         found[missing] = torch.nan
         return found.flatten(1)
 
@@ -124,6 +132,7 @@ class Vectors:
 # From noised sums to the constants that inputs are prepared with: post-processing, hence free.
 
 
+Range = tuple[float, float]
 # The least deviation worth dividing by, in units of half the declared range.
 LEAST_DEVIATION = 0.01
 # Variance, from table to table, of the logarithm of a centred record's norm.
@@ -139,12 +148,15 @@ class InputConstants:
         shift, scale: one number a feature; empty where features stay as they are.
         limits: of what comes out; None for none.
         shares: of each class, summing to 1; empty where classes were not counted.
+        ranges: the ends between which a table's numbers lie, of [−1, 1]; empty: not released.
     """
 
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
     limits: tuple[float, float] | None = None
     shares: tuple[float, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    LATER: ClassVar[tuple[str, ...]] = ("ranges",)
 
     def apply(self, inputs: Any) -> Tensor:
         """Prepared inputs, in their own precision; dimension 1 holds the features or channels."""
@@ -224,6 +236,41 @@ def quantiles(asked: Preparation, means: Tensor) -> InputConstants:
     return InputConstants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
 
 
+# Deviations of its noise that a half must be above to hold any records.
+CLEAR = 2.5
+
+
+def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Range, ...]:
+    """From the noised shares of halves, quarters, … the ends between which each number lies.
+
+    An end is looked for by halving: in the outer half if that clearly holds records, else in the
+    inner one, until neither does. What is passed over on the way is ``tails`` of the records, and
+    what the noise may hide.
+    """
+    noise = asked.sigma("ranges") * asked.norm("ranges") / examples
+    clear = asked.tails / len(asked.steps) + CLEAR * noise
+    sizes = [asked.bins // step for step in asked.steps]
+    width, ranges = 2 / asked.bins, []
+    for row in means.view(asked.numbers or 0, -1):
+        levels = row.split(sizes)
+        low = _passed_over([level > clear for level in levels])
+        high = _passed_over([level.flip(0) > clear for level in levels])
+        inside = low + high < asked.bins
+        ranges.append((-1 + width * low, 1 - width * high) if inside else (-1.0, 1.0))
+    return tuple(ranges)
+
+
+def _passed_over(holds: list[Tensor]) -> int:
+    """The number of bins before those that hold records; of each level which nodes do."""
+    at, bins = 0, len(holds[-1])
+    for level in holds:
+        outer, inner = level[2 * at], level[2 * at + 1]
+        if not outer and not inner:
+            return at * (2 * bins // len(level))
+        at = 2 * at + (0 if outer else 1)
+    return at
+
+
 def shares(means: Tensor) -> tuple[float, ...]:
     """Shares of the classes, none of them negative, summing to 1."""
     counted = means.clamp(min=0)
@@ -275,6 +322,11 @@ class Prepared(Stored):
         """Noised shares of the classes; empty where they were not counted."""
         return self.constants.shares
 
+    @property
+    def whole(self) -> bool:
+        """True if all that was asked for has been released."""
+        return len(self.transcript) == len(self.preparation.statistics)
+
     def _values(self) -> dict[str, Any]:
         return {
             "preparation": plain(self.preparation),
@@ -288,6 +340,7 @@ class Prepared(Stored):
     def _restore(cls, values: dict[str, Any]) -> Prepared:
         given = values["constants"].items()
         found = {name: tuple(one) if isinstance(one, list) else one for name, one in given}
+        found["ranges"] = tuple(map(tuple, found.get("ranges", ())))
         asked, constants = build(Preparation, values["preparation"]), build(InputConstants, found)
         transcript = Transcript.from_values(values["transcript"])
         return cls(asked, values["examples"], constants, values["seeded"], transcript)
@@ -322,8 +375,16 @@ def prepare(
     return released(plan, as_records(data, torch.float64), seeds)
 
 
-def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prepared:
+def released(
+    plan: Paying, records: Records, seeds: Seeds | None = None, after: Prepared | None = None
+) -> Prepared:
     """:func:`prepare` of records in the form that training reads.
+
+    Ranges come by themselves, of records whose inputs are the numbers: with them a table is encoded
+    anew, and of that the rest is released.
+
+    Args:
+        after: the ranges, where they are released already.
 
     Raises:
         ValueError: a plan without preparation, or records that are not what it declares.
@@ -341,15 +402,24 @@ def released(plan: Paying, records: Records, seeds: Seeds | None = None) -> Prep
     transcript = Transcript()
     seeds = seeds or Seeds()
     middle: tuple[float, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    if after is not None:
+        transcript.extend(after.transcript)
+        ranges = after.constants.ranges
     for place, statistic in enumerate(asked.statistics):
+        if place < len(transcript):
+            continue
         rounds = _rounds(privacy, asked, statistic, seeds.part(place))
         total = rounds.open(0)
         total.add(torch.nn.Module(), Vectors(records, asked, statistic, middle))
         found[statistic] = total.release().mean()
+        transcript.extend(rounds.transcript)
+        if statistic == "ranges":
+            ranges = usual_ranges(asked, found[statistic], examples)
+            break
         if statistic == "means":
             middle = centre(asked, found[statistic], examples).shift
-        transcript.extend(rounds.transcript)
-    constants = _constants(asked, found, examples)
+    constants = replace(_constants(asked, found, examples), ranges=ranges)
     return Prepared(asked, examples, constants, seeds.noise is not None, transcript)
 
 
@@ -404,6 +474,8 @@ def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
             "prepared= is not what the plan pays for: its releases would be in no ε. Make the plan "
             "with forethought.plan(preparation=...) first, and prepare with that plan"
         )
+    if not prepared.whole:
+        raise ValueError("prepared= has not all that the plan pays for: the run releases the rest")
     paid = prepared.preparation.parts()
     found = Mechanism(*paid, adjacency=privacy.mechanism.adjacency)
     prepared.transcript.require(found)

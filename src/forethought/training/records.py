@@ -650,7 +650,8 @@ def require_answered(plan: Plan, prepared: Prepared | None) -> None:
         ValueError: as :func:`forethought.rounds.preparation.require_prepared`.
     """
     asked = plan.preparation
-    if prepared is not None or asked is None or not asked.centres:
+    begun = prepared is not None and not prepared.whole and prepared.preparation.becomes is not None
+    if not begun and (prepared is not None or asked is None or not asked.centres):
         require_prepared(plan, prepared)
 
 

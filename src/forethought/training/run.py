@@ -595,11 +595,14 @@ def _centred(task: Task) -> Task:
     whose inputs are prepared already, is left alone.
     """
     asked = task.plan.preparation
-    if task.prepared is not None or asked is None:
+    begun = task.prepared
+    if asked is None or (begun is not None and not (asked.measures and asked.becomes)):
         return task
     layer = linear_layer(task.model)
     fits = layer is not None and layer.bias is not None and layer.in_features == asked.features
     if not fits or not all(p.requires_grad for p in layer.parameters()):
+        if begun is not None:
+            require_prepared(task.plan, begun)  # refuses: no means of these are released
         return replace(task, plan=uncentred(task.plan))
     kept = None if task.folder is None or not task.resume else task.folder.path / PREPARED
 
@@ -607,7 +610,7 @@ def _centred(task: Task) -> Task:
         if kept is not None and kept.is_file():
             return kept.read_text("utf-8")  # released once
         seeds = Seeds(None, task.seeds.noise)
-        return released(task.plan, task.records, seeds).to_json() + "\n"
+        return released(task.plan, task.records, seeds, begun).to_json() + "\n"
 
     if task.paid is not None:
         task.paid.ahead(len(task.plan.mechanism) - task.plan.rounds)

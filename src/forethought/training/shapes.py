@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.additive import PAIR_PIECES, hats
+from forethought.data.additive import PAIR_PIECES, Curves
+from forethought.data.basis import Basis, hats
 from forethought.data.columns import Category, Column, Date, Encoder, Outside
 from forethought.values.serialisation import Stored, build
 from forethought.values.use import linear_layer
@@ -153,11 +154,17 @@ class Addition:
         spread = math.sqrt(1 - 1 / len(weight))
         return weight - weight.mean(0), bias - bias.mean(), spread
 
+    @property
+    def _basis(self) -> Curves | None:
+        found = self.encoder.basis
+        assert found is None or isinstance(found, Curves)  # addition_of refuses others
+        return found
+
     @cached_property
     def _parts(self) -> tuple[tuple[str, Column, slice, int | None], ...]:
         """Columns that have features: name, kind, which, and which of the basis's numbers."""
         found, at, number = [], 0, 0
-        basis = self.encoder.basis
+        basis = self._basis
         for name, kind in self.encoder.columns:
             width = len(kind.titles(name))
             own = number if kind.ranged and basis is not None else None
@@ -180,7 +187,7 @@ class Addition:
         """The features that a column's curve is made of, and their values for encoded entries."""
         _, _, part, number = self._parts[at]
         places, values = [np.arange(part.start, part.stop)], [own.astype(np.float64)]
-        basis = self.encoder.basis
+        basis = self._basis
         if basis is None or number is None:
             return np.concatenate(places), np.concatenate(values, axis=1)
         first, step = self._width, basis.pieces + 1
@@ -197,7 +204,7 @@ class Addition:
         return np.concatenate(places), np.concatenate(values, axis=1)
 
     def _block(self, pair: int) -> NDArray[np.int64]:
-        basis, step = self.encoder.basis, (PAIR_PIECES + 1) ** 2
+        basis, step = self._basis, (PAIR_PIECES + 1) ** 2
         assert basis is not None
         first = self._width + (basis.pieces + 1) * len(basis.numbers) + step * pair
         return first + np.arange(step)
@@ -230,7 +237,7 @@ class Addition:
             empty = np.zeros((1, part.stop - part.start))
             places, _ = self._of_column(at, empty)
             found += weight[:, places] @ reference
-        basis = self.encoder.basis
+        basis = self._basis
         for pair in range(len(basis.couples) if basis else 0):
             assert basis is not None
             found -= basis.pair_size * (weight[:, self._block(pair)] @ np.kron(_MEAN, _MEAN))
@@ -248,7 +255,7 @@ class Addition:
     def pairs(self, features: NDArray[np.float32]) -> Doubles:
         """The part of all surfaces in each output, for encoded records: (rows, outputs)."""
         weight, _, _ = self._outputs
-        basis = self.encoder.basis
+        basis = self._basis
         found = np.zeros((len(features), len(weight)))
         if basis is None or not basis.couples:
             return found
@@ -292,7 +299,7 @@ class Addition:
         return Shapes(tuple(outputs), unit, intercept, tuple(curves), tuple(surfaces))
 
     def _surfaces(self, weight: Doubles, noise: float | None) -> list[Surface]:
-        basis = self.encoder.basis
+        basis = self._basis
         if basis is None:
             return []
         ranged = [(name, kind) for name, kind, _, number in self._parts if number is not None]
@@ -322,6 +329,8 @@ def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> Ad
     layer = linear_layer(model)
     if layer is None or layer.in_features != len(encoder.titles):
         raise ValueError("only a linear or an additive model of a table adds column by column")
+    if isinstance(encoder.basis, Basis):
+        raise ValueError('functions of several numbers belong to no column: basis = "none"')
     weight = layer.weight.detach().double().cpu().numpy()
     bias = np.zeros(len(weight))
     if layer.bias is not None:

@@ -49,10 +49,11 @@ from forethought.values.use import (
     ScheduleKind,
 )
 
-Statistic = Literal["moments", "quantiles", "classes", "means", "norms"]
+Statistic = Literal["ranges", "moments", "quantiles", "classes", "means", "norms"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 # What each release is called in transcripts and statements.
 NAMES: dict[str, str] = {
+    "ranges": "usual ranges of the columns",
     "moments": "means and squares of the features",
     "quantiles": "histograms of the features",
     "classes": "numbers of records by class",
@@ -108,7 +109,9 @@ class Preparation:
             ``"classes"``: how many records each class has. ``"means"``: the mean of every feature,
             for centred inputs. ``"norms"``, after means: the usual norm of what is left when these
             are subtracted, the mean of its logarithm, so that inputs can be scaled to a known one.
-            Of moments, quantiles and means there is one at most.
+            Of moments, quantiles and means there is one at most. ``"ranges"``, first and before
+            means: shares of the halves, quarters, … of the declared range of each of the
+            ``numbers``, down to ``bins``, from which a job takes the range that its values lie in.
         bounds: (low, high), the range that every feature is declared to have, without looking at
             the private data. What lies beyond counts as the bound.
         features: how many features (or channels, each of which is one) there are.
@@ -121,6 +124,7 @@ class Preparation:
             √features, a usual feature's size being 1 as well.
         noise_multiplier: σ of each release, in units of its bound; of ``"norms"`` twice that.
             None: the planner's choice.
+        numbers: of ``"ranges"``: how many columns have one. ranges_noise: σ of their release.
 
     Raises:
         ValueError, TypeError: unknown statistics, or what they need is missing.
@@ -135,6 +139,9 @@ class Preparation:
     reach: float | None = None
     becomes: float | None = None
     noise_multiplier: float | None = None
+    numbers: int | None = None
+    ranges_noise: float | None = None
+    LATER: ClassVar[tuple[str, ...]] = ("numbers", "ranges_noise")
 
     def __post_init__(self) -> None:
         def settle(name: str, value: object) -> None:
@@ -154,6 +161,8 @@ class Preparation:
             raise ValueError(
                 'private norms are those of centred features: put "means" before "norms"'
             )
+        if "ranges" in names:
+            self._settle_ranges(names)
         if {"moments", "quantiles"} & set(names):
             if self.bounds is None or self.features is None:
                 raise ValueError(
@@ -185,6 +194,18 @@ class Preparation:
             sigma = real("noise_multiplier of preparation", self.noise_multiplier, least=0)
             settle("noise_multiplier", sigma)
 
+    def _settle_ranges(self, names: tuple[str, ...]) -> None:
+        if names[0] != "ranges" or {"moments", "quantiles"} & set(names):
+            raise ValueError(
+                'ranges come first, before means at most: put "ranges" before the others, and '
+                "leave out moments and quantiles, which move the features as well"
+            )
+        if self.numbers is None or self.ranges_noise is None or self.bins & (self.bins - 1):
+            raise ValueError("private ranges need numbers=, ranges_noise= and 2, 4, 8, … bins=")
+        object.__setattr__(self, "numbers", whole("numbers", self.numbers))
+        noise = real("ranges_noise", self.ranges_noise, least=0)
+        object.__setattr__(self, "ranges_noise", noise)
+
     def length(self, statistic: Statistic) -> int:
         """Entries of one record's vector."""
         return self._sizes[statistic][0]
@@ -198,10 +219,13 @@ class Preparation:
         """Length of a record's vector, and the most that it can measure.
 
         Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
-        moments' norm, and at most 1 to that of the histograms'; a record has one class.
+        moments' norm, and at most 1 to that of the histograms'; a record has one class. For ranges
+        it is in one half, one quarter, … of each number's range.
         """
         features = self.features or 0
+        numbers = self.numbers or 0
         return {
+            "ranges": (2 * (self.bins - 1) * numbers, math.sqrt(len(self.steps) * numbers)),
             "moments": (2 * features, math.sqrt(2 * features)),
             "quantiles": (self.bins * features, math.sqrt(features)),
             "classes": (self.classes or 0, 1.0),
@@ -210,15 +234,34 @@ class Preparation:
         }
 
     @property
+    def steps(self) -> tuple[int, ...]:
+        """Bins in a half of a range, in a quarter, … down to one."""
+        return tuple(2**level for level in reversed(range(self.bins.bit_length() - 1)))
+
+    @property
     def centres(self) -> bool:
         """True if it does nothing but centre the features, which no linear model needs to know."""
         return self.statistics in (("means",), ("means", "norms"))
 
     @property
+    def measures(self) -> bool:
+        """True if ranges are released, by which a job encodes its table anew."""
+        return self.statistics[0] == "ranges"
+
+    @property
+    def unmeasured(self) -> Preparation | None:
+        """The same without ranges; None: nothing is left."""
+        if not self.measures:
+            return self
+        rest = self.statistics[1:]
+        return replace(self, statistics=rest, numbers=None, ranges_noise=None) if rest else None
+
+    @property
     def releases(self) -> float:
         """The number of releases with ``noise_multiplier`` that cost as much, in μ², as these
-        together."""
-        return math.fsum(self._relative(name) ** -2 for name in self.statistics)
+        together, ranges left out."""
+        names = (name for name in self.statistics if name != "ranges")
+        return math.fsum(self._relative(name) ** -2 for name in names)
 
     def sigma(self, statistic: Statistic) -> float:
         """Noise multiplier of one statistic.
@@ -226,6 +269,9 @@ class Preparation:
         Raises:
             ValueError: no noise multiplier yet.
         """
+        if statistic == "ranges":
+            assert self.ranges_noise is not None
+            return self.ranges_noise
         if self.noise_multiplier is None:
             raise ValueError("the preparation has no noise_multiplier: forethought.plan chooses it")
         return self.noise_multiplier * self._relative(statistic)

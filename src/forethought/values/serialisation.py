@@ -66,8 +66,16 @@ def plain(value: Any) -> Any:
 
 
 def entries(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, each in terms of JSON."""
-    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    """The fields of a dataclass by name, each in terms of JSON.
+
+    Those that its ``LATER`` names are left out while they have their default.
+    """
+    later = getattr(value, "LATER", ())
+    return {
+        field.name: plain(getattr(value, field.name))
+        for field in fields(value)
+        if field.name not in later or getattr(value, field.name) != field.default
+    }
 
 
 def parse(text: str) -> Any:
@@ -136,13 +144,14 @@ def read_outside(path: Path) -> str:
 
 
 def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None) -> _Value:
-    """A dataclass from an object that has exactly its fields.
+    """A dataclass from an object that has exactly its fields; those of ``LATER`` may be missing.
 
     Raises:
         ValueError: an unknown or a missing key, or what the dataclass itself refuses.
     """
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    exact_keys(what or kind.__name__.lower(), values, names)
+    absent = {name for name in getattr(kind, "LATER", ()) if name not in values}
+    exact_keys(what or kind.__name__.lower(), values, names - absent)
     return kind(**values)
 
 
@@ -207,11 +216,7 @@ class Stored:
 
     def _values(self) -> dict[str, Any]:
         """The JSON object without its schema."""
-        return {
-            field.name: plain(getattr(self, field.name))
-            for field in fields(self)  # type: ignore[arg-type]
-            if field.name not in self.LATER or getattr(self, field.name) != field.default
-        }
+        return entries(self)
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:

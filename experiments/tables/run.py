@@ -1,0 +1,195 @@
+"""The default plan of table jobs on real tables, beside what it was, a grid, and boosted trees.
+
+    python experiments/tables/run.py run FOLDER default before --seeds 2    # appends to rows.jsonl
+    python experiments/tables/run.py run FOLDER wide --tables banana --epsilons 1 8
+    python experiments/tables/run.py show                                     # the tables of docs
+
+FOLDER keeps the downloaded tables (sets.py). A row is a table, an ε, a seed and a way; a command
+skips the rows that there are. Ways:
+
+- ``default``: the job that ``forethought init`` writes; ``before``: the same with
+  ``basis = "none"`` and ``ranges = false``, the default before;
+- ``wide`` and ``wide-before``: both with ranges ten times as wide as init's;
+- ``grid``: three bases by five paths around the planner's own, fifteen models;
+- ``boosting``: scikit-learn's HistGradientBoostingClassifier, without privacy, ε and seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from sets import EPSILONS, HELD_OUT, LOOKED_AT, SETS, fetch, job_text
+
+from forethought.jobs.job import Job, JobRequest
+from forethought.jobs.train import prepare, run
+
+ROWS = Path(__file__).parent / "rows.jsonl"
+WAYS = ("default", "before", "wide", "wide-before", "grid", "boosting")
+BEFORE = {"basis": "none", "ranges": False}
+PATHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+BASES = ("none", "hats", "both")
+KEY = ("table", "epsilon", "seed", "way")
+
+
+def asked(text: str, epsilon: float, **training: object) -> Job:
+    """The job with another ε and keys of [training]."""
+    job = Job.parse(text)
+    budget = job.budget.model_copy(update={"epsilon": epsilon})
+    own = job.training.model_copy(update=training)
+    return job.model_copy(update={"budget": budget, "training": own})
+
+
+def widened(job: Job) -> Job:
+    """The job with every range ten times as wide, its lower end where it was."""
+    columns = dict(job.data.columns or {})
+    for name, value in columns.items():
+        ends = value.get("range") if isinstance(value, dict) else value
+        if isinstance(ends, list) and all(isinstance(end, int | float) for end in ends):
+            low, high = ends
+            wide = [low, low + 10 * (high - low)]
+            columns[name] = value | {"range": wide} if isinstance(value, dict) else wide
+    return job.model_copy(update={"data": job.data.model_copy(update={"columns": columns})})
+
+
+def accuracies(job: Job, seeds: list[int], path: float = 1.0) -> list[dict[str, float]]:
+    """Accuracy on held-out records, of one plan with several seeds."""
+    prepared = prepare(JobRequest("table", "", job))
+    plan = prepared.plan
+    if path != 1:
+        rate = path * plan.optimizer.learning_rate
+        plan = plan.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
+    basis = prepared.loaded.request.job.training.basis
+    asked = plan.preparation is not None and plan.preparation.measures
+    found = []
+    for seed in seeds:
+        given = {"seed": seed, "noise_seed": seed, "metrics": ("accuracy",)}
+        settings = job.run.model_copy(update=given)
+        request = replace(
+            prepared.loaded.request,
+            job=prepared.loaded.request.job.model_copy(update={"run": settings}),
+        )
+        model = request.job.build_model(prepared.loaded.dataset)
+        own = replace(prepared.loaded, request=request, model=model)
+        begun = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            run(replace(prepared, loaded=own, plan=plan), Path(folder) / "run")
+            text = (Path(folder) / "run" / "results.json").read_text("utf-8")
+        seconds = round(time.perf_counter() - begun, 2)
+        accuracy = json.loads(text)["figures"]["accuracy"]["value"]
+        found.append({"accuracy": accuracy, "basis": basis, "ranges": asked, "seconds": seconds})
+    return found
+
+
+def boosted(job: Job) -> float:
+    """Accuracy of boosted trees on the same records, without privacy."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    data = job.load_data()
+    model = HistGradientBoostingClassifier(random_state=0)
+    model.fit(data.train.inputs, data.train.targets)
+    return float(model.score(data.test.inputs, data.test.targets))
+
+
+def measure(folder: Path, way: str, name: str, epsilon: float, seeds: list[int]) -> list[dict]:
+    """The rows of a table and a way."""
+    text = job_text(folder, name)
+    at = {"table": name, "epsilon": epsilon, "way": way}
+    if way == "boosting":
+        job = asked(text, 1.0)
+        rows = [{"accuracy": boosted(job), "records": len(job.load_data().train)}]
+        return [at | {"seed": 0, "epsilon": None} | row for row in rows]
+    if way == "grid":
+        rows = []
+        for basis in BASES:
+            for path in PATHS:
+                job = asked(text, epsilon, basis=basis)
+                own = accuracies(job, seeds, path)
+                rows += [{"seed": s, "path": path} | r for s, r in zip(seeds, own, strict=True)]
+        return [at | row for row in rows]
+    job = asked(text, epsilon, **(BEFORE if way.endswith("before") else {}))
+    if way.startswith("wide"):
+        job = widened(job)
+    return [at | {"seed": s} | row for s, row in zip(seeds, accuracies(job, seeds), strict=True)]
+
+
+def read() -> list[dict]:
+    """The rows that there are."""
+    lines = ROWS.read_text("utf-8").splitlines() if ROWS.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def go(given: argparse.Namespace) -> None:
+    """Measure what is missing."""
+    fetch(given.folder)
+    done = {tuple(row[part] for part in KEY) for row in read()}
+    for way in given.ways:
+        for epsilon in (None,) if way == "boosting" else given.epsilons:
+            for name in given.tables:
+                seeds = [0] if way == "boosting" else list(range(given.seeds))
+                seeds = [s for s in seeds if (name, epsilon, s, way) not in done]
+                if not seeds:
+                    continue
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    rows = measure(given.folder, way, name, epsilon or 1.0, seeds)
+                with ROWS.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in rows)
+                print(way, name, epsilon, [round(100 * row["accuracy"], 1) for row in rows][:3])
+                sys.stdout.flush()
+
+
+def show() -> None:
+    """Print the tables that docs/defaults.md quotes."""
+    found: dict[tuple, list[float]] = {}
+    for row in read():
+        if "path" not in row:
+            key = row["table"], row["epsilon"], row["way"]
+            found.setdefault(key, []).append(100 * row["accuracy"])
+    mean = {key: float(np.mean(values)) for key, values in found.items()}
+    for title, names in (("held out", HELD_OUT), ("looked at", LOOKED_AT)):
+        print(f"\nTables that were {title}\n")
+        print("| ε | tables | before | default | mean gain | median gain | worst | best |")
+        print("| ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |")
+        for epsilon in EPSILONS:
+            both = [n for n in names if {(n, epsilon, w) for w in WAYS[:2]} <= set(mean)]
+            if both:
+                old, new = ([mean[n, epsilon, w] for n in both] for w in ("before", "default"))
+                gains = np.subtract(new, old)
+                ends = [f"{gains[at]:+.1f} ({both[at]})" for at in (gains.argmin(), gains.argmax())]
+                print(
+                    f"| {epsilon:g} | {len(both)} | {np.mean(old):.1f} | {np.mean(new):.1f} "
+                    f"| {gains.mean():+.1f} | {np.median(gains):+.1f} | {ends[0]} | {ends[1]} |"
+                )
+    print("\n| table | ε | seeds | before | default |\n| --- | ---: | ---: | ---: | ---: |")
+    for name, epsilon, way in sorted(k for k in mean if k[2] == "default"):
+        if (name, epsilon, "before") in mean:
+            old, new = (f"{mean[name, epsilon, w]:.1f}" for w in ("before", way))
+            seeds = len(found[name, epsilon, way])
+            print(f"| {name} | {epsilon:g} | {seeds} | {old} | {new} |")
+
+
+def main() -> None:
+    """Run or show."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("folder", type=Path)
+    running.add_argument("ways", nargs="+", choices=WAYS)
+    running.add_argument("--tables", nargs="+", choices=list(SETS), default=list(HELD_OUT))
+    running.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
+    running.add_argument("--seeds", type=int, default=1)
+    commands.add_parser("show")
+    given = parser.parse_args()
+    go(given) if given.command == "run" else show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Functions of encoded numbers beside them: with these a linear model can bend.
+
+Nothing in a basis is fitted to records. Where its numbers lie in the range that was declared may be
+released first, with noise, and paid for (:attr:`Basis.ranges`); the functions then stand on that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from forethought.values.checks import real, whole
+from forethought.values.serialisation import build, entries
+
+Floats = NDArray[np.float32]
+
+WIDTH = 0.25
+# Rows of which the waves are computed at once.
+_ROWS = 4096
+
+
+class OnnxNodes(Protocol):
+    """An ONNX graph that is being written; everything in it goes by its name."""
+
+    def input(self, name: str, kind: type, about: str = "") -> str: ...
+    def constant(self, value: Any, kind: type = np.float64) -> str: ...
+    def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str: ...
+    def cast(self, value: str, kind: type) -> str: ...
+
+
+def hats(values: NDArray[Any], low: float, high: float, pieces: int) -> NDArray[Any]:
+    """Hat functions (splines of degree 1) of numbers, on evenly spaced knots.
+
+    Args:
+        values: numbers of any shape; one outside the range counts as the end that is nearer.
+        low, high: the range. pieces: between knots.
+
+    Returns:
+        One more axis, of pieces + 1 features that sum to 1, in the precision of ``values``.
+    """
+    at = (np.clip(values, low, high) - low) * (pieces / (high - low))
+    found: NDArray[Any] = 1 - np.abs(at[..., None] - np.arange(pieces + 1, dtype=at.dtype))
+    found[found < 0] = 0
+    return found
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The functions that stand beside a table's encoded numbers.
+
+    A hat is 1 at its place in the range, falls to 0 at its neighbours' and stays there (de Boor
+    1978: splines of degree 1). A wave is a cosine of all numbers together, of a random direction
+    and length: many of them span what a Gaussian kernel does (Rahimi and Recht 2007).
+
+    Args:
+        numbers: places of the numbers among the encoded features, each in [−1, 1].
+        hats: on each number, evenly spaced. waves: of all of them.
+        width: of the kernel that the waves stand for, times √numbers, in units of half a range.
+        seed: of the waves, public: it says which they are.
+        ranges: of each number, the ends within [−1, 1] that it is stretched from; none: all of it.
+
+    Raises:
+        ValueError, TypeError: numbers out of range, no numbers, or ranges of other numbers.
+    """
+
+    numbers: tuple[int, ...]
+    hats: int = 0
+    waves: int = 0
+    width: float = WIDTH
+    seed: int = 0
+    ranges: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.numbers or len(set(self.numbers)) != len(self.numbers):
+            raise ValueError(f"a basis needs numbers, each once, not {self.numbers!r}")
+        for place in self.numbers:
+            whole("numbers", place, least=0)
+        for name in ("hats", "waves", "seed"):
+            whole(name, getattr(self, name), least=0, most=100_000)
+        if self.hats == 1:
+            raise ValueError("one hat is no function of a number: 0, or at least 2")
+        real("width", self.width, above=0)
+        if self.ranges and len(self.ranges) != len(self.numbers):
+            raise ValueError(f"{len(self.ranges)} ranges of {len(self.numbers)} numbers")
+        for low, high in self.ranges:
+            if not -1 <= low < high <= 1:
+                raise ValueError(
+                    f"a range within [-1, 1] has a lower and a higher end: {low, high}"
+                )
+
+    @property
+    def more(self) -> int:
+        """The number of features that it adds."""
+        return len(self.numbers) * self.hats + self.waves
+
+    @property
+    def bound(self) -> float:
+        """The largest norm of what it adds."""
+        hats = len(self.numbers) if self.hats else 0
+        return math.sqrt(hats + (self._wave**2 * self.waves))
+
+    @property
+    def usual_square(self) -> float:
+        """Mean square norm of what it adds, numbers spread evenly over their ranges."""
+        hats = 2 / 3 * len(self.numbers) if self.hats else 0.0
+        return hats + self._wave**2 * self.waves / 2
+
+    @property
+    def _wave(self) -> float:
+        """Size of a wave: together they have the usual norm of the numbers themselves."""
+        return math.sqrt(2 * len(self.numbers) / 3 / self.waves) if self.waves else 0.0
+
+    def titles(self, titles: tuple[str, ...]) -> tuple[str, ...]:
+        """Names of the features that it adds, from those of the encoded ones."""
+        hats = (
+            f"{titles[place]} near {_percent(at)} of its range"
+            for place in self.numbers
+            for at in self._places
+        )
+        return (*hats, *(f"wave {number}" for number in range(1, self.waves + 1)))
+
+    @cached_property
+    def _places(self) -> Floats:
+        return np.linspace(-1, 1, self.hats, dtype=np.float32) if self.hats else np.empty(0, "f4")
+
+    @cached_property
+    def _directions(self) -> tuple[Floats, Floats]:
+        """Directions (numbers, waves) and phases (waves,), from a stream that never changes."""
+        count = len(self.numbers)
+        raw = np.random.PCG64(self.seed).random_raw((count + 1) * self.waves)
+        chances = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        drawn = chances.reshape(count + 1, self.waves)
+        directions = ndtri(drawn[:-1]) / (self.width * math.sqrt(count))
+        return directions.astype(np.float32), (2 * math.pi * drawn[-1]).astype(np.float32)
+
+    @cached_property
+    def _ends(self) -> tuple[Floats, Floats]:
+        """Middle and half of each number's range."""
+        ends = np.array(self.ranges or [(-1.0, 1.0)] * len(self.numbers))
+        middle, half = ends.mean(1), (ends[:, 1] - ends[:, 0]) / 2
+        return middle.astype(np.float32), half.astype(np.float32)
+
+    def of(self, features: Floats) -> Floats:
+        """All features, float32 (rows, encoded + more): the encoded ones come first.
+
+        Args:
+            features: encoded, float32 (rows, encoded); not changed.
+        """
+        rows, width = features.shape
+        found = np.empty((rows, width + self.more), np.float32)
+        found[:, :width] = features
+        places = list(self.numbers)
+        numbers = features[:, places]
+        if self.ranges:
+            middle, half = self._ends
+            numbers = np.clip((numbers - middle) / half, -1, 1)
+            found[:, places] = numbers
+        at = width
+        for number in range(len(places)) if self.hats else ():
+            found[:, at : at + self.hats] = hats(numbers[:, number], -1.0, 1.0, self.hats - 1)
+            at += self.hats
+        if self.waves:
+            directions, phases = self._directions
+            for first in range(0, rows, _ROWS):
+                part = numbers[first : first + _ROWS] @ directions
+                part += phases
+                found[first : first + _ROWS, at:] = np.float32(self._wave) * np.cos(part)
+        return found
+
+    def with_ranges(self, ranges: tuple[tuple[float, float], ...]) -> Self:
+        """The same on other ranges."""
+        return replace(self, ranges=ranges)
+
+    def to_onnx(self, graph: OnnxNodes, features: str) -> str:
+        """All features, from the name of the encoded ones, float32 (rows, encoded)."""
+        places = graph.constant(list(self.numbers), np.int64)
+        numbers = graph.add("Gather", features, places, axis=1)
+        parts = [features]
+        if self.ranges:
+            middle, half = (graph.constant(part, np.float32) for part in self._ends)
+            numbers = graph.add("Div", graph.add("Sub", numbers, middle), half)
+            ends = (graph.constant(end, np.float32) for end in (-1.0, 1.0))
+            numbers = graph.add("Clip", numbers, *ends)
+            moved = graph.add("Transpose", numbers, perm=[1, 0])
+            rows = graph.add("Transpose", features, perm=[1, 0])
+            index = graph.constant([[place] for place in self.numbers], np.int64)
+            rows = graph.add("ScatterND", rows, index, moved)
+            parts = [graph.add("Transpose", rows, perm=[1, 0])]
+        if self.hats:
+            last = graph.constant([2], np.int64)
+            apart = graph.add("Unsqueeze", numbers, last)
+            apart = graph.add(
+                "Abs", graph.add("Sub", apart, graph.constant(self._places, np.float32))
+            )
+            slope = graph.constant((self.hats - 1) / 2, np.float32)
+            low = graph.add("Sub", graph.constant(1.0, np.float32), graph.add("Mul", apart, slope))
+            parts.append(graph.add("Flatten", graph.add("Relu", low)))
+        if self.waves:
+            directions, phases = (graph.constant(part, np.float32) for part in self._directions)
+            turned = graph.add("Add", graph.add("MatMul", numbers, directions), phases)
+            size = graph.constant(self._wave, np.float32)
+            parts.append(graph.add("Mul", graph.add("Cos", turned), size))
+        return graph.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a model card keeps it; :meth:`from_dict` reads it back."""
+        return entries(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ValueError, TypeError: no basis.
+        """
+        given = dict(values)
+        given["numbers"] = tuple(given.get("numbers", ()))
+        given["ranges"] = tuple((low, high) for low, high in given.get("ranges", ()))
+        return build(cls, given, "basis")
+
+
+def _percent(at: float) -> str:
+    return f"{(at + 1) / 2:.0%}"

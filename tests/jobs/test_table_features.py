@@ -1,0 +1,203 @@
+"""Jobs on tables with a basis, and with ranges that are released: from file to prediction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import forethought as ft
+from forethought.cli import app
+from forethought.jobs.job import Job, JobError, JobRequest, from_file, resumed
+from forethought.jobs.load import load_job, require_possible
+from forethought.jobs.onnx_export import write_onnx
+from forethought.jobs.train import prepare, run
+from forethought.planning import defaults
+from forethought.training.execution import Interrupted
+
+JOB = """
+[data]
+source = "csv:{path}"
+label = "inside"
+classes = ["no", "yes"]
+[data.columns]
+x = [0, {high}]
+y = [0, {high}]
+word = ["a", "b"]
+[budget]
+epsilon = {epsilon}
+[run]
+seed = 1
+noise_seed = 1
+metrics = ["accuracy"]
+"""
+
+
+def ring(folder: Path, rows: int = 2500) -> Path:
+    """A disc within a square, which no line parts from the rest; all numbers within 0 and 10."""
+    draw = np.random.default_rng(0)
+    x, y = draw.uniform(0, 10, (2, rows))
+    inside = (x - 5) ** 2 + (y - 5) ** 2 < 16
+    path = folder / "table.csv"
+    pl.DataFrame(
+        {
+            "x": x.round(3),
+            "y": y.round(3),
+            "word": draw.choice(["a", "b"], rows),
+            "inside": np.where(inside, "yes", "no"),
+        }
+    ).write_csv(path)
+    return path
+
+
+def request(folder: Path, high: int = 10, epsilon: float = 3.0, **training: Any) -> JobRequest:
+    text = JOB.format(path=ring(folder), high=high, epsilon=epsilon)
+    rows = (f"{key} = {json.dumps(value)}\n" for key, value in training.items())
+    path = folder / "job.toml"
+    path.write_text(text + "[training]\n" + "".join(rows))
+    return from_file(path)
+
+
+def accuracy(folder: Path) -> float:
+    found = json.loads((folder / "results.json").read_text())["figures"]["accuracy"]["value"]
+    assert isinstance(found, float)
+    return found
+
+
+def test_the_default_finds_a_disc_and_is_stated_read_back_and_exported(tmp_path: Path) -> None:
+    prepared = prepare(request(tmp_path, high=100))
+    asked = prepared.plan.preparation
+    assert asked is not None and asked.statistics == ("ranges", "means", "norms")
+    assert asked.numbers == 2 and asked.features == 4 + 2 * 8 + 300
+    folder = tmp_path / "run"
+    found = run(prepared, folder)
+    assert accuracy(folder) > 0.84  # a line has 0.5, and ranges ten times too wide are no matter
+    assert found.statement.epsilon.upper <= 3.0
+    exact = ft.epsilon(prepared.plan.mechanism, prepared.plan.delta)
+    assert found.statement.epsilon.upper == exact.upper
+    assert "usual ranges of the columns" in (folder / "statement.md").read_text()
+    predictor = ft.load(folder)
+    frame = pl.read_csv(tmp_path / "table.csv")
+    own = np.mean(predictor.predict(frame) == frame["inside"].to_numpy())
+    assert own > 0.84
+    encoder = predictor.card.encoder
+    assert encoder is not None and encoder.basis is not None
+    for low, high in encoder.basis.ranges:
+        assert low == -1 and high == pytest.approx(-0.8, abs=0.05)
+    write_onnx(predictor, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    given = {
+        "x": frame["x"].to_numpy(),
+        "y": frame["y"].to_numpy(),
+        "word": frame["word"].to_numpy().astype(object),
+    }
+    shares = session.run(["probabilities"], given)[0]
+    assert np.allclose(shares, predictor.predict_proba(frame), atol=1e-4)
+
+
+def test_what_was_chosen_is_in_the_released_job_and_plans_the_same_again(tmp_path: Path) -> None:
+    prepared = prepare(request(tmp_path))
+    run(prepared, tmp_path / "run")
+    text = (tmp_path / "run" / "job.toml").read_text()
+    assert 'basis = "both"' in text
+    again = prepare(JobRequest("again", text, Job.parse(text)))
+    assert again.plan == prepared.plan
+    assert load_job(resumed(tmp_path / "run")).dataset.shape == prepared.loaded.dataset.shape
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_goes_on_with_the_ranges_that_it_released(tmp_path: Path) -> None:
+    whole = run(prepare(request(tmp_path)), tmp_path / "whole")
+    folder = tmp_path / "run"
+
+    def stop(event: object) -> None:
+        if getattr(event, "round", 0) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        run(prepare(request(tmp_path)), folder, progress=stop)
+    before = (folder / "prepared.json").read_text()
+    continued = prepare(resumed(folder), resume=folder)
+    found = run(continued, folder, resume=True)
+    assert (folder / "prepared.json").read_text() == before
+    assert found.statement.mechanism == whole.statement.mechanism
+    assert accuracy(folder) > 0.85
+
+
+def test_a_folder_of_a_job_that_names_no_basis_is_read_without_one(tmp_path: Path) -> None:
+    request(tmp_path)
+    assert load_job(from_file(tmp_path / "job.toml")).dataset.shape == (320,)
+    assert load_job(resumed(tmp_path)).dataset.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("training", "features", "statistics"),
+    [
+        ({"basis": "none", "ranges": False}, 4, ("means", "norms")),
+        ({"basis": "hats", "ranges": False}, 20, ("means", "norms")),
+        ({"basis": "fourier"}, 304, ("ranges", "means", "norms")),
+        ({"basis": "hats", "ranges": True, "centre": False}, 20, ("ranges",)),
+        ({"learning_rate": 0.1}, 4, None),  # a step size for the features as they are
+        ({"clip_norm": 1.0}, 4, None),
+    ],
+)
+def test_what_is_given_is_taken(
+    tmp_path: Path, training: dict[str, Any], features: int, statistics: tuple[str, ...] | None
+) -> None:
+    prepared = prepare(request(tmp_path, **training))
+    assert prepared.loaded.dataset.shape == (features,)
+    asked = prepared.plan.preparation
+    assert (asked and asked.statistics) == statistics
+    if training.get("centre") is False:
+        run(prepared, tmp_path / "run")
+        assert accuracy(tmp_path / "run") > 0.7
+
+
+def test_little_signal_leaves_the_numbers_as_they_are(tmp_path: Path) -> None:
+    assert prepare(request(tmp_path, epsilon=0.0002)).loaded.dataset.shape == (4,)
+
+
+def test_the_rule_looks_at_sizes_alone() -> None:
+    budget = ft.Budget(1.0, 1e-5)
+    names = [defaults.basis_for(n, budget, 10, 10, 2)[0] for n in (50, 500, 50_000)]
+    assert names == ["none", "hats", "both"]
+    assert defaults.basis_for(50_000, budget, 10, 0, 2)[0] == "none"
+    assert defaults.basis_for(50_000, None, 10, 10, 2)[0] == "none"
+    assert defaults.ranges_noise(100, budget, 10) is None
+    few, many = (defaults.ranges_noise(n, budget, 10) for n in (20_000, 2_000_000))
+    assert few is not None and many is not None and many > 10 * few
+
+
+def test_what_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
+    asked = request(tmp_path, ranges=True, basis="none")
+    with pytest.raises(JobError, match="ranges"):
+        require_possible(Job.parse(asked.text + "[federation]\nclients = 2\nrounds = 2\n"))
+    unbounded = asked.text.replace("epsilon = 3.0", "").replace(
+        "[training]", "[training]\nrounds = 9"
+    )
+    loaded = load_job(JobRequest("no budget", unbounded, Job.parse(unbounded)))
+    with pytest.raises(JobError, match="needs a budget"):
+        loaded.plan_request()
+    plain = JOB.partition("[data.columns]")[0].format(path=tmp_path / "table.csv")
+    text = plain + '[budget]\nepsilon = 1.0\n[training]\nbasis = "hats"\n'
+    with pytest.raises(JobError, match="declared numbers"):
+        load_job(JobRequest("bare", text, Job.parse(text)))
+
+
+@pytest.mark.slow
+def test_rehearsals_searches_and_phases_pay_for_no_ranges(tmp_path: Path) -> None:
+    request(tmp_path)
+    job, out = str(tmp_path / "job.toml"), str(tmp_path / "out")
+    front = CliRunner().invoke(app, ["plan", job, "--pareto", "--json"])
+    assert not front.exception, front.exception
+    phased = prepare(from_file(tmp_path / "job.toml"), until=0.6)
+    assert phased.plan.preparation is None
+    rates = ["--learning-rate", "0.5", "--learning-rate", "1"]
+    tuned = CliRunner().invoke(app, ["tune", job, *rates, "--out", out])
+    assert not tuned.exception, tuned.exception
