@@ -107,7 +107,7 @@ MUTANTS = [
     Mutant("additive: the band knows every round's noise", "weight_noise",
            "longest * plan.rounds", "longest",
            "test_a_plan_puts_no_more_noise_on_a_weight_than_it_says"),
-    Mutant("additive: a difference of two weights is noisier", "Addition._outputs",
+    Mutant("additive: a difference of two weights is noisier", "AdditiveModel._outputs",
            "math.sqrt(2)", "1.0",
            "test_the_band_is_the_deviation_that_noise_in_the_weights_draws"),
     Mutant("forecast: noise grows with the columns", "forecast.py::forecast",

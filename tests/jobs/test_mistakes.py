@@ -224,7 +224,7 @@ def test_a_file_that_cannot_be_written_is_told_by_its_own_name(
     forethought: Callable[..., Outcome],
 ) -> None:
     flags = ("plan", "--examples", 500, "--epsilon", 1)
-    one_line(forethought(*flags, "--save", "no/p.json"), "no/p.json: no such file", "folder first")
+    one_line(forethought(*flags, "--save", "no/p.json"), "no/p.json: there is no folder")
     Path("file").write_text("in the way")
     one_line(forethought(*flags, "--figure", "file"), "file: file exists")
 

@@ -718,7 +718,7 @@ def test_a_renamed_copy_and_a_superset_are_noticed(tmp_path: Path) -> None:
         (range(150), "superset"),
         (range(40), "part"),
     ):
-        _, other = identified(tmp_path, range(rows), "copy")
+        _, other = identified(tmp_path, rows, "copy")
         with pytest.raises(BookError, match=words) as refused:
             other()
         assert "data = 'patients'" in str(refused.value) and "#copy+patients" in str(refused.value)

@@ -15,7 +15,7 @@ from forethought.data.additive import Curves
 from forethought.data.columns import Encoder, TableSchema
 from forethought.models import build
 from forethought.planning.defaults import weight_noise
-from forethought.training.shapes import Addition, Shapes, addition_of
+from forethought.training.shapes import AdditiveModel, Shapes, addition_of
 
 COLUMNS = {
     "age": [0, 110],
@@ -26,12 +26,12 @@ COLUMNS = {
 }
 
 
-def model(outputs: int, pairs: bool = True, **more: object) -> Addition:
+def model(outputs: int, pairs: bool = True, **more: object) -> AdditiveModel:
     parsed = tuple(TableSchema(COLUMNS).parsed().items())
     encoder = Encoder(parsed, "died", basis=Curves((0, 5, 7), 4, pairs), **more)  # type: ignore[arg-type]
     draw = np.random.default_rng(0)
     width = len(encoder.titles)
-    return Addition(encoder, draw.normal(size=(outputs, width)), draw.normal(size=outputs))
+    return AdditiveModel(encoder, draw.normal(size=(outputs, width)), draw.normal(size=outputs))
 
 
 def frame(rows: int = 200) -> pl.DataFrame:
@@ -44,7 +44,7 @@ def frame(rows: int = 200) -> pl.DataFrame:
     )
 
 
-def scores(made: Addition, features: np.ndarray) -> np.ndarray:
+def scores(made: AdditiveModel, features: np.ndarray) -> np.ndarray:
     raw = features.astype(np.float64) @ made.weight.T + made.bias
     if len(made.weight) == 1:
         low, high = made.encoder.target_range or (-1, 1)
@@ -94,7 +94,7 @@ def test_the_band_is_the_deviation_that_noise_in_the_weights_draws() -> None:
     draw = np.random.default_rng(2)
     curves, surfaces = [], []
     for _ in range(400):
-        noisy = Addition(made.encoder, 0.3 * draw.normal(size=made.weight.shape), made.bias)
+        noisy = AdditiveModel(made.encoder, 0.3 * draw.normal(size=made.weight.shape), made.bias)
         found = noisy.shapes(["yes"], "", None)
         curves.append([shape.values[0] for shape in found.columns if shape.kind != "word"])
         order = sorted(found.pairs, key=lambda one: one.columns)

@@ -26,7 +26,6 @@ from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.signal import fftconvolve
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
@@ -626,7 +625,9 @@ def _composed(profile: Profile, reverse: Profile, count: int, above: bool) -> Pr
     never = float(right[-1])
     total = masses
     for _ in range(count - 1):
-        total = np.maximum(fftconvolve(total, masses), 0.0)
+        length = len(total) + len(masses) - 1
+        ways = np.fft.rfft(total, length) * np.fft.rfft(masses, length)
+        total = np.maximum(np.fft.irfft(ways, length), 0.0)
     spread = count * reach
     points = np.linspace(-spread, spread, len(total))
     lost = 1 - (1 - never) ** count + 1e-15 * count * len(masses) * (not above)

@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from forethought.values.checks import real, whole
 from forethought.values.serialisation import build, entries
@@ -137,6 +136,8 @@ class Basis:
         raw = np.random.PCG64(self.seed).random_raw((count + 1) * self.waves)
         chances = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         drawn = chances.reshape(count + 1, self.waves)
+        from scipy.special import ndtri  # takes as long to load as the rest of the room
+
         directions = ndtri(drawn[:-1]) / (self.width * math.sqrt(count))
         return directions.astype(np.float32), (2 * math.pi * drawn[-1]).astype(np.float32)
 

@@ -76,7 +76,7 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     else:
         lines += [f"label = {toml_value(targets[0])}{question}", *_target(seen[targets[0]])]
         shares = _shares(Table(path, kind, form), targets[0], seen[targets[0]])
-        if shares and min(shares) < RARE:
+        if shares and 0 < min(shares) < RARE:
             lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
     for key, value, usual in (
         ("separator", form.separator, ","),
@@ -99,7 +99,7 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
             if _of_persons(name, column) and _PERSONS.search(name):
                 value, why = "drop", "it names a person? See person, above"
             lines.append(f"{toml_key(name)} = {toml_value(value)}  # {why}")
-    if len(targets) == 1 and shares and min(shares) < RARE:
+    if len(targets) == 1 and shares and 0 < min(shares) < RARE:
         costs = [float(f"{max(shares) / share:.1g}") for share in shares]
         lines += ["", f"# [predict]{_COSTS}", f"# costs = {toml_value(costs)}"]
         lines += [f'# [training]{_LOUDER}\n# class_weights = "prevalence"']

@@ -114,7 +114,7 @@ def utility_of(
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ComparedModel:
     """A model for a job.
 
     Args:
@@ -139,11 +139,11 @@ class Comparison:
             best of as many, within the same budget; None: the job has no such budget.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ComparedModel, ...]
     of_trial: float | None
 
     @property
-    def alike(self) -> tuple[Candidate, ...]:
+    def alike(self) -> tuple[ComparedModel, ...]:
         """Those that two standard errors do not tell from the best, itself among them."""
         best = self.candidates[0].rehearsal
         found = []
@@ -155,7 +155,7 @@ class Comparison:
         return tuple(found)
 
     @property
-    def chosen(self) -> Candidate:
+    def chosen(self) -> ComparedModel:
         """The smallest model of those that are alike: it is the easiest to explain."""
         return min(self.alike, key=lambda one: one.parameters)
 
@@ -250,7 +250,7 @@ def compare_models(
 
         rehearsal = rehearse_job(loaded, plan, proxy, repeats, data_dir, done, relation)
         noise = noise_to_signal(plan, loaded.parameters)
-        found.append(Candidate(name, loaded.parameters, plan, noise, rehearsal))
+        found.append(ComparedModel(name, loaded.parameters, plan, noise, rehearsal))
         tuned = tuned or _of_a_trial(loaded, plan, len(names))
     found.sort(key=lambda one: -one.rehearsal.predicted)
     return Comparison(tuple(found), tuned)

@@ -213,7 +213,7 @@ TRIED_ROUNDS, TRIED_SECONDS = 40, 1.5
 MOST_TRIED_BYTES, MOST_TRIED_PRODUCTS = 1 << 30, 3e10
 
 
-class _Seen(Exception):  # noqa: N818 (no error: it ends a trial)
+class _EnoughRounds(Exception):  # noqa: N818 (no error: it ends a trial)
     """Enough of the rounds."""
 
 
@@ -239,11 +239,11 @@ def seconds_of(loaded: Loaded, plan: Plan) -> float | None:
         stamps.append(time.perf_counter())
         tried = len(stamps) > 4 and stamps[-1] - stamps[1] > TRIED_SECONDS
         if tried or event.round >= min(TRIED_ROUNDS, plan.rounds):
-            raise _Seen
+            raise _EnoughRounds
 
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with contextlib.suppress(_Seen):
+        with contextlib.suppress(_EnoughRounds):
             run(PreparedJob(stand_in, plan), Path(folder) / "run", progress=watch)
     begin, rounds = stamps[1] - stamps[0], np.diff(stamps[1:])
     return float(begin + rounds.mean() * (plan.rounds - 1)) if len(rounds) else float(begin)
@@ -636,9 +636,11 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
         values = outputs.reshape(len(outputs), -1)[:, 0].astype(np.float64)
         if encoder is not None:
             values, targets = encoder.restored(values), encoder.restored(targets)
-        results = measured(values, targets, None, names, None if encoder is None else encoder.label)
+        results = measured(
+            values, targets, None, names, target=None if encoder is None else encoder.label
+        )
     else:
-        results = measured(outputs, targets, called, names, decisions=loaded.decisions(found.plan))
+        results = measured(outputs, targets, called, names, loaded.decisions(found.plan))
     replace_file(folder / RESULTS, results.to_json().encode())
 
 

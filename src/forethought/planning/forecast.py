@@ -39,7 +39,7 @@ SUPPOSED = (0.7, 0.8, 0.9)
 POINT = 0.01
 
 
-class Measured(NamedTuple):
+class MeasuredLoss(NamedTuple):
     """The loss of runs on public tables against logistic regression without privacy.
 
     Args:
@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 # Noise over signal on real tables, in units of the formula's: classes are of unequal frequency and
 # columns of unequal use. Chosen on every second table of experiments/forecast.
 TABLES = 2.5
-MEASURED = Measured(10.0, 0.056, 80)
+MEASURED = MeasuredLoss(10.0, 0.056, 80)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Forecast:
         return self.without - self.expected
 
     @property
-    def measured(self) -> Measured | None:
+    def measured(self) -> MeasuredLoss | None:
         """The loss on public tables; None: under more noise than was tried."""
         return MEASURED if self.noise <= MEASURED.noise else None
 

@@ -728,8 +728,8 @@ def measured(
     targets: NDArray[Any],
     classes: Sequence[object] | None,
     names: Sequence[str] | None = None,
-    target: str | None = None,
     decisions: Decisions | None = None,
+    target: str | None = None,
 ) -> Results:
     """Figures of a model's outputs.
 

@@ -125,7 +125,7 @@ class Shapes(Stored):
 
 
 @dataclass(frozen=True, eq=False)
-class Addition:
+class AdditiveModel:
     """A model that is linear in a table's features, column by column.
 
     Args:
@@ -320,7 +320,7 @@ class Addition:
         return found
 
 
-def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> Addition:
+def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> AdditiveModel:
     """A linear torch module on a table's features, column by column.
 
     Raises:
@@ -335,7 +335,7 @@ def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> Ad
     bias = np.zeros(len(weight))
     if layer.bias is not None:
         bias = layer.bias.detach().double().cpu().numpy()
-    return Addition(encoder, weight, bias, multilabel)
+    return AdditiveModel(encoder, weight, bias, multilabel)
 
 
 def _place(entry: Any) -> Any:
