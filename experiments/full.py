@@ -107,7 +107,7 @@ COMMANDS = (
     ),
     Command("statistics/run.py", (), "--data-dir", minutes=5),
     Command(
-        "ledger/paid_run.py",
+        "ledger/run.py",
         ("--full",),
         "",
         True,
@@ -187,6 +187,8 @@ BY_OTHERS = (
     "forecast/run.py",
     "forecast/times.py",
     "newcomer/run.py",
+    *("additive/run.py", "additive/rival.py", "tables/run.py"),
+    *("estimators/adassp.py", "estimators/against_plan.py"),
 )
 
 

@@ -72,12 +72,12 @@ def test_kinds_of_labels(save):
             "expected x_train and y_train",
         ),
         ({"x": np.eye(3), "y": np.arange(2)}, "3 examples in x and 2 in y"),
-        ({"x": np.array([[1, np.nan], [2, 3]]), "y": np.arange(2)}, "found nan in example 0"),
-        ({"x": np.array([[1, 2], [np.inf, 3]]), "y": np.arange(2)}, "found inf in example 1"),
+        ({"x": np.array([[1, np.nan], [2, 3]]), "y": np.arange(2)}, "found nan in example 1"),
+        ({"x": np.array([[1, 2], [np.inf, 3]]), "y": np.arange(2)}, "found inf in example 2"),
         ({"x": np.arange(2), "y": np.arange(2)}, r"x: found int64 of shape \(2,\)"),
         ({"x": np.array([["a"], ["b"]]), "y": np.arange(2)}, "x: found <U1"),
         ({"x": np.eye(2), "y": np.eye(2)}, r"y: found float64 of shape \(2, 2\)"),
-        ({"x": np.eye(2), "y": np.array([1.0, np.nan])}, "found label nan in example 1"),
+        ({"x": np.eye(2), "y": np.array([1.0, np.nan])}, "found label nan in example 2"),
         (
             {
                 "x_train": np.eye(2),

@@ -148,7 +148,7 @@ def missing(kind: Column, given: np.ndarray[Any, Any], entries: pl.Series) -> No
     written, refused = in_onnx(kind, holed)
     assert refused.tolist() == [False, kind.missing == "refuse"]
     if kind.missing == "refuse":
-        with pytest.raises(UndeclaredError, match="x, example 1"):
+        with pytest.raises(UndeclaredError, match="x, example 2"):
             kind.encode("t", "x", row, 0, Outside())
         return
     features = kind.encode("t", "x", row, 0, Outside())

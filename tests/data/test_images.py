@@ -114,7 +114,7 @@ def test_label_out_of_range(folder: Path):
     labels = np.zeros(30, np.uint8)
     labels[7] = 10
     message = harmed(folder, "train-labels-idx1-ubyte.gz", gzip.compress(idx(labels)))
-    assert "label 10 in example 7, expected labels from 0 to 9" in message
+    assert "label 10 in example 8, expected labels from 0 to 9" in message
 
 
 def test_no_images_at_all(folder: Path):
