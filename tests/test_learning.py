@@ -24,8 +24,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from zoo.oracle import with_torchvision
-
 from forethought.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -67,6 +65,8 @@ def run(page: Path) -> list[tuple[str, str]]:
         with redirect_stdout(io.StringIO()) as out:
             if kind == "python":
                 if "import lightning" in text:
+                    from zoo.oracle import with_torchvision
+
                     with_torchvision()
                 exec(compile(text, page.name, "exec"), scope)
             else:
@@ -99,6 +99,7 @@ def missing(shown: str, printed: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # a warning of Lightning's own class stops other processes
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem
 )
@@ -194,6 +195,7 @@ def renewed(shown: str, printed: str) -> str:
 
 if __name__ == "__main__":
     os.environ["COLUMNS"] = "96"
+    sys.path.insert(0, str(Path(__file__).parent / "gradients"))
     for written in [Path(name).resolve() for name in sys.argv[1:]]:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)

@@ -113,7 +113,7 @@ def test_the_report_draws_every_column_and_the_statement_verifies(trained: Path)
     out = trained / "other"
     run("train", job(trained), "--out", out, "--quiet")
     assert (out / "shapes.json").exists()
-    linear = job(trained, 'basis = "none"\n[model]\nname = "linear"\n')
+    linear = job(trained, 'basis = "none"\nranges = false\n[model]\nname = "linear"\n')
     run("train", linear, "--out", out, "--overwrite", "--quiet")
     assert not (out / "shapes.json").exists()
     assert "What each column adds" not in (out / "report.html").read_text()

@@ -277,6 +277,7 @@ class Outer(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_lightnings_accumulation_is_refused_and_a_fit_must_come_first() -> None:
     trainer, _, inner = lightning_of(False, accumulate_grad_batches=2)
     with pytest.raises(ValueError, match="private rounds"):

@@ -330,7 +330,10 @@ def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> Ad
     if layer is None or layer.in_features != len(encoder.titles):
         raise ValueError("only a linear or an additive model of a table adds column by column")
     if isinstance(encoder.basis, Basis):
-        raise ValueError('functions of several numbers belong to no column: basis = "none"')
+        raise ValueError(
+            "its features are functions of several columns: train with [training] basis = "
+            '"none" and ranges = false, or take the model "additive"'
+        )
     weight = layer.weight.detach().double().cpu().numpy()
     bias = np.zeros(len(weight))
     if layer.bias is not None:
