@@ -773,7 +773,11 @@ def test_plans_of_a_series_are_paid_by_one_charge(tmp_path: Path) -> None:
         verified(tmp_path / "0", ledger=ledger.url)
         with pytest.raises(BookError, match="next plan"):
             series.part(other.mechanism)
+        with pytest.raises(BookError, match="run has begun"):  # the same rounds again, unpaid
+            train(model(), records(), other, ledger=part)
         series.settle()
+        with pytest.raises(BookError, match="is over"):
+            series.ahead(1)
     (held,) = book.reservations("patients")
     assert (held.status, held.released) == ("settled", ROUNDS + 10)
     for at, run in enumerate(runs):
@@ -783,6 +787,31 @@ def test_plans_of_a_series_are_paid_by_one_charge(tmp_path: Path) -> None:
     with pytest.raises(StatementError, match="another run"):  # the other's evidence
         (tmp_path / "1" / EVIDENCE).write_text(json.dumps({**noted, "part": [0, 10]}))
         _in_its_book(tmp_path / "1", runs[1].statement, ledger)
+
+
+@pytest.mark.parametrize("more", [{"again": [77]}, {"again": [1]}, {"earlier": [1]}])
+def test_evidence_that_names_other_payments_pays_for_nothing(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Numbers that are not in the book, or one reservation twice, stand for no rounds."""
+    ledger, book = opened(tmp_path)
+    run = train(model(), records(), planned(), ledger=ledger, out=tmp_path / "run")
+    dear = replace(run.statement, mechanism=planned(1.0, 2 * ROUNDS).mechanism)
+    noted = json.loads((tmp_path / "run" / EVIDENCE).read_text("utf-8"))
+    (tmp_path / "run" / EVIDENCE).write_text(json.dumps({**noted, **more}))
+    with pytest.raises((StatementError, BookError)):
+        _in_its_book(tmp_path / "run", dear, ledger)
+    book.close()
+
+
+def test_a_reservation_pays_for_one_run(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    plan = planned()
+    with ledger.paid(plan.mechanism) as paid:
+        paid.paid(plan.mechanism)  # as a run does that begins
+        with pytest.raises(BookError, match="run has begun"):
+            train(model(), records(), plan, ledger=paid)
+    book.close()
 
 
 def _in_its_book(folder: Path, statement: Any, ledger: Ledger) -> None:

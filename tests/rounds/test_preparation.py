@@ -376,6 +376,12 @@ def test_ranges_alone_are_not_all_that_a_plan_pays_for() -> None:
         ft.train(network, data, plan, prepared=found)
     run = ft.train(nn.Linear(2, 2), data, plan, prepared=found)
     assert run.statement.mechanism == plan.mechanism
+    with pytest.raises(ValueError, match="not what"):  # another plan's ranges
+        other = Plan(plan.mechanism.after(2), 100, 1e-5)
+        ft.train(nn.Linear(2, 2), data, other, prepared=found)
+    seeded = ft.prepare(plan, data, seeds=ft.Seeds(None, 3))
+    known = ft.train(nn.Linear(2, 2), data, plan, prepared=seeded)
+    assert not known.statement.private  # whoever has the seed draws the ranges' noise again
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import hashlib
 import math
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import combinations
@@ -48,6 +48,7 @@ from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, Tran
 from forethought.values import signing
 from forethought.values.caveats import Caveat, one_line
 from forethought.values.checks import real, whole
+from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.serialisation import opened_outside, parse, read_outside, write_text
 
@@ -242,30 +243,39 @@ def _in_book(
             raise StatementError(f"the book does not verify: {'; '.join(problems)}")
         held = book.reservation(number)
         planned = held.charge.mechanism
-        for before in reversed(noted.get("earlier", ())):
-            planned = book.reservation(before).charge.mechanism + planned
+        earlier = [book.reservation(one) for one in noted.get("earlier", ())]
+        for before in reversed(earlier):
+            planned = before.charge.mechanism + planned
+        again = [book.reservation(one) for one in noted["again"]]
         paying = [book.reservation(one) for one in noted.get("also", ())]
         points = history(book.entries(), noted["data"], head).points
     finally:
         book.close()
     ran = statement.mechanism
-    own = planned if len(ran) >= len(planned) else planned.after(len(planned) - len(ran))
-    same = noted["again"] or statement.way.composed is None or own == ran
-    if "earlier" in noted:
-        same = same and planned == ran
-    for other in paying:
-        charged = other.released, other.charge.mechanism, other.charge.selection
-        same = same and charged == (held.released, held.charge.mechanism, held.charge.selection)
-    if statement.accountant["kind"] == SELECTION or held.charge.selection is not None:
-        searched = held.charge.selection
-        same = searched is not None and searched.is_of(ran, statement.accountant)
     if "part" in noted:  # of a series, which may still go on
         first, end = noted["part"]
         rest = planned.after(first) if first else planned
-        same = rest.first(len(ran)) == ran and first + len(ran) == end
-        same = same and (held.mark if held.released is None else held.released) >= end
+        own, done = rest.first(len(ran)), held.mark if held.released is None else held.released
+        same = first + len(ran) == end and done >= end
     else:
-        same = same and held.released == noted["released"]
+        own = planned if len(ran) >= len(planned) else planned.after(len(planned) - len(ran))
+        same = held.released == noted["released"]
+        if earlier:
+            same = same and len(planned) == len(ran)
+    if statement.accountant["kind"] == SELECTION or held.charge.selection is not None:
+        searched = held.charge.selection
+        same = same and searched is not None and searched.is_of(ran, statement.accountant)
+    elif again:
+        same = same and _paid_again(ran, own, [one.charge.mechanism for one in again])
+    else:
+        same = same and (statement.way.composed is None or own == ran)
+    for other in paying:
+        charged = other.released, other.charge.mechanism, other.charge.selection
+        same = same and charged == (held.released, held.charge.mechanism, held.charge.selection)
+    # What else paid for it paid whole, once, from the same account.
+    more = (*earlier, *again)
+    same = same and len({held.number, *(one.number for one in more)}) == 1 + len(more)
+    same = same and all(one.data == held.data and one.released == one.charge.rounds for one in more)
     if held.data != noted["data"] or not same:
         raise StatementError(f"reservation {number} in the book is of another run than this")
     total, stated = points[-1].epsilon, float(noted["total"]["epsilon"])
@@ -275,6 +285,29 @@ def _in_book(
             f"by its book it was {at_most(total)}"
         )
     return ComparedEntry(BOOK, at_most(stated), at_most(total), f"the book at {place}")
+
+
+def _paid_again(ran: Mechanism, planned: Mechanism, again: Sequence[Mechanism]) -> bool:
+    """True if every round that is not as planned was paid for anew with so little noise."""
+    if len(ran) != len(planned) or any(not isinstance(one, Rounds) for one in (*ran, *planned)):
+        return False
+    spare = [replace(part, count=1) for one in again for part in one for _ in range(part.count)]
+    both = zip(_one_by_one(ran), _one_by_one(planned), strict=True)
+    changed = [round for round, asked in both if round != asked]
+    paid = all(
+        any(
+            one.noise_multiplier <= round.noise_multiplier * (1 + 1e-9)
+            and replace(one, noise_multiplier=round.noise_multiplier) == round
+            for one in spare
+        )
+        for round in changed
+    )
+    return paid and len(changed) <= len(spare)
+
+
+def _one_by_one(mechanism: Mechanism) -> Iterator[Rounds]:
+    for part in mechanism:
+        yield from (replace(part, count=1) for _ in range(part.count))
 
 
 def _require_policy(text: str, statement: Statement) -> None:

@@ -22,7 +22,9 @@ from forethought.training.metrics import Decisions, chosen_measures, learnt
 from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
+from forethought.values.mechanism import Rounds
 from forethought.values.plan import Plan, Preparation
+from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import Stored
 
 if TYPE_CHECKING:
@@ -181,7 +183,8 @@ class Loaded:
         numbers = () if self.dataset.encoder is None else self.dataset.encoder.numbers
         if wanted is False or (wanted is None and not _plans_itself(job, self.dataset)):
             return None
-        if not numbers or asked.budget is None or self.persons is not None or asked.preparation:
+        other = asked.preparation or job.data.standardise is not None
+        if not numbers or asked.budget is None or self.persons is not None or other:
             if wanted:
                 raise JobError(
                     "[training] ranges = true needs a budget, numbers with declared ranges in "
@@ -190,7 +193,8 @@ class Loaded:
                 )
             return None
         budget = roughly(asked, asked.budget)
-        sigma = defaults.ranges_noise(self.examples, budget, len(numbers), bool(wanted))
+        moved = Rounds(1.0, 1, FullBatch()).sensitivity(asked.neighbouring)
+        sigma = defaults.ranges_noise(self.examples, budget, len(numbers), moved, bool(wanted))
         if sigma is None:
             return None
         bins, count = defaults.RANGE_BINS, len(numbers)
@@ -293,7 +297,12 @@ class Loaded:
             )
         clip = None
         before = None if plan is None else plan.preparation
-        if plan is not None and before is not None and before.centres and before.becomes:
+        if (
+            plan is not None
+            and before is not None
+            and "means" in before.statistics
+            and before.becomes
+        ):
             flat = plan.clip.rule == "flat" and plan.clip.final is None
             clip = plan.clip.norm / math.hypot(before.becomes, 1.0) if flat else None
         answered = None if here is None else learnt(here, self.class_weights, clip)

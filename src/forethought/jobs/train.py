@@ -17,6 +17,7 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.interval import warn_if_hollow
+from forethought.data.additive import Curves
 from forethought.data.basis import Basis
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from forethought.planning.alternatives import Front
     from forethought.planning.forecast import Forecast
     from forethought.planning.solve import Neighbour
+    from forethought.rounds.preparation import Prepared
     from forethought.training.metrics import Results
     from forethought.training.run import Run
     from forethought.training.search import Tuned
@@ -352,7 +354,7 @@ def prepare(
         if plan.preparation is not None and not plan.preparation.centres:
             raise JobError(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
-                "standardise with public constants"
+                "standardise with public constants, and leave [training] ranges out"
             )
         from forethought.planning.alternatives import plan_phases
 
@@ -370,6 +372,22 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
             f"{path} is a plan for {plan.examples} records, the job's data have {own}: "
             "the guarantee depends on it. Plan again with: forethought plan JOB --save PLAN"
         )
+    asked, encoder = plan.preparation, loaded.dataset.encoder
+    if asked is not None and asked.measures:
+        fits = encoder is not None and asked.numbers == len(encoder.numbers)
+        fits = fits and loaded.persons is None and loaded.request.job.data.standardise is None
+        linear = loaded.request.job.model.name == "linear" or asked.becomes is None
+        if not fits or not linear or isinstance(encoder and encoder.basis, Curves):
+            raise JobError(
+                f"{path} first releases where {asked.numbers} numbers lie, and the job has another "
+                "table or model than it was made for. Plan again with: forethought plan JOB --save "
+                "PLAN"
+            )
+        if asked.features is not None and asked.features != loaded.features:
+            raise JobError(
+                f"{path} is a plan for {asked.features} features, the job has {loaded.features}. "
+                "Plan again with: forethought plan JOB --save PLAN"
+            )
     warn_of_other_features(plan, loaded.model, loaded.plan_request().feature_norm)
     return loaded.with_caveats(plan)
 
@@ -379,9 +397,6 @@ def _standardised(
 ) -> Records:
     """Training data as prepared, and ``options`` with held-out data and files to match."""
     from forethought.rounds.preparation import InputConstants
-    from forethought.rounds.preparation import Prepared as Constant
-    from forethought.rounds.preparation import prepare as released
-    from forethought.rounds.randomness import Seeds
 
     given = asked.loaded.request.job.data.standardise
     prepared = asked.plan.preparation
@@ -393,12 +408,7 @@ def _standardised(
         shift, scale = ((value,) * asked.loaded.features for value in given)
         apply = InputConstants(shift, scale).apply
     else:
-        kept = folder / PREPARED
-        if options["resume"] and kept.is_file():
-            constants = Constant.load(kept)  # released once
-        else:
-            pair = _counted(data, asked.plan)
-            constants = released(asked.plan, pair, seeds=Seeds(None, options["noise_seed"]))
+        constants = _released_once(asked, _counted(data, asked.plan), folder, options)
         options["prepared"] = constants
         options["files"] = {**options["files"], PREPARED: constants.to_json() + "\n"}
         apply = constants.apply
@@ -410,27 +420,40 @@ def _standardised(
     return apply(data[0]), data[1]
 
 
-def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
-    """The table encoded anew by the ranges that are released of its numbers, and paid for."""
-    from forethought.rounds.preparation import Prepared as Constant
-    from forethought.rounds.preparation import prepare as released
+def _released_once(
+    asked: PreparedJob, data: Any, folder: Path, options: Mapping[str, Any]
+) -> Prepared:
+    """What a plan pays for first: that of the run that is continued, or released by one process."""
+    from forethought.rounds.preparation import Prepared, prepare
+    from forethought.rounds.private_sum import present_team
     from forethought.rounds.randomness import Seeds
 
+    kept = folder / PREPARED
+
+    def text() -> str:
+        if options["resume"] and kept.is_file():
+            return kept.read_text("utf-8")
+        return prepare(asked.plan, data, seeds=Seeds(None, options["noise_seed"])).to_json()
+
+    return Prepared.from_json(present_team().first(text))
+
+
+def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
+    """The table encoded anew by the ranges that are released of its numbers, and paid for."""
     encoder = asked.loaded.dataset.encoder
     assert encoder is not None and not isinstance(data, PersonRows)
     basis = encoder.basis or Basis(encoder.numbers)
     assert isinstance(basis, Basis)  # an additive model has no ranges
-    kept, width = folder / PREPARED, data[0].shape[1] - basis.more
-    if options["resume"] and kept.is_file():
-        found = Constant.load(kept)  # released once
-    else:
-        numbers = data[0][:, list(basis.numbers)]
-        found = released(asked.plan, (numbers, data[1]), seeds=Seeds(None, options["noise_seed"]))
+    width = data[0].shape[1] - basis.more
+    numbers = data[0][:, list(basis.numbers)]
+    found = _released_once(asked, (numbers, data[1]), folder, options)
     own = basis.with_ranges(found.constants.ranges)
-    card = asked.loaded.card()
+    card = asked.loaded.card(asked.plan)
     card = replace(card, encoder=replace(encoder, basis=own))
     options["prepared"] = found
-    options["files"] |= {CARD_NAME: card.to_json(), PREPARED: found.to_json() + "\n"}
+    # First what was released: a run that goes on takes it from there, and releases nothing anew.
+    first = {PREPARED: found.to_json() + "\n"}
+    options["files"] = {**first, **options["files"], CARD_NAME: card.to_json()}
     if options["test"] is not None:
         options["test"] = (own.of(options["test"][0][:, :width]), options["test"][1])
     return own.of(data[0][:, :width]), data[1]

@@ -241,7 +241,10 @@ class Ledger:
             return PaidRun(self, book, held, path, found["call"], others)
         except OverBudgetError as error:
             words = (advice or _fewer_rounds(charge))(
-                lambda smaller: book.fits(self.data, replace(smaller, partition=self.partition)),
+                lambda smaller: (
+                    book.fits(self.data, replace(smaller, partition=self.partition))
+                    and all(book.fits(one, replace(smaller, partition=None)) for one in self.also)
+                ),
                 error.epsilon_left,
             )
             book.close()
@@ -390,6 +393,8 @@ class PaidRun:
         self._again: list[int] = []
         self._twice = 0, 1  # rounds up to there are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
+        self._used = False  # a run has begun from it
+        self._over = False  # settled by this process; a settled one that goes on lacks a statement
         self._taken = 0  # rounds of the plans of a series that were handed on
 
     def part(self, mechanism: Mechanism) -> SeriesPart:
@@ -435,7 +440,18 @@ class PaidRun:
             self.charge, mechanism=mechanism, group=group, selection=selection
         ):
             raise BookError(f"reservation {self.number} is for another plan than this one")
+        self._require_open()
+        if self._used:
+            raise BookError(
+                f"a run has begun from reservation {self.number}: another one would release the "
+                "same rounds again, unpaid. Reserve anew for it"
+            )
+        self._used = True
         return self
+
+    def _require_open(self) -> None:
+        if self._over:
+            raise BookError(f"reservation {self.number} is over: nothing more is released from it")
 
     @property
     def begun(self) -> int:
@@ -450,6 +466,7 @@ class PaidRun:
         Raises:
             BookError: more rounds than were reserved, or the book cannot be written.
         """
+        self._require_open()
         if rounds > self.marked:
             if rounds > self.charge.rounds:
                 raise BookError(
@@ -479,6 +496,7 @@ class PaidRun:
         Raises:
             OverBudgetError: it does not fit. BookError: rounds that mean nothing by themselves.
         """
+        self._require_open()
         if rounds <= self._twice[0] and times <= self._twice[1]:
             return
         last = self._before if rounds <= self._before else len(self.mechanism)
@@ -521,7 +539,7 @@ class PaidRun:
         for number in self._others:
             self.book.settle(number, released)
         total = self.book.settle(self.number, released)
-        self._settled = True
+        self._settled = self._over = True
         return self.evidence(total, released=released)
 
     def evidence(self, total: Total, **more: Any) -> tuple[str, str]:
@@ -581,6 +599,7 @@ class SeriesPart:
 
     def __init__(self, series: PaidRun, mechanism: Mechanism, before: int) -> None:
         self._series, self.mechanism, self._first = series, mechanism, before
+        self._used = False
 
     @property
     def begun(self) -> int:
@@ -602,6 +621,12 @@ class SeriesPart:
         fits = group <= self._series.charge.group and selection is None and not resume
         if mechanism != self.mechanism or not fits:
             raise BookError("this part of a series is for another plan, or its series is over")
+        if self._used:
+            raise BookError(
+                "a run has begun from this part of a series: another one would release the same "
+                "rounds again, unpaid"
+            )
+        self._used = True
         yield self
 
     def ahead(self, rounds: int) -> None:

@@ -456,7 +456,7 @@ def plan_tuning(
     if request.preparation is not None:
         raise PlanError(
             "a search pays for its trials only: standardise with public constants, and drop "
-            "preparation="
+            "preparation= ([training] ranges in a job)"
         )
     budget = request.budget
     if budget is None:

@@ -403,14 +403,18 @@ def basis_for(
     return "none", f"{hats} features would be many for {examples:,} records at this ε"
 
 
-def ranges_noise(examples: int, budget: Budget, numbers: int, wanted: bool = False) -> float | None:
+def ranges_noise(
+    examples: int, budget: Budget, numbers: int, sensitivity: float = 1.0, wanted: bool = False
+) -> float | None:
     """σ of the shares that say where numbers lie; None: they would not be worth their price.
 
     Args:
+        sensitivity: how far a record moves their sum, in norms: 2 where one takes another's place.
         wanted: whatever they are worth.
     """
     unit = math.sqrt(math.log2(RANGE_BINS) * numbers) / examples  # of a share, for σ = 1
-    sigma = max(RANGE_ERROR / unit, least_preparation_noise(budget, 1, RANGES))
+    least = sensitivity * least_preparation_noise(budget, 1, RANGES)
+    sigma = max(RANGE_ERROR / unit, least)
     return sigma if wanted or sigma * unit <= WORST_RANGE else None
 
 

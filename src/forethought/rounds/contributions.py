@@ -691,7 +691,7 @@ def of_each(loss: Loss) -> Loss:
     """
     if loss is F.cross_entropy:
         return cross_entropy
-    if loss in _MEANS:
+    if any(loss is one for one in _MEANS):
         return EachMean(functools.partial(loss, reduction="none"))  # type: ignore[call-arg]
     if not isinstance(loss, _CRITERIA) or loss.reduction != "mean":
         return loss

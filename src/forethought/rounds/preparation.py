@@ -420,7 +420,8 @@ def released(
         if statistic == "means":
             middle = centre(asked, found[statistic], examples).shift
     constants = replace(_constants(asked, found, examples), ranges=ranges)
-    return Prepared(asked, examples, constants, seeds.noise is not None, transcript)
+    seeded = seeds.noise is not None or (after is not None and after.seeded)
+    return Prepared(asked, examples, constants, seeded, transcript)
 
 
 def _rounds(of: Privacy, asked: Preparation, statistic: Any, seeds: Seeds) -> PrivateRounds:

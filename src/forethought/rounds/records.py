@@ -130,7 +130,8 @@ class DatasetRecords:
 
     A record must be the same whenever it is read. A ``collate`` of the user's own gets one record
     at a time: what it would make of several together (padding to the longest, statistics of the
-    batch) would let one record change another's contribution.
+    batch) would let one record change another's contribution. So would a batch whose keys or types
+    follow from its members: every record must have those of the first one of the data.
 
     Args:
         dataset: anything with a length and records by number. dtype: of the model.
@@ -156,6 +157,7 @@ class DatasetRecords:
         self._dataset: Any = dataset
         self._size, self._dtype = len(dataset), dtype
         self._device, self._collate = torch.device(device), collate
+        self._form: Any = None
         self.label: str | None = None
 
     def __len__(self) -> int:
@@ -183,18 +185,22 @@ class DatasetRecords:
         return moved[0], moved[1]
 
     def _collated(self, indices: Indices) -> Any:
+        held = [self._read(int(index)) for index in indices]
+        if self._form is None:
+            self._form = _form_of(self._read(0))
+        for record in held:
+            if (form := _form_of(record)) != self._form:
+                raise ValueError(f"{_ONE_FORM}, not {form} beside {self._form}: {_PAD}")
         if self._collate is default_collate:
-            return _together(self._dataset[int(index)] for index in indices)
-        batches = [self._collate([self._dataset[int(index)]]) for index in indices]
-        parts, forms = zip(
-            *map(torch.utils._pytree.tree_flatten, map(_plain, batches)), strict=True
-        )
-        shapes = {tuple(part.shape[1:]) for leaves in parts for part in leaves[:1]}
-        try:
-            joined = [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{_ONE_FORM}, not {sorted(shapes)[:3]}: {_PAD}") from error
-        return torch.utils._pytree.tree_unflatten(joined, forms[0])
+            return _together(held)
+        parts, structures = zip(*map(torch.utils._pytree.tree_flatten, held), strict=True)
+        joined = [torch.cat(leaves) for leaves in zip(*parts, strict=True)]
+        return torch.utils._pytree.tree_unflatten(joined, structures[0])
+
+    def _read(self, index: int) -> Any:
+        """A record as the data set has it, or as the user's own collating makes it by itself."""
+        record = self._dataset[index]
+        return _plain(record if self._collate is default_collate else self._collate([record]))
 
     def digest(self, key: bytes) -> str:
         state = blake3(str(self._size).encode(), key=key)
@@ -224,9 +230,22 @@ _PAD = (
 )
 
 
-def _plain(batch: Any) -> Any:
-    """Dicts of other libraries (of a tokenizer, say) as plain ones."""
-    return dict(batch) if isinstance(batch, Mapping) else batch
+def _plain(record: Any) -> Any:
+    """Dicts of other libraries (of a tokenizer, say) as plain ones, their keys in one order."""
+    if not isinstance(record, Mapping):
+        return record
+    return {key: _plain(record[key]) for key in sorted(record, key=str)}
+
+
+def _form_of(record: Any) -> Any:
+    """Keys, shapes and types of a record: with them torch's collating is the same for every one."""
+    if isinstance(record, torch.Tensor | np.ndarray | np.generic):
+        return str(record.dtype), tuple(record.shape)
+    if isinstance(record, Mapping):
+        return {key: _form_of(part) for key, part in record.items()}
+    if isinstance(record, tuple | list):
+        return [_form_of(part) for part in record]
+    return type(record).__name__
 
 
 def _together(records: Iterable[Any]) -> Any:
@@ -257,15 +276,19 @@ class ArrowRecords(DatasetRecords):
                 f"the data set has no column of numbers, only {', '.join(dataset.column_names)}: "
                 "encode text first, with dataset.map(tokenizer, …)"
             )
-        chosen = dataset.format["columns"]
-        formatted = dataset.with_format("torch", columns=[n for n in kept if n in chosen])
-        super().__init__(formatted, dtype, device)
+        chosen = [name for name in kept if name in dataset.format["columns"]]
+        _require_whole(dataset, chosen)
+        super().__init__(dataset.with_format("torch", columns=chosen), dtype, device)
 
     def _collated(self, indices: Indices) -> Any:
         columns = self._dataset[indices.tolist()]
         ragged = [name for name, part in columns.items() if not isinstance(part, torch.Tensor)]
         if ragged:
             raise ValueError(f"{_ONE_FORM}, unlike {', '.join(ragged)}: {_PAD}")
+        if self._form is None:
+            self._form = _row_forms(self._dataset[[0]])
+        if (form := _row_forms(columns)) != self._form:
+            raise ValueError(f"{_ONE_FORM}, not {form} beside {self._form}: {_PAD}")
         names = list(columns)
         if len(names) == 2 and any(name in LABELS for name in names):
             # One column besides the target's is the input itself, as in a table of pairs.
@@ -274,6 +297,33 @@ class ArrowRecords(DatasetRecords):
             if other not in _NAMED_INPUTS:
                 return columns[other], columns[target]
         return columns
+
+
+def _row_forms(columns: Mapping[str, torch.Tensor]) -> Any:
+    return {name: (str(part.dtype), tuple(part.shape[1:])) for name, part in columns.items()}
+
+
+def _require_whole(dataset: Any, names: Sequence[str]) -> None:
+    """Refuse missing entries: one would make a block of whole numbers one of floats.
+
+    Raises:
+        ValueError: names the columns.
+    """
+    in_arrow = dataset.with_format("arrow", columns=list(names))
+    if not any(map(_misses, dataset.data.table.columns)):  # of all rows, also those left out
+        return
+    if missing := [name for name in names if _misses(in_arrow[:][name])]:
+        raise ValueError(
+            f"the data set misses entries in {', '.join(missing)}: fill or drop them beforehand"
+        )
+
+
+def _misses(column: Any) -> bool:
+    """True if a column of Arrow, or of the lists in it, has a null."""
+    if column.null_count:
+        return True
+    listed = "list" in str(column.type).partition("<")[0]
+    return listed and any(_misses(chunk.flatten()) for chunk in getattr(column, "chunks", [column]))
 
 
 # Columns that models of text and images take by name, also where there is no other.
@@ -371,7 +421,8 @@ def _by_number(data: object) -> bool:
 
 def _in_arrow(data: Any) -> bool:
     """True for a ``datasets.Dataset``, unless a function of the user's own makes its records."""
-    return hasattr(data, "with_format") and data.format["type"] != "custom"
+    found = getattr(data, "format", None)
+    return isinstance(found, Mapping) and found.get("type") != "custom" and hasattr(data, "data")
 
 
 def _list_of_records(data: object) -> bool:

@@ -285,10 +285,14 @@ class _Rounds:
         as stepped also where only torch's counter of writes moved.
         """
         trained = self.descent.parameters
+        groups = self.descent.optimizer.param_groups
+        resting = {id(p) for group in groups if group.get("lr") == 0 for p in group["params"]}
         still = [
             name
             for name, parameter in trained.items()
-            if before[name] == after[name] and parameter._version == self._versions[name]
+            if before[name] == after[name]
+            and parameter._version == self._versions[name]
+            and id(parameter) not in resting
         ]
         moved = [
             name

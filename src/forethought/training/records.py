@@ -35,6 +35,7 @@ from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.values.caveats import Caveat
 from forethought.values.contributions import Persons
+from forethought.values.mechanism import Mechanism
 from forethought.values.plan import LEAST_NOISE, Plan
 from forethought.values.use import differences, is_linear, trained_parameters
 
@@ -650,9 +651,15 @@ def require_answered(plan: Plan, prepared: Prepared | None) -> None:
         ValueError: as :func:`forethought.rounds.preparation.require_prepared`.
     """
     asked = plan.preparation
+    if prepared is None and asked is not None and asked.centres:
+        return
     begun = prepared is not None and not prepared.whole and prepared.preparation.becomes is not None
-    if not begun and (prepared is not None or asked is None or not asked.centres):
-        require_prepared(plan, prepared)
+    paid = (plan.privacy.preparation, plan.privacy.examples)
+    if begun and prepared is not None and (prepared.preparation, prepared.examples) == paid:
+        whole = Mechanism(*prepared.preparation.parts(), adjacency=plan.mechanism.adjacency)
+        prepared.transcript.require(whole.first(len(prepared.transcript)))
+        return
+    require_prepared(plan, prepared)
 
 
 def uncentred(plan: Plan) -> Plan:

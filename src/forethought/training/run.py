@@ -609,6 +609,8 @@ def _centred(task: Task) -> Task:
     def text() -> str:
         if kept is not None and kept.is_file():
             return kept.read_text("utf-8")  # released once
+        if begun is not None and begun.whole:
+            return begun.to_json() + "\n"
         seeds = Seeds(None, task.seeds.noise)
         return released(task.plan, task.records, seeds, begun).to_json() + "\n"
 

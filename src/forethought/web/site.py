@@ -90,7 +90,7 @@ class Place:
             training.pop("rounds", None)
             training["epochs"] = settings.epochs
         if settings.records_per_person > 1:
-            tables["data"].setdefault("records_per_person", settings.records_per_person)
+            tables["data"]["records_per_person"] = settings.records_per_person
         head = (
             ""
             if self.job
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         body = b""
-        if length.isdigit() and int(length) <= _LONGEST:
+        if length.isascii() and length.isdigit() and int(length) <= _LONGEST:
             body = self.rfile.read(int(length))
         else:
             self.close_connection = True
@@ -228,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server.answer(self.path, values)
         except KeyError:
             self._tell(HTTPStatus.NOT_FOUND, "nothing here")
-        except (ValueError, TypeError, OSError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
             self._tell(HTTPStatus.BAD_REQUEST, str(error))
         else:
             self._send(HTTPStatus.OK, "application/json", json.dumps(found).encode())
