@@ -36,6 +36,7 @@ from forethought.training import folder as folders
 from forethought.training.execution import Interrupted
 from forethought.training.run import train
 from forethought.training.search import tune
+from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import FullBatch, Poisson
@@ -757,7 +758,10 @@ def test_without_the_key_nothing_is_recognised(tmp_path: Path) -> None:
     assert (tmp_path / "key").stat().st_mode & 0o077 == 0
 
 
-def test_plans_of_a_series_are_paid_by_one_charge(tmp_path: Path) -> None:
+def test_plans_of_a_series_are_paid_by_one_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_run, "PACE", 0.0)  # a mark for each round, and no further
     ledger, book = opened(tmp_path)
     one, other = planned(4.0), planned(3.0, 10)
     runs = []
@@ -768,7 +772,14 @@ def test_plans_of_a_series_are_paid_by_one_charge(tmp_path: Path) -> None:
             part = series.part(plan.mechanism)
             with pytest.raises(BookError, match="another plan"):
                 train(model(), records(), planned(5.0), ledger=part)
-            runs.append(train(model(), records(), plan, ledger=part, out=tmp_path / str(at)))
+            marks: list[int] = []
+
+            def look(event: Any, to: list[int] = marks) -> None:
+                to.append(book.reservation(1).mark)
+
+            out = tmp_path / str(at)
+            runs.append(train(model(), records(), plan, ledger=part, out=out, progress=look))
+            assert marks[-1] >= (ROUNDS, ROUNDS + 10)[at]
             assert book.reservation(1).mark >= (ROUNDS, ROUNDS + 10)[at]
         verified(tmp_path / "0", ledger=ledger.url)
         with pytest.raises(BookError, match="next plan"):
@@ -789,18 +800,24 @@ def test_plans_of_a_series_are_paid_by_one_charge(tmp_path: Path) -> None:
         _in_its_book(tmp_path / "1", runs[1].statement, ledger)
 
 
-@pytest.mark.parametrize("more", [{"again": [77]}, {"again": [1]}, {"earlier": [1]}])
+@pytest.mark.parametrize(
+    "more", [{"again": [77]}, {"again": [1]}, {"again": [2]}, {"earlier": [1]}]
+)
 def test_evidence_that_names_other_payments_pays_for_nothing(
     tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    """Numbers that are not in the book, or one reservation twice, stand for no rounds."""
+    """Numbers that are not in the book, of another run, or one twice, stand for no rounds."""
     ledger, book = opened(tmp_path)
-    run = train(model(), records(), planned(), ledger=ledger, out=tmp_path / "run")
-    dear = replace(run.statement, mechanism=planned(1.0, 2 * ROUNDS).mechanism)
-    noted = json.loads((tmp_path / "run" / EVIDENCE).read_text("utf-8"))
-    (tmp_path / "run" / EVIDENCE).write_text(json.dumps({**noted, **more}))
-    with pytest.raises((StatementError, BookError)):
-        _in_its_book(tmp_path / "run", dear, ledger)
+    for at, noise in enumerate((6.0, 9.0)):
+        train(model(), records(), planned(noise), ledger=ledger, out=tmp_path / str(at))
+    dear = train(model(), records(), planned(2.0), out=tmp_path / "dear").statement
+    noted = json.loads((tmp_path / "0" / EVIDENCE).read_text("utf-8"))
+    for found in ({**noted, **more}, noted):
+        (tmp_path / "dear" / EVIDENCE).write_text(json.dumps(found))
+        words = Caveat("in-the-book", of_run.in_words(found))
+        forged = replace(dear, caveats=(*dear.caveats, words))
+        with pytest.raises((StatementError, BookError), match=r"another run|77"):
+            _in_its_book(tmp_path / "dear", forged, ledger)
     book.close()
 
 
