@@ -211,7 +211,7 @@ def _weights(given: list[str] | None) -> dict[str, float] | None:
 def compare(
     job_file: JobFile,
     models: Annotated[
-        str, typer.Option(help="Models to compare, by the names that [model] takes.")
+        str, typer.Option(help="Models to compare, by their names in a job.")
     ] = "linear,mlp",
     public_proxy: PublicProxy = None,
     relation: Annotated[

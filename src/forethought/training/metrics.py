@@ -708,7 +708,8 @@ class Results:
                     does = "never says" if never else "finds none of"
                     found.append(
                         f"the model {does} {name!r}, which {there:,} of {self.examples:,} "
-                        "held-out records are: rank by probability, or give class_weights"
+                        "held-out records are: rank by probability, or say what mistakes cost, "
+                        "with [predict] costs"
                     )
         return found
 

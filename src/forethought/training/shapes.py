@@ -334,7 +334,7 @@ def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> Ad
     if isinstance(encoder.basis, Basis):
         raise ValueError(
             "its features are functions of several columns: train with [training] basis = "
-            '"none" and ranges = false, or take the model "additive"'
+            '"none" and ranges = false, or take the model "additive"; either spends its own ε'
         )
     weight = layer.weight.detach().double().cpu().numpy()
     bias = np.zeros(len(weight))

@@ -15,6 +15,7 @@ The page saves files, a plan or a job with the plan's budget, and begins with a 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import re
@@ -262,7 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the page was closed
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal belongs to the person."""
