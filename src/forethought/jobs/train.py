@@ -423,7 +423,7 @@ def _standardised(
 def _released_once(
     asked: PreparedJob, data: Any, folder: Path, options: Mapping[str, Any]
 ) -> Prepared:
-    """What a plan pays for first: that of the run that is continued, or released by one process."""
+    """The releases that a plan pays for first: of the continued run, or made by one process."""
     from forethought.rounds.preparation import Prepared, prepare
     from forethought.rounds.private_sum import present_team
     from forethought.rounds.randomness import Seeds
