@@ -69,7 +69,7 @@ def test_two_thousand_games_show_most_of_the_claim() -> None:
     finding, chosen = judge(plan, games, contributions(plan))
     found = summarise(plan, games, chosen)
     assert finding.p_value is not None and finding.p_value > 1e-6
-    # Whether the claim stands is the p-value's to say: a lower end of 95 % is above it now and then.
+    # The p-value judges the claim: a lower end of 95 % is above it now and then.
     assert found.epsilon[0] > 3.8
     assert found.claimed_epsilon < 7.06
     assert found.epsilon[0] < found.epsilon[1]
