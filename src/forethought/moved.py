@@ -22,7 +22,6 @@ MOVED: dict[str, str] = {
     "caveat_kinds": "values.caveats",
     "planning.courses": "planning.plan_request",
     "gradients.mixing": "gradients.batch_mixing",
-    "gradients.rules": "gradients.layer_rules",
     "training.descent": "training.optimizers",
     "web.server": "web.site",
     **{

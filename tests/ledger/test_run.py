@@ -821,6 +821,21 @@ def test_evidence_that_names_other_payments_pays_for_nothing(
     book.close()
 
 
+def test_a_series_that_broke_off_releases_nothing_more(tmp_path: Path) -> None:
+    """Its marks ran ahead of what it is settled with."""
+    ledger, book = opened(tmp_path)
+    plan = planned()
+    with pytest.raises(ZeroDivisionError), ledger.paid(plan.mechanism) as series:
+        part = series.part(plan.mechanism)
+        for number in (1, 2, 3):
+            series.ahead(number)
+        raise ZeroDivisionError
+    assert book.reservation(1).released == 3 and book.reservation(1).mark >= 3
+    with pytest.raises(BookError, match="is over"):
+        part.ahead(2)
+    book.close()
+
+
 def test_a_reservation_pays_for_one_run(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path)
     plan = planned()

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.basis import hats
+from forethought.data.basis import hats, hats_in_onnx
 from forethought.values.checks import whole
 from forethought.values.serialisation import build, entries
 
@@ -149,11 +149,7 @@ class Curves:
             """(rows, numbers, pieces + 1)"""
             places = graph.constant(list(self.numbers), np.int64)
             numbers = graph.add("Gather", features, places, axis=1)
-            wide = graph.add("Unsqueeze", numbers, graph.constant([2], np.int64))
-            knots = graph.constant(np.linspace(-1, 1, pieces + 1), np.float32)
-            apart = graph.add("Abs", graph.add("Sub", wide, knots))
-            fall = graph.add("Mul", apart, graph.constant(pieces / 2, np.float32))
-            return graph.add("Relu", graph.add("Sub", graph.constant(1.0, np.float32), fall))
+            return hats_in_onnx(graph, numbers, pieces)
 
         def sized(value: Any, size: float) -> Any:
             return graph.add("Flatten", graph.add("Mul", value, graph.constant(size, np.float32)))

@@ -50,6 +50,15 @@ def hats(values: NDArray[Any], low: float, high: float, pieces: int) -> NDArray[
     return found
 
 
+def hats_in_onnx(graph: OnnxNodes, numbers: str, pieces: int) -> str:
+    """:func:`hats` of the name of numbers in [−1, 1], (rows, numbers), with one more axis."""
+    wide = graph.add("Unsqueeze", numbers, graph.constant([2], np.int64))
+    knots = graph.constant(np.linspace(-1, 1, pieces + 1), np.float32)
+    apart = graph.add("Abs", graph.add("Sub", wide, knots))
+    fall = graph.add("Mul", apart, graph.constant(pieces / 2, np.float32))
+    return graph.add("Relu", graph.add("Sub", graph.constant(1.0, np.float32), fall))
+
+
 @dataclass(frozen=True)
 class Basis:
     """The functions that stand beside a table's encoded numbers.
@@ -195,14 +204,8 @@ class Basis:
             rows = graph.add("ScatterND", rows, index, moved)
             parts = [graph.add("Transpose", rows, perm=[1, 0])]
         if self.hats:
-            last = graph.constant([2], np.int64)
-            apart = graph.add("Unsqueeze", numbers, last)
-            apart = graph.add(
-                "Abs", graph.add("Sub", apart, graph.constant(self._places, np.float32))
-            )
-            slope = graph.constant((self.hats - 1) / 2, np.float32)
-            low = graph.add("Sub", graph.constant(1.0, np.float32), graph.add("Mul", apart, slope))
-            parts.append(graph.add("Flatten", graph.add("Relu", low)))
+            bent = hats_in_onnx(graph, numbers, self.hats - 1)
+            parts.append(graph.add("Flatten", bent))
         if self.waves:
             directions, phases = (graph.constant(part, np.float32) for part in self._directions)
             turned = graph.add("Add", graph.add("MatMul", numbers, directions), phases)

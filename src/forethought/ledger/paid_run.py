@@ -587,7 +587,7 @@ class PaidRun:
                 with contextlib.suppress(BookError):
                     for number in (*self._others, self.number):
                         self.book.settle(number, self.begun)
-                    self._settled = over = True
+                    self._settled = self._over = over = True
             if over:
                 _forget(self._path, self.number)
         finally:

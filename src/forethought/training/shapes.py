@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from forethought.data.additive import PAIR_PIECES, Curves
 from forethought.data.basis import Basis, hats
@@ -27,11 +28,14 @@ Doubles = NDArray[np.float64]
 
 # Places of a curve, and of each side of a surface: every knot of eight pieces is one of them.
 PLACES, SIDE = 65, 9
-# Deviations that none of a curve's ten weights exceeds in 95 of 100 draws of noise (Bonferroni).
-_ANYWHERE = 2.81
 # Means of a surface's hats over an evenly filled range.
 _MEAN = np.full(PAIR_PIECES + 1, 1 / PAIR_PIECES)
 _MEAN[[0, -1]] /= 2
+
+
+def _beyond(count: int) -> float:
+    """Deviations beyond which noise is at any of so many places in 5 of 100 runs (Bonferroni)."""
+    return float(-ndtri(0.025 / count))
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Shape:
     def clear(self) -> bool:
         """True if some value is further from 0 than noise alone puts any in 95 of 100 runs."""
         rows = np.abs(np.array(self.values))
-        return bool((rows > _ANYWHERE * np.array(self.noise or 0.0)).any())
+        return bool((rows > _beyond(rows.size) * np.array(self.noise or 0.0)).any())
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Surface:
     def clear(self) -> bool:
         """As :attr:`Shape.clear`."""
         rows = np.abs(np.array(self.values))
-        return bool((rows > _ANYWHERE * np.array(self.noise or 0.0)).any())
+        return bool((rows > _beyond(rows.size) * np.array(self.noise or 0.0)).any())
 
 
 @dataclass(frozen=True)
