@@ -60,9 +60,9 @@ _WAITING_ROUNDS = 40
 _TOGETHER, _STOPS, _AT_ONCE, _LATE = 0.15, 0.3, 0.4, 0.25
 # Events after which a worker that was started is back.
 _BACK = 8
-# Seconds between the last blow and the end after which models must agree: until then some take a
-# neighbour for lost that others have met again, and exchanges with it are left out.
-_CALM = 3 * PACE.patience
+# Models must agree after so many seconds in which everybody is back, since until then some take a
+# neighbour for lost that others have met again, and after so many exchanges of each in them.
+_CALM, _CALM_EXCHANGES = 3 * PACE.patience, 50
 
 
 @dataclass
@@ -372,9 +372,7 @@ class KillTrial:
                     )
 
     def _judge_models(self, models: dict[int, Any]) -> None:
-        logs = (self._log(me, self._lives[me] - 1) for me in models)
-        ends = [next((x.seconds for x in log if x.ended), math.inf) for log in logs]
-        if len(models) < 2 or min(ends) < self._calm_since + _CALM:
+        if len(models) < 2 or not self._had_calm(models):
             return
         self.found.settled += 1
         held = np.array(list(models.values()))
@@ -387,6 +385,22 @@ class KillTrial:
             raise self._violation(
                 f"models are {self.found.apart:.2f} times the noise of an update apart"
             )
+
+    def _had_calm(self, models: Mapping[int, Any]) -> bool:
+        """Whether those who end together had time and exchanges enough to agree.
+
+        Time counts from when the last of them is back: a start takes long on a busy machine, and
+        the others may end meanwhile.
+        """
+        logs = {me: self._log(me, self._lives[me] - 1) for me in models}
+        calm = max(self._calm_since, *(log[0].seconds for log in logs.values())) + _CALM
+        for log in logs.values():
+            ended = next((x.seconds for x in log if x.ended), math.inf)
+            after = [x for x in log if calm <= x.seconds <= ended]
+            mixes = sum(isinstance(event_of(x.event), on.Mix) for x in after)
+            if ended < calm or mixes < _CALM_EXCHANGES:
+                return False
+        return True
 
     def _judge_bits(self, undisturbed: Mapping[int, Any]) -> None:
         """Who waits for everybody must come to what it would have come to without any blow."""
