@@ -233,7 +233,7 @@ class Book(Protocol):
         """
 
     def forget(self, data: str, entry: int, reason: str) -> int:
-        """An owner's decision to take out what an entry of :meth:`add_records` registered.
+        """An owner's decision to take out what an entry registered for the whole data set.
 
         As of hashes that nobody's records have. Returns their number. Raises BookError: the entry
         registered no records of the data set, or they are taken out.

@@ -338,10 +338,7 @@ class Store(Book):
         own = PERSONS.c.entry == entry, PERSONS.c.data == data, PERSONS.c.scheme == ""
 
         def work(turn: _Turn) -> Mapping[str, Any]:
-            written = one(turn.connection, ENTRIES, ENTRIES.c.number == entry)
-            taken = 0
-            if written is not None and written.kind == "records":
-                taken = turn.connection.execute(delete(PERSONS).where(*own)).rowcount
+            taken = turn.connection.execute(delete(PERSONS).where(*own)).rowcount
             if not taken:
                 raise BookError(f"entry {entry} registered no records of {data!r} that are there")
             less = update(SUMS).where(*_at(data, "")).values(persons=SUMS.c.persons - taken)
