@@ -21,6 +21,7 @@ from forethought.data.columns import (
     Category,
     Column,
     Encoder,
+    Number,
     Outside,
     PlainNumber,
     TableSchema,
@@ -451,6 +452,7 @@ def load_table(
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     notes = ("numbers scaled from their declared ranges to [-1, 1]",)
+    notes += ("records without a label left out",) if schema.missing_label == "drop" else ()
     norm = encoder.usual_norm
     loaded = Dataset(name, train, held, classes, notes, caveats, owners, encoder, feature_norm=norm)
     if aside.person is None or owners is None:
@@ -605,11 +607,21 @@ def _declared(
     if {*aside.targets} & {aside.person, aside.site}:
         raise UndeclaredError(f"{path}: {aside.label!r} is the label and the person at once")
 
+    words = tuple(str(each).strip() for each in declared.classes or ())
+    target: Column = Category(words=words) if words else Number()
+
     def pieces(file: Path) -> Iterator[pl.DataFrame]:
+        known = 0
         for number, frame in enumerate(Table(file, kind, schema.form).pieces()):
             if not number:
                 _require_declared(file, frame.columns, aside.names, {*columns})
-            yield frame
+            for label in aside.targets if schema.missing_label == "drop" else ():
+                frame = frame.filter(~target.absent(frame[label], schema.form.decimal))
+            known += len(frame)
+            if len(frame):
+                yield frame
+        if not known:
+            raise DataError(f"{file}: no record has a label in {', '.join(aside.targets)}")
 
     encoder = Encoder(
         tuple((name, found) for name, found in columns.items() if name not in aside.names),
