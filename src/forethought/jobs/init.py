@@ -71,6 +71,8 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     targets = tuple(dict.fromkeys(labels)) or (list(seen)[-1],)
     question = "" if labels else "  # is this the column to predict?"
     lines = [_HEAD.format(name=path.name), "[data]", f"source = {toml_value(f'{kind}:{path}')}"]
+    start = pl.concat(_first(Table(path, kind, form)), how="vertical_relaxed")
+    persons = _persons(start, {name: seen[name] for name in seen if name not in targets})
     given_away: dict[str, str] = {}
     shares: list[float] = []
     if len(targets) > 1:
@@ -78,7 +80,6 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     else:
         own = seen[targets[0]]
         lines += [f"label = {toml_value(targets[0])}{question}", *_target(own)]
-        start = pl.concat(_first(Table(path, kind, form)), how="vertical_relaxed")
         shares = _shares(own)
         if shares:
             lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
@@ -94,14 +95,13 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     lines += [
         f"# person = {toml_value(name)}  # values repeat: does it say whom a row is about? Then ε "
         "can protect persons, not rows: take away the first #"
-        for name, column in seen.items()
-        if name not in targets and _of_persons(name, column)
+        for name in persons
     ]
     lines += ["columns_measured = true", "", "[data.columns]"]
     for name, column in seen.items():
         if name not in targets:
             value, why = proposal(name, column)
-            if _of_persons(name, column) and _PERSONS.search(name):
+            if name in persons and _PERSONS.search(name):
                 value, why = "drop", "it names a person? See person, above"
             elif name in given_away and value != "drop":
                 why = f"{given_away[name]}. Is it known before the label is? {toml_value(value)}"
@@ -197,9 +197,39 @@ _PERSONS = re.compile(
 )
 
 
+# Columns that say when a row was written: a file may be sorted by them.
+_WHEN = re.compile(
+    r"(^|[^a-z])(year|month|quarter|week|day|date|time|hour|period|wave|visit|round)", re.IGNORECASE
+)
+
+
+def _persons(frame: pl.DataFrame, seen: dict[str, Seen]) -> list[str]:
+    """Columns that may say whose a row is.
+
+    A column that follows from another one of them, such as a person's sex, is left out, unless its
+    name is one that people give to persons; of two that follow from each other, the later one.
+    """
+    found = [name for name, column in seen.items() if _of_persons(name, column)]
+    kinds = {name: frame[name].n_unique() for name in found}
+
+    def follows(name: str, other: str) -> bool:
+        if not frame.select(name, other).n_unique() == kinds[other]:
+            return False
+        return kinds[name] < kinds[other] or found.index(other) < found.index(name)
+
+    kept = [
+        name
+        for name in found
+        if _PERSONS.search(name) or not any(follows(name, one) for one in found if one != name)
+    ]
+    return sorted(kept, key=lambda name: not _PERSONS.search(name))
+
+
 def _of_persons(name: str, seen: Seen) -> bool:
     """True if a column's values repeat like those of an identifier."""
-    if seen.repeats <= 1.02 or seen.text or not (seen.several or _PERSONS.search(name)):
+    if seen.repeats <= 1.02 or seen.text or _WHEN.search(name):
+        return False
+    if not (seen.several or seen.in_runs or _PERSONS.search(name)):
         return False
     if len(seen.words) < 3:  # student: yes or no
         return False
