@@ -79,6 +79,15 @@ def test_values_that_repeat_like_an_identifier_are_proposed(tmp_path, values):
     assert '# person = "code"' in job_for(table(tmp_path, code=values), "outcome")
 
 
+def test_few_persons_whose_rows_stand_together_are_proposed_and_what_follows_from_them_is_not(
+    tmp_path,
+):
+    herd = np.arange(ROWS) // 75
+    made = {"quarter": herd % 6 + 1, "herd": [f"h{one}" for one in herd], "size": herd // 2 * 7}
+    text = job_for(table(tmp_path, **made), "outcome")
+    assert [line[:18] for line in text.splitlines() if "person =" in line] == ['# person = "herd" ']
+
+
 def test_measured_numbers_are_no_persons(tmp_path):
     draw = np.random.default_rng(4)
     ages, temperatures = draw.integers(18, 90, ROWS), draw.normal(37, 0.5, ROWS).round(1)

@@ -213,7 +213,7 @@ def _persons(frame: pl.DataFrame, seen: dict[str, Seen]) -> list[str]:
     kinds = {name: frame[name].n_unique() for name in found}
 
     def follows(name: str, other: str) -> bool:
-        if not frame.select(name, other).n_unique() == kinds[other]:
+        if frame.select(name, other).n_unique() != kinds[other]:
             return False
         return kinds[name] < kinds[other] or found.index(other) < found.index(name)
 
