@@ -199,7 +199,8 @@ _PERSONS = re.compile(
 
 # Columns that say when a row was written: a file may be sorted by them.
 _WHEN = re.compile(
-    r"(^|[^a-z])(year|month|quarter|week|day|date|time|hour|period|wave|visit|round)", re.IGNORECASE
+    r"(^|[^a-z])(year|month|quarter|week|day|date|time|hour|period|wave|visit|round|trend)",
+    re.IGNORECASE,
 )
 
 

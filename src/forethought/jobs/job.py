@@ -1103,6 +1103,7 @@ def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
     """The request with the basis that was taken in place of ``"auto"``."""
     job = request.job
     training = job.training.model_copy(update={"basis": name})
+    why += '; what each column adds (predict --why) is told by model = "additive"'
     settled = (*request.settled, f'basis = "{name}": {why}')
     return replace(request, job=job.model_copy(update={"training": training}), settled=settled)
 
