@@ -33,10 +33,12 @@ from forethought.data.dataset import (
     Labels,
     Split,
     cannot_split,
-    fractions,
     kept,
     label_column,
+    places,
     share_held_out,
+    split_hashes,
+    told_apart,
 )
 from forethought.data.files import DataError, Kind, Table, TableFormat, read
 from forethought.values.caveats import Caveat
@@ -494,19 +496,22 @@ class _Reader:
         Raises:
             DataError: an entry that its column does not cover.
         """
-        parts: tuple[list[NDArray[np.float32]], ...] = ([], [])
-        held, aside = [], []
+        parts, hashes, aside = [], [], []
         first = 0
         for frame in self.pieces(path):
-            features = self.encoder.encode(frame, str(path), first, outside)
-            falls = fractions(self._identities(frame)) if share else np.ones(len(frame))
-            held.append(falls < share)
-            parts[0].append(features[~held[-1]])
-            parts[1].append(features[held[-1]])
+            parts.append(self.encoder.encode(frame, str(path), first, outside))
+            if share:
+                hashes.append(split_hashes(self._identities(frame)))
             aside.append(frame.select(self.aside.kept))
             first += len(frame)
-        stay, out = map(np.concatenate, parts)
-        return _Rows(stay, out, np.concatenate(held), pl.concat(aside))
+        held = np.zeros(first, bool)
+        if share:
+            all_hashes = np.concatenate(hashes)
+            alone = self.aside.split_by is None  # else equal ones are one person's
+            held = places(told_apart(all_hashes) if alone else all_hashes) < share
+        whole = np.concatenate(parts)
+        del parts  # twice the features are in memory at most
+        return _Rows(whole[~held], whole[held], held, pl.concat(aside))
 
     def require_sizes(self, path: Path, rows: _Rows) -> None:
         """Refuse undeclared numbers that are too large to be left unscaled, and warn of codes."""

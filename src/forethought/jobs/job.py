@@ -638,7 +638,7 @@ def _keys_of(section: str) -> Any:
 
 
 class BudgetSection(_keys_of("budget")):  # type: ignore[misc]
-    """The promise wanted. δ defaults to 1/(10 · examples)."""
+    """The promise wanted. δ defaults to 1/(10 · examples): rows, also where it is persons'."""
 
 
 class TrainingSection(_keys_of("training")):  # type: ignore[misc]
