@@ -183,7 +183,7 @@ def places(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def told_apart(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The same hashes, but for the second, third, … of equal ones, which get others by their number.
+    """The same hashes, but for the second, third, … of equal ones, which get others by number.
 
     So equal records fall on their sides one by one, as different ones do. One record more is still
     one more on one side, whichever of its equals it is: of n equal records those with the numbers 1

@@ -99,9 +99,9 @@ class Predictor:
 
         Of two classes to the log-odds of class 1, of more to the score of the likeliest class,
         which ``class`` names, against the mean of all; of a regression to its value, before that is
-        kept in its range. Counted from ``intercept``, where every column adds its mean over what was
-        declared, and one of which nothing is declared its 0: a row's sum is its answer. ``pairs`` is what the surfaces over two columns add together, where the
-        model has any.
+        kept in its range. Counted from ``intercept``, where every column adds its mean over what
+        was declared, and one of which nothing is declared its 0: a row's sum is its answer.
+        ``pairs`` is what the surfaces over two columns add together, where the model has any.
 
         Args:
             records: as for :meth:`predict`.
