@@ -109,6 +109,23 @@ def test_torchs_mean_of_a_loss_is_the_loss_of_each_example(name: str) -> None:
     assert not torch.equal(weights(mine), weights(network()))
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("column", ["outputs", "targets"])
+def test_a_column_beside_flat_values_is_one_value_an_example(
+    noise_by_round: None, reduction: str, column: str
+) -> None:
+    found = []
+    for loss in (nn.MSELoss(reduction=reduction), lambda one, other: (one - other).square()):
+        reseed(1)
+        layers = [nn.Linear(5, 1)] + [nn.Flatten(0)] * (column == "targets" or bool(found))
+        model = nn.Sequential(*layers)
+        wanted = data()[0][:, 0]
+        records = data()[0], wanted[:, None] if column == "targets" and not found else wanted
+        loop(model, torch.optim.SGD(model.parameters(), 0.1), plan(3), loss, records)
+        found.append(weights(model))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - F.one_hot(targets, 2)).abs().sum(1) + 0.5 * outputs.square().mean(1)
 

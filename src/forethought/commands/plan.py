@@ -223,7 +223,10 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say which model to take, by public numbers and rehearsals, before anything is spent."""
+    """Say which model to take, by public numbers and rehearsals, before anything is spent.
+
+    By accuracy: of classes, one a record, and of rows, not of persons.
+    """
     from forethought.jobs.job import from_file
     from forethought.jobs.public_proxy import compare_models
     from forethought.report import terminal

@@ -30,10 +30,12 @@ from torch.nn import functional as F
 
 from forethought.accounting.statement import About, Statement, account
 from forethought.rounds.contributions import (
+    ALIKE,
     Loss,
     check_loss,
     cross_entropy,
     is_mean,
+    of_alike,
     own_mean,
 )
 from forethought.rounds.preparation import require_prepared
@@ -723,8 +725,10 @@ class Deferred:
         kwargs = dict(kwargs or {})
         if is_mean(function, kwargs):
             kwargs["reduction"] = "none"
-            if function not in (F.cross_entropy, F.nll_loss):  # one an example, or refused
+            if function in ALIKE:  # others give one value an example, or are refused
                 return cls(FunctionCall(own_mean, (function, *args), kwargs))
+        elif function in ALIKE:
+            return cls(FunctionCall(of_alike, (function, *args), kwargs))
         return cls(FunctionCall(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
