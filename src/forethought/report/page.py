@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, of_persons, protected, records, rows, truth
+from forethought.accounting.statement import Statement, protected, records, rows, truth, unit
 from forethought.report.terminal import plan_rows
 from forethought.values.mechanism import Rounds
 from forethought.values.serialisation import parse
@@ -413,11 +413,6 @@ def statement_page(
         _list(
             [
                 f"Protected: {protected(s)}.",
-                "A record is all that one person has in the data."
-                if of_persons(s)
-                else "If one person has several records in the data, ask for the statement for as "
-                "many records together: this one is about "
-                + ("a single record." if s.group == 1 else f"{records(s)}."),
                 f"The attacker {s.adversary}.",
                 *(f"{_capital(text)}." for text in s.facts),
             ]
@@ -514,8 +509,7 @@ def _lead(s: Statement) -> list[str]:
     # Upward, as every bound; and at least what guessing finds.
     blind = round(100 * rate)
     found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
-    unit = "persons" if of_persons(s) else "records"
-    units = unit if s.group == 1 else f"groups of {s.group} {unit}"
+    units = f"{unit(s)}s" if s.group == 1 else f"groups of {s.group} {unit(s)}s"
     learned = "this model learned from" if s.releases else "such a model would learn from"
     # Where one record stands for another, there is no doubt that there was one.
     finds = "finds" if s.adjacency != "replace-one" else "recognises, by what they say,"
@@ -615,8 +609,8 @@ def _annex(s: Statement) -> list[str]:
         *truth(s),
         ("δ", at_most(s.delta, ".6g")),
         ("adjacency", s.adjacency),
-        ("records protected together", f"{s.group}"),
-        ("records in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
+        (f"{unit(s)}s protected together", f"{s.group}"),
+        (f"{unit(s)}s in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
         (s.way.rounds, f"{len(s.mechanism):,}"),
         ("accountant", f"{s.accountant['kind']}, forethought {s.version}"),
         ("who chose the numbers", s.hyperparameters),

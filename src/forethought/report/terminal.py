@@ -15,7 +15,7 @@ from rich.text import Text
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, truth
+from forethought.accounting.statement import Statement, truth, unit
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
 from forethought.papers.published import Paper
@@ -325,7 +325,7 @@ def show_statement(
         *truth(statement),
         ("δ", at_most(statement.delta, ".3g")),
         ("adjacency", statement.adjacency),
-        ("records protected together", str(statement.group)),
+        (f"{unit(statement)}s protected together", str(statement.group)),
         ("rounds", f"{len(statement.mechanism):,}"),
     ]
     console.print(pairs(rows, wrap=True))
