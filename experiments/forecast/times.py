@@ -41,7 +41,7 @@ DIGITS = '[data]\nsource = "digits"\n'
 PIXELS = DIGITS + 'features = "pixels"\n'
 TABLE = '[data]\nsource = "npz:small.npz"\ntask = "classification"\n'
 LARGE = TABLE.replace("small", "large")
-IMAGES = '[data]\nsource = "npz:images.npz"\nclasses = 10\ntask = "classification"\n'
+IMAGES = '[data]\nsource = "npz:images.npz"\ntask = "classification"\n'
 NAMED = """[data]
 source = "csv:named.csv"
 label = "y"
