@@ -1126,7 +1126,8 @@ def _meaning(statement: Statement) -> list[str]:
         "## What they mean",
         "",
         f"δ should be well below one over the number of {unit(statement)}s. Whatever test such an "
-        f"attacker uses to tell whether {records(statement)} was used, this is the best they can do:",
+        f"attacker uses to tell whether {records(statement)} was used, this is the best they can "
+        "do:",
         "",
         "| false alarms accepted | detections, at most |",
         "| --- | --- |",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +19,7 @@ from forethought.accounting.interval import at_least, at_most
 from forethought.accounting.statement import Statement, truth, unit
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
-from forethought.papers.published import Paper
+from forethought.papers.published import Paper, PaperTable
 from forethought.values.contributions import Persons
 from forethought.values.plan import Plan
 
@@ -102,6 +103,12 @@ def show_paper(console: Console, paper: Paper) -> None:
         console.print("- " + "; ".join(part for part in parts if part), markup=False)
     tables = ", ".join(table.number for table in paper.tables)
     console.print(f"Tables beside ours: forethought papers {paper.name} --table N, of {tables}")
+
+
+def show_paper_table(console: Console, table: PaperTable) -> None:
+    """Print a printed table beside ours: aligned on a terminal, elsewhere as Markdown."""
+    console.print(Markdown(table.text) if console.is_terminal else Text(table.text))
+    console.print(f"\nPrinted again by: {table.command}", markup=False)
 
 
 def show_calculated(console: Console, plans: Sequence[Calculated]) -> None:
@@ -381,9 +388,8 @@ def show_summary(console: Console, summary: RunSummary) -> None:
     """Print what a finished run says."""
     show_plan(console, summary.plan)
     if summary.metrics:
-        last = summary.metrics[-1]
-        parts = ", ".join(f"{name} {value}" for name, value in last.items() if value)
-        console.print(f"\n[bold]Last record[/bold]  {parts}")
+        last = {name: float(value) for name, value in summary.metrics[-1].items() if value}
+        console.print(f"\n[bold]Last record[/bold]  {_recorded(last)}")
     show_figures(console, summary.results)
     console.print("\n[bold]Statement[/bold]")
     for sentence in summary.statement.sentences():
@@ -405,9 +411,21 @@ def show_unfinished(console: Console, run: UnfinishedRun) -> None:
         f"released{spent}"
     )
     if run.last:
-        facts_of_it = ", ".join(f"{name} {value:.4g}" for name, value in run.last.items())
-        console.print(f"[bold]Last record[/bold]  {facts_of_it}")
+        console.print(f"[bold]Last record[/bold]  {_recorded(run.last)}")
     console.print(f"Continue with: forethought train --resume {run.folder}")
+
+
+def _recorded(last: Mapping[str, float]) -> str:
+    """A row of metrics.csv in a few digits, ε upward and counts whole."""
+    shown = {
+        name: f"{value:,.0f}"
+        if value % 1 == 0
+        else at_most(value)
+        if name == "epsilon"
+        else f"{value:.4g}"
+        for name, value in last.items()
+    }
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
 
 
 def show_plan_and_alternatives(
