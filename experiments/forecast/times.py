@@ -1,12 +1,13 @@
 """Seconds that ``forethought plan`` says training will take, beside those that it took.
 
 Each figure is of a process of its own, in seconds of its processor, on one thread: what a machine
-would take that does nothing else. Medians of ``--times``. Counted is what ``forethought train``
+would take that does nothing else. Counted is what ``forethought train``
 calls "trained in": the rounds and what stands before, between and after them (evaluation, results,
-pages). ``whole`` is the process, with its start, loading and planning. Rows that are there are
-skipped.
+pages). ``whole`` is the process, with its start, loading and planning. A call adds what is missing
+to so many rows of each job; ``--show`` prints their medians.
 
     python experiments/forecast/times.py --out experiments/forecast/times.jsonl
+    python experiments/forecast/times.py --show experiments/forecast/times.jsonl
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -57,6 +59,7 @@ e = [-4, 4]
 f = [-4, 4]
 """
 PERSONS = NAMED.replace("holdout", 'person = "who"\nrecords_per_person = 4\nholdout')
+NAMED += 'who = "drop"\n'
 MLP = '[model]\nname = "mlp"\n'
 JOBS = {
     "digits": DIGITS,
@@ -108,37 +111,51 @@ def one(what: str) -> tuple[float, float] | None:
     return None if seconds == "None" else (float(seconds), float(whole))
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    """What was measured before."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def show(path: Path) -> None:
+    """Medians by job, as a table in Markdown."""
+    print("| job | said | took | off by | whole process | rows |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for job in JOBS:
+        of = [row for row in rows(path) if row["job"] == job]
+        if of:
+            said, took, whole = (median(row[n] for row in of) for n in ("said", "took", "whole"))
+            print(
+                f"| {job} | {said:.1f} s | {took:.1f} s | {said / took - 1:+.0%} | {whole:.1f} s "
+                f"| {len(of)} |"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--most", type=int, default=len(JOBS), help="jobs in this call")
-    parser.add_argument("--times", type=int, default=3, help="processes of each kind")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--show", type=Path)
+    parser.add_argument("--times", type=int, default=3, help="rows of each job")
     asked = parser.parse_args()
+    if asked.out is None:
+        return show(asked.show)
     asked.out.touch()
-    lines = asked.out.read_text(encoding="utf-8").splitlines()
-    have = {json.loads(line)["job"] for line in lines}
-    wanted = [(job, text) for job, text in JOBS.items() if job not in have]
     out = asked.out.resolve()
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         tables()
-        for number, (job, text) in enumerate(wanted[: asked.most]):
-            Path("job.toml").write_text(text + "[budget]\nepsilon = 3.0\n", encoding="utf-8")
-            said, took = [], []
-            for turn in range(asked.times):
-                said.append(one("plan"))
-                took.append(one(f"run-{number}-{turn}"))
-            if None in said or None in took:
-                continue
-            row = {
-                "job": job,
-                "said": statistics.median(found[0] for found in said),
-                "took": statistics.median(found[0] for found in took),
-                "whole": statistics.median(found[1] for found in took),
-            }
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(row, flush=True)
+        for turn in range(asked.times):
+            for number, (job, text) in enumerate(JOBS.items()):
+                if sum(row["job"] == job for row in rows(out)) > turn:
+                    continue
+                Path("job.toml").write_text(text + "[budget]\nepsilon = 3.0\n", encoding="utf-8")
+                said, took = one("plan"), one(f"run-{number}-{turn}")
+                if said is None or took is None:
+                    continue
+                row = {"job": job, "said": said[0], "took": took[0], "whole": took[1]}
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(row, flush=True)
+    return None
 
 
 if __name__ == "__main__":

@@ -937,10 +937,9 @@ def _sampling_schema(kind: type[Sampling]) -> dict[str, Any]:
 # ---- in words
 
 _PROTECTED = {
-    "add-or-remove": "whether any one {0} is present in the training data at all (with a group, "
-    "whether all of its {0}s are present or none)",
-    "zero-out": "any one {0}, against the same data with that {0} blanked out",
-    "replace-one": "any one {0}, against the same data with that {0} replaced by any other",
+    "add-or-remove": "the presence of {0} in the training data",
+    "zero-out": "{0}, against the same data with {1} blanked out",
+    "replace-one": "{0}, against the same data with {1} replaced by any other",
 }
 # The first words of a statement without a guarantee.
 _BROKEN = {
@@ -969,14 +968,16 @@ def of_persons(statement: Statement) -> bool:
 
 def protected(statement: Statement) -> str:
     """The neighbours of the data that cannot be told apart, in words, and what a person has."""
-    who = "" if statement.group == 1 else f", for {records(statement)}"
+    one = statement.group == 1
+    who = f"any {records(statement)}" if one else records(statement)
+    that = f"that {unit(statement)}" if one else "these"
     more = (
         "All that a person has in the data counts as one, however many records it is"
         if of_persons(statement)
         else "If one person has several records in the data, ask for the statement for as many "
         f"together: this one is about {records(statement)}"
     )
-    return f"{_PROTECTED[statement.adjacency].format(unit(statement))}{who}. {more}"
+    return f"{_PROTECTED[statement.adjacency].format(who, that)}. {more}"
 
 
 def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:

@@ -294,7 +294,7 @@ def show_result(
     show_figures(console, results)
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
-        console.print(f"  {sentence}")
+        console.print(f"  {sentence}", markup=False)
     if folder is not None:
         console.print(f"\n[bold]Run folder[/bold]  {folder}")
 
@@ -305,8 +305,8 @@ def show_figures(console: Console, results: Results | None) -> None:
         return
     *others, last = results.sentences()
     for sentence in others:
-        console.print(f"  {sentence}")
-    console.print(f"  {last}", style="yellow" if results.weak else None)
+        console.print(f"  {sentence}", markup=False)
+    console.print(f"  {last}", style="yellow" if results.weak else None, markup=False)
 
 
 def show_phases(console: Console, run: Run) -> None:
@@ -325,7 +325,7 @@ def show_statement(
 ) -> None:
     """Print a statement: the three sentences, then the numbers as a small table."""
     for sentence in statement.sentences(listed):
-        console.print(sentence)
+        console.print(sentence, markup=False)
     what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
     rows = [
         (what, f"{statement.epsilon:.6g}"),
@@ -393,7 +393,7 @@ def show_summary(console: Console, summary: RunSummary) -> None:
     show_figures(console, summary.results)
     console.print("\n[bold]Statement[/bold]")
     for sentence in summary.statement.sentences():
-        console.print(f"  {sentence}")
+        console.print(f"  {sentence}", markup=False)
     for path in summary.figures:
         console.print(f"figure  {path}")
 

@@ -188,7 +188,7 @@ function drawCost({ cost, budgets, unit }) {
   byId("budgets").replaceChildren(...budgets.map(([at, worth, lost]) => {
     const row = document.createElement("tr"), head = document.createElement("th");
     const left = cost === null ? [] : [pairs(cost.without - lost),
-      lost < 0.0005 ? "under 0.1" : pairs(lost)];
+      lost < 0.0005 ? "< 0.1" : pairs(lost)];
     head.scope = "row"; head.textContent = short(at);
     row.append(head, ...[about(worth), ...left].map((text) => {
       const cell = document.createElement("td");
