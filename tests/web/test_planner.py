@@ -15,7 +15,7 @@ import pytest
 import forethought as ft
 from forethought.accounting.tradeoff import tradeoff
 from forethought.cli import main
-from forethought.jobs.job import Job, from_file
+from forethought.jobs.job import Job, from_file, overridden
 from forethought.jobs.train import prepare
 from forethought.planning.defaults import noise_to_signal
 from forethought.web.planner import BUDGETS, FALSE_ALARMS, SettingError, Settings, shown
@@ -149,11 +149,16 @@ JOBS = {
     + BUDGET,
     "a network": TABLE + COLUMNS + BUDGET + '[model]\nname = "mlp"\n',
     "images": '[data]\nsource = "digits"\n' + BUDGET,
+    "ranges": TABLE + COLUMNS + BUDGET + "[training]\nranges = true\n",
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "a table")) for name in JOBS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("a table", "ranges")))
+        for name in JOBS
+    ],
 )
 def test_page_command_and_training_have_one_plan(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -170,6 +175,9 @@ def test_page_command_and_training_have_one_plan(name, tmp_path, monkeypatch, ca
     assert start.plan(place.loaded) == trained
     page = shown(start, place.loaded)
     assert (page["batch"], page["sigma"]) == (trained.batch, trained.noise_multiplier)
+    # Another budget on the page is that budget in the command, what is released first included.
+    less = prepare(overridden(from_file(job), {"epsilon": 0.9})).plan
+    assert replace(start, epsilon=0.9).plan(place.loaded) == less != trained
     # What is saved without a change is the same run.
     assert ft.Plan.load(place.save("same.json", start)) == trained
     saved = place.save("same.toml", start)

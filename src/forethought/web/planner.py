@@ -93,20 +93,17 @@ class Settings:
             return plan(request.job.plan_request(*numbers, persons=self.persons))
         asked = asked or loaded.plan_request()
         delta = self.delta or defaults.default_delta(self.records)
-        return loaded.with_caveats(
-            plan(
-                asked.with_(
-                    budget=Budget(self.epsilon, delta),
-                    delta=None,
-                    noise_multiplier=None if asked.budget is None else asked.noise_multiplier,
-                    examples=self.records,
-                    persons=self.persons,
-                    records_per_person=self.records_per_person,
-                    epochs=self.epochs,
-                    rounds=asked.rounds if self.epochs is None else None,
-                )
-            )
+        asked = asked.with_(
+            budget=Budget(self.epsilon, delta),
+            delta=None,
+            noise_multiplier=None if asked.budget is None else asked.noise_multiplier,
+            examples=self.records,
+            persons=self.persons,
+            records_per_person=self.records_per_person,
+            epochs=self.epochs,
+            rounds=asked.rounds if self.epochs is None else None,
         )
+        return loaded.with_caveats(plan(loaded.with_ranges(asked)))
 
 
 # Setting → kind, least, most, whether it may be left to the planner.
