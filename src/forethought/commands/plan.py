@@ -372,7 +372,7 @@ def papers(
 ) -> None:
     """The five papers: what each claims, where it is wrong, its tables beside ours."""
     from forethought.papers import published
-    from forethought.report.terminal import show_paper, show_papers
+    from forethought.report.terminal import show_paper, show_paper_table, show_papers
     from forethought.values.serialisation import plain
 
     refuse(table is not None and name is None, "--table goes with a paper: forethought papers 000")
@@ -385,8 +385,7 @@ def papers(
         show_paper(console, found)
     else:
         found = published.paper(name).table(table)
-        console.print(found.text, markup=False)
-        console.print(f"\nPrinted again by: {found.command}", markup=False)
+        show_paper_table(console, found)
     if as_json:
         print_json(plain(found))
 
