@@ -363,10 +363,8 @@ class Subject:
         batch = LaneBatch(*rows, members, copies=copies, real=max(real, 1), blocks=blocks)
         return contributions(model, loss, batch, trained)
 
-    def pieces(
-        self, data: Any, blocks: Blocks | None, count: int | None = None
-    ) -> Iterator[Piece]:
-        """Contributions as they lie, cut into blocks that are filled up; ``count`` of them count."""
+    def pieces(self, data: Any, blocks: Blocks | None, count: int | None = None) -> Iterator[Piece]:
+        """Contributions as they lie, in blocks that are filled up; the first ``count`` count."""
         shape, each = self.tried(data, blocks), self.each
         for start, end, size in shape.cut(batches.batch_size(*data) // each):
             rows = batches.filled(data, start * each, end * each, size * each)

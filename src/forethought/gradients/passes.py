@@ -36,7 +36,7 @@ from forethought.gradients.boundary import (
     rows,
     trained_of,
 )
-from forethought.gradients.sharded import own_parameters, shards_of
+from forethought.gradients.sharded import gathered, own_parameters, shards_of
 from forethought.gradients.terms import Filled, Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 from forethought.turns import turns
@@ -417,9 +417,9 @@ class _Attempt:
     @contextmanager
     def _around(self) -> Iterator[None]:
         compiled = "torch._dynamo" in sys.modules  # else nothing can be
-        gathering = nullcontext() if self._shards is None else self._shards.gathering()
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
-            with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), gathering:
+            with eager, gathered(self.model):
                 yield
         finally:
             self._restore()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -50,9 +50,58 @@ def take_shards(model: nn.Module) -> Shards | None:
     return found
 
 
+def gathered(model: nn.Module) -> AbstractContextManager[object]:
+    """A context in which a sharded model can be called; of any other model nothing happens."""
+    shards = _SHARDED.get(model)
+    return nullcontext() if shards is None else shards.gathering()
+
+
+def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name → trained parameter, or this process's shard of it, that an optimizer steps."""
+    shards = _SHARDED.get(model)
+    if shards is not None:
+        return shards.local
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """The model's state with whole tensors; all processes of a sharded model call it together.
+
+    Args:
+        keep: False in a process that only helps the others: it gets nothing.
+    """
+    state = model.state_dict()
+    if shards_of(model) is None:
+        return state
+    found = {}
+    for name, tensor in state.items():
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if keep:
+            found[name] = whole
+    return found
+
+
+def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """The inverse of :func:`whole_state`."""
+    shards = shards_of(model)
+    if shards is None:
+        model.load_state_dict(state)
+        return
+    for name, tensor in model.state_dict().items():
+        cut = hasattr(tensor, "to_local")
+        own_part(tensor).copy_(shards.own(state[name]) if cut else state[name])
+
+
+def own_part(tensor: Any) -> Tensor:
+    """This process's shard of a tensor that is cut, sharing its memory; any other as it is."""
+    with torch.no_grad():
+        found: Tensor = tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
 def own_parameters(model: nn.Module) -> list[Tensor]:
     """All parameters; of those that are cut, this process's shards."""
-    return [_shard(p) if hasattr(p, "to_local") else p for p in model.parameters()]
+    return [own_part(p) for p in model.parameters()]
 
 
 class Shards:
@@ -88,7 +137,7 @@ class Shards:
             module.reshard()
         trained = {name: p for name, p in self._kept.items() if p.requires_grad}
         self.whole = {name: whole[name] for name in trained}
-        self.local = {name: nn.Parameter(_shard(p)) for name, p in trained.items()}
+        self.local = {name: nn.Parameter(own_part(p)) for name, p in trained.items()}
         self._gathering: Gathering | None = None
 
     def is_of(self, model: nn.Module) -> bool:
@@ -125,11 +174,51 @@ class Shards:
         found: Tensor = shards.full_tensor()
         return found
 
-    def own(self, name: str, whole: Tensor) -> Tensor:
+    def own(self, whole: Tensor) -> Tensor:
         """The part of a whole tensor that is this process's shard."""
         rows = -(-len(whole) // self.size)
-        start = min(rows * distributed.get_rank(), len(whole))
-        return whole[start : start + len(self.local[name])].clone()
+        start = rows * distributed.get_rank()
+        return whole[start : start + rows]
+
+    def full_of(self, state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+        """A state with whole tensors in the place of this process's shards.
+
+        Args:
+            state: ``parameter`` or ``number of the parameter/anything`` → tensor.
+            keep: as in :func:`whole_state`.
+        """
+        found = {}
+        for key, tensor in state.items():
+            name = self._about(key)
+            cut = tensor.shape == self.local[name].shape
+            whole = self.full(name, tensor) if cut else tensor
+            if keep:
+                found[key] = whole
+        return found
+
+    def own_of(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of :meth:`full_of`."""
+        return {
+            key: self.own(whole) if whole.shape == self._kept[self._about(key)].shape else whole
+            for key, whole in state.items()
+        }
+
+    def _about(self, key: str) -> str:
+        number, _, rest = key.partition("/")
+        return [*self.local][int(number)] if rest else key
+
+    @contextmanager
+    def having(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """The trained parameters have other values, shards as well, for a while."""
+        kept = {name: self.local[name].detach().clone() for name in values}
+        with torch.no_grad():
+            try:
+                for name, value in values.items():
+                    self.local[name].copy_(value)
+                yield
+            finally:
+                for name, value in kept.items():
+                    self.local[name].copy_(value)
 
     @contextmanager
     def gathering(self) -> Iterator[Gathering]:
@@ -146,7 +235,6 @@ class Shards:
             self._gathering = None
             for module in self.modules:
                 module.reshard()
-
 
     def lanes(self, mode: Any) -> None:
         """Modules are gathered in the lanes of a mode from now on."""
@@ -170,12 +258,6 @@ def _require_plain(name: str, parameter: Any, size: int) -> None:
             f"parameter {name!r} is not cut along its first dimension over all processes: use "
             "fully_shard without mesh= and shard_placement_fn= (no replicas, no tensor parallelism)"
         )
-
-
-def _shard(parameter: Any) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = parameter.to_local()
-    return found.detach()
 
 
 class Gathering:
@@ -248,7 +330,9 @@ class Gathering:
             ]
         places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         with _plainly():
-            known = [physical(v) if is_lane(v) else (v, None) for v in map(leaves.__getitem__, places)]
+            known = [
+                physical(v) if is_lane(v) else (v, None) for v in map(leaves.__getitem__, places)
+            ]
             wanted = [i for i, (value, _) in enumerate(known) if value.requires_grad]
             if torch.is_grad_enabled() and wanted:
                 taken = _Passed.apply(on_the_way_back, *(known[i][0] for i in wanted))  # type: ignore[no-untyped-call]

@@ -1518,7 +1518,11 @@ def _check_parameter(name: str, parameter: Tensor, sharded: bool) -> None:
             "pass through it: remove it"
         )
     kind = type(parameter.data)
-    if not sharded and kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if (
+        not sharded
+        and kind is not Tensor
+        and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    ):
         raise Refused(
             f"parameter {name!r} is a {kind.__name__}: shards are taken from fully_shard, by "
             "forethought.train; other wrapped tensors are not supported, use the plain module"
