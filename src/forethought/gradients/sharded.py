@@ -276,6 +276,14 @@ class Gathering:
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """Our hooks in the place of FSDP's own, which would add up gradients before clipping."""
+
+        # Functions, through which nobody who asks what a model reaches comes to the pass itself.
+        def enter(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            return self._enter(module, args, kwargs)
+
+        def leave(module: Any, args: Any, output: Any) -> Any:
+            return self._leave(module, output)
+
         tables = [t for m in self._modules for t in (m._forward_pre_hooks, m._forward_hooks)]
         kept = [table.copy() for table in tables]
         try:
@@ -284,8 +292,8 @@ class Gathering:
                     if hook.__module__.startswith("torch.distributed.fsdp"):
                         del table[key]
             for module in self._modules:
-                module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
-                module.register_forward_hook(self._leave)
+                module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                module.register_forward_hook(leave)
             yield
         finally:
             for table, before in zip(tables, kept, strict=True):
@@ -297,7 +305,7 @@ class Gathering:
         args, kwargs = self._passed((args, kwargs), partial(self._done, module), _cast(module))
         return args, kwargs
 
-    def _leave(self, module: Any, args: Any, output: Any) -> Any:
+    def _leave(self, module: Any, output: Any) -> Any:
         output = self._passed(output, partial(self._again, module), _output(module))
         # A module that is run again on the way back is let go of when that way leaves it.
         if module is not self._root and module not in self._backward:
