@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forethought.gradients.sharded import gathered
 from forethought.values.checks import whole
 
 Loss = Callable[[Any, Any], Tensor]
@@ -100,11 +101,12 @@ def _refuse_shared(tree: Any) -> None:
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """``model(x)``, ``model(*tuple)`` or ``model(**dict)``, after the kind of ``inputs``."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(inputs)
+    with gathered(model):
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        if isinstance(inputs, tuple | list):
+            return model(*inputs)
+        return model(inputs)
 
 
 def losses(values: Any, batch: int) -> Tensor:

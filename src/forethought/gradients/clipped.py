@@ -33,6 +33,7 @@ from forethought.gradients.boundary import (
     trained_of,
 )
 from forethought.gradients.passes import SlowGradientsWarning, contributions
+from forethought.gradients.sharded import own_parameters, shards_of
 from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, clip_and_sum
 from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
 from forethought.turns import turns
@@ -359,15 +360,16 @@ class Subject:
             if uses is not None:
                 return uses
         copies = members is not None and not self.mixing
-        batch = LaneBatch(*rows, members, copies=copies, real=real, blocks=blocks)
+        batch = LaneBatch(*rows, members, copies=copies, real=max(real, 1), blocks=blocks)
         return contributions(model, loss, batch, trained)
 
-    def pieces(self, data: Any, blocks: Blocks | None) -> Iterator[Piece]:
-        """Contributions as they lie, cut into blocks that are filled up."""
+    def pieces(self, data: Any, blocks: Blocks | None, count: int | None = None) -> Iterator[Piece]:
+        """Contributions as they lie, in blocks that are filled up; the first ``count`` count."""
         shape, each = self.tried(data, blocks), self.each
         for start, end, size in shape.cut(batches.batch_size(*data) // each):
             rows = batches.filled(data, start * each, end * each, size * each)
-            yield Piece(self, rows, end - start, size, shape)
+            real = end - start if count is None else min(max(count - start, 0), end - start)
+            yield Piece(self, rows, real, size, shape)
 
     def tried(self, data: Any, blocks: Blocks | None) -> Blocks:
         """Blocks in which every example has the same bits at every place; None: any."""
@@ -399,7 +401,9 @@ class Piece:
         found, trained = self.gradients(), self.subject.trained
         if isinstance(found, list):
             return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)
-        return clip_and_sum(found, trained, clip_norm, clip, round_size, self.real)
+        shards = shards_of(self.subject.model)
+        keep = None if shards is None else shards.scattered
+        return clip_and_sum(found, trained, clip_norm, clip, round_size, self.real, keep)
 
 
 # The weights themselves, and the same with noise: zeros would hide what they are multiplied with.
@@ -480,7 +484,7 @@ class _unnoticed:  # noqa: N801 - used like a function
     """Generators and weights are afterwards as they were."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = [p for p in model.parameters() if p.is_floating_point()]
+        self._parameters = [p for p in own_parameters(model) if p.is_floating_point()]
 
     def __enter__(self) -> None:
         self._generators = Generators([p.device for p in self._parameters][:1])
@@ -578,7 +582,7 @@ def watched(
 
 
 def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trained = trained_of(model, "train")
     if isinstance(computed, list):
         computed = as_terms(computed, trained, len(computed[0].inputs))
     if any(isinstance(term, terms.Separate) for term in computed.values()):
@@ -622,7 +626,7 @@ def _stored(term: Any) -> Iterator[Tensor]:
 
 
 def _disturb(model: nn.Module, generator: torch.Generator) -> None:
-    for parameter in model.parameters():
+    for parameter in own_parameters(model):
         if parameter.is_floating_point():
             spread = float(parameter.detach().float().std(correction=0)) or 0.05
             noise = torch.randn(parameter.shape, generator=generator) * (0.3 * spread)
@@ -822,6 +826,7 @@ def clipped_sum(
     batch_dims: BatchDims | None = None,
     copies: int = 1,
     blocks: Blocks | None = None,
+    counted: int | None = None,
 ) -> Sums:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
@@ -851,6 +856,8 @@ def clipped_sum(
             examples how many of one size (longer ones run one after the other); tried before the
             first pass on made-up examples, and changed where a place in a block makes a difference.
             None: the batch is one block, filled up to a multiple of 16 rows, and nothing is tried.
+        counted: how many of the contributions count, the first ones; None: all. The processes of a
+            sharded model make as many passes each, some of them with examples that add zero.
 
     Returns:
         ``(gradients, norms)``: parameter name → sum, float64, in the parameter's shape; norms of
@@ -864,7 +871,9 @@ def clipped_sum(
             trained privately, with the module and the remedy. TypeError: groups not integers;
             numbers or arrays among the inputs. RuntimeError: what batch_dims declares is not true.
     """
-    bound, trained = real("clip_norm", clip_norm, above=0), trained_of(model, "train")
+    shards = shards_of(model)
+    trained = trained_of(model, "train") if shards is None else shards.whole
+    bound = real("clip_norm", clip_norm, above=0)
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:
         if groups is not None:
@@ -880,7 +889,7 @@ def clipped_sum(
         nothing = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in trained.items()}
         return nothing, batches.zeros_for(next(iter(trained.values())), count or 0)
     subject = Subject(model, loss, trained, copies, dims=batch_dims)
-    work = subject.pieces((inputs, targets), blocks)
+    work = subject.pieces((inputs, targets), blocks, counted)
     places: list[Tensor] = []
     if groups is not None:
         work = _of_groups(subject, (inputs, targets), groups, blocks, places)

@@ -36,6 +36,7 @@ from forethought.gradients.boundary import (
     rows,
     trained_of,
 )
+from forethought.gradients.sharded import gathered, own_parameters, shards_of
 from forethought.gradients.terms import Filled, Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 from forethought.turns import turns
@@ -215,6 +216,12 @@ _ONLY_ALONE = (
 )
 
 
+_ONLY_TOGETHER = (
+    "a sharded model runs its examples side by side, so that all processes gather the same modules "
+    "at the same time, and this one cannot ({}): train it without fully_shard"
+)
+
+
 class _Attempt:
     """One batch's passes, until every lane has run to its end."""
 
@@ -232,10 +239,11 @@ class _Attempt:
         boundary.check()
         self._known = memory_of(model)
         self._modules = list(model.named_modules())
-        vmap_mode.hooked(self._modules)
+        self._shards = shards_of(model)
+        vmap_mode.hooked(self._modules, sharded=self._shards is not None)
         self._generators = Generators([p.device for p in trained.values()][:1])
         self._state = ModuleState(self._modules)
-        self._parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._parameters = {p.untyped_storage().data_ptr() for p in own_parameters(model)}
         self._surroundings: ExternalState | None = None
         self._masks: vmap_mode.Masks | None = None
         self._drawn_for: Tensor | None = None
@@ -369,6 +377,8 @@ class _Attempt:
                 if watch is not None:
                     watch.keep(index, None if index is None else len(index))
             except boundary.DivergentControlFlow as parted:
+                if self._shards is not None:
+                    raise Refused(_ONLY_TOGETHER.format(parted)) from None
                 pending += _split(index, parted, self.batch.count)
             if pending:
                 self._generators.restore()
@@ -381,7 +391,7 @@ class _Attempt:
 
     def _pass(self, index: Tensor | None, settings: PassSettings) -> dict[str, Term]:
         size = self.batch.lanes if index is None else len(index)
-        places = ParameterViews(self.trained)
+        places = ParameterViews(self.trained, derived=self._shards is None)
         with self._around(), torch.enable_grad():
             values, mode = self._forward(index, size, places, settings)
             left = self._backward(values, mode)
@@ -407,8 +417,9 @@ class _Attempt:
     @contextmanager
     def _around(self) -> Iterator[None]:
         compiled = "torch._dynamo" in sys.modules  # else nothing can be
+        eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
-            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            with eager, gathered(self.model):
                 yield
         finally:
             self._restore()
@@ -421,7 +432,9 @@ class _Attempt:
             draws = None if self._masks is None else self._draws(self._masks, index)
             observe = None if self._observe is None else _named(self._observe)
             mode = VmapMode(size, level, places, settings, draws, observe, self._asked)
-            mode.parameters = self._parameters
+            mode.parameters = {*self._parameters}
+            if self._shards is not None:
+                self._shards.lanes(mode)
 
             if settings.unshared:
                 inputs, targets = (batches.mapped(t, Tensor.clone) for t in (inputs, targets))
@@ -512,6 +525,8 @@ class _Attempt:
 
     def _one_at_a_time(self, differentiate: bool) -> dict[str, list[Tensor]]:
         self._generators.restore()
+        if self._shards is not None:
+            raise Refused(_ONLY_TOGETHER.format(self._unable or "it was told to"))
         self._survey()
         first = self.batch.each == 1 and self.batch.count > 1
         first = first and not self._known.has_judged(self.loss)

@@ -547,6 +547,7 @@ def clip_and_sum(
     clip: ClippingRule = flat,
     round_size: int | None = None,
     count: int | None = None,
+    keep: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Sums:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
@@ -558,6 +559,7 @@ def clip_and_sum(
         round_size: contributions of the whole round, where several calls are added up.
         count: how many of the contributions count, the first ones; the others fill up a block and
             repeat these. None: all.
+        keep: what is kept of each parameter's sum, as soon as that is formed; None: all of it.
 
     Returns:
         Sums in float64 in the parameters' shapes; norms (upper bounds), shape (contributions,),
@@ -570,8 +572,8 @@ def clip_and_sum(
     sums = {}
     with exactly(ready.norms.device.type):
         for name, row, length in zip(ready.names, ready.factors, ready.lengths, strict=True):
-            found = ready.held.pop(0).summed(row, length)
-            sums[name] = found.view(trained[name].shape)
+            found = ready.held.pop(0).summed(row, length).view(trained[name].shape)
+            sums[name] = found if keep is None else keep(name, found)
     return sums, ready.norms
 
 
@@ -609,7 +611,7 @@ def weighed(
         measured = Measured([term.bounds() for term in held], names)
         rows = len(measured.found[0].norms)
         real = rows if count is None else count
-        share = _share(real, round_size)
+        share = _share(max(real, 1), round_size)  # nothing but zeros has no error
         greatest = float(measured.norms.total.max())
         if not math.isfinite(greatest):
             held, measured = _settled(held, measured)

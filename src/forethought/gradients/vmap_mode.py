@@ -416,16 +416,22 @@ class ParameterViews:
 
     Args:
         trained: the trained parameters by name.
+        derived: whether tensors that are computed from parameters are taken, too.
     """
 
-    def __init__(self, trained: Mapping[str, Tensor]) -> None:
-        self.trained = dict(trained)
+    def __init__(self, trained: Mapping[str, Tensor], derived: bool = True) -> None:
+        self.trained, self._derived = dict(trained), derived
         self._names = {id(parameter): name for name, parameter in trained.items()}
         self._known: dict[int, Derived | LookedUp] = {}
 
     def of(self, value: Tensor) -> ParameterView:
         """The place of a tensor that needs gradients and belongs to no example."""
         found: ParameterView | None = self._known.get(id(value)) or slot(value, self._names)
+        if found is None and not self._derived:
+            raise Refused(
+                "weights that are computed from sharded parameters (weight normalisation, merged "
+                "adapters) would have to be whole: train the model without fully_shard"
+            )
         if found is None:
             found = self._known[id(value)] = Derived(value)  # kept: an id is no name otherwise
         return found
@@ -1478,8 +1484,11 @@ _refuse(
 )
 
 
-def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
+def hooked(modules: Iterable[tuple[str, nn.Module]], sharded: bool = False) -> None:
     """Refuse hooks that would run in the backward pass, and parameters that no rule is true of.
+
+    Args:
+        sharded: parameters are gathered by the pass itself.
 
     Raises:
         Refused: naming the module or parameter.
@@ -1499,20 +1508,24 @@ def hooked(modules: Iterable[tuple[str, nn.Module]]) -> None:
             )
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                _check_parameter(f"{name}.{key}" if name else key, parameter)
+                _check_parameter(f"{name}.{key}" if name else key, parameter, sharded)
 
 
-def _check_parameter(name: str, parameter: Tensor) -> None:
+def _check_parameter(name: str, parameter: Tensor, sharded: bool) -> None:
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise Refused(
             f"parameter {name!r} has a hook on its gradient, which private training does not "
             "pass through it: remove it"
         )
     kind = type(parameter.data)
-    if kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if (
+        not sharded
+        and kind is not Tensor
+        and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    ):
         raise Refused(
-            f"parameter {name!r} is a {kind.__name__}: shards of a parameter (FSDP, tensor "
-            "parallelism) and other wrapped tensors are not supported; use the plain module"
+            f"parameter {name!r} is a {kind.__name__}: shards are taken from fully_shard, by "
+            "forethought.train; other wrapped tensors are not supported, use the plain module"
         )
     if parameter.is_complex() and parameter.requires_grad:
         raise Refused(

@@ -54,7 +54,7 @@ class DealtBatch:
     """A round's batch, dealt into contributions.
 
     Args:
-        indices: record numbers, int64, shape (batch,).
+        indices: record numbers, int64, shape (batch,); the first ``count`` where each is one.
         member_of: which contribution each record belongs to, shape (batch,).
         count: how many contributions there are, empty ones included.
         whole: how many the round has, where this is a part of it; None: this is all of it.
@@ -177,6 +177,7 @@ def example_gradients(addition: Addition) -> Tensor:
             batch_dims=how.batch_dims,
             copies=copies,
             blocks=blocks,
+            counted=max(batch.count - start, 0),
         )
         accumulate(addition.into, sums)
         norms.append(found)

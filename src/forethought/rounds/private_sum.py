@@ -26,6 +26,7 @@ from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.batches import together
 from forethought.gradients.clipped import clipped_sums
+from forethought.gradients.sharded import Shards, own_part
 from forethought.gradients.sums import Sums, centred_count_below, next_clip_norm
 from forethought.rounds.contributions import (
     CONTRIBUTORS,
@@ -200,6 +201,8 @@ class PrivateRounds:
         note: called with a round's number and what its noise is bound to, before the noise is
             drawn, for a record on disk; answers how many releases of the round that makes.
         team: the processes that compute the rounds together.
+        shards: of a sharded model, whose ``local`` the parameters are: then every process has its
+            own shard of sum, noise and step.
         batch_dims: where the model has its examples, as its owner declares; an assumption.
 
     Raises:
@@ -231,6 +234,7 @@ class PrivateRounds:
         transcript: Transcript | None = None,
         team: Team | None = None,
         batch_dims: BatchDims | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.privacy, self.layout = privacy, Layout(parameters)
         self.transcript = Transcript() if transcript is None else transcript
@@ -245,7 +249,11 @@ class PrivateRounds:
         self._augment = Stream(secrets.sampling, "augment")
         self._parts = Stream(secrets.sampling, "parts")
         self._secret = secrets.sampling
-        self._noise = BoundNoise(secrets.noise)
+        self.shards = shards
+        # What all processes draw alike, and what each draws for its own shard.
+        self._common = self._noise = BoundNoise(secrets.noise)
+        if shards is not None:
+            self._noise = BoundNoise(secrets.noise, shard=self.team.rank)
         self._laid_out = [self.layout.names, [tuple(shape) for shape in self.layout.shapes]]
         self._written: tuple[object, bytes] = None, b""
         self._gaussian = GaussianNoise()
@@ -261,6 +269,8 @@ class PrivateRounds:
             raise ValueError(
                 "batch_dims= goes with clipped examples: a group is a batch of its own"
             )
+        if shards is not None:
+            _require_sharded(privacy, batch_dims, self.witness)
         if privacy.noise == "grid":
             for part in privacy.mechanism:  # refused now, before anything is released
                 sigma = privacy.clip.gradient_noise(part.noise_multiplier)
@@ -309,7 +319,8 @@ class PrivateRounds:
             numbers = self._augment.at(index)
             draws = numbers.integers(0, 2**64, len(indices), dtype=np.uint64)
             batch = replace(batch, draws=draws)
-        return PrivateSum(self, chosen, share_of(batch, self.team), indices)
+        even = self.shards is not None
+        return PrivateSum(self, chosen, share_of(batch, self.team, even), indices)
 
     def seed_model(self, index: int) -> None:
         """Set the generator that dropout draws from to a round's own beginning."""
@@ -367,7 +378,8 @@ class PrivateRounds:
         self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor, inputs: bytes
     ) -> NoisedSum:
         std, counted = chosen.noise_std, chosen.count_noise
-        self.team.add_up(vector)
+        if self.shards is None:  # else each process has the sum of all in its own shard
+            self.team.add_up(vector)
         count = None
         if counted is not None:
             together = vector.new_tensor([centred_count_below(norms, chosen.clip_norm)])
@@ -378,6 +390,8 @@ class PrivateRounds:
         # Correlated noise hides the sums so far: C times what was released is C times them, plus z.
         so_far = (chosen.index, count, inputs, self.bound[-1:])
         bound = self._noise.bind(self._about(chosen) + encoded(so_far), vector)
+        if self.shards is not None:
+            bound = blake3(self.team.joined(bound)).digest()
         # Written down first: behind the barrier every process draws noise.
         releases = self._releases(chosen.index, bound)
         self.team.require_equal(bound, "sum")
@@ -396,6 +410,8 @@ class PrivateRounds:
         elif std:
             self._gaussian.add_to(vector, std, generator)
         if counted is not None and count is not None:
+            if self.shards is not None:
+                generator = self._common.at(bound)
             share = noised_share(count, chosen, counted, generator)
             towards = chosen.clip.quantile, chosen.clip.quantile_rate
             self.clip_norm = next_clip_norm(chosen.clip_norm, share, *towards)
@@ -406,6 +422,22 @@ class PrivateRounds:
         if self.witness is not None:
             self.witness.released(noised)
         return noised
+
+
+def _require_sharded(privacy: Privacy, batch_dims: BatchDims | None, witness: object) -> None:
+    """Refuse what the processes of a sharded model cannot do in step, each on its own shard."""
+    others = {
+        "clips groups or local updates": not isinstance(privacy.contribution, Examples),
+        'has noise="grid"': privacy.noise == "grid",
+        "has batch_dims=": batch_dims is not None,
+        "is audited": witness is not None,
+    }
+    for what, found in others.items():
+        if found:
+            raise ValueError(
+                f"a run that {what} takes a whole model in every process: train it without "
+                "fully_shard"
+            )
 
 
 class PrivateSum:
@@ -455,6 +487,8 @@ class PrivateSum:
         batch = self._batch
         if indices is None and self._left is batch.indices:
             self._left = self._left[:0]
+        elif self.rounds.shards is not None:
+            raise RoundError("a sharded model adds its whole batch at once")
         else:
             some = self._left if indices is None else np.asarray(indices, dtype=np.int64)
             batch = part_of(self._batch, some)
@@ -563,7 +597,9 @@ def generator_of(device: torch.device) -> torch.Generator:
 def input_hash(model: torch.nn.Module) -> bytes:
     """32 bytes that name the trained weights and the buffers: what contributions depend on."""
     # How long each parameter is says the layout of the rounds.
-    parts = [content(parameter) for parameter in model.parameters() if parameter.requires_grad]
+    # Of a sharded model it names this process's shards.
+    trained = [own_part(p) for p in model.parameters() if p.requires_grad]
+    parts = [content(parameter) for parameter in trained]
     for tensor in model.buffers():
         parts += [f"{tensor.dtype}{tuple(tensor.shape)}".encode(), content(tensor)]
     return blake3(b"".join(parts)).digest()
@@ -650,16 +686,23 @@ def _inputs(records: Records) -> torch.Size | None:
     return records.inputs.shape[1:] if isinstance(records, TensorRecords) else None
 
 
-def share_of(batch: DealtBatch, team: Team) -> DealtBatch:
-    """The contributions that one process of a team computes: every ``size``-th."""
+def share_of(batch: DealtBatch, team: Team, even: bool = False) -> DealtBatch:
+    """The contributions that one process of a team computes: every ``size``-th.
+
+    Args:
+        even: every process gets as many records; the last one of some does not count.
+    """
     if team.size == 1:
         return batch
     draws = batch.draws
     if batch.member_of is None:
-        every = slice(team.rank, None, team.size)
+        every = np.arange(team.rank, len(batch.indices), team.size)
+        count, most = len(every), -(-len(batch.indices) // team.size)
+        if even and count < most:
+            every = np.append(every, 0)
         own = batch.indices[every]
         return DealtBatch(
-            own, None, len(own), batch.round_size, None if draws is None else draws[every]
+            own, None, count, batch.round_size, None if draws is None else draws[every]
         )
     mine = batch.member_of % team.size == team.rank
     count = len(range(team.rank, batch.count, team.size))
@@ -713,6 +756,10 @@ class Team:
         """The processes' one-dimensional tensors end to end."""
         return tensor
 
+    def joined(self, found: bytes) -> bytes:
+        """The processes' bytes, as many each, end to end."""
+        return found
+
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """Each flag: whether it is set in any process. All wait for each other."""
         return flags
@@ -755,6 +802,12 @@ class ProcessGroup(Team):
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, tensor.cpu())
         return torch.cat(found).to(tensor.device)
+
+    def joined(self, found: bytes) -> bytes:
+        own = torch.frombuffer(bytearray(found), dtype=torch.uint8).to(_device())
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        distributed.all_gather(every, own)
+        return b"".join(bytes(one.tolist()) for one in every)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         found = torch.tensor(flags or (False,), dtype=torch.int32, device=_device())

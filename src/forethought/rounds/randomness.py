@@ -90,10 +90,11 @@ class BoundNoise:
     Args:
         secret: 32 bytes; whoever knows them can draw the noise again.
         purpose: what the noise is for; purposes are independent under one secret.
+        shard: which shard of a sum it hides, where each has noise of its own; None: the whole.
     """
 
-    def __init__(self, secret: bytes, purpose: str = "noise") -> None:
-        self._stream = Stream(secret, purpose)
+    def __init__(self, secret: bytes, purpose: str = "noise", shard: int | None = None) -> None:
+        self._stream, self._shard = Stream(secret, purpose), shard
         name = b"bound " + purpose.encode()
         self._key = hashlib.blake2b(name, key=secret, digest_size=SECRET_BYTES).digest()
 
@@ -113,6 +114,8 @@ class BoundNoise:
 
         The same object is handed out every time: draw what is needed before the next call.
         """
+        if self._shard is not None:
+            bound = blake3(encoded((bound, self._shard)), key=self._key).digest()
         return self._stream.at_place(bound[:12])
 
 

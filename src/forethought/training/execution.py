@@ -206,7 +206,8 @@ def same_start(model: torch.nn.Module, team: Team) -> None:
         return
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            distributed.broadcast(tensor.data, src=0)
+            if not hasattr(tensor, "to_local"):  # of shards every process has its own
+                distributed.broadcast(tensor.data, src=0)
 
 
 # Options that by definition cannot change a guarantee: where a run computes, when it saves.

@@ -35,6 +35,7 @@ from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
 from forethought.gradients.boundary import of_user
+from forethought.gradients.sharded import load_whole, own_part, shards_of
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
 from forethought.rounds.transcript import TRANSCRIPT, Transcript
@@ -899,7 +900,7 @@ class RunFolder:
         """
         path = self.path / MODEL
         try:
-            model.load_state_dict(load_file(path))
+            load_whole(model, load_file(path))
         except (SafetensorError, FileNotFoundError) as error:
             raise CheckpointError(
                 f"{path} is gone or damaged ({error}): this run's model cannot be read back. "
@@ -1155,14 +1156,14 @@ def _digest(model: torch.nn.Module) -> bytes:
     state = hashlib.blake2b(digest_size=16)
     for name, tensor in model.state_dict().items():
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        state.update(content(tensor))
+        state.update(content(own_part(tensor)))
     return state.digest()
 
 
 def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:
     present = model.state_dict()
     parent = folder.resolve().parent
-    if not parent.is_dir():
+    if not parent.is_dir() or shards_of(model) is not None:
         return None
     for path in sorted(parent.glob(f"*/{MODEL}"))[:NEIGHBOURS]:
         if _same_weights(path, present):

@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from torch.func import functional_call
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
+from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
+from forethought.gradients.sharded import shards_of
 from forethought.rounds.contributions import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
 
@@ -582,13 +585,18 @@ def evaluate(
     if mixing and public_inputs is not None:
         parameters = {**parameters, **public_statistics(model, parameters, public_inputs)}
         mixing = []
-    with undisturbed(model, loss), torch.no_grad():
+    shards = shards_of(model)
+    having = nullcontext() if shards is None else shards.having(parameters)
+    with undisturbed(model, loss), torch.no_grad(), having:
         model.eval()
         for layer in mixing:
             layer.train()
         for indices in np.array_split(np.arange(size), max(1, -(-size // EVALUATION_BATCH))):
             inputs, targets = records.take(indices)
-            outputs = functional_call(model, parameters, *_arguments(placed(inputs, dims)))
+            if shards is None:
+                outputs = functional_call(model, parameters, *_arguments(placed(inputs, dims)))
+            else:
+                outputs = call(model, inputs)
             outputs = outputs_in_front(outputs, dims)
             values = loss(outputs, targets).double()
             # A model that computes its own loss gives the mean of its batch.

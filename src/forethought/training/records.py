@@ -18,8 +18,11 @@ from forethought.data import Dataset
 from forethought.data.dataset import EMPTY, PersonRows, by_person
 from forethought.data.files import DataError
 from forethought.gradients import BatchDims, check_model
-from forethought.gradients.batches import call
+from forethought.gradients.batches import LaneBatch, call
 from forethought.gradients.clipped import outputs_in_front, placed
+from forethought.gradients.passes import contributions
+from forethought.gradients.sharded import shards_of
+from forethought.gradients.terms import Unused
 from forethought.rounds.contributions import (
     Loss,
     cross_entropy,
@@ -189,6 +192,26 @@ def _of_zeros(
         ) from error
 
 
+# Torch's optimizers whose step of a weight follows from that weight's own gradients.
+_BY_COORDINATE = {"adadelta", "adagrad", "adam", "adam-bc", "adamax", "adamw", "asgd"}
+_BY_COORDINATE |= {"nadam", "radam", "rmsprop", "rprop", "sgd", "yogi"}
+
+
+def require_sharded(plan: Plan) -> None:
+    """Refuse what needs whole parameters between the rounds of a sharded model.
+
+    Raises:
+        ValueError: says what, and what to do.
+    """
+    if plan.optimizer.name.lower() not in _BY_COORDINATE:
+        raise ValueError(
+            f"optimizer {plan.optimizer.name!r} may look at whole parameters, of which each "
+            f"process has a shard: use one of {', '.join(sorted(_BY_COORDINATE))}"
+        )
+    if plan.gradient_filter is not None:
+        raise ValueError("gradient_filter= keeps whole sums: train without fully_shard, or it")
+
+
 class UnreachedWeightsWarning(UserWarning):
     """Some weights that are trained take no part in the loss: they get noise and nothing else."""
 
@@ -204,12 +227,17 @@ def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> Non
     """
     inputs, targets = blank(records, 2 if mixing_layers(model) else 1)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    shards = shards_of(model)
     with undisturbed(model, loss), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        values = loss(call(model, inputs), targets).sum()
-        found: Sequence[Tensor | None] = [None] * len(trained)
-        if values.requires_grad:
-            found = torch.autograd.grad(values, list(trained.values()), allow_unused=True)
-    unreached = [name for name, part in zip(trained, found, strict=True) if part is None]
+        if shards is not None:  # whole parameters are there in passes only
+            terms = contributions(model, loss, LaneBatch(inputs, targets), shards.whole)
+            unreached = [name for name, term in terms.items() if isinstance(term, Unused)]
+        else:
+            values = loss(call(model, inputs), targets).sum()
+            found: Sequence[Tensor | None] = [None] * len(trained)
+            if values.requires_grad:
+                found = torch.autograd.grad(values, list(trained.values()), allow_unused=True)
+            unreached = [name for name, part in zip(trained, found, strict=True) if part is None]
     named = ", ".join(unreached[:3]) + (" …" if len(unreached) > 3 else "")
     if len(unreached) == len(trained):
         raise ValueError(

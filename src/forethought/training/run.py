@@ -18,6 +18,13 @@ from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.gradients.batches import call
 from forethought.gradients.clipped import outputs_in_front, placed
+from forethought.gradients.sharded import (
+    load_whole,
+    shards_of,
+    take_shards,
+    trained_here,
+    whole_state,
+)
 from forethought.rounds.contributions import (
     Loss,
     check_loss,
@@ -84,6 +91,7 @@ from forethought.training.records import (
     require_answered,
     require_fit,
     require_reached,
+    require_sharded,
     uncentred,
     usual_loss,
     warn_of_another_model,
@@ -140,8 +148,9 @@ class Loop:
     ) -> None:
         self._task, self.plan, self.model, self.done = task, task.plan, task.model, 0
         plan = task.plan
-        parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
+        parameters, self._shards = trained_here(task.model), shards_of(task.model)
         how: dict[str, Any] = {"team": task.team, "batch_dims": task.batch_dims}
+        how["shards"] = self._shards
         how["micro_batch"] = task.execution.micro_batch
         self.private = PrivateRounds(plan.privacy, parameters, task.loss, secrets, **how)
         self.descent = descent_of(plan, parameters)
@@ -238,13 +247,19 @@ class Loop:
         self._own_non_finite.zero_()
 
     def checkpoint(self) -> Checkpoint:
-        """Everything that changes from round to round, as of the last :meth:`add_up`."""
+        """Everything that changes from round to round, as of the last :meth:`add_up`.
+
+        Of a sharded model all processes call it together, and the first one gets it whole.
+        """
         tensors, values = optimizer_state(self.descent.optimizer)
         filtered, filter_values = self.descent.filter_state()
         bound = torch.tensor(list(b"".join(self.private.bound)), dtype=torch.uint8)
+        average, keep = self.average.state(), self.private.team.leads
+        if self._shards is not None:
+            tensors, average = (self._shards.full_of(own, keep) for own in (tensors, average))
         owned = {
-            "model": _untied(self.model.state_dict()),  # the format refuses shared memory
-            "average": self.average.state(),
+            "model": _untied(whole_state(self.model, keep)),  # the format refuses shared memory
+            "average": average,
             "optimizer": tensors,
             "filter": filtered,
             "noise": {"bound": bound},
@@ -270,7 +285,9 @@ class Loop:
         for key, tensor in saved.tensors.items():
             owner, _, name = key.partition("/")
             owned[owner][name] = tensor
-        self.model.load_state_dict(owned["model"])
+        load_whole(self.model, owned["model"])
+        if self._shards is not None:
+            owned |= {kind: self._shards.own_of(owned[kind]) for kind in ("average", "optimizer")}
         self.average.restore(owned["average"])
         restore_optimizer(self.descent.optimizer, owned["optimizer"], saved.values["optimizer"])
         self.descent.restore_filter(owned["filter"], saved.values.get("filter", {}))
@@ -568,6 +585,8 @@ def opened_task(
         ValueError, TypeError: what cannot be run.
     """
     records = placed_records(model, data, plan, execution.device)
+    if take_shards(model) is not None:
+        require_sharded(plan)
     first = next(p for p in model.parameters() if p.requires_grad)
     held_out = None if test is None else as_records(test, first.dtype, first.device, "test")
     chosen = default_loss(blank(records)[1]) if loss is None else of_each(loss)
@@ -576,7 +595,7 @@ def opened_task(
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
     # An optimizer that there is not is told before anything is released, centres included.
-    descent_of(plan, {name: p for name, p in model.named_parameters() if p.requires_grad})
+    descent_of(plan, trained_here(model))
     if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
         require_reached(model, chosen, records)
     same = held_out is not None and coincide(records, held_out)
@@ -687,10 +706,8 @@ def run_plan(task: Task) -> Run:
         settle_statistics(model, task.public_inputs)
     history = tuple(loop.history)
     if folder is not None:
-        unsaved = statement
-        statement = team.first(
-            lambda: folder.save_results(model.state_dict(), history, unsaved, transcript)
-        )
+        unsaved, state = statement, whole_state(model, team.leads)
+        statement = team.first(lambda: folder.save_results(state, history, unsaved, transcript))
         team.first(folder.erase_secrets)
     path = None if folder is None else folder.path
     return Run(model, statement, history, plan, path, transcript)
@@ -754,10 +771,13 @@ def _kept(
     also = watched(task.model, task.loss, keys.identity)
     checkpointer = Checkpointer(folder, task.plan, keys, named, place, also, settings)
 
+    start = loop.checkpoint() if saved is None and shards_of(task.model) is not None else None
+
     def begin() -> bytes:
         if saved is None:
             overwrite = task.overwrite or task.resume
-            checkpointer.begin(loop.checkpoint, task.files, overwrite=overwrite)
+            state = loop.checkpoint if start is None else lambda: start
+            checkpointer.begin(state, task.files, overwrite=overwrite)
         else:
             checkpointer.resume(saved)
         return checkpointer.context
@@ -798,8 +818,10 @@ def _rounds(loop: Loop, checkpointer: Checkpointer | None, task: Task) -> None:
             due, stop = team.any(due, guard.requested)
             if due or stop:
                 loop.add_up()
-                if checkpointer is not None:
-                    checkpointer.write(loop.checkpoint())
+                if checkpointer is not None or shards_of(task.model) is not None:
+                    state = loop.checkpoint()
+                    if checkpointer is not None:
+                        checkpointer.write(state)
             if stop:
                 raise Interrupted(None if task.folder is None else task.folder.path, done)
 

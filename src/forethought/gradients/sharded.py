@@ -1,0 +1,384 @@
+"""Models whose parameters are cut into shards by torch's ``fully_shard`` (FSDP2).
+
+A pass gathers the parameters of one module at a time and lets them go again, forward and backward,
+so that the lanes see whole parameters and every example's norm is that of its whole gradient. What
+is kept of a sum is the process's own shard of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from forethought.gradients import boundary
+from forethought.gradients.boundary import (
+    RefusedError,
+    is_lane,
+    lane,
+    outside,
+    physical,
+)
+
+_SHARDED: weakref.WeakKeyDictionary[nn.Module, Shards] = weakref.WeakKeyDictionary()
+
+
+def shards_of(model: nn.Module) -> Shards | None:
+    """The shards of a model that :func:`take_shards` has seen; None for one of whole parameters."""
+    return _SHARDED.get(model)
+
+
+def take_shards(model: nn.Module) -> Shards | None:
+    """Find out whether a model is sharded, and how; all processes call it together.
+
+    Raises:
+        RefusedError: shards of another kind than ``fully_shard`` over all processes makes.
+    """
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is None or not any(isinstance(p, tensor.DTensor) for p in model.parameters()):
+        return None
+    found = _SHARDED.get(model)
+    if found is None or not found.is_of(model):
+        found = _SHARDED[model] = Shards(model)
+    return found
+
+
+def gathered(model: nn.Module) -> AbstractContextManager[object]:
+    """A context in which a sharded model can be called; of any other model nothing happens."""
+    shards = _SHARDED.get(model)
+    return nullcontext() if shards is None else shards.gathering()
+
+
+def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name → trained parameter, or this process's shard of it, that an optimizer steps."""
+    shards = _SHARDED.get(model)
+    if shards is not None:
+        return shards.local
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """The model's state with whole tensors; all processes of a sharded model call it together.
+
+    Args:
+        keep: False in a process that only helps the others: it gets nothing.
+    """
+    state = model.state_dict()
+    if shards_of(model) is None:
+        return state
+    found = {}
+    for name, tensor in state.items():
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if keep:
+            found[name] = whole
+    return found
+
+
+def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """The inverse of :func:`whole_state`."""
+    shards = shards_of(model)
+    if shards is None:
+        model.load_state_dict(state)
+        return
+    for name, tensor in model.state_dict().items():
+        cut = hasattr(tensor, "to_local")
+        own_part(tensor).copy_(shards.own(state[name]) if cut else state[name])
+
+
+def own_part(tensor: Any) -> Tensor:
+    """This process's shard of a tensor that is cut, sharing its memory; any other as it is."""
+    with torch.no_grad():
+        found: Tensor = tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def own_parameters(model: nn.Module) -> list[Tensor]:
+    """All parameters; of those that are cut, this process's shards."""
+    return [own_part(p) for p in model.parameters()]
+
+
+class Shards:
+    """The parameters of a sharded model.
+
+    Args:
+        model: after ``fully_shard``; with none of its modules gathered.
+
+    Raises:
+        RefusedError: see :func:`take_shards`.
+
+    Attributes:
+        whole: name → trained parameter in its whole shape, as the passes see it. It has memory
+            only while its module is gathered.
+        local: name → this process's shard of a trained parameter; it shares the model's memory.
+        size: how many processes there are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        self._model = weakref.ref(model)
+        self.size = distributed.get_world_size()
+        self.modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
+        self._kept = dict(model.named_parameters())
+        for name, parameter in self._kept.items():
+            _require_plain(name, parameter, self.size)
+        whole: dict[str, nn.Parameter] = {}
+        for module in self.modules:
+            module.unshard()
+            now = dict(model.named_parameters())
+            whole |= {n: p for n, p in now.items() if p is not self._kept[n]}
+            module.reshard()
+        trained = {name: p for name, p in self._kept.items() if p.requires_grad}
+        self.whole = {name: whole[name] for name in trained}
+        self.local = {name: nn.Parameter(own_part(p)) for name, p in trained.items()}
+        self._gathering: Gathering | None = None
+
+    def is_of(self, model: nn.Module) -> bool:
+        """True if the model has the parameters that were found, trained ones and others."""
+        now = dict(model.named_parameters())
+        trained = [name for name, p in now.items() if p.requires_grad]
+        same = now.keys() == self._kept.keys() and all(p is self._kept[n] for n, p in now.items())
+        return same and trained == [*self.whole]
+
+    def scattered(self, parameter: str, total: Tensor) -> Tensor:
+        """This process's shard of the sum, over all processes, of a whole parameter's tensor.
+
+        All processes call it for the same parameters in the same order.
+        """
+        rows = -(-len(total) // self.size)
+        missing = rows * self.size - len(total)
+        if missing:
+            total = torch.cat([total, total.new_zeros(missing, *total.shape[1:])])
+        own = total.new_empty(rows, *total.shape[1:])
+        # The same collective, whose name changed.
+        newer = hasattr(distributed, "reduce_scatter_single")
+        name = "reduce_scatter_single" if newer else "reduce_scatter_tensor"
+        getattr(distributed, name)(own, total.contiguous())
+        return own[: len(self.local[parameter])]
+
+    def full(self, name: str, own: Tensor) -> Tensor:
+        """The whole tensor of which every process has the shard of a trained parameter."""
+        like = self._kept[name]
+        from torch.distributed.tensor import DTensor
+
+        shards: Any = DTensor.from_local(
+            own, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+        found: Tensor = shards.full_tensor()
+        return found
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The part of a whole tensor that is this process's shard."""
+        rows = -(-len(whole) // self.size)
+        start = rows * distributed.get_rank()
+        return whole[start : start + rows]
+
+    def full_of(self, state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+        """A state with whole tensors in the place of this process's shards.
+
+        Args:
+            state: ``parameter`` or ``number of the parameter/anything`` → tensor.
+            keep: as in :func:`whole_state`.
+        """
+        found = {}
+        for key, tensor in state.items():
+            name = self._about(key)
+            cut = tensor.shape == self.local[name].shape
+            whole = self.full(name, tensor) if cut else tensor
+            if keep:
+                found[key] = whole
+        return found
+
+    def own_of(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of :meth:`full_of`."""
+        return {
+            key: self.own(whole) if whole.shape == self._kept[self._about(key)].shape else whole
+            for key, whole in state.items()
+        }
+
+    def _about(self, key: str) -> str:
+        number, _, rest = key.partition("/")
+        return [*self.local][int(number)] if rest else key
+
+    @contextmanager
+    def having(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """The trained parameters have other values, shards as well, for a while."""
+        kept = {name: self.local[name].detach().clone() for name in values}
+        with torch.no_grad():
+            try:
+                for name, value in values.items():
+                    self.local[name].copy_(value)
+                yield
+            finally:
+                for name, value in kept.items():
+                    self.local[name].copy_(value)
+
+    @contextmanager
+    def gathering(self) -> Iterator[Gathering]:
+        """Modules are gathered while they run; at the end all are shards again."""
+        if self._gathering is not None:
+            yield self._gathering
+            return
+        model = self._model()
+        self._gathering = now = Gathering(self.modules, model)
+        try:
+            with now.hooks():
+                yield now
+        finally:
+            self._gathering = None
+            for module in self.modules:
+                module.reshard()
+
+    def lanes(self, mode: Any) -> None:
+        """Modules are gathered in the lanes of a mode from now on."""
+        assert self._gathering is not None
+        self._gathering.mode = mode
+
+
+def _require_plain(name: str, parameter: Any, size: int) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(parameter, DTensor):
+        if parameter.requires_grad:
+            raise RefusedError(
+                f"parameter {name!r} is trained and is not sharded: call fully_shard on the model "
+                "itself too, after its parts"
+            )
+        return
+    plain = parameter.placements == (Shard(0),) and parameter.device_mesh.size() == size
+    if not plain or type(parameter.to_local().data) is not Tensor:
+        raise RefusedError(
+            f"parameter {name!r} is not cut along its first dimension over all processes: use "
+            "fully_shard without mesh= and shard_placement_fn= (no replicas, no tensor parallelism)"
+        )
+
+
+class Gathering:
+    """What is gathered in a pass.
+
+    Attributes:
+        mode: the lanes' mode while there is one.
+    """
+
+    mode: Any = None
+
+    def __init__(self, modules: list[Any], root: nn.Module | None) -> None:
+        self._modules, self._root = modules, root
+        self._backward: set[nn.Module] = set()
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Our hooks in the place of FSDP's own, which would add up gradients before clipping."""
+
+        # Functions, through which nobody who asks what a model reaches comes to the pass itself.
+        def enter(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            return self._enter(module, args, kwargs)
+
+        def leave(module: Any, args: Any, output: Any) -> Any:
+            return self._leave(module, output)
+
+        tables = [t for m in self._modules for t in (m._forward_pre_hooks, m._forward_hooks)]
+        kept = [table.copy() for table in tables]
+        try:
+            for table in tables:
+                for key, hook in [*table.items()]:
+                    if hook.__module__.startswith("torch.distributed.fsdp"):
+                        del table[key]
+            for module in self._modules:
+                module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                module.register_forward_hook(leave)
+            yield
+        finally:
+            for table, before in zip(tables, kept, strict=True):
+                table.clear()
+                table.update(before)
+
+    def _enter(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._gather(module)
+        args, kwargs = self._passed((args, kwargs), partial(self._done, module), _cast(module))
+        return args, kwargs
+
+    def _leave(self, module: Any, output: Any) -> Any:
+        output = self._passed(output, partial(self._again, module), _output(module))
+        # A module that is run again on the way back is let go of when that way leaves it.
+        if module is not self._root and module not in self._backward:
+            with _plainly():
+                module.reshard()
+        return output
+
+    def _gather(self, module: Any) -> None:
+        with _plainly():
+            module.unshard()
+            if self.mode is not None:  # a pass may write to none of these
+                own = module.parameters(recurse=False)
+                self.mode.parameters |= {p.untyped_storage().data_ptr() for p in own}
+
+    def _again(self, module: Any) -> None:
+        self._backward.add(module)
+        self._gather(module)
+
+    def _done(self, module: Any) -> None:
+        self._backward.discard(module)
+        module.reshard()
+
+    def _passed(self, values: Any, on_the_way_back: Callable[[], None], dtype: Any) -> Any:
+        """The same values; their gradients call ``on_the_way_back`` when all of them are known."""
+        leaves, form = tree_flatten(values)
+        if dtype is not None:
+            leaves = [
+                leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+                for leaf in leaves
+            ]
+        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        with _plainly():
+            known = [
+                physical(v) if is_lane(v) else (v, None) for v in map(leaves.__getitem__, places)
+            ]
+            wanted = [i for i, (value, _) in enumerate(known) if value.requires_grad]
+            if torch.is_grad_enabled() and wanted:
+                taken = _Passed.apply(on_the_way_back, *(known[i][0] for i in wanted))  # type: ignore[no-untyped-call]
+                for i, value in zip(wanted, taken, strict=True):
+                    dim = known[i][1]
+                    leaves[places[i]] = value if dim is None else lane(value, dim, self.mode.level)
+        return tree_unflatten(leaves, form)
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Torch sees plain tensors, whatever lanes are around."""
+    level = outside() if boundary.current_level() != -1 else nullcontext()
+    with torch._C.DisableTorchFunction(), level:
+        yield
+
+
+class _Passed(torch.autograd.Function):
+    """The same tensors, which tell when their gradients are known. Every row is left alone."""
+
+    @staticmethod
+    def forward(ctx: Any, tell: Callable[[], None], *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.tell = tell
+        ctx.set_materialize_grads(False)
+        return tuple(value.detach() for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        ctx.tell()
+        return None, *gradients
+
+
+def _cast(module: Any) -> torch.dtype | None:
+    policy = module._get_fsdp_state()._mp_policy
+    found: torch.dtype | None = policy.param_dtype if policy.cast_forward_inputs else None
+    return found
+
+
+def _output(module: Any) -> torch.dtype | None:
+    found: torch.dtype | None = module._get_fsdp_state()._mp_policy.output_dtype
+    return found
