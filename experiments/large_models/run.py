@@ -1,6 +1,6 @@
 """Small transformers, trained on public text and fine-tuned on private documents.
 
-A GPT-2 and a BERT of two layers of width 128 first learn from public text: Python's reference and
+A GPT-2 and a BERT of two layers of width 64 first learn from public text: Python's reference and
 the documentation of pandas. The private documents are docstrings of NumPy, SciPy and scikit-learn,
 one a record, cut to 32 tokens; the vocabulary is of the public text alone. The GPT-2 learns to go
 on with them (perplexity of a token on held-out documents), the BERT to tell the packages apart.
@@ -60,7 +60,7 @@ ROWS = Path(__file__).parent / "rows.jsonl"
 PACKAGES = ("numpy", "scipy", "sklearn")
 WORDS, VOCABULARY, IGNORED, MASK = 32, 1024, -100, 1
 CANARIES, CONFIDENCE = 256, 0.05
-EPOCHS = 4.0
+EPOCHS = 3.0
 # Of private runs: by experiments on other rows (--recipes), in full and with LoRA.
 BATCH, RATES, RANK = 256, {"full": 3e-3, "lora": 1e-2}, 8
 # Without privacy.
@@ -128,12 +128,12 @@ class Text:
 
 
 def network(kind: str) -> nn.Module:
-    """Of two layers of width 128, random weights."""
+    """Of two layers of width 64, random weights."""
     torch.manual_seed(0)
     if kind == "gpt2":
         return GPT2LMHeadModel(
             GPT2Config(
-                vocab_size=VOCABULARY, n_positions=WORDS, n_embd=128, n_layer=2, n_head=4,
+                vocab_size=VOCABULARY, n_positions=WORDS, n_embd=64, n_layer=2, n_head=4,
                 bos_token_id=None, eos_token_id=None, tie_word_embeddings=False,
             )
         )  # fmt: skip
@@ -142,8 +142,8 @@ def network(kind: str) -> nn.Module:
 
 def _bert() -> BertConfig:
     return BertConfig(
-        vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=512, max_position_embeddings=WORDS, num_labels=len(PACKAGES),
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=256, max_position_embeddings=WORDS, num_labels=len(PACKAGES),
     )  # fmt: skip
 
 
@@ -332,7 +332,7 @@ def tried(task: Task, start: nn.Module, cell: dict[str, Any], small: bool) -> di
     elif cell["by"] == "opacus":
         model = with_opacus(task, model, plan)
     else:
-        model = ft.train(model, task.data, plan, loss=task.loss, micro_batch=32).model
+        model = ft.train(model, task.data, plan, loss=task.loss, micro_batch=128).model
     seconds = time.process_time() - begin
     score = (before - task.losses(model, task.canaries)).double().numpy()
     there = task.there.numpy()
