@@ -29,13 +29,11 @@ import math
 import pkgutil
 import time
 import warnings
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
@@ -44,7 +42,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -409,7 +406,9 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    kept = [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
+    kept = (
+        [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
+    )
     if asked.print:
         print(table(kept))
         return

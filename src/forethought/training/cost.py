@@ -9,13 +9,13 @@ that does not fit here, or has no weights yet (on torch's ``meta`` device), is m
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
-from forethought.values.checks import real, whole
+from forethought.values.checks import whole
+from forethought.values.contributions import Examples, Persons
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import FullBatch
@@ -41,6 +42,9 @@ TIMED = 32
 LARGE = 200e6
 # Of a device's memory, what tensors may take: the rest is its driver's, and lost between tensors.
 USABLE = 0.9
+
+
+Progress = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -160,9 +164,14 @@ def cost(
         )
     held = plan.mean_batch if micro_batch is None else whole("micro_batch", micro_batch)
     own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+    if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
+        plan = plan.with_(contribution=Examples())
+    # A run loads what only a run loads.
+    _train(nn.Linear(1, 2), (torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)), plan, 2)
+    # The model itself is counted with the rest.
+    program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     first = next(p for p in model.parameters() if p.requires_grad)
-    given = as_records(own.data, first.dtype)
-    trial = _Trial(own.wrapped(model), given, plan, own.loss)
+    trial = _Trial(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
     stacks = _stacks(model)
     size = _bytes(model)
     large = size > LARGE and stacks is not None
@@ -174,21 +183,15 @@ def cost(
     weights, each = lines[0]
     if large and stacks is not None:
         more = max(len(stack) for stack in stacks) - 1
-        weights, each = (
-            a + more * (b - a) for a, b in zip(lines[0], lines[1], strict=True)
-        )
+        weights, each = (a + more * (b - a) for a, b in zip(lines[0], lines[1], strict=True))
     begin = example = None
     if not large:
         more = few, max(few + 1, min(TIMED, round(held)))
         begin, example = _line(more, [trial.seconds(size) for size in more])
-    gc.collect()
-    # After the trial, which has loaded all that a run loads; without the model, which counts above.
-    program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     unit = max((_bytes(part) for stack in stacks or () for part in stack), default=size)
-    return Cost(
-        weights=weights, each=each, unsplit=unit, program=max(0.0, program), micro_batch=round(held),
-        rounds=plan.rounds, batch=plan.mean_batch, begin=begin, example=example,
-    )  # fmt: skip
+    held, program = round(held), max(0.0, program)
+    told = weights, each, unit, program, held, plan.rounds, plan.mean_batch
+    return Cost(*told, begin, example)
 
 
 def _line(sizes: tuple[int, int], found: list[float]) -> tuple[float, float]:
@@ -200,8 +203,8 @@ def _line(sizes: tuple[int, int], found: list[float]) -> tuple[float, float]:
 def _resident() -> float:
     """Bytes that this process holds; 0 where nobody says."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return float(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return float(pages) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0.0
 
@@ -242,7 +245,7 @@ class _Trial:
 
     def __init__(self, model: nn.Module, records: Records, plan: Plan, loss: Loss | None) -> None:
         self._model, self._loss, self._plan = model, loss, plan
-        self._records, self._form = records, records.take(np.zeros(1, dtype=np.int64))
+        self._form = records.take(np.zeros(1, dtype=np.int64))
 
     def peak(self, size: int, count: int | None) -> float:
         """Bytes of model, optimizer and records' gradients with so many at a time."""
@@ -255,19 +258,25 @@ class _Trial:
         self._train(model, size, lambda event: stamps.append(time.perf_counter()))
         return float(np.diff(stamps).min())
 
-    def _train(
-        self, model: nn.Module, size: int, progress: Callable[[Any], None] | None = None
-    ) -> None:
-        mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
-        plan = self._plan.with_(mechanism=mechanism, examples=size, budget=None)
-        inputs, targets = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, size), self._form)
-        how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            data = inputs, targets
-            train(
-                model, data, plan, loss=self._loss, micro_batch=size, seeds=Seeds(0, 0), **how
-            )
+    def _train(self, model: nn.Module, size: int, progress: Progress | None = None) -> None:
+        data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, size), self._form)
+        _train(model, data, self._plan, size, self._loss, progress)
+
+
+def _train(
+    model: nn.Module,
+    data: Any,
+    plan: Plan,
+    size: int,
+    loss: Loss | None = None,
+    progress: Progress | None = None,
+) -> None:
+    mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
+    plan = plan.with_(mechanism=mechanism, examples=size, budget=None)
+    how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        train(model, data, plan, loss=loss, micro_batch=size, seeds=Seeds(0, 0), **how)
 
 
 def _like(leaf: Any, size: int) -> Any:
