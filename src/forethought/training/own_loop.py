@@ -809,8 +809,7 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
 
 _LOOP = "a loop over the rows"
 _WITHOUT_A_LOOP = (
-    "leave it out. A GradScaler, which loops, is not needed: make it with enabled=False. Losses "
-    "that a model returns by name are added up in its forward"
+    "leave it out. Losses that a model returns by name are added up in its forward"
 )
 
 
@@ -842,6 +841,20 @@ for _name, _what in {
     "setitem": "writing into it",
 }.items():
     setattr(Deferred, f"__{_name}__", _exit(_what))
+
+
+_scale = torch.amp.GradScaler.scale
+
+
+def _unscaled(self: torch.amp.GradScaler, outputs: Any) -> Any:
+    """The loss as it is, of a private batch: what is clipped is not scaled, and the scaler rests."""
+    if isinstance(outputs, Deferred):
+        self._enabled = False
+        return outputs
+    return _scale(self, outputs)
+
+
+torch.amp.GradScaler.scale = _unscaled  # type: ignore[method-assign]
 
 
 def children(value: Any) -> Iterator[Any]:
