@@ -74,7 +74,7 @@ class UnboundError(Exception):
 
 
 MUTANTS = [
-    Mutant("the split: which of equal rows is held out follows from the others", "dataset.py::told_apart",
+    Mutant("split: equal rows go by their number, not by their place", "dataset.py::told_apart",
            "number[again].astype(np.uint64)", "order[again].astype(np.uint64)",
            "test_one_row_more_among_equal_ones_is_one_more_on_one_side"),
     Mutant("papers: what one run discloses, several disclose more often", "tradeoff.py::_composed",
