@@ -453,12 +453,12 @@ def load_table(
     _tell(path, outside, len(train) + len(held))
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
-    said = ["numbers scaled from their declared ranges to [-1, 1]"]
+    remarks = ["numbers scaled from their declared ranges to [-1, 1]"]
     if schema.missing_label == "drop":
-        said.append("records without a label left out")
+        remarks.append("records without a label left out")
     norm = encoder.usual_norm
     loaded = Dataset(
-        name, train, held, classes, tuple(said), caveats, owners, encoder, feature_norm=norm
+        name, train, held, classes, tuple(remarks), caveats, owners, encoder, feature_norm=norm
     )
     if aside.person is None or owners is None:
         return loaded
