@@ -74,6 +74,9 @@ class UnboundError(Exception):
 
 
 MUTANTS = [
+    Mutant("split: equal rows go by their number, not by their place", "dataset.py::told_apart",
+           "number[again].astype(np.uint64)", "order[again].astype(np.uint64)",
+           "test_one_row_more_among_equal_ones_is_one_more_on_one_side"),
     Mutant("papers: what one run discloses, several disclose more often", "tradeoff.py::_composed",
            "1 - (1 - never) ** count", "never",
            "test_composed_once_is_the_same_curve"),

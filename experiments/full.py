@@ -186,7 +186,7 @@ BY_OTHERS = (
     *(f"{FRAMEWORK}/figures.py", f"{FRAMEWORK}/tables.py", "estimators/rival.py"),
     "forecast/run.py",
     "forecast/times.py",
-    "newcomer/run.py",
+    *("newcomer/run.py", "newcomer/persons.py"),
     *("additive/run.py", "additive/rival.py", "tables/run.py"),
     *("estimators/adassp.py", "estimators/against_plan.py"),
 )

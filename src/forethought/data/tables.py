@@ -453,10 +453,13 @@ def load_table(
     _tell(path, outside, len(train) + len(held))
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
-    notes = ("numbers scaled from their declared ranges to [-1, 1]",)
-    notes += ("records without a label left out",) if schema.missing_label == "drop" else ()
+    remarks = ["numbers scaled from their declared ranges to [-1, 1]"]
+    if schema.missing_label == "drop":
+        remarks.append("records without a label left out")
     norm = encoder.usual_norm
-    loaded = Dataset(name, train, held, classes, notes, caveats, owners, encoder, feature_norm=norm)
+    loaded = Dataset(
+        name, train, held, classes, tuple(remarks), caveats, owners, encoder, feature_norm=norm
+    )
     if aside.person is None or owners is None:
         return loaded
     most = schema.records_per_person
