@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # As wide as a phone shows it and half a page: a letter is as large there as it says here.
 WIDTH, HEIGHT = 400, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 12, 44
 Points = Sequence[tuple[float, float]]
 
 
