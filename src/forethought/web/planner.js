@@ -19,7 +19,7 @@ const SETTINGS = {
 };
 let waiting = false, asked = false, start = {}, later = 0;
 
-const short = (x) => x >= 1000 ? Math.round(x).toLocaleString("en") :
+const short = (x) => x >= 10000 ? Math.round(x).toLocaleString("en") :
   Number(x.toPrecision(3)).toString();
 const about = (x) => short(Number(x.toPrecision(2)));
 
@@ -51,7 +51,7 @@ function fromSlider(name) {
   byId(name).value = left ? "" : written(found * scale);
 }
 
-const written = (x) => x >= 1000 ? x.toLocaleString("en", { maximumFractionDigits: 6 }) :
+const written = (x) => x >= 10000 ? x.toLocaleString("en", { maximumFractionDigits: 6 }) :
   String(Number(x.toPrecision(12)));
 
 function place(name) {
