@@ -1040,7 +1040,7 @@ MUTANTS = [
     Mutant("losses: a mean that divides by weights counts as each one's", "of_each",
            "classes and loss.weight is not None", "False",
            "test_torchs_criteria_train_as_their_values_an_example_do"),
-    Mutant("training: an interrupted run has spent for all records of a person", "UnfinishedRun.load",
+    Mutant("training: an interrupted run has spent for a whole person", "UnfinishedRun.load",
            "epsilon(done, plan.delta, group)", "epsilon(done, plan.delta)",
            "test_replacing_an_interrupted_run_says_what_it_has_spent"),
     Mutant("planning: plans beside one of persons are of persons", "solve.py::_with_noise",
