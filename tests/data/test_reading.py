@@ -117,7 +117,7 @@ def test_the_standard_library_reads_the_same(tmp_path_factory, rows, piece):
         ("age,ward,outcome\n1,\0,no\n", "a zero byte"),
         ("age,ward,result\n1,A,no\n", "one named 'outcome'"),
         ("age,ward,outcome,zip\n1,A,no,3\n", "not declared: zip"),
-        ("age,outcome\n1,no\n", "also ward"),
+        ("age,outcome\n1,no\n", "columns ward"),
         ("age,ward,outcome\n1,A,maybe\n", "label maybe in example 1"),
         ("age,ward,outcome\n1,A,\n", "no label in example 1"),
         ("age,ward,outcome\n,A,no\n", "found nothing in column age, example 1"),

@@ -66,6 +66,9 @@ def test_a_wrong_job_points_at_the_line(old: str, new: str, message: str) -> Non
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"no job file .*nothing\.toml"):
         Job.load(tmp_path / "nothing.toml")
+    (tmp_path / "mine.toml").touch()
+    with pytest.raises(JobError, match=r"mean 'mine\.toml'"):
+        Job.load(tmp_path / "mine.tml")
 
 
 def test_a_plan_follows_the_job() -> None:

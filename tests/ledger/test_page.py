@@ -13,6 +13,7 @@ from forethought.ledger.page import account_page, index_page
 from forethought.ledger.store import Store, create
 from forethought.values.mechanism import Budget, Mechanism, Rounds
 from forethought.values.samplings import FullBatch
+from seen import sideways, unreadable
 
 CHROMIUM = shutil.which("chromium")
 LONG = "an-unbreakable-word-" + 20 * "abcdefgh"
@@ -96,8 +97,7 @@ def test_nothing_is_wider_than_the_window(
             path = tmp_path / name
             path.write_text(text, "utf-8")
             shown.goto(path.as_uri())
-            wide = shown.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-            assert wide <= 0
+            assert sideways(shown) == 0 and unreadable(shown) == []
             assert shown.locator("table").count() >= 1
             assert shown.locator("th:not([scope])").count() == 0
         colors = shown.evaluate("getComputedStyle(document.body).backgroundColor")

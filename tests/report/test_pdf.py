@@ -6,14 +6,17 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forethought.report import page as pdf
-from forethought.report.page import PrintingError, print_pdf, write_pages
+from forethought.report.page import PrintingError, print_pdf, report_page, write_pages
 from forethought.training.folder import RunSummary
+from forethought.training.shapes import Shape, Shapes, Surface
+from seen import labels, sideways, unreadable
 
 CHROMIUM = shutil.which("chromium")
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
@@ -102,17 +105,52 @@ def test_nothing_is_cut_off_on_paper(run, name):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_statement_fits_a_phone(run, scheme):
     with shown(run / "statement.html", 375, scheme) as tab:
-        # Neither the page nor a table in it scrolls sideways.
-        wide = tab.evaluate(
-            """() => [document.documentElement, ...document.querySelectorAll(".wide")].filter(
-                (box) => box.scrollWidth > box.clientWidth + 1).length"""
-        )
-        assert wide == 0
+        assert sideways(tab) == 0
         top = [tab.locator(place).first.bounding_box() for place in ("p.lead", "strong", "svg")]
         # Sentence, number and picture one below the other, on the first screen.
         assert [box["y"] for box in top] == sorted(box["y"] for box in top)
         assert top[-1]["y"] + top[-1]["height"] < 800
         assert tab.locator("h1 + p.lead").inner_text().startswith("Of 100 records that this model")
+
+
+LONG = "concentration of something"
+SHAPES = Shapes(
+    ("ill",),
+    "in log-odds",
+    (0.1,),
+    (
+        Shape(LONG, "number", (-12000.0, 0.0, 12000.0), ((-1.0, 0.25, 0.75),), (0.1, 0.1, 0.1)),
+        Shape("admitted", "day", ("2019-01-01", "2020-01-01", "2021-12-31"), ((-0.1, 0.0, 0.1),)),
+        Shape("ward", "word", (LONG, "B"), ((0.0125, -0.0125),), (0.2, 0.2)),
+        *(Shape(f"c{n}", "number", (0.0, 1.0), ((-0.001, 0.001),)) for n in range(6)),
+    ),
+    (Surface((LONG, "c0"), ((-12000.0, 12000.0), (0.0, 1.0)), (((-0.4, 0.1), (0.2, 0.3)),)),),
+)
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_report_with_many_pictures_is_read_on_any_screen(run, width):
+    page = run / "many.html"
+    page.write_text(report_page(replace(RunSummary.load(run), shapes=SHAPES)), encoding="utf-8")
+    with shown(page, width, "light") as tab:
+        assert sideways(tab, "html") == 0  # ten classes are too many for a phone
+        assert unreadable(tab) == [] and tab.locator("svg:visible").count() < 10
+        # Keys reach every picture with points, and the line that unfolds the others.
+        summary = tab.locator("summary")
+        summary.focus()
+        tab.keyboard.press("Enter")
+        assert tab.locator("svg:visible").count() == len(SHAPES.columns) + 1 + 3
+        for chart in tab.locator("svg.chart").all():
+            chart.focus()
+            for key in ("ArrowLeft", "ArrowRight", "ArrowRight"):
+                tab.keyboard.press(key)
+                assert chart.locator(".tip").text_content()
+                assert unreadable(tab) == []
+        # A heat map says how far its darkest cells are from 0, below and above.
+        assert {"-0.4", "+0.3"} <= {text for *_, text in labels(tab)}
+        assert sideways(tab, "html") == 0
 
 
 def test_without_a_browser_the_remedy_is_said(monkeypatch, tmp_path):

@@ -13,6 +13,7 @@ import forethought as ft
 from forethought.jobs.job import Job
 from forethought.web.planner import Settings
 from forethought.web.site import Place, PlannerServer
+from seen import sideways, unreadable
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -161,9 +162,7 @@ def test_it_fits_is_read_and_is_reached_by_keys(page, width, scheme):
     shown.wait_for_function("() => Number(document.body.dataset.drawn || 0) > 0")
     shown.locator("summary").click()
     # Nothing scrolls sideways, and on a wide screen little of it is empty.
-    boxes = "[document.documentElement, ...document.querySelectorAll('.wide')]"
-    wide = f"() => {boxes}.filter((box) => box.scrollWidth > box.clientWidth + 1).length"
-    assert shown.evaluate(wide) == 0
+    assert sideways(shown) == 0 and unreadable(shown) == []
     edges = shown.evaluate(
         "() => ['settings', 'answer'].map((id) => {"
         "const box = document.getElementById(id).getBoundingClientRect();"

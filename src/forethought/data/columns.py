@@ -1144,8 +1144,8 @@ class Encoder(Stored):
         """
         wanted = [name for name, kind in self.columns if kind.titles(name)]
         if lacking := ", ".join(name for name in wanted if name not in frame.columns):
-            there = f"the columns {', '.join(frame.columns[:20])}"
-            raise DataError.unexpected(where, there, f"also {lacking}")
+            there = ", ".join(frame.columns[:20])
+            raise DataError(f"{where}: missing are the columns {lacking}; it has {there}")
         noted = Outside() if outside is None else outside
         count = sum(len(kind.titles(name)) for name, kind in self.columns)
         features = np.empty((len(frame), count), np.float32)

@@ -172,7 +172,10 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
     text = read_outside(found)
     values = parse(text)
     if isinstance(values, dict) and str(values.get("schema")).startswith("forethought/plan/"):
-        raise StatementError(f"{found} is a plan: there is no statement to verify")
+        raise StatementError(
+            "a plan, and there is no statement to verify: a run writes one when it ends, an "
+            f"interrupted one after forethought train --resume {found.parent}"
+        )
     statement = Statement.from_json(text)
     texts = _texts_of(found, statement) if found.name == STATEMENT else {}
     signer = _signer(found, text, statement, texts, public_key)

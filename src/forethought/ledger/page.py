@@ -53,7 +53,7 @@ overflow:hidden;clip-path:inset(50%)}
 caption{display:block}
 tr{border:1px solid var(--rule);border-radius:8px;margin:0 0 10px;padding:4px 0}
 td,td.number,th[scope=row]{border:0;padding:3px 12px;text-align:left;white-space:normal}
-svg text{font-size:22px}
+svg text{font-size:24px}
 td[data-name]::before{content:attr(data-name) ": ";color:var(--soft)}}
 @media print{:root{--paper:#fff;--ink:#000}tr{break-inside:avoid}}
 """
@@ -64,7 +64,7 @@ def in_plain_words(charge: Charge) -> str:
     mechanism, parts = charge.mechanism, []
     for part in list(mechanism)[:4]:
         rate = getattr(part.sampling, "rate", None)
-        batches = type(part.sampling).__name__ if rate is None else f"rate {rate:.3g}"
+        batches = part.sampling.kind.replace("-", " ") if rate is None else f"rate {rate:.3g}"
         word = "round" if part.count == 1 else "rounds"
         parts.append(f"{part.count:,} {word}, σ {part.noise_multiplier:.4g}, {batches}")
     more = len(list(mechanism)) - len(parts)

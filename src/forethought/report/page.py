@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # As wide as a phone shows it and half a page: a letter is as large there as it says here.
 WIDTH, HEIGHT = 400, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 12, 44
 Points = Sequence[tuple[float, float]]
 
 
@@ -48,8 +48,10 @@ def percent(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """A number of three digits."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    """A number of three digits; of five from 1000 on, so that years stay apart."""
+    if abs(value) >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:.5g}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def curve(

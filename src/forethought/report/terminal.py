@@ -411,7 +411,9 @@ def show_unfinished(console: Console, run: UnfinishedRun) -> None:
         f"released{spent}"
     )
     if run.last:
-        console.print(f"[bold]Last record[/bold]  {_recorded(run.last)}")
+        # Its ε was a quick bound; the line above has the exact one of all that may be out.
+        last = {name: value for name, value in run.last.items() if name != "epsilon"}
+        console.print(f"[bold]Last record[/bold]  {_recorded(last)}")
     console.print(f"Continue with: forethought train --resume {run.folder}")
 
 
@@ -462,7 +464,10 @@ def show_forecast(console: Console, forecasts: Sequence[Forecast], seconds: floa
                 f"{measured.runs} runs on public tables lost at most {100 * measured.most:.1f}"
             )
     if seconds is not None:
-        console.print(f"[bold]Time here[/bold]  about {duration(seconds)}")
+        console.print(
+            f"[bold]Time here[/bold]  about {duration(seconds)} from the first round to the last "
+            "file, once started and with the data read"
+        )
 
 
 def _or(words: Sequence[str]) -> str:

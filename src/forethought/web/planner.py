@@ -143,7 +143,7 @@ def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
     spent = exact.epsilon(made.mechanism, made.delta, group).upper
     missed = tradeoff(made.mechanism, group)(FALSE_ALARMS)
     features = settings.features if loaded is None else loaded.forecast_features
-    cost = None if features is None else _cost(forecast(made, features, settings.without), made)
+    cost = None if features is None else _cost(forecast(made, features, settings.without))
     budgets = []
     others = _noises(settings, made, loaded, asked)
     for epsilon in (factor * settings.epsilon for factor in BUDGETS):
@@ -200,7 +200,7 @@ def _worth(noise: float, others: list[tuple[float, float]]) -> float:
     return float(np.exp(y[at - 1] + slope * (math.log(noise) - x[at - 1])))
 
 
-def _cost(one: Forecast, made: Plan) -> dict[str, Any]:
+def _cost(one: Forecast) -> dict[str, Any]:
     """The cost of the noise, and what public tables lost."""
     measured = one.measured
     return {
@@ -208,6 +208,5 @@ def _cost(one: Forecast, made: Plan) -> dict[str, Any]:
         "expected": one.expected,
         "lost": one.lost,
         "records_needed": one.records_needed,
-        "of": made.examples,
         "measured": None if measured is None else [measured.most, measured.runs],
     }

@@ -126,7 +126,8 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
         features=min(1000, loaded.features),
     )
     tables = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    notes = (*loaded.request.settled, *((loaded.advice,) if loaded.advice else ()))
+    chosen = (f"Chosen: {one}" for one in loaded.request.settled)
+    notes = (*chosen, *((loaded.advice,) if loaded.advice else ()))
     if job.budget.epsilon is None:
         notes = (*notes, "the job gives no epsilon: the budget here takes the place of its noise")
     return Place(folder, tables, notes, loaded), start
