@@ -14,42 +14,63 @@ import torch
 from forethought.data.basis import Basis
 from forethought.jobs.train import PreparedJob
 from forethought.rounds.preparation import Vectors, centre, rescaled, usual_ranges
-from forethought.values.plan import Preparation
+from forethought.values.plan import Plan, Preparation, Statistic
 
 
-def accuracy(prepared: PreparedJob, seed: int, path: float = 1.0) -> float:
-    """Accuracy on held-out records of one run of the plan.
+def accuracies(prepared: PreparedJob, seeds: list[int], path: float = 1.0) -> list[float]:
+    """Accuracy on held-out records of runs of the plan, one a seed.
 
     Args:
         path: so many times the plan's step size.
     """
-    plan, data, rng = prepared.plan, prepared.loaded.dataset, np.random.default_rng(seed)
-    train, test, targets = data.train.inputs, data.test.inputs, np.asarray(data.train.targets)
-    asked, count = plan.preparation, len(targets)
-
-    def released(statistic: str, inputs: np.ndarray, middle: tuple[float, ...] = ()) -> torch.Tensor:
-        vectors = Vectors(None, asked, statistic, middle).of(torch.as_tensor(inputs), None)
-        noise = asked.sigma(statistic) * asked.norm(statistic) / count
-        return vectors.mean(0) + noise * torch.as_tensor(rng.standard_normal(vectors.shape[1]))
-
+    plan, data = prepared.plan, prepared.loaded.dataset
+    asked, targets = plan.preparation, np.asarray(data.train.targets)
     if asked is not None and asked.measures:
         basis = data.encoder.basis or Basis(data.encoder.numbers)
-        width = train.shape[1] - basis.more
-        shares = released("ranges", train[:, list(basis.numbers)])
-        basis = basis.with_ranges(usual_ranges(asked, shares, count))
-        train, test = (basis.of(part[:, :width]) for part in (train, test))
-    if asked is not None and "means" in asked.statistics:
-        constants = centre(asked, released("means", train), count)
-        if "norms" in asked.statistics:
-            norm = float(released("norms", train, constants.shift))
-            constants = rescaled(asked, constants, norm, count)
-        train, test = (constants.apply(part).numpy() for part in (train, test))
-    train, test = (np.c_[part, np.ones(len(part))].astype(np.float32) for part in (train, test))
-    weights = _descended(plan, path, train, targets, data.classes, rng)
-    return float(((test @ weights).argmax(1) == np.asarray(data.test.targets)).mean())
+        encoded = [part.inputs[:, : data.shape[0] - basis.more] for part in (data.train, data.test)]
+        shares = _mean(asked, "ranges", encoded[0][:, list(basis.numbers)])
+    found = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+
+        def noised(
+            statistic: Statistic, mean: torch.Tensor, rng: np.random.Generator = rng
+        ) -> torch.Tensor:
+            size = asked.sigma(statistic) * asked.norm(statistic) / len(targets)
+            return mean + size * torch.as_tensor(rng.standard_normal(len(mean)))
+
+        train, test = data.train.inputs, data.test.inputs
+        if asked is not None and asked.measures:
+            own = basis.with_ranges(usual_ranges(asked, noised("ranges", shares), len(targets)))
+            train, test = (own.of(part) for part in encoded)
+        if asked is not None and "means" in asked.statistics:
+            means = noised("means", _mean(asked, "means", train))
+            constants = centre(asked, means, len(targets))
+            if "norms" in asked.statistics:
+                norm = noised("norms", _mean(asked, "norms", train, constants.shift))
+                constants = rescaled(asked, constants, float(norm), len(targets))
+            train, test = (constants.apply(part).numpy() for part in (train, test))
+        train, test = (np.c_[part, np.ones(len(part))].astype(np.float32) for part in (train, test))
+        weights = _descended(plan, path, train, targets, data.classes, rng)
+        found.append(float(((test @ weights).argmax(1) == np.asarray(data.test.targets)).mean()))
+    return found
 
 
-def _descended(plan, path, inputs, targets, classes, rng) -> np.ndarray:
+def _mean(
+    asked: Preparation, statistic: Statistic, inputs: np.ndarray, middle: tuple[float, ...] = ()
+) -> torch.Tensor:
+    """Mean over all records of a statistic's vectors, without noise."""
+    return Vectors(None, asked, statistic, middle).of(torch.as_tensor(inputs), None).mean(0)
+
+
+def _descended(
+    plan: Plan,
+    path: float,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    classes: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """The averaged iterate of softmax regression, (features, classes)."""
     squares, truth = (inputs**2).sum(1), np.eye(classes, dtype=np.float32)[targets]
     weights = np.zeros((inputs.shape[1], classes), np.float32)

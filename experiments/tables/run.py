@@ -71,8 +71,8 @@ def copied(job: Job, seeds: list[int], path: float = 1.0) -> list[dict]:
     prepared = prepare(JobRequest("table", "", job))
     basis = prepared.loaded.request.job.training.basis
     asked = prepared.plan.preparation is not None and prepared.plan.preparation.measures
-    found = ((copies.accuracy(prepared, seed, path), basis, asked) for seed in seeds)
-    return [dict(zip(("accuracy", "basis", "ranges"), row, strict=True)) for row in found]
+    found = copies.accuracies(prepared, seeds, path)
+    return [{"accuracy": accuracy, "basis": basis, "ranges": asked} for accuracy in found]
 
 
 def by_library(job: Job, seeds: list[int]) -> list[dict]:
