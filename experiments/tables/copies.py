@@ -2,8 +2,8 @@
 
 A run of the library takes seconds, most of them for what is not asked here; ten seeds of twenty
 tables are too many of these. The plan is the job's own, its noise the accountant's, and what
-follows from a release is computed by the library. `python experiments/tables/run.py check FOLDER`
-runs both ways on the same tables, and says how far their means are apart.
+follows from a release is computed by the library. ``run.py show`` says how far the means of copies
+are from those of the library's runs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ skips the rows that there are. Ways:
 - ``grid``: three bases by five paths around the planner's own, fifteen models;
 - ``library`` and ``library-before``: the first two run by the library; all above are copies of
   their plans' rounds (copies.py), which take a tenth of the time;
-- ``boosting``: scikit-learn's HistGradientBoostingClassifier, without privacy, ε and seeds.
+- ``boosting``, ``fitted``: without privacy, ε and seeds, scikit-learn's
+  HistGradientBoostingClassifier, and its LogisticRegression on the features that ε 8 has.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from forethought.jobs.job import Job, JobRequest
 from forethought.jobs.train import prepare, run
 
 ROWS = Path(__file__).parent / "rows.jsonl"
-WAYS = ("default", "before", "wide", "wide-before", "grid", "library", "library-before", "boosting")
+WAYS = ("default", "before", "wide", "wide-before", "grid", "library", "library-before")
+FREE = ("boosting", "fitted")
 BEFORE = {"basis": "none", "ranges": False}
 PATHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 BASES = ("none", "hats", "both")
@@ -91,12 +93,15 @@ def by_library(job: Job, seeds: list[int]) -> list[dict]:
     return found
 
 
-def boosted(job: Job) -> float:
-    """Accuracy of boosted trees on the same records, without privacy."""
+def without_privacy(job: Job, way: str) -> float:
+    """Accuracy on the same records of boosted trees, or of logistic regression on the features."""
     from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
 
-    data = job.load_data()
-    model = HistGradientBoostingClassifier(random_state=0)
+    data, model = job.load_data(), HistGradientBoostingClassifier(random_state=0)
+    if way == "fitted":
+        data = prepare(JobRequest("table", "", job)).loaded.dataset
+        model = LogisticRegression(C=10, max_iter=300)
     model.fit(data.train.inputs, data.train.targets)
     return float(model.score(data.test.inputs, data.test.targets))
 
@@ -105,9 +110,9 @@ def measure(folder: Path, way: str, name: str, epsilon: float, seeds: list[int])
     """The rows of a table and a way."""
     text = job_text(folder, name)
     at = {"table": name, "epsilon": epsilon, "way": way}
-    if way == "boosting":
-        job = asked(text, 1.0)
-        rows = [{"accuracy": boosted(job), "records": len(job.load_data().train)}]
+    if way in FREE:
+        job = asked(text, 8.0)
+        rows = [{"accuracy": without_privacy(job, way), "records": len(job.load_data().train)}]
         return [at | {"seed": 0, "epsilon": None} | row for row in rows]
     if way == "grid":
         rows = []
@@ -134,9 +139,9 @@ def go(given: argparse.Namespace) -> None:
     fetch(given.folder)
     done = {tuple(row[part] for part in KEY) for row in read()}
     for way in given.ways:
-        for epsilon in (None,) if way == "boosting" else given.epsilons:
+        for epsilon in (None,) if way in FREE else given.epsilons:
             for name in given.tables:
-                seeds = [0] if way == "boosting" else list(range(given.seeds))
+                seeds = [0] if way in FREE else list(range(given.seeds))
                 seeds = [s for s in seeds if (name, epsilon, s, way) not in done]
                 if not seeds:
                     continue
@@ -192,6 +197,14 @@ def show() -> None:
         ("ranges ten times too wide, ε 1", "wide", 1.0, "default", 1.0),
         ("the same before", "wide-before", 1.0, "before", 1.0),
         ("default at ε 8 over boosted trees without privacy", "default", 8.0, "boosting", None),
+        ("such trees over before at ε 8", "boosting", None, "before", 8.0),
+        ("such trees over before at ε 1", "boosting", None, "before", 1.0),
+        ("its own features without privacy over before at ε 8", "fitted", None, "before", 8.0),
+        *(
+            (f"the library's runs over copies, {way}, ε {at:g}", f"library{end}", at, way, at)
+            for way, end in (("default", ""), ("before", "-before"))
+            for at in (0.1, 1.0, 8.0)
+        ),
     )
     for what, way, epsilon, other, at in pairs:
         both = [n for n in unseen if (n, epsilon, way) in mean and (n, at, other) in mean]
@@ -200,6 +213,15 @@ def show() -> None:
             large = {row["table"] for row in read() if row.get("records", 0) >= LARGE}
             gaps = {n: mean[n, epsilon, way] - mean[n, at, other] for n in both if n in large}
             line(f"the same, {LARGE:,} records or more", gaps)
+    best, same = besides()
+    gaps = {case: same[case] - best[case] for case in same if case[0] in unseen}
+    for at in EPSILONS:
+        line(
+            f"default over the best of fifteen, ε {at:g}",
+            {n: g for (n, e), g in gaps.items() if e == at},
+        )
+    near = sum(gap >= -1.5 for gap in gaps.values())
+    print(f"\nWithin 1.5 of the best of fifteen: {near} of {len(gaps)}")
     print("\n| table | ε | seeds | before | default |\n| --- | ---: | ---: | ---: | ---: |")
     for name, epsilon, way in sorted(k for k in mean if k[2] == "default"):
         if (name, epsilon, "before") in mean:
@@ -208,13 +230,30 @@ def show() -> None:
             print(f"| {name} | {epsilon:g} | {seeds} | {old} | {new} |")
 
 
+def besides() -> tuple[dict[tuple, float], dict[tuple, float]]:
+    """The best mean of a grid by table and ε, and the default's over the same seeds."""
+    models: dict[tuple, dict[tuple, dict[int, float]]] = {}
+    for row in read():
+        model = models.setdefault((row["table"], row["epsilon"]), {})
+        which = (row["basis"], row["path"]) if row["way"] == "grid" else (row["way"],)
+        model.setdefault(which, {})[row["seed"]] = 100 * row["accuracy"]
+    best, same = {}, {}
+    for case, found in models.items():
+        grid = {which: own for which, own in found.items() if len(which) == 2}
+        if grid and ("default",) in found:
+            best[case] = max(float(np.mean(list(own.values()))) for own in grid.values())
+            seeds = set.intersection(*(set(own) for own in grid.values()))
+            same[case] = float(np.mean([found["default",][seed] for seed in seeds]))
+    return best, same
+
+
 def main() -> None:
     """Run or show."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("folder", type=Path)
-    running.add_argument("ways", nargs="+", choices=WAYS)
+    running.add_argument("ways", nargs="+", choices=WAYS + FREE)
     running.add_argument("--tables", nargs="+", choices=list(SETS), default=list(HELD_OUT))
     running.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     running.add_argument("--seeds", type=int, default=1)
