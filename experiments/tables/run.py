@@ -8,10 +8,14 @@ FOLDER keeps the downloaded tables (sets.py). A row is a table, an ε, a seed an
 skips the rows that there are. Ways:
 
 - ``default``: the job that ``forethought init`` writes; ``before``: the same with
-  ``basis = "none"`` and ``ranges = false``, the default before;
+  ``basis = "none"`` and ``ranges = false``, the default before. Its rows were made at 9375ec1e,
+  where paths of more than two classes were shorter as well;
 - ``wide`` and ``wide-before``: both with ranges ten times as wide as init's;
 - ``grid``: three bases by five paths around the planner's own, fifteen models;
-- ``boosting``: scikit-learn's HistGradientBoostingClassifier, without privacy, ε and seeds.
+- ``library`` and ``library-before``: the first two run by the library; all above are copies of
+  their plans' rounds (copies.py), which take a tenth of the time;
+- ``boosting``, ``fitted``: without privacy, ε and seeds, scikit-learn's
+  HistGradientBoostingClassifier, and its LogisticRegression on the features that ε 8 has.
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
+import copies
 import numpy as np
 from sets import EPSILONS, HAD_A_SAY, HELD_OUT, LOOKED_AT, SETS, fetch, job_text
 
@@ -32,7 +36,8 @@ from forethought.jobs.job import Job, JobRequest
 from forethought.jobs.train import prepare, run
 
 ROWS = Path(__file__).parent / "rows.jsonl"
-WAYS = ("default", "before", "wide", "wide-before", "grid", "boosting")
+WAYS = ("default", "before", "wide", "wide-before", "grid", "library", "library-before")
+FREE = ("boosting", "fitted")
 BEFORE = {"basis": "none", "ranges": False}
 PATHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 BASES = ("none", "hats", "both")
@@ -59,41 +64,44 @@ def widened(job: Job) -> Job:
     return job.model_copy(update={"data": job.data.model_copy(update={"columns": columns})})
 
 
-def accuracies(job: Job, seeds: list[int], path: float = 1.0) -> list[dict[str, float]]:
-    """Accuracy on held-out records, of one plan with several seeds."""
+def copied(job: Job, seeds: list[int], path: float = 1.0) -> list[dict]:
+    """Accuracy on held-out records, of copies of one plan.
+
+    Args:
+        path: so many times as long as planned.
+    """
     prepared = prepare(JobRequest("table", "", job))
-    plan = prepared.plan
-    if path != 1:
-        rate = path * plan.optimizer.learning_rate
-        plan = plan.with_(optimizer=replace(plan.optimizer, learning_rate=rate))
     basis = prepared.loaded.request.job.training.basis
-    asked = plan.preparation is not None and plan.preparation.measures
+    asked = prepared.plan.preparation is not None and prepared.plan.preparation.measures
+    found = copies.accuracies(prepared, seeds, path)
+    return [{"accuracy": accuracy, "basis": basis, "ranges": asked} for accuracy in found]
+
+
+def by_library(job: Job, seeds: list[int]) -> list[dict]:
+    """The same of runs of the library."""
     found = []
     for seed in seeds:
         given = {"seed": seed, "noise_seed": seed, "metrics": ("accuracy",)}
-        settings = job.run.model_copy(update=given)
-        request = replace(
-            prepared.loaded.request,
-            job=prepared.loaded.request.job.model_copy(update={"run": settings}),
-        )
-        model = request.job.build_model(prepared.loaded.dataset)
-        own = replace(prepared.loaded, request=request, model=model)
+        own = job.model_copy(update={"run": job.run.model_copy(update=given)})
         begun = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            run(replace(prepared, loaded=own, plan=plan), Path(folder) / "run")
+            run(prepare(JobRequest("table", "", own)), Path(folder) / "run")
             text = (Path(folder) / "run" / "results.json").read_text("utf-8")
         seconds = round(time.perf_counter() - begun, 2)
         accuracy = json.loads(text)["figures"]["accuracy"]["value"]
-        found.append({"accuracy": accuracy, "basis": basis, "ranges": asked, "seconds": seconds})
+        found.append({"accuracy": accuracy, "seconds": seconds})
     return found
 
 
-def boosted(job: Job) -> float:
-    """Accuracy of boosted trees on the same records, without privacy."""
+def without_privacy(job: Job, way: str) -> float:
+    """Accuracy on the same records of boosted trees, or of logistic regression on the features."""
     from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
 
-    data = job.load_data()
-    model = HistGradientBoostingClassifier(random_state=0)
+    data, model = job.load_data(), HistGradientBoostingClassifier(random_state=0)
+    if way == "fitted":
+        data = prepare(JobRequest("table", "", job)).loaded.dataset
+        model = LogisticRegression(C=10, max_iter=300)
     model.fit(data.train.inputs, data.train.targets)
     return float(model.score(data.test.inputs, data.test.targets))
 
@@ -102,22 +110,22 @@ def measure(folder: Path, way: str, name: str, epsilon: float, seeds: list[int])
     """The rows of a table and a way."""
     text = job_text(folder, name)
     at = {"table": name, "epsilon": epsilon, "way": way}
-    if way == "boosting":
-        job = asked(text, 1.0)
-        rows = [{"accuracy": boosted(job), "records": len(job.load_data().train)}]
+    if way in FREE:
+        job = asked(text, 8.0)
+        rows = [{"accuracy": without_privacy(job, way), "records": len(job.load_data().train)}]
         return [at | {"seed": 0, "epsilon": None} | row for row in rows]
     if way == "grid":
         rows = []
         for basis in BASES:
             for path in PATHS:
-                job = asked(text, epsilon, basis=basis)
-                own = accuracies(job, seeds, path)
+                own = copied(asked(text, epsilon, basis=basis), seeds, path)
                 rows += [{"seed": s, "path": path} | r for s, r in zip(seeds, own, strict=True)]
         return [at | row for row in rows]
     job = asked(text, epsilon, **(BEFORE if way.endswith("before") else {}))
     if way.startswith("wide"):
         job = widened(job)
-    return [at | {"seed": s} | row for s, row in zip(seeds, accuracies(job, seeds), strict=True)]
+    own = by_library(job, seeds) if way.startswith("library") else copied(job, seeds)
+    return [at | {"seed": s} | row for s, row in zip(seeds, own, strict=True)]
 
 
 def read() -> list[dict]:
@@ -131,9 +139,9 @@ def go(given: argparse.Namespace) -> None:
     fetch(given.folder)
     done = {tuple(row[part] for part in KEY) for row in read()}
     for way in given.ways:
-        for epsilon in (None,) if way == "boosting" else given.epsilons:
+        for epsilon in (None,) if way in FREE else given.epsilons:
             for name in given.tables:
-                seeds = [0] if way == "boosting" else list(range(given.seeds))
+                seeds = [0] if way in FREE else list(range(given.seeds))
                 seeds = [s for s in seeds if (name, epsilon, s, way) not in done]
                 if not seeds:
                     continue
@@ -189,6 +197,14 @@ def show() -> None:
         ("ranges ten times too wide, ε 1", "wide", 1.0, "default", 1.0),
         ("the same before", "wide-before", 1.0, "before", 1.0),
         ("default at ε 8 over boosted trees without privacy", "default", 8.0, "boosting", None),
+        ("such trees over before at ε 8", "boosting", None, "before", 8.0),
+        ("such trees over before at ε 1", "boosting", None, "before", 1.0),
+        ("its own features without privacy over before at ε 8", "fitted", None, "before", 8.0),
+        *(
+            (f"the library's runs over copies, {way}, ε {at:g}", f"library{end}", at, way, at)
+            for way, end in (("default", ""), ("before", "-before"))
+            for at in (0.1, 1.0, 8.0)
+        ),
     )
     for what, way, epsilon, other, at in pairs:
         both = [n for n in unseen if (n, epsilon, way) in mean and (n, at, other) in mean]
@@ -197,6 +213,15 @@ def show() -> None:
             large = {row["table"] for row in read() if row.get("records", 0) >= LARGE}
             gaps = {n: mean[n, epsilon, way] - mean[n, at, other] for n in both if n in large}
             line(f"the same, {LARGE:,} records or more", gaps)
+    best, same = besides()
+    gaps = {case: same[case] - best[case] for case in same if case[0] in unseen}
+    for at in EPSILONS:
+        line(
+            f"default over the best of fifteen, ε {at:g}",
+            {n: g for (n, e), g in gaps.items() if e == at},
+        )
+    near = sum(gap >= -1.5 for gap in gaps.values())
+    print(f"\nWithin 1.5 of the best of fifteen: {near} of {len(gaps)}")
     print("\n| table | ε | seeds | before | default |\n| --- | ---: | ---: | ---: | ---: |")
     for name, epsilon, way in sorted(k for k in mean if k[2] == "default"):
         if (name, epsilon, "before") in mean:
@@ -205,13 +230,30 @@ def show() -> None:
             print(f"| {name} | {epsilon:g} | {seeds} | {old} | {new} |")
 
 
+def besides() -> tuple[dict[tuple, float], dict[tuple, float]]:
+    """The best mean of a grid by table and ε, and the default's over the same seeds."""
+    models: dict[tuple, dict[tuple, dict[int, float]]] = {}
+    for row in read():
+        model = models.setdefault((row["table"], row["epsilon"]), {})
+        which = (row["basis"], row["path"]) if row["way"] == "grid" else (row["way"],)
+        model.setdefault(which, {})[row["seed"]] = 100 * row["accuracy"]
+    best, same = {}, {}
+    for case, found in models.items():
+        grid = {which: own for which, own in found.items() if len(which) == 2}
+        if grid and ("default",) in found:
+            best[case] = max(float(np.mean(list(own.values()))) for own in grid.values())
+            seeds = set.intersection(*(set(own) for own in grid.values()))
+            same[case] = float(np.mean([found["default",][seed] for seed in seeds]))
+    return best, same
+
+
 def main() -> None:
     """Run or show."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("folder", type=Path)
-    running.add_argument("ways", nargs="+", choices=WAYS)
+    running.add_argument("ways", nargs="+", choices=WAYS + FREE)
     running.add_argument("--tables", nargs="+", choices=list(SETS), default=list(HELD_OUT))
     running.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     running.add_argument("--seeds", type=int, default=1)

@@ -382,20 +382,29 @@ def test_a_linear_model_of_known_norm_is_clipped_where_labels_are_in_doubt() -> 
     assert given.clip.rule == "automatic"
 
 
-def test_more_classes_carry_less_noise_in_each_score() -> None:
+def test_more_classes_carry_less_noise_in_each_score_of_declared_norm() -> None:
     assert defaults.score_noise(2) == defaults.SCORE_NOISE == defaults.score_noise(2, 50)
     assert defaults.score_noise(2, 400) == pytest.approx(defaults.SCORE_NOISE / math.sqrt(2))
     assert defaults.score_noise(16) == pytest.approx(defaults.SCORE_NOISE / math.sqrt(2))
+    assert _noise_of_sixteen_classes(centre=False) == pytest.approx(1 / math.sqrt(2))
+
+
+def test_more_classes_carry_more_noise_in_each_score_of_released_norm() -> None:
+    assert _noise_of_sixteen_classes(centre=True) == pytest.approx(math.sqrt(2))
+
+
+def _noise_of_sixteen_classes(centre: bool) -> float:
+    """Noise of one weight, hence of one score, against that of two classes."""
     known = {"examples": 5_000, "budget": ft.Budget(1, 1e-5), "feature_norm": 3.0, "features": 15}
     two, sixteen = (
-        ft.plan(**known, parameters=16 * classes, batch=256, rounds=200) for classes in (2, 16)
-    )
-    noise = [
         plan.optimizer.learning_rate
         * plan.clip.norm
         * plan.noise_multiplier
         * math.sqrt(plan.rounds)
         / plan.batch
-        for plan in (two, sixteen)
-    ]
-    assert noise[1] == pytest.approx(noise[0] / math.sqrt(2))  # of one weight, hence of one score
+        for classes in (2, 16)
+        for plan in [
+            ft.plan(**known, parameters=16 * classes, batch=256, rounds=200, centre=centre)
+        ]
+    )
+    return sixteen / two

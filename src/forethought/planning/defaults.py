@@ -517,7 +517,8 @@ def score_rule(
     if not released:
         return ScoreRule(declared, SCORE_CLIP, long)
     factor, clip = RELEASED_LONG if long else RELEASED_SHORT
-    return ScoreRule(declared * factor, clip, long)
+    # Around means and a norm that are known more classes bear more noise, not less.
+    return ScoreRule(declared * factor * math.sqrt(math.log2(max(2, classes))), clip, long)
 
 
 def linear_clip(feature_norm: float, share: float = SCORE_CLIP) -> float:
