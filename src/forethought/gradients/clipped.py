@@ -627,7 +627,7 @@ def _stored(term: Any) -> Iterator[Tensor]:
 
 def _disturb(model: nn.Module, generator: torch.Generator) -> None:
     for parameter in own_parameters(model):
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and parameter.numel():
             spread = float(parameter.detach().float().std(correction=0)) or 0.05
             noise = torch.randn(parameter.shape, generator=generator) * (0.3 * spread)
             parameter.data.add_(noise.to(parameter))

@@ -166,6 +166,13 @@ def launched() -> Iterator[None]:
         distributed.destroy_process_group()
 
 
+def lost(error: RuntimeError, team: Team) -> bool:
+    """True if an error says that another process of a team is not there any more."""
+    # The backends have no error of their own for it.
+    said = ("Connection closed", "Connection reset", "Broken pipe", "Timed out", "NCCL")
+    return team.size > 1 and any(words in str(error) for words in said)
+
+
 def leads() -> bool:
     """True if this process shows and writes what a person reads."""
     return int(os.environ.get("RANK", "0")) == 0

@@ -34,7 +34,7 @@ from forethought.rounds.contributions import (
     undisturbed,
 )
 from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
-from forethought.rounds.private_sum import PrivateRounds, Team, present_team
+from forethought.rounds.private_sum import PrivateRounds, Team, TeamError, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Paid, Payer, Transcript, marked
@@ -43,6 +43,7 @@ from forethought.training.execution import (
     Interrupted,
     InterruptGuard,
     ShortForms,
+    lost,
     same_start,
     settled,
 )
@@ -683,6 +684,13 @@ def run_plan(task: Task) -> Run:
         loop.restore(saved)
     try:
         _rounds(loop, checkpointer, task)
+    except RuntimeError as error:
+        if not lost(error, team):
+            raise
+        raise TeamError(
+            "another process of this run ended, so this one ends as well; "
+            + ("it kept no folder" if folder is None else f"resume it in {folder.path}")
+        ) from error
     finally:
         loop.descent.clear()
         if checkpointer is not None:
