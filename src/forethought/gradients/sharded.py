@@ -165,7 +165,7 @@ class Shards:
 
     def full(self, name: str, own: Tensor) -> Tensor:
         """The whole tensor of which every process has the shard of a trained parameter."""
-        like = self._kept[name]
+        like: Any = self._kept[name]
         from torch.distributed.tensor import DTensor
 
         shards: Any = DTensor.from_local(
@@ -289,7 +289,7 @@ class Gathering:
         try:
             for table in tables:
                 for key, hook in [*table.items()]:
-                    if hook.__module__.startswith("torch.distributed.fsdp"):
+                    if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
                         del table[key]
             for module in self._modules:
                 module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)

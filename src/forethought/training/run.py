@@ -34,7 +34,7 @@ from forethought.rounds.contributions import (
     undisturbed,
 )
 from forethought.rounds.preparation import Prepared, released, require_prepared, with_preparation
-from forethought.rounds.private_sum import PrivateRounds, Team, TeamError, present_team
+from forethought.rounds.private_sum import PrivateRounds, Team, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
 from forethought.rounds.transcript import Paid, Payer, Transcript, marked
@@ -43,7 +43,7 @@ from forethought.training.execution import (
     Interrupted,
     InterruptGuard,
     ShortForms,
-    lost,
+    all_there,
     same_start,
     settled,
 )
@@ -683,14 +683,8 @@ def run_plan(task: Task) -> Run:
     if saved is not None:
         loop.restore(saved)
     try:
-        _rounds(loop, checkpointer, task)
-    except RuntimeError as error:
-        if not lost(error, team):
-            raise
-        raise TeamError(
-            "another process of this run ended, so this one ends as well; "
-            + ("it kept no folder" if folder is None else f"resume it in {folder.path}")
-        ) from error
+        with all_there(team, None if folder is None else folder.path):
+            _rounds(loop, checkpointer, task)
     finally:
         loop.descent.clear()
         if checkpointer is not None:
