@@ -138,7 +138,7 @@ def one(way: str, size: tuple[int, int, int], steps: int, out: Path) -> None:
     tokens = torch.randint(VOCABULARY, (4 * EACH, length), generator=generator)
     torch.manual_seed(0)
     # Everything that any way loads is loaded by now.
-    private(made(16, 1, length, True), tokens, 2, lambda: None)
+    private(made(24, 1, length, True), tokens, 2, lambda: None)
     before, watch, sharded = resident("VmRSS"), Watch(), way.startswith("sharded")
     model = made(width, layers, length, sharded)
     count = sum(p.numel() for p in model.parameters())
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    size, steps = ((48, 2, 8), 4) if options.smoke else ((768, 4, 32), 9)
+    size, steps = ((48, 2, 8), 4) if options.smoke else ((576, 4, 32), 8)
     if options.way:
         one(options.way, size, steps, options.out)
         return
