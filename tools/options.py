@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+from forethought.jobs.job import DataSection
 from forethought.options import Keywords, Option, keys
 
 ROOT = Path(__file__).parents[1]
@@ -66,9 +67,37 @@ def taken(option: Option) -> str:
     return " or ".join(KINDS[part] for part in get_args(kind))
 
 
+def words(kind: Any) -> list[str]:
+    """The values that a field of a section takes, each kind once."""
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return [", ".join(f"`{word}`" for word in parts)]
+    if get_origin(kind) is Annotated:
+        return words(parts[0])
+    if get_origin(kind) is tuple:
+        inner = " or ".join(f"{word}s" for word in words(parts[0]))
+        return [f"list of {inner}" if parts[-1] is ... else f"two {inner}"]
+    if get_origin(kind) is dict or not parts:
+        return [] if kind is type(None) else [KINDS.get(kind, "text")]
+    found = [word for part in parts for word in words(part)]
+    return [
+        word for word in dict.fromkeys(found) if word != "whole number" or "number" not in found
+    ]
+
+
+def data_rows() -> list[str]:
+    """The keys of [data], as rows of the table."""
+    lines = []
+    for name, field in DataSection.model_fields.items():
+        kinds = " or ".join(words(field.annotation))
+        lines.append(f"| `data.{name}` | {field.description} | {kinds} |  |  |")
+    return lines
+
+
 def page() -> str:
-    """The keys of [budget] and [training], as a table."""
+    """The keys of [data], [budget] and [training], as a table."""
     lines = ["", "| key | | takes | default | flag of |", "| --- | --- | --- | --- | --- |"]
+    lines += data_rows()
     for section in ("budget", "training"):
         for name, option in keys(section).items():
             default = "" if option.default is None else f"`{option.default}`"

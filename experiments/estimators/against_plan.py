@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("keel", type=Path, nargs="?")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--tables", nargs="+", choices=(*HELD, *LOOKED), default=(*HELD, *LOOKED))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after so many")
     chosen = parser.parse_args()
@@ -154,7 +155,7 @@ def main() -> None:
     seen = {tuple(json.loads(line)[key] for key in ("table", "epsilon", "seed")) for line in kept}
     with chosen.out.open("a", encoding="utf-8") as file:
         for seed in range(chosen.seeds):
-            for name in (*HELD, *LOOKED):
+            for name in chosen.tables:
                 wanted = [epsilon for epsilon in EPSILONS if (name, epsilon, seed) not in seen]
                 held = table(chosen.keel, name) if wanted else None
                 for epsilon in wanted:

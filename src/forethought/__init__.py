@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from forethought.rounds.preparation import Prepared as Prepared
     from forethought.rounds.preparation import prepare as prepare
     from forethought.rounds.randomness import Seeds as Seeds
+    from forethought.training.cost import Cost as Cost
+    from forethought.training.cost import cost as cost
     from forethought.training.execution import Execution as Execution
     from forethought.training.own_loop import private as private
     from forethought.training.run import Run as Run
@@ -141,6 +143,7 @@ _HOME = {
     "plan_tuning": "planning.alternatives",
     **dict.fromkeys(("Predictor", "load"), "jobs.predict"),
     "Seeds": "rounds.randomness",
+    **dict.fromkeys(("Cost", "cost"), "training.cost"),
     "Execution": "training.execution",
     "private": "training.own_loop",
     "private_trainer": "training.trainers",

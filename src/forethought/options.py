@@ -97,7 +97,7 @@ class Keywords:
     examples: int = _known("Records to train on.", default=MISSING, flags=ACCOUNTED)
     budget: Budget | None = _known("Privacy wanted: ε and δ.", must="a forethought.Budget(ε, δ)")
     delta: float | None = _option(
-        "δ. Default: 1/(10 · examples).",
+        "δ. Default: 1/(10 · examples), counted as rows also where persons are protected.",
         **{"least": LEAST_DELTA, "below": 1, "section": "budget", "choice": False},
         flags=EVERYWHERE,
     )

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from forethought.data import DataError, Split, load, names
+from forethought.data import DataError, Split, TableSchema, load, names
 from forethought.data.dataset import split_off
 
 
@@ -50,6 +53,38 @@ def test_the_split_is_the_same_every_time_and_loses_nothing():
     np.testing.assert_array_equal(train.targets, again.targets)
     assert sorted([*train.targets, *test.targets]) == list(range(100))
     assert 840 < len(load("digits", holdout=0.5).train) < 960
+
+
+def of_kinds(path: Path, rows: list[int], **options: Any) -> tuple[Counter[Any], Counter[Any]]:
+    """Training and held-out rows of a table of few kinds."""
+    kinds = "abc"
+    lines = [f"{row // 3},{kinds[row % 3]},{row % 2}\n" for row in rows]
+    path.write_text("size,ward,y\n" + "".join(lines))
+    schema = TableSchema({"size": [0, 4], "ward": list(kinds)})
+    data = load(f"csv:{path}", label="y", classes=[0, 1], schema=schema, **options)
+    assert data.test is not None
+    found = (
+        Counter(zip(map(bytes, part.inputs), part.targets.tolist(), strict=True))
+        for part in (data.train, data.test)
+    )
+    return next(found), next(found)
+
+
+def test_one_row_more_among_equal_ones_is_one_more_on_one_side(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).integers(0, 12, 300).tolist()
+    train, held = of_kinds(tmp_path / "t.csv", rows)
+    assert set(held) == set(train) and len(train) == 12  # every kind on both sides
+    assert 30 <= held.total() <= 90
+    for gone in range(0, 300, 7):
+        less, apart = of_kinds(tmp_path / "t.csv", rows[:gone] + rows[gone + 1 :])
+        assert not less - train and not apart - held
+        assert (train - less).total() + (held - apart).total() == 1
+
+
+def test_equal_rows_of_one_person_stay_together(tmp_path: Path) -> None:
+    rows = [row % 12 for row in range(240)]
+    train, held = of_kinds(tmp_path / "t.csv", rows, split_by="size", holdout=0.5)
+    assert not set(train) & set(held)
 
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, True])

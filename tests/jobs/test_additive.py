@@ -119,6 +119,23 @@ def test_the_report_draws_every_column_and_the_statement_verifies(trained: Path)
     assert "What each column adds" not in (out / "report.html").read_text()
     reasons = ft.load(out).why(trained / "died.csv")
     assert reasons.columns == ["intercept", "age", "sodium", "ward"]
+    # A number in the middle of what was declared adds nothing.
+    middle = ft.load(out).why({"age": [55.0], "sodium": [140.0], "ward": ["A"]})
+    assert abs(middle["age"][0]) < 1e-6 < abs(reasons["age"][0])
+
+
+def test_of_several_classes_the_one_that_is_explained_is_named(tmp_path: Path) -> None:
+    path = job(tmp_path, rows=400)
+    text = path.read_text().replace("rounds = 60", "rounds = 5").replace('"died"', '"ward"')
+    text = text.replace('classes = ["no", "yes"]', 'classes = ["A", "B", "C"]')
+    path.write_text("".join(line for line in text.splitlines(True) if "ward = {" not in line))
+    text = path.read_text().replace("[data.columns]", '[data.columns]\ndied = ["no", "yes"]')
+    path.write_text(text)
+    run("train", path, "--out", tmp_path / "run", "--quiet")
+    predictor, rows = ft.load(tmp_path / "run"), pl.read_csv(tmp_path / "died.csv")
+    reasons = predictor.why(rows)
+    assert reasons.columns == ["class", "intercept", "died", "age", "sodium"]
+    assert reasons["class"].to_list() == predictor.predict(rows).tolist()
 
 
 def test_pairs_follow_from_public_numbers_and_are_written_down(tmp_path: Path) -> None:

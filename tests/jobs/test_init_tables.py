@@ -79,6 +79,15 @@ def test_values_that_repeat_like_an_identifier_are_proposed(tmp_path, values):
     assert '# person = "code"' in job_for(table(tmp_path, code=values), "outcome")
 
 
+def test_few_persons_whose_rows_stand_together_are_proposed_and_what_follows_from_them_is_not(
+    tmp_path,
+):
+    herd = np.arange(ROWS) // 75
+    made = {"quarter": herd % 6 + 1, "herd": [f"h{one}" for one in herd], "size": herd // 2 * 7}
+    text = job_for(table(tmp_path, **made), "outcome")
+    assert [line[:18] for line in text.splitlines() if "person =" in line] == ['# person = "herd" ']
+
+
 def test_measured_numbers_are_no_persons(tmp_path):
     draw = np.random.default_rng(4)
     ages, temperatures = draw.integers(18, 90, ROWS), draw.normal(37, 0.5, ROWS).round(1)
@@ -114,7 +123,7 @@ def test_shares_and_costs_are_proposed_where_a_class_is_rare(tmp_path):
     assert (taken.data.prevalence, taken.predict.costs) == ((0.98, 0.02), (1.0, 50.0))
     assert taken.training.class_weights == "prevalence"
     usual = job_for(table(tmp_path, age=np.arange(ROWS) % 70), "outcome")
-    assert "# prevalence" not in usual and "# costs" not in usual
+    assert "# prevalence = [0.48, 0.52]" in usual and "# costs" not in usual
 
 
 def test_yes_or_no_names_nobody(tmp_path):
@@ -131,6 +140,104 @@ def test_a_running_number_is_no_feature_in_a_table_of_any_length(tmp_path, kept)
     frame = pl.DataFrame({"": number, "x": rows % 9 + 0.5, "y": rows % 2})
     frame.write_csv(tmp_path / "long.csv")
     assert Job.parse(job_for(tmp_path / "long.csv", "y")).data.columns[""] == "drop"
+
+
+def test_a_running_number_in_any_order_is_no_feature_and_amounts_that_all_differ_are(tmp_path):
+    draw = np.random.default_rng(9)
+    count = 3000
+    columns = {
+        "number": draw.permutation(count) + 17,
+        "amount": draw.choice(10**9, count, replace=False),
+        "y": np.arange(count) % 2,
+    }
+    pl.DataFrame(columns).write_csv(tmp_path / "long.csv")
+    found = Job.parse(job_for(tmp_path / "long.csv", "y")).data.columns
+    assert found["number"] == "drop" and found["amount"] != "drop"
+
+
+def test_a_constant_is_no_feature_but_one_value_or_none_is(tmp_path):
+    seldom = [None if row % 3 else 7 for row in range(ROWS)]
+    columns = Job.parse(
+        job_for(table(tmp_path, unit="mg", version=[2] * ROWS, asked=seldom), "outcome")
+    ).data.columns
+    assert columns["unit"] == columns["version"] == "drop"
+    assert columns["asked"] == {"categories": ["7"], "missing": "category"}
+
+
+def test_two_numbers_are_categories_and_few_are_asked_about(tmp_path):
+    draw = np.random.default_rng(10)
+    made = {"flag": draw.integers(0, 2, ROWS), "grade": draw.integers(1, 6, ROWS)}
+    text = job_for(table(tmp_path, **made), "outcome")
+    job = Job.parse(text)
+    assert job.data.columns == {"flag": {"categories": ["0", "1"]}, "grade": [0, 5]}
+    (asked,) = [line for line in text.splitlines() if line.startswith("grade")]
+    assert 'codes, not amounts? Then {categories = ["1", "2", "3", "4", "5"]}' in asked
+    # No curve is drawn between two values.
+    encoder = job.load_data().encoder
+    assert [encoder.titles[place] for place in encoder.numbers] == ["grade"]
+
+
+@pytest.mark.parametrize("kind", ["classes", "number"])
+def test_a_column_that_gives_the_label_away_is_dropped_with_what_it_would_be(tmp_path, kind):
+    draw = np.random.default_rng(11)
+    made = {"noise": draw.normal(0, 1, ROWS).round(2)}
+    if kind == "classes":
+        truth = draw.integers(0, 2, ROWS)
+        made |= {"given": np.where(truth == 1, "died", "left")}
+        made |= {"beyond": truth * 40 + draw.integers(0, 40, ROWS)}
+    else:
+        truth = draw.normal(0, 1, ROWS).round(3)
+        made |= {"given": 1 - 3 * truth, "beyond": truth**3}
+    near = (truth + draw.normal(0, 0.5, ROWS)).round(3)
+    text = job_for(table(tmp_path, **made, near=near, outcome=truth), "outcome")
+    columns = Job.parse(text).data.columns
+    assert {name for name, value in columns.items() if value == "drop"} == {"given", "beyond"}
+    lines = [line for line in text.splitlines() if line.startswith(("given", "beyond"))]
+    for line in lines:
+        assert "gives the label away" in line
+        # What stands behind the question is what the column would be.
+        name, kept = line.partition(" ")[0], line.partition("? ")[2]
+        Job.parse(text.replace(line, f"{name} = {kept}")).load_data()
+
+
+def test_a_label_of_whole_groups_is_given_away_by_the_group(tmp_path):
+    group = np.arange(ROWS) % 60
+    path = table(tmp_path, group=[f"g{one}" for one in group % 20], outcome=(group % 20) * 1.5)
+    assert Job.parse(job_for(path, "outcome")).data.columns == {"group": "drop"}
+
+
+def test_few_records_of_a_class_give_nothing_away(tmp_path):
+    rare = np.arange(ROWS) < 4
+    path = table(tmp_path, x=np.arange(ROWS) // 9 + 0.5, outcome=rare.astype(int))
+    assert Job.parse(job_for(path, "outcome")).data.columns["x"] != "drop"
+
+
+def test_labels_that_are_missing_are_proposed_to_be_left_out_and_move_no_other_row(tmp_path):
+    draw = np.random.default_rng(12)
+    age, outcome = draw.integers(18, 90, ROWS), draw.choice(["no", "yes"], ROWS)
+    missing = draw.random(ROWS) < 0.2
+    given = [None if lost else word for lost, word in zip(missing, outcome, strict=True)]
+    text = job_for(table(tmp_path, age=age, outcome=given), "outcome")
+    assert 'missing_label = "drop"' in text
+    job = Job.parse(text)
+    found = job.load_data()
+    with pytest.raises(DataError, match="missing_label"):
+        Job.parse(text.replace('missing_label = "drop"', "")).load_data()
+    table(tmp_path, age=age[~missing], outcome=outcome[~missing])
+    without = job.load_data()
+    assert len(found.train) + len(found.test) == int((~missing).sum()) < ROWS
+    for one, other in ((found.train, without.train), (found.test, without.test)):
+        assert np.array_equal(one.inputs, other.inputs)
+        assert np.array_equal(one.targets, other.targets)
+
+
+def test_a_word_for_nothing_that_is_a_class_is_none_that_is_missing(tmp_path):
+    pain = np.random.default_rng(13).choice(["none", "mild", "severe"], ROWS)
+    text = job_for(table(tmp_path, age=np.arange(ROWS) % 70, pain=pain), "pain")
+    assert "Is one of these a class: none?" in text
+    job = Job.parse(text.replace('classes = ["mild"', 'classes = ["none", "mild"'))
+    data = job.load_data()
+    assert len(data.train) + len(data.test) == ROWS
 
 
 def test_free_text_is_not_copied(tmp_path):

@@ -18,8 +18,10 @@ from forethought.jobs import members
 from forethought.jobs.account import verified
 from forethought.jobs.holders import holders_of, simulate_job
 from forethought.jobs.job import JobError, JobRequest, from_file, paying
-from forethought.ledger.book import Account, OverBudgetError
+from forethought.ledger.book import Account, BookError, OverBudgetError
+from forethought.ledger.identity import new_key
 from forethought.ledger.store import Store, create
+from forethought.training.folder import RESERVATION
 from forethought.values.mechanism import Budget
 
 JOB = """
@@ -147,6 +149,41 @@ def test_a_gossips_worker_settles_from_its_ledger(tmp_path: Path) -> None:
     for name in "ab":
         assert not isinstance(results[name], BaseException), results
         require_settled(books[name], tmp_path / f"out-{name}", tmp_path / name)
+
+
+def test_a_member_that_brings_its_own_table_asks_its_book_once(tmp_path: Path) -> None:
+    rows = [f"{one % 7},{one % 11},{'yes' if one % 3 else 'no'}" for one in range(60)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,y", *rows]))
+    new_key(tmp_path / "key")
+    text = (
+        '[data]\nsource = "csv:table.csv"\nlabel = "y"\nclasses = ["no", "yes"]\n'
+        "[data.columns]\na = [0, 7]\nb = [0, 11]\n[budget]\nepsilon = 3.0\ndelta = 1e-3\n"
+        f'[ledger]\nurl = "sqlite:///{tmp_path / "a.db"}"\ndata = "digits"\n'
+        f'identity = "{tmp_path / "key"}"\n[federation]\n'
+    )
+    for name in "ab":
+        text += f'[[federation.client]]\nname = "{name}"\nexamples = 60\n'
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    request, book = from_file(path), opened(tmp_path, "a")
+    book.open_account(Account("clinic", Budget(1.0, 1e-5)))
+    section, asked = request.job.federation, (0, "a", tmp_path)
+    assert section is not None and section.brings_own
+
+    def records() -> list[str]:
+        return [entry.values["data"] for entry in book.entries() if entry.kind == "records"]
+
+    members.own_records(request, section, *asked, tmp_path / "out")
+    assert records() == ["digits"]
+    again = paying(request, f"sqlite:///{tmp_path / 'a.db'}#clinic")
+    section = again.job.federation
+    assert section is not None
+    with pytest.raises(BookError, match="another name"):
+        members.own_records(again, section, *asked, tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / RESERVATION).write_text("{}")  # it goes on, and has been asked
+    members.own_records(again, section, *asked, tmp_path / "other")
+    assert records() == ["digits"]
 
 
 def test_a_client_beyond_its_budget_releases_nothing(tmp_path: Path) -> None:

@@ -43,7 +43,18 @@ def book(tmp_path: Path) -> Store:
         made.reserve("others", charge(1000.0))
     with pytest.raises(OverBudgetError):
         made.reserve("patients", charge(0.5), purpose="a much larger network")
+    for fingerprint in ("first", "second"):
+        made.add_records("patients", [fingerprint.encode().ljust(16)], fingerprint)
+    made.forget("patients", made.entries()[-1].number, "hashes of a test file")
     return made
+
+
+def test_an_auditor_sees_whose_records_are_known(book: Store) -> None:
+    page = account_page(book, "patients")
+    known = page[page.index("Records that are known") :]
+    assert "site=A" in known and "<code>first</code>" in known
+    assert "taken out by owner: hashes of a test file" in known
+    assert "None: no run said" in account_page(book, "others")
 
 
 def test_the_history_ends_at_the_total_and_is_that_of_each_moment(book: Store) -> None:

@@ -115,6 +115,9 @@ def test_every_method_gives_what_the_book_itself_gives(site: Site) -> None:
     assert ann.overlaps("patients", persons) == {}  # parts of a data set are asked of its whole
     assert ann.add_records("patients", persons[:4], "of all") == 4
     assert kim.overlaps("trials", persons[2:]) == {"patients": (2, 4)}
+    entry = next(one.number for one in site.book.entries() if one.kind == "records")
+    assert kim.forget("patients", entry, "nobody's") == 4
+    assert kim.overlaps("trials", persons[2:]) == {}
     assert list(ann.entries()) == list(site.book.entries())
     assert list(ann.entries(after=3)) == list(site.book.entries())[3:]
     head = site.book.total("patients").head
@@ -158,6 +161,7 @@ def test_roles_may_do_what_is_theirs(site: Site) -> None:
         lambda: ann.open_account(Account("other", Budget(1.0, 1e-6))),
         lambda: ann.add_persons("patients", None, [bytes(16)]),
         lambda: eve.add_records("patients", [bytes(16)], "of all"),
+        lambda: ann.forget("patients", 1, "mine"),
     ):
         with pytest.raises(NotAllowedError):
             refused()

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from forethought.ledger import store
 from forethought.ledger.book import (
@@ -18,6 +19,8 @@ from forethought.ledger.book import (
     NotAllowedError,
     OverBudgetError,
 )
+from forethought.ledger.chain import export, verify_export
+from forethought.ledger.database import PERSONS, address, connected
 from forethought.ledger.store import Store, create, open_book
 from forethought.ledger.totals import TotalRule
 from forethought.values.mechanism import Budget, Mechanism, Rounds
@@ -195,6 +198,36 @@ def test_many_persons(book: Store) -> None:
     assert book.add_persons(DATA, None, persons(*range(700, 1300))) == 100
     assert book.add_persons(DATA, None, persons(*range(1300))) == 0
     assert book.partitions(DATA) == {"": 1300} and not book.verify()
+
+
+def test_an_owner_takes_out_records_that_are_nobodys(url: str, book: Store) -> None:
+    book.add_persons(DATA, "site=A", persons(1, 2))
+    book.open_account(Account("other", Budget(1.0, 1e-6)))
+    for some in ((3, 4), (4, 5, 6)):
+        book.add_records(DATA, persons(*some), f"of {some}")
+    parts, first, second = (
+        entry.number for entry in book.entries() if entry.kind in ("partition", "records")
+    )
+    with pytest.raises(NotAllowedError):
+        book.acting("ann", "analyst").forget(DATA, second, "they stop me")
+    for data, entry in ((DATA, parts), (DATA, 1), (DATA, 99), ("other", second)):
+        with pytest.raises(BookError, match="registered no records"):
+            book.forget(data, entry, "wrong")
+    with pytest.raises(BookError, match="has a reason"):
+        book.forget(DATA, second, " ")
+    assert book.overlaps("other", persons(*range(9))) == {DATA: (4, 4)}
+    assert book.forget(DATA, second, "hashes of a test file") == 2
+    assert book.overlaps("other", persons(*range(9))) == {DATA: (2, 2)}
+    with pytest.raises(BookError, match="registered no records"):
+        book.forget(DATA, second, "again")
+    assert book.partitions(DATA) == {"": 2, "site=A": 2} and not book.verify()
+    assert not verify_export(export(book.entries()))
+    assert book.add_records(DATA, persons(5), "once more") == 1 and not book.verify()
+    engine = connected(address(url), 5.0)
+    with engine.begin() as connection:  # without an entry that says so
+        connection.execute(delete(PERSONS).where(PERSONS.c.entry == first))
+    engine.dispose()
+    assert book.verify()
 
 
 def test_who_may_what(book: Store, charge: Charge) -> None:

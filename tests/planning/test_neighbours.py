@@ -9,6 +9,7 @@ import pytest
 import forethought as ft
 from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.solve import neighbours
+from forethought.values.contributions import Persons
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled"])
@@ -33,6 +34,12 @@ def test_a_full_batch_gets_more_accurate_only_with_a_larger_epsilon() -> None:
     (better,) = neighbours(plan)
     assert "twice ε" in better.reason
     assert ft.epsilon(better.plan.mechanism, better.plan.delta).upper == pytest.approx(4, rel=1e-2)
+
+
+def test_neighbours_of_a_plan_of_persons_are_plans_of_persons() -> None:
+    plan = ft.plan(examples=2000, persons=900, records_per_person=4, budget=ft.Budget(3.0, 1e-5))
+    found = neighbours(plan)
+    assert [near.plan.contribution for near in found] == [Persons(4), Persons(4)]
 
 
 def test_a_plan_without_noise_has_none() -> None:

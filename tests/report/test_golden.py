@@ -22,6 +22,7 @@ from forethought.auditing.verdict import AttackPoint, AttackSummary, Audit, Find
 from forethought.holders.server import ClientStatus, Status
 from forethought.papers.calculators import calculate
 from forethought.papers.comparison import compare
+from forethought.papers.published import paper
 from forethought.planning.holders import FederatedPlan
 from forethought.report import audit, holders, terminal
 from forethought.report.holders import status_table
@@ -280,6 +281,7 @@ SHOWN: dict[str, Callable[[Console], object]] = {
         c, PLAN, [Fake(name="fewer", plan=GROWING, reason="it is quicker")]
     ),
     "front": lambda c: terminal.show_front(c, a_front()),
+    "printed table": lambda c: terminal.show_paper_table(c, paper("000").table("6")),
     "calculators": lambda c: terminal.show_calculated(
         c, calculate(examples=10_000, epochs=5, epsilon=2.0, delta=1e-5)
     ),

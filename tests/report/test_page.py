@@ -25,7 +25,6 @@ from forethought.report.page import report_page, statement_page, write_pages, wr
 from forethought.training.folder import RunSummary
 from forethought.training.metrics import measured
 from forethought.values import signing
-from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
 from forethought.values.samplings import Poisson
@@ -152,10 +151,14 @@ def test_a_statement_begins_with_a_sentence_a_number_and_a_picture(sigma, adjace
 
 
 def test_a_record_that_is_a_person_is_called_one():
-    made = Mechanism(Rounds(1.2, 30, Poisson(0.1), "group"))
-    text = Page(statement_page(ft.account(made, 1e-5, not_covered=[Caveat("persons", "12")]))).text
-    assert "Of 100 persons that" in text and "all that one person has" in text
-    assert "several records" not in text
+    plan = ft.plan(examples=3000, persons=900, records_per_person=4, budget=ft.Budget(3.0, 1e-5))
+    statement = ft.account(plan)
+    assert "declared" not in statement.hyperparameters
+    text = Page(statement_page(statement)).text
+    assert "Of 100 persons that" in text and "All that a person has" in text
+    for page in (text, statement.to_markdown()):
+        assert "any one person" in page and "persons in the data" in page
+        assert "several records" not in page and "records protected" not in page
 
 
 @pytest.mark.parametrize("files", [None, {"federation.json": "{}", "transcript.json": "{}"}])

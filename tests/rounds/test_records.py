@@ -116,6 +116,15 @@ def test_a_list_of_two_stays_inputs_and_targets() -> None:
     assert len(records) == 3
 
 
+def test_a_list_of_two_pairs_is_two_records_or_refused() -> None:
+    rows = randn(2, 3)
+    records = as_records([(rows[0], 1), (rows[1], 0)], torch.float32)
+    inputs, targets = records.take(np.array([0, 1]))
+    assert torch.equal(inputs, rows) and targets.tolist() == [1, 0]
+    with pytest.raises(TypeError, match="two lists"):
+        as_records([[1.0, 2.0], [3.0, 4.0]], torch.float32)
+
+
 def test_a_collate_of_ones_own_gets_one_record_at_a_time() -> None:
     """Padding to a batch's longest record would let one record change all others' contributions."""
     seen = []

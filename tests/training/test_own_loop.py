@@ -109,6 +109,23 @@ def test_torchs_mean_of_a_loss_is_the_loss_of_each_example(name: str) -> None:
     assert not torch.equal(weights(mine), weights(network()))
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("column", ["outputs", "targets"])
+def test_a_column_beside_flat_values_is_one_value_an_example(
+    noise_by_round: None, reduction: str, column: str
+) -> None:
+    found = []
+    for loss in (nn.MSELoss(reduction=reduction), lambda one, other: (one - other).square()):
+        reseed(1)
+        layers = [nn.Linear(5, 1)] + [nn.Flatten(0)] * (column == "targets" or bool(found))
+        model = nn.Sequential(*layers)
+        wanted = data()[0][:, 0]
+        records = data()[0], wanted[:, None] if column == "targets" and not found else wanted
+        loop(model, torch.optim.SGD(model.parameters(), 0.1), plan(3), loss, records)
+        found.append(weights(model))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - F.one_hot(targets, 2)).abs().sum(1) + 0.5 * outputs.square().mean(1)
 
@@ -400,7 +417,6 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any, Any], Any], str]] = {
     "prepared": (lambda m, x, y, o: criterion(m(x * 2), y), "move what is done"),
     "shared": (lambda m, x, y, o: criterion(m(x, torch.ones(2)), y), "move what is done"),
     "in a loop": (lambda m, x, y, o: sum(m(x)), "added up in"),
-    "scaled": (lambda m, x, y, o: torch.amp.GradScaler("cpu").scale(criterion(m(x), y)), "enabled"),
 }
 
 
@@ -449,11 +465,12 @@ def test_a_model_may_compute_its_loss_itself(noise_by_round: None) -> None:
     assert not torch.equal(weights(inside), weights(network()))
 
 
+@pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("how", [False, True])
-def test_a_round_runs_under_the_autocast_of_its_models_call(how: bool) -> None:
+def test_a_round_runs_under_the_autocast_of_its_models_call(how: bool, enabled: bool) -> None:
     """The standard loop of mixed precision, whose scaler does nothing."""
     seen: set[tuple[bool, torch.dtype]] = set()
-    model, scaler = network(), torch.amp.GradScaler("cpu", enabled=False)
+    model, scaler = network(), torch.amp.GradScaler("cpu", enabled=enabled)
     model[-1].register_forward_hook(
         lambda m, i, o: seen.add((torch.is_autocast_enabled("cpu"), (o @ torch.ones(2, 2)).dtype))
     )
@@ -469,6 +486,7 @@ def test_a_round_runs_under_the_autocast_of_its_models_call(how: bool) -> None:
         scaler.step(optimizer)
         scaler.update()
     assert seen == {(how, torch.bfloat16 if how else torch.float32)}
+    assert not scaler.is_enabled() and scaler.scale(torch.ones(1)) == 1.0
     assert not torch.equal(weights(model), weights(network()))
     assert not torch.is_autocast_enabled("cpu")
 

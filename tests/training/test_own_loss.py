@@ -58,7 +58,7 @@ def test_a_loss_that_is_a_mean_over_the_batch_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("outputs", ["column", "flat"])
 @pytest.mark.parametrize("targets", ["column", "flat"])
-@pytest.mark.parametrize("loss", [nn.MSELoss(), F.mse_loss])
+@pytest.mark.parametrize("loss", [nn.MSELoss(), F.mse_loss, nn.MSELoss(reduction="none")])
 def test_a_column_of_targets_is_a_target_a_record(
     noise_by_round: None, outputs: str, targets: str, loss: Any
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
+from forethought.accounting.exact import epsilon
 from forethought.gradients import BatchDims
 from forethought.rounds.randomness import GaussianNoise
 from forethought.training.execution import Interrupted
@@ -292,6 +294,24 @@ def test_a_used_folder_is_refused_resumed_or_overwritten(tmp_path: Path) -> None
     other = train(network(), data(), plan(4), out=out, overwrite=True)
     assert other.history[-1].round == 4
     assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_replacing_an_interrupted_run_says_what_it_has_spent(tmp_path: Path, group: int) -> None:
+    out, asked = tmp_path / "run", plan(6).with_(records_per_person=group)
+
+    def stop(event: Event) -> None:
+        if event.round == 2:
+            raise Interrupted(out, 2)
+
+    with pytest.raises(Interrupted):
+        train(network(), data(), asked, out=out, progress=stop, checkpoint_every=1)
+    spent = epsilon(asked.mechanism.first(2), asked.delta, group).upper
+    with pytest.raises(RunFolderExistsError) as refused:
+        train(network(), data(), asked, out=out)
+    said = re.search(r"(\d+) of its 6 rounds .* ε = ([\d.]+) at", str(refused.value))
+    assert said and int(said[1]) == 2 and float(said[2]) == pytest.approx(spent, rel=2e-3)
+    assert float(said[2]) >= spent
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -458,3 +459,119 @@ def test_a_closure_states_the_loss_as_lines_of_the_loop_do() -> None:
     next(iter(loader))
     with pytest.raises(RoundError, match="called no backward"):
         optimizer.step(lambda: None)
+
+
+# A person's documents as one contribution, and records that are on disk.
+
+
+PERSONS, NORM = 6, 0.5
+
+
+class OfPersons(nn.Module):
+    """A model of documents (B, tokens), for persons' documents (B, documents, tokens)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.model(input_ids=input_ids.flatten(0, 1)).logits
+        before, after = scores[:, :-1].transpose(1, 2), labels.flatten(0, 1)[:, 1:]
+        each = F.cross_entropy(before, after, reduction="none", ignore_index=-100)
+        return {"loss": each.sum() / (after >= 0).sum().clamp(min=1)}
+
+
+def documents_of_persons() -> dict[str, torch.Tensor]:
+    """Three documents a person, of which the last may be empty."""
+    tokens = randint(1, 60, (PERSONS, 3, LENGTH), generator=stream(1))
+    labels = tokens.clone()
+    labels[:, :, -2:] = -100
+    labels[::2, -1] = -100
+    return {"input_ids": tokens, "labels": labels}
+
+
+def without_noise(count: int = PERSONS) -> ft.Plan:
+    """One round of all records."""
+    return ft.plan(
+        examples=count, sampling="full-batch", rounds=1, noise_multiplier=0.0, delta=1e-5,
+        clip_norm=NORM, learning_rate=1.0, averaging=ft.Averaging("none"),
+    )  # fmt: skip
+
+
+def expected(model: nn.Module, data: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The weights after one step along each record's gradient by torch, clipped by itself."""
+    total = torch.zeros_like(weights(model))
+    for person in range(PERSONS):
+        model.zero_grad()
+        model(**{name: part[person : person + 1] for name, part in data.items()})["loss"].backward()
+        own = torch.cat([p.grad.flatten() for p in model.parameters()])
+        total += own * (NORM / own.norm()).clamp(max=1.0)
+    model.zero_grad()
+    return weights(model) - total / PERSONS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", ["loop", "trainer"])
+def test_the_documents_of_a_person_are_one_contribution(inside: str, tmp_path: Path) -> None:
+    model, data = OfPersons(gpt2()), documents_of_persons()
+    wanted = expected(model, data)
+    records = [{name: part[i] for name, part in data.items()} for i in range(PERSONS)]
+    if inside == "loop":
+        loader, optimizer = ft.private(
+            model, torch.optim.SGD(model.parameters(), 1.0), records, without_noise()
+        )
+        for batch in loader:
+            model(**batch)["loss"].backward()
+            optimizer.step()
+    else:
+        options: dict[str, Any] = {"lr_scheduler_type": "constant", "optim": "sgd"}
+        trainer = trainer_of(model, records, tmp_path, **{**options, "learning_rate": 1.0})
+        ft.private_trainer(trainer, without_noise())
+        trainer.train()
+    torch.testing.assert_close(weights(model), wanted, rtol=1e-4, atol=1e-6)
+
+
+class OnDisk(torch.utils.data.Dataset[Any]):
+    """Tokens in a memory map; it counts the records that were read."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        self.tokens = np.memmap(path, np.int64, "r", shape=shape)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.read.append(index)
+        row = torch.from_numpy(np.array(self.tokens[index]))
+        return {"input_ids": row, "labels": row}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory map", "arrow"])
+def test_records_on_disk_are_read_by_number(kind: str, tmp_path: Path) -> None:
+    """The same weights as from memory; of a memory map only what a round draws is read."""
+    from datasets import Dataset, load_from_disk
+
+    count = 40
+    tokens = randint(1, 60, (count, LENGTH), generator=stream(2))
+    plan = ft.plan(examples=count, rounds=1, batch=4, noise_multiplier=1.0, delta=1e-5)
+    if kind == "arrow":
+        columns = {"input_ids": tokens.tolist(), "labels": tokens.tolist()}
+        Dataset.from_dict(columns).save_to_disk(tmp_path / "data")
+        data: Any = load_from_disk(tmp_path / "data")
+    else:
+        tokens.numpy().tofile(tmp_path / "tokens")
+        data = OnDisk(tmp_path / "tokens", tuple(tokens.shape))
+    found = []
+    for records in ({"input_ids": tokens, "labels": tokens}, data):
+        model = gpt2()
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        loader, optimizer = ft.private(model, sgd, records, plan, seed=1, noise_seed=2)
+        for batch in loader:
+            model(**batch).loss.backward()
+            optimizer.step()
+        found.append(weights(model))
+    assert torch.equal(*found)
+    if kind == "memory map":
+        assert 0 < len(set(data.read)) < count / 2

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ import pytest
 import forethought as ft
 from forethought.accounting.tradeoff import tradeoff
 from forethought.cli import main
-from forethought.jobs.job import Job, from_file
+from forethought.jobs.job import Job, from_file, overridden
 from forethought.jobs.train import prepare
+from forethought.planning.defaults import noise_to_signal
 from forethought.web.planner import BUDGETS, FALSE_ALARMS, SettingError, Settings, shown
 from forethought.web.site import Place, beginning
 
@@ -28,18 +30,27 @@ def test_the_numbers_are_those_of_the_plan():
     assert (found["sigma"], found["rounds"]) == (plan.noise_multiplier, plan.rounds)
     assert found["epsilon"] == ft.account(plan).epsilon.upper <= 2.0
     assert found["unit"] == "records" and found["together"] == 1
-    # Limits on an attacker are above the exact curve, and close to it.
-    for (alarm, power), exact in zip(
-        found["attack"], tradeoff(plan.mechanism)(FALSE_ALARMS), strict=True
-    ):
-        assert alarm <= 1 - exact <= power <= 1.1 * (1 - exact) + 0.02
-    budgets = found["cost"]["budgets"]
+    # The attacker's limits are those of the plan's statement.
+    assert [tuple(row) for row in found["attack"]] == [
+        (alarm, 1.0 - missed)
+        for alarm, missed in zip(FALSE_ALARMS, tradeoff(plan.mechanism)(FALSE_ALARMS), strict=True)
+    ]
+    assert set(ft.account(plan).attack) <= {tuple(row) for row in found["attack"]}
+    budgets = found["budgets"]
     assert [epsilon for epsilon, *_ in budgets] == [2.0 * factor for factor in BUDGETS]
-    # A larger budget costs less, in pairs as in records.
-    for column in (1, 2):
-        values = [row[column] for row in budgets]
-        assert values == sorted(values, reverse=True) and values[0] > values[-1]
-    assert budgets[3][1] == found["cost"]["lost"]
+    assert budgets[3][1:] == [pytest.approx(4000), found["cost"]["lost"]]
+    # A larger budget is worth more records, and costs less.
+    worth, lost = ([row[column] for row in budgets] for column in (1, 2))
+    assert worth == sorted(worth) and worth[0] < worth[-1]
+    assert lost == sorted(lost, reverse=True) and lost[0] > lost[-1]
+
+
+@pytest.mark.parametrize("asked", [Settings(records=900), Settings(records=60_000, features=80)])
+def test_a_budget_is_worth_the_records_that_it_is_said_to_be(asked):
+    for epsilon, worth, _ in shown(asked)["budgets"]:
+        other = replace(asked, records=round(worth)).plan()
+        larger = replace(asked, epsilon=epsilon).plan()
+        assert noise_to_signal(other) == pytest.approx(noise_to_signal(larger), rel=0.35)
 
 
 def test_the_records_that_are_said_to_be_needed_are_enough():
@@ -138,11 +149,16 @@ JOBS = {
     + BUDGET,
     "a network": TABLE + COLUMNS + BUDGET + '[model]\nname = "mlp"\n',
     "images": '[data]\nsource = "digits"\n' + BUDGET,
+    "ranges": TABLE + COLUMNS + BUDGET + "[training]\nranges = true\n",
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "a table")) for name in JOBS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("a table", "ranges")))
+        for name in JOBS
+    ],
 )
 def test_page_command_and_training_have_one_plan(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -159,6 +175,9 @@ def test_page_command_and_training_have_one_plan(name, tmp_path, monkeypatch, ca
     assert start.plan(place.loaded) == trained
     page = shown(start, place.loaded)
     assert (page["batch"], page["sigma"]) == (trained.batch, trained.noise_multiplier)
+    # Another budget on the page is that budget in the command, what is released first included.
+    less = prepare(overridden(from_file(job), {"epsilon": 0.9})).plan
+    assert replace(start, epsilon=0.9).plan(place.loaded) == less != trained
     # What is saved without a change is the same run.
     assert ft.Plan.load(place.save("same.json", start)) == trained
     saved = place.save("same.toml", start)

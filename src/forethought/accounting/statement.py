@@ -937,10 +937,9 @@ def _sampling_schema(kind: type[Sampling]) -> dict[str, Any]:
 # ---- in words
 
 _PROTECTED = {
-    "add-or-remove": "whether any one record is present in the training data at all (with a group, "
-    "whether all of its records are present or none)",
-    "zero-out": "any one record, against the same data with that record blanked out",
-    "replace-one": "any one record, against the same data with that record replaced by any other",
+    "add-or-remove": "the presence of {0} in the training data",
+    "zero-out": "{0}, against the same data with {1} blanked out",
+    "replace-one": "{0}, against the same data with {1} replaced by any other",
 }
 # The first words of a statement without a guarantee.
 _BROKEN = {
@@ -953,19 +952,32 @@ _MOST_PARTS = 20
 
 def records(statement: Statement) -> str:
     """Whom ε is about: "one record", "one person" or "any 3 records together"."""
-    unit = "person" if of_persons(statement) else "record"
-    return f"one {unit}" if statement.group == 1 else f"any {statement.group} {unit}s together"
+    one = unit(statement)
+    return f"one {one}" if statement.group == 1 else f"any {statement.group} {one}s together"
+
+
+def unit(statement: Statement) -> str:
+    """The thing that examples count: "record", or "person"."""
+    return "person" if of_persons(statement) else "record"
 
 
 def of_persons(statement: Statement) -> bool:
-    """True if a record is all that one person has in the data."""
+    """True if an example is all that one person has in the data."""
     return any(one.code == "persons" for one in statement.caveats)
 
 
 def protected(statement: Statement) -> str:
-    """The neighbours of the data that cannot be told apart, in words."""
-    who = "" if statement.group == 1 else f", for {records(statement)}"
-    return _PROTECTED[statement.adjacency] + who
+    """The neighbours of the data that cannot be told apart, in words, and what a person has."""
+    one = statement.group == 1
+    who = f"any {records(statement)}" if one else records(statement)
+    that = f"that {unit(statement)}" if one else "these"
+    more = (
+        "All that a person has in the data counts as one, however many records it is"
+        if of_persons(statement)
+        else "If one person has several records in the data, ask for the statement for as many "
+        f"together: this one is about {records(statement)}"
+    )
+    return f"{_PROTECTED[statement.adjacency].format(who, that)}. {more}"
 
 
 def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
@@ -1019,7 +1031,9 @@ def _not_private(statement: Statement) -> tuple[str, str, str]:
     return first, second, "Train again without a seed to get a guarantee."
 
 
-def _clipped(part: Rounds) -> str:
+def _clipped(statement: Statement, part: Rounds) -> str:
+    if part.clipping == "example":
+        return unit(statement)
     return part.clipping if part.groups is None else f"{part.clipping} ({part.groups:,} a round)"
 
 
@@ -1070,8 +1084,8 @@ def _numbers(statement: Statement) -> list[str]:
         *(f"| {what} | {_as_text(value)} |" for what, value in truth(s)),
         f"| δ | {at_most(s.delta, '.6g')} |",
         f"| adjacency | {s.adjacency} |",
-        f"| records protected together | {s.group} |",
-        f"| records in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
+        f"| {unit(s)}s protected together | {s.group} |",
+        f"| {unit(s)}s in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
         f"| clip norm | {'not stated' if s.clip_norm is None else f'{s.clip_norm:g}'} |",
         f"| {s.way.rounds} | {len(s.mechanism):,} |",
         f"| accountant | {s.accountant['kind']}, forethought {_as_text(s.version)} |",
@@ -1095,7 +1109,7 @@ def _done(statement: Statement) -> list[str]:
     ]
     shown = s.mechanism.rounds[:_MOST_PARTS]
     lines += [
-        f"| {part.count:,} | {_noise(part)} | {_sampling(part.sampling)} | {_clipped(part)} |"
+        f"| {part.count:,} | {_noise(part)} | {_sampling(part.sampling)} | {_clipped(s, part)} |"
         for part in shown
     ]
     if len(s.mechanism.rounds) > len(shown):
@@ -1112,8 +1126,9 @@ def _meaning(statement: Statement) -> list[str]:
     return [
         "## What they mean",
         "",
-        "δ should be well below one over the number of records. Whatever test such an attacker "
-        f"uses to tell whether {records(statement)} was used, this is the best they can do:",
+        f"δ should be well below one over the number of {unit(statement)}s. Whatever test such an "
+        f"attacker uses to tell whether {records(statement)} was used, this is the best they can "
+        "do:",
         "",
         "| false alarms accepted | detections, at most |",
         "| --- | --- |",
@@ -1142,8 +1157,7 @@ def _markdown(statement: Statement) -> str:
     lines += [
         "## What is protected, and against whom",
         "",
-        f"- Protected: {protected(s)}. If one person contributes more records, ask for the "
-        "statement for a group of that size.",
+        f"- Protected: {protected(s)}.",
         f"- The attacker {s.adversary}.",
         *(f"- {_as_text(text[:1].upper() + text[1:])}." for text in map(str, s.facts)),
         "",

@@ -639,7 +639,8 @@ def _shown(statement: Statement, entry: str) -> str:
     if entry == "mechanism":
         return f"{len(statement.mechanism):,} rounds"
     value = getattr(statement, entry, "")
-    return str(value) if isinstance(value, int | float | str) and len(str(value)) <= 24 else ""
+    value = at_most(value, ".6g") if isinstance(value, float) else value
+    return str(value) if isinstance(value, int | str) and len(str(value)) <= 24 else ""
 
 
 _CHECKS: dict[str, Callable[[_Case], str | None]] = {

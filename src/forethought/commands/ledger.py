@@ -293,6 +293,28 @@ def end(
     )
 
 
+@ledger.command(
+    epilog="Example: forethought ledger forget books.db 40 --data patients "
+    '--reason "hashes of a test file"'
+)
+def forget(
+    place: Place,
+    entry: Annotated[int, typer.Argument(help="The entry that registered them.", min=1)],
+    data: Data,
+    reason: Annotated[str, typer.Option(help="Why they are nobody's.")],
+    token_file: TokenFile = None,
+    key: Key = None,
+    quiet: Quiet = False,
+) -> None:
+    """Take out hashes of records that a run registered; its owner's own decision."""
+    book = _book(place, token_file, key)
+    try:
+        taken = book.forget(data, entry, reason)
+    finally:
+        book.close()
+    console_for(quiet).print(f"{taken:,} hashes of {data!r} are known no more", markup=False)
+
+
 @ledger.command(epilog="Example: forethought ledger identity hospital.identity")
 def identity(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="New file of the key.")],

@@ -223,7 +223,10 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say which model to take, by public numbers and rehearsals, before anything is spent."""
+    """Say which model to take, by public numbers and rehearsals, before anything is spent.
+
+    By accuracy: of classes, one a record, and of rows, not of persons.
+    """
     from forethought.jobs.job import from_file
     from forethought.jobs.public_proxy import compare_models
     from forethought.report import terminal
@@ -369,7 +372,7 @@ def papers(
 ) -> None:
     """The five papers: what each claims, where it is wrong, its tables beside ours."""
     from forethought.papers import published
-    from forethought.report.terminal import show_paper, show_papers
+    from forethought.report.terminal import show_paper, show_paper_table, show_papers
     from forethought.values.serialisation import plain
 
     refuse(table is not None and name is None, "--table goes with a paper: forethought papers 000")
@@ -382,8 +385,7 @@ def papers(
         show_paper(console, found)
     else:
         found = published.paper(name).table(table)
-        console.print(found.text, markup=False)
-        console.print(f"\nPrinted again by: {found.command}", markup=False)
+        show_paper_table(console, found)
     if as_json:
         print_json(plain(found))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.files import DataError
+from forethought.data.files import NEEDED, DataError
 from forethought.values.caveats import Caveat, of_role
 
 if TYPE_CHECKING:
@@ -169,12 +169,40 @@ def cannot_split(examples: int, share: float, where: str = "") -> DataError:
 
 def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:
     """The place in [0, 1) of each identity by its keyed hash; below the share it is held out."""
-    return _hashes(identities, _SPLIT_KEY).astype(np.float64) / 2.0**64
+    return places(split_hashes(identities))
+
+
+def split_hashes(identities: Iterable[bytes]) -> NDArray[np.uint64]:
+    """The keyed hash of each identity, for :func:`places`."""
+    return _hashes(identities, _SPLIT_KEY)
+
+
+def places(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Hashes as places in [0, 1)."""
+    return hashes.astype(np.float64) / 2.0**64
+
+
+def told_apart(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The same hashes, but for the second, third, … of equal ones, which get others by number.
+
+    So equal records fall on their sides one by one, as different ones do. One record more is still
+    one more on one side, whichever of its equals it is: of n equal records those with the numbers 1
+    to n are there.
+    """
+    order = np.argsort(hashes, kind="stable")
+    ranked = hashes[order]
+    firsts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    number = np.arange(len(hashes)) - np.repeat(firsts, np.diff(np.r_[firsts, len(hashes)]))
+    again = number > 0
+    found = hashes.copy()
+    pairs = np.stack([ranked[again], number[again].astype(np.uint64)], axis=1)
+    found[order[again]] = split_hashes(pair.tobytes() for pair in pairs)
+    return found
 
 
 def _hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
     made = [hashlib.blake2b(each, key=key, digest_size=8).digest() for each in contents]
-    return np.frombuffer(b"".join(made), "<u8")
+    return np.frombuffer(b"".join(made), "<u8") if made else np.empty(0, "<u8")
 
 
 def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
@@ -394,7 +422,7 @@ def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
         words: NDArray[Any] = np.char.strip(raw.astype(str))
         if (words == "").any():
             row = int((words == "").argmax())
-            raise DataError.unexpected(path, f"no label in example {row + 1}", "a label") from None
+            raise DataError.unexpected(path, f"no label in example {row + 1}", NEEDED) from None
         return words
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())

@@ -21,6 +21,7 @@ from forethought.data.columns import (
     Category,
     Column,
     Encoder,
+    Number,
     Outside,
     PlainNumber,
     TableSchema,
@@ -32,10 +33,12 @@ from forethought.data.dataset import (
     Labels,
     Split,
     cannot_split,
-    fractions,
     kept,
     label_column,
+    places,
     share_held_out,
+    split_hashes,
+    told_apart,
 )
 from forethought.data.files import DataError, Kind, Table, TableFormat, read
 from forethought.values.caveats import Caveat
@@ -451,6 +454,7 @@ def load_table(
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     notes = ("numbers scaled from their declared ranges to [-1, 1]",)
+    notes += ("records without a label left out",) if schema.missing_label == "drop" else ()
     norm = encoder.usual_norm
     loaded = Dataset(name, train, held, classes, notes, caveats, owners, encoder, feature_norm=norm)
     if aside.person is None or owners is None:
@@ -492,19 +496,22 @@ class _Reader:
         Raises:
             DataError: an entry that its column does not cover.
         """
-        parts: tuple[list[NDArray[np.float32]], ...] = ([], [])
-        held, aside = [], []
+        parts, hashes, aside = [], [], []
         first = 0
         for frame in self.pieces(path):
-            features = self.encoder.encode(frame, str(path), first, outside)
-            falls = fractions(self._identities(frame)) if share else np.ones(len(frame))
-            held.append(falls < share)
-            parts[0].append(features[~held[-1]])
-            parts[1].append(features[held[-1]])
+            parts.append(self.encoder.encode(frame, str(path), first, outside))
+            if share:
+                hashes.append(split_hashes(self._identities(frame)))
             aside.append(frame.select(self.aside.kept))
             first += len(frame)
-        stay, out = map(np.concatenate, parts)
-        return _Rows(stay, out, np.concatenate(held), pl.concat(aside))
+        held = np.zeros(first, bool)
+        if share:
+            all_hashes = np.concatenate(hashes)
+            alone = self.aside.split_by is None  # else equal ones are one person's
+            held = places(told_apart(all_hashes) if alone else all_hashes) < share
+        whole = np.concatenate(parts)
+        del parts  # twice the features are in memory at most
+        return _Rows(whole[~held], whole[held], held, pl.concat(aside))
 
     def require_sizes(self, path: Path, rows: _Rows) -> None:
         """Refuse undeclared numbers that are too large to be left unscaled, and warn of codes."""
@@ -605,11 +612,21 @@ def _declared(
     if {*aside.targets} & {aside.person, aside.site}:
         raise UndeclaredError(f"{path}: {aside.label!r} is the label and the person at once")
 
+    words = tuple(str(each).strip() for each in declared.classes or ())
+    target: Column = Category(words=words) if words else Number()
+
     def pieces(file: Path) -> Iterator[pl.DataFrame]:
+        known = 0
         for number, frame in enumerate(Table(file, kind, schema.form).pieces()):
             if not number:
                 _require_declared(file, frame.columns, aside.names, {*columns})
-            yield frame
+            for label in aside.targets if schema.missing_label == "drop" else ():
+                frame = frame.filter(~target.absent(frame[label], schema.form.decimal))
+            known += len(frame)
+            if len(frame):
+                yield frame
+        if not known:
+            raise DataError(f"{file}: no record has a label in {', '.join(aside.targets)}")
 
     encoder = Encoder(
         tuple((name, found) for name, found in columns.items() if name not in aside.names),

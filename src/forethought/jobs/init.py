@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from forethought.data import DataError, TableFormat
-from forethought.data.columns import Seen, outward, proposal
+from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, proposal
 from forethought.data.features import best_features, reason_for
 from forethought.data.files import DAMAGE, Kind, Table, kind_of, read
 from forethought.data.sources import shape_read, wanted_arrays
@@ -71,13 +71,19 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     targets = tuple(dict.fromkeys(labels)) or (list(seen)[-1],)
     question = "" if labels else "  # is this the column to predict?"
     lines = [_HEAD.format(name=path.name), "[data]", f"source = {toml_value(f'{kind}:{path}')}"]
+    start = pl.concat(_first(Table(path, kind, form)), how="vertical_relaxed")
+    persons = _persons(start, {name: seen[name] for name in seen if name not in targets})
+    given_away: dict[str, str] = {}
+    shares: list[float] = []
     if len(targets) > 1:
         lines += [f"label = {toml_value(targets)}", 'task = "multilabel"']
     else:
-        lines += [f"label = {toml_value(targets[0])}{question}", *_target(seen[targets[0]])]
-        shares = _shares(Table(path, kind, form), targets[0], seen[targets[0]])
-        if shares and 0 < min(shares) < RARE:
+        own = seen[targets[0]]
+        lines += [f"label = {toml_value(targets[0])}{question}", *_target(own)]
+        shares = _shares(own)
+        if shares:
             lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
+        given_away = _giving_away(start, targets[0], own)
     for key, value, usual in (
         ("separator", form.separator, ","),
         ("decimal", form.decimal, "."),
@@ -89,17 +95,19 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     lines += [
         f"# person = {toml_value(name)}  # values repeat: does it say whom a row is about? Then ε "
         "can protect persons, not rows: take away the first #"
-        for name, column in seen.items()
-        if name not in targets and _of_persons(name, column)
+        for name in persons
     ]
     lines += ["columns_measured = true", "", "[data.columns]"]
     for name, column in seen.items():
         if name not in targets:
             value, why = proposal(name, column)
-            if _of_persons(name, column) and _PERSONS.search(name):
+            if name in persons and _PERSONS.search(name):
                 value, why = "drop", "it names a person? See person, above"
+            elif name in given_away and value != "drop":
+                why = f"{given_away[name]}. Is it known before the label is? {toml_value(value)}"
+                value = "drop"
             lines.append(f"{toml_key(name)} = {toml_value(value)}  # {why}")
-    if len(targets) == 1 and shares and 0 < min(shares) < RARE:
+    if shares and min(shares) < RARE:
         costs = [float(f"{max(shares) / share:.1g}") for share in shares]
         lines += ["", f"# [predict]{_COSTS}", f"# costs = {toml_value(costs)}"]
         lines += [f'# [training]{_LOUDER}\n# class_weights = "prevalence"']
@@ -117,20 +125,67 @@ _COSTS = (
 _LOUDER = "  # records of a rare class count for more, which clipping takes back for the most part"
 
 
-def _shares(table: Table, label: str, seen: Seen) -> list[float]:
-    """The share of each class, rounded; empty: no classes."""
-    if seen.several or len(seen.words) < 2:
-        return []
-    words = sorted(seen.words, key=_order)
-    counts = dict.fromkeys(words, 0)
+def _first(table: Table) -> Iterator[pl.DataFrame]:
+    """The first rows of a file, as many as are looked at."""
+    rows = 0
     for frame in table.pieces():
-        for word, count in frame[label].cast(pl.String).str.strip_chars().value_counts().rows():
-            counts[word] = counts.get(word, 0) + count
-    total = sum(counts[word] for word in words)
-    rare = [float(f"{counts[word] / total:.1g}") for word in words]
-    most = rare.index(max(rare))
-    rare[most] = round(1 - math.fsum(rare[:most] + rare[most + 1 :]), 6)
-    return rare
+        yield frame.head(LOOKED - rows)
+        rows += len(frame)
+        if rows >= LOOKED:
+            return
+
+
+def _entries(column: pl.Series) -> pl.Series:
+    """Entries as words, null where they are missing."""
+    text = column.cast(pl.String).str.strip_chars()
+    absent = text.str.to_lowercase().is_in(list(MISSING_WORDS))
+    return text.set(absent.fill_null(True), None)
+
+
+def _shares(seen: Seen) -> list[float]:
+    """The share of each class, to two digits; the largest takes what they lack to 1."""
+    if seen.several:
+        return []
+    found = [float(f"{seen.words[word] / seen.present:.2g}") for word in _classes(seen)]
+    most = found.index(max(found))
+    found[most] = round(1 - math.fsum(found[:most] + found[most + 1 :]), 6)
+    return found
+
+
+# Rows, and rows of a class, below which nothing is said of a column that follows the label.
+_ENOUGH, _OF_A_CLASS, _OF_A_VALUE = 50, 5, 5
+
+
+def _giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
+    """Columns that the label follows from, each with how.
+
+    Either each value, of several rows, goes with one label; or along a column of numbers every
+    class has a stretch of its own, or a label of numbers only rises, or only falls.
+
+    Args:
+        seen: of the label.
+    """
+    if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
+        return {}
+    labels, found = _entries(frame[label]), {}
+    for name in frame.columns:
+        rows = pl.DataFrame({"x": _entries(frame[name]), "y": labels}).drop_nulls()
+        kinds = rows.unique()
+        if name == label or len(rows) < _ENOUGH or kinds["x"].n_unique() < len(kinds):
+            continue
+        if len(rows) >= _OF_A_VALUE * len(kinds):
+            found[name] = "each of its values goes with one label: it gives the label away"
+            continue
+        along = kinds["x"].cast(pl.Float64, strict=False)
+        order = kinds["y"].gather(along.arg_sort())
+        if seen.several:
+            order = order.cast(pl.Float64, strict=False)
+            follows = order.is_sorted() or order.is_sorted(descending=True)
+        else:
+            follows = len(order.rle()) == order.n_unique()
+        if follows and not along.null_count():
+            found[name] = "the label follows from where it lies: it gives the label away"
+    return found
 
 
 # Names that people give to the column that says whom a row is about.
@@ -142,9 +197,40 @@ _PERSONS = re.compile(
 )
 
 
+# Columns that say when a row was written: a file may be sorted by them.
+_WHEN = re.compile(
+    r"(^|[^a-z])(year|month|quarter|week|day|date|time|hour|period|wave|visit|round|trend)",
+    re.IGNORECASE,
+)
+
+
+def _persons(frame: pl.DataFrame, seen: dict[str, Seen]) -> list[str]:
+    """Columns that may say whose a row is.
+
+    A column that follows from another one of them, such as a person's sex, is left out, unless its
+    name is one that people give to persons; of two that follow from each other, the later one.
+    """
+    found = [name for name, column in seen.items() if _of_persons(name, column)]
+    kinds = {name: frame[name].n_unique() for name in found}
+
+    def follows(name: str, other: str) -> bool:
+        if frame.select(name, other).n_unique() != kinds[other]:
+            return False
+        return kinds[name] < kinds[other] or found.index(other) < found.index(name)
+
+    kept = [
+        name
+        for name in found
+        if _PERSONS.search(name) or not any(follows(name, one) for one in found if one != name)
+    ]
+    return sorted(kept, key=lambda name: not _PERSONS.search(name))
+
+
 def _of_persons(name: str, seen: Seen) -> bool:
     """True if a column's values repeat like those of an identifier."""
-    if seen.repeats <= 1.02 or seen.text or not (seen.several or _PERSONS.search(name)):
+    if seen.repeats <= 1.02 or seen.text or _WHEN.search(name):
+        return False
+    if not (seen.several or seen.in_runs or _PERSONS.search(name)):
         return False
     if len(seen.words) < 3:  # student: yes or no
         return False
@@ -157,23 +243,32 @@ def _of_persons(name: str, seen: Seen) -> bool:
 
 
 def _target(seen: Seen) -> list[str]:
-    if seen.missing:
-        raise DataError(
-            f"{seen.missing} records have no label: leave them out of the file, or choose another "
-            "label"
-        )
+    return [*_kind_of_target(seen), *_unlabelled(seen)]
+
+
+def _unlabelled(seen: Seen) -> list[str]:
+    """The key that leaves records without a label out, where there are any."""
+    if not seen.missing:
+        return []
+    words = ", ".join(sorted(seen.blanks))
+    why = "records without a label are left out; without this line they are refused"
+    why += f". Is one of these a class: {words}? Then list it in classes" if words else ""
+    return [f'missing_label = "drop"  # {why}']
+
+
+def _kind_of_target(seen: Seen) -> list[str]:
     if seen.several:
-        if seen.numbers < seen.rows:
+        if seen.numbers < seen.present:
             raise DataError(
                 "the label holds more than thirty different words: choose another column with "
                 "--label"
             )
         low, high = outward(seen.low, seen.high, seen.whole)
         return ['task = "regression"', f"target_range = {toml_value([low, high])}"]
-    words: list[Any] = sorted(seen.words, key=_order)
+    words: list[Any] = _classes(seen)
     if len(words) < 2:
         raise DataError("the label is the same in every record: choose another with --label")
-    if seen.numbers == seen.rows and len(words) > 2:
+    if seen.numbers == seen.present and len(words) > 2:
         low, high = outward(seen.low, seen.high, seen.whole)
         return [
             f"classes = {toml_value(words)}  # class 0 first",
@@ -181,6 +276,10 @@ def _target(seen: Seen) -> list[str]:
             f'"regression", target_range = {toml_value([low, high])}',
         ]
     return [f"classes = {toml_value(words)}  # class 0 first"]
+
+
+def _classes(seen: Seen) -> list[str]:
+    return sorted(seen.words, key=_order)
 
 
 def _order(word: str) -> tuple[int, float, str]:

@@ -464,30 +464,61 @@ _Fixed = Literal[
 _Features = _Fixed | Literal["auto", "pixels"]
 
 
+def _key(help: str, default: Any = None, **rules: Any) -> Any:
+    """A field with what docs/jobs.md says of it."""
+    return Field(default=default, description=help, **rules)
+
+
 class DataSection(_Section):
     """The source of the training data, and the declarations of it.
 
-    ``features`` is the number of features, or what images are replaced by: ``"scattering"``,
-    ``"patches"``, … (:func:`forethought.data.load`); left out, see :attr:`Job.features`.
-    ``standardise`` is ``"private"`` (by means and variances that are released with noise, within
-    the declared ``bounds``), ``"quantiles"`` (likewise, to [0, 1]), or a public mean and deviation.
-    ``label`` is a column, or several with ``task = "multilabel"``.
-    ``prevalence`` declares the share of each class among the records, class 0 first.
-    ``columns`` declares every column of a table (:mod:`forethought.data.columns` has the forms);
-    the keys below it go with it. ``columns_measured`` says that ``forethought init`` wrote them.
+    From ``columns`` on, keys are about tables whose columns are declared.
     """
 
-    source: str
-    folder: Path | None = None
-    label: str | tuple[str, ...] | None = None
-    test: str | None = None
-    holdout: _Float | None = Field(default=None, gt=0, lt=1)
-    split_by: str | None = None
-    task: Literal["classification", "regression", "multilabel"] | None = None
-    classes: tuple[StrictInt | StrictFloat | str, ...] | None = None
-    features: Annotated[StrictInt, Field(ge=1)] | _Features | None = None
-    standardise: Literal["private", "quantiles"] | tuple[_Float, _Float] | None = None
-    bounds: tuple[_Float, _Float] | None = None
+    source: str = Field(description="A named data set, or csv:FILE, parquet:, excel:, npz:, …")
+    folder: Path | None = _key("Folder of a named data set's files.")
+    label: str | tuple[str, ...] | None = _key("The label's column; of several labels a list.")
+    test: str | None = _key("A file of its own for testing, in place of holdout.")
+    holdout: _Float | None = _key("Share held out, in the mean. Default: 0.2.", gt=0, lt=1)
+    split_by: str | None = _key("Column whose rows of one value stay on one side; no feature.")
+    task: Literal["classification", "regression", "multilabel"] | None = _key(
+        "What the label is. Default: the label says, and the Statement says that."
+    )
+    classes: tuple[StrictInt | StrictFloat | str, ...] | None = _key(
+        "The classes, class 0 first. Default: the same."
+    )
+    features: Annotated[StrictInt, Field(ge=1)] | _Features | None = _key(
+        "Number of features, declared; or what images are replaced by. Default: by their shape."
+    )
+    standardise: Literal["private", "quantiles"] | tuple[_Float, _Float] | None = _key(
+        "Means and variances, or quantiles, released first; or a public mean and deviation."
+    )
+    bounds: tuple[_Float, _Float] | None = _key("Where features lie, for a released one.")
+    columns: dict[str, Any] | None = _key("Every column of a table: [data.columns].")
+    columns_measured: bool = _key(
+        "True if they were taken from the file, as init does; the Statement says so.", False
+    )
+    missing: Literal["refuse", "middle", "category", "drop-column"] | None = _key(
+        "Meaning of a missing entry, where a column does not say. Default: `refuse`."
+    )
+    missing_label: Literal["refuse", "drop"] | None = _key(
+        "Whether a row without a label is left out. Default: `refuse`."
+    )
+    target_range: tuple[_Number, _Number] | None = _key(
+        "Lowest and highest value of a regression's target."
+    )
+    prevalence: tuple[_Number, ...] | None = _key(
+        "Share of each class among such records, known without them, class 0 first."
+    )
+    separator: str | None = _key("Between entries of a text. Default: a comma.")
+    decimal: str | None = _key("Between a number and its fraction. Default: a point.")
+    encoding: str | None = _key("Of a text. Default: utf-8.")
+    comment: str | None = _key("Start of lines that are passed over.")
+    header: bool | None = _key("False if a text's first line holds no names.")
+    person: str | None = _key("Column that says whose a row is: ε then protects persons.")
+    records_per_person: _Int | None = _key(
+        f"Rows of one person that are kept. Default: {ROWS_OF_A_PERSON} with person.", ge=1
+    )
 
     def preparation(self, features: int | None) -> Preparation | None:
         """The release of the data that standardises it, and is paid for.
@@ -516,19 +547,6 @@ class DataSection(_Section):
         )
         return Preparation((kind,), self.bounds, features)
 
-    columns: dict[str, Any] | None = None
-    columns_measured: bool = False
-    missing: Literal["refuse", "middle", "category", "drop-column"] | None = None
-    target_range: tuple[_Number, _Number] | None = None
-    prevalence: tuple[_Number, ...] | None = None
-    separator: str | None = None
-    decimal: str | None = None
-    encoding: str | None = None
-    comment: str | None = None
-    header: bool | None = None
-    person: str | None = None
-    records_per_person: _Int | None = Field(default=None, ge=1)
-
     @property
     def most_of_one_person(self) -> int:
         """The largest number of records that may be one person's."""
@@ -547,7 +565,7 @@ class DataSection(_Section):
             name: getattr(self, name)
             for name in ("separator", "decimal", "encoding", "comment", "header")
         }
-        rows: dict[str, Any] = {"person": self.person}
+        rows: dict[str, Any] = {"person": self.person, "missing_label": self.missing_label}
         given = {"missing": self.missing, "target_range": self.target_range, **form, **rows}
         if self.columns is None:
             for name in without_none(given):
@@ -620,7 +638,7 @@ def _keys_of(section: str) -> Any:
 
 
 class BudgetSection(_keys_of("budget")):  # type: ignore[misc]
-    """The promise wanted. δ defaults to 1/(10 · examples)."""
+    """The promise wanted. δ defaults to 1/(10 · examples): rows, also where it is persons'."""
 
 
 class TrainingSection(_keys_of("training")):  # type: ignore[misc]
@@ -1085,6 +1103,7 @@ def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
     """The request with the basis that was taken in place of ``"auto"``."""
     job = request.job
     training = job.training.model_copy(update={"basis": name})
+    why += '; what each column adds (predict --why) is told by model = "additive"'
     settled = (*request.settled, f'basis = "{name}": {why}')
     return replace(request, job=job.model_copy(update={"training": training}), settled=settled)
 

@@ -159,7 +159,7 @@ class Loaded:
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
-        asked = asked.with_(preparation=self._ranges(asked) or asked.preparation)
+        asked = self.with_ranges(asked)
         if not self.request.job.model.linear:
             return asked.with_(noise_borne=self.noise_borne)
         scaled = self.request.job.data.standardise is not None
@@ -172,6 +172,12 @@ class Loaded:
         if self.dataset.feature_norm is None or asked.feature_norm:
             return asked
         return asked.with_(feature_norm=norm, feature_norm_known=True)
+
+    def with_ranges(self, asked: PlanRequest) -> PlanRequest:
+        """The request with ranges that are released as its budget and its records pay for them."""
+        if asked.preparation is not None and asked.preparation.statistics == ("ranges",):
+            asked = asked.with_(preparation=None)  # of other numbers
+        return asked.with_(preparation=self._ranges(asked) or asked.preparation)
 
     def _ranges(self, asked: PlanRequest) -> Preparation | None:
         """The release of where the numbers lie, as the job says or where it pays.
@@ -194,7 +200,7 @@ class Loaded:
             return None
         budget = roughly(asked, asked.budget)
         moved = Rounds(1.0, 1, FullBatch()).sensitivity(asked.neighbouring)
-        sigma = defaults.ranges_noise(self.examples, budget, len(numbers), moved, bool(wanted))
+        sigma = defaults.ranges_noise(asked.examples, budget, len(numbers), moved, bool(wanted))
         if sigma is None:
             return None
         bins, count = defaults.RANGE_BINS, len(numbers)

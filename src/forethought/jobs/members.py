@@ -221,9 +221,19 @@ def _hand_out(
 
 
 def own_records(
-    request: JobRequest, section: Section, place: int, name: str, data_dir: Path | None
+    request: JobRequest,
+    section: Section,
+    place: int,
+    name: str,
+    data_dir: Path | None,
+    out: Path,
 ) -> tuple[Loaded, Dataset]:
-    """A member's own records: those it brings, or its share of what all deal out alike."""
+    """A member's own records: those it brings, or its share of what all deal out alike.
+
+    A member's book is asked about those that it brings, before it has a reservation in ``out``.
+    """
+    from forethought.training.folder import RESERVATION
+
     if not section.brings_own:
         from forethought.data.synthetic import share_of
 
@@ -232,6 +242,8 @@ def own_records(
     folder = next((table.folder for table in section.tables if table.name == name), None)
     own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
     loaded = load_job(request, own)
+    if not (out / RESERVATION).is_file():
+        request.job.recognise(own, loaded.dataset)
     return loaded, loaded.dataset
 
 
@@ -394,7 +406,7 @@ def take_part_in_job(
     section = section_of(request.job, "federation")
     if request.job.payer is not None and not (out / RESERVATION).is_file():
         request.job.payer.require()  # a used-up budget is told before the data are read
-    loaded, own = own_records(request, section, me, name, data_dir)
+    loaded, own = own_records(request, section, me, name, data_dir, out)
     shared = SharedModel(module_of(loaded))
     count = len(federation.members)
     if section.tables and len(section.tables) != count:
@@ -677,7 +689,7 @@ def cluster_worker(
 
     # The same job planned this gossip: nobody else's word is taken, and nothing planned again.
     section, name = section_of(request.job, "gossip"), gossip.members[me].name
-    loaded, own = own_records(request, section, me, name, options["data_dir"])
+    loaded, own = own_records(request, section, me, name, options["data_dir"], out / name)
     shared = SharedModel(module_of(loaded))
     shared.write(first)
     return _take_part(
@@ -769,7 +781,7 @@ def site_worker(
     _require_same(request, gossip)
     require_possible(request.job)
     section, name = section_of(request.job, "gossip"), gossip.members[me].name
-    loaded, own = own_records(request, section, me, name, data_dir)
+    loaded, own = own_records(request, section, me, name, data_dir, out)
     shared = SharedModel(module_of(loaded))
     if first is None or len(first) != shared.layout.size:
         raise GossipError("the job's model is not the gossip's: another number of parameters")

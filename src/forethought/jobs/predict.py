@@ -97,11 +97,11 @@ class Predictor:
     def why(self, records: object) -> pl.DataFrame:
         """The part of each column in each answer, float64: of a linear or an additive model.
 
-        Of two classes to the log-odds of class 1, of more to the score of the predicted class
-        against the mean of all, of a regression to its value, before that is kept in its range.
-        Counted from ``intercept``, where every column adds its mean over what was declared: a row's
-        sum is its answer. ``pairs`` is what the surfaces over two columns add together, where the
-        model has any.
+        Of two classes to the log-odds of class 1, of more to the score of the likeliest class,
+        which ``class`` names, against the mean of all; of a regression to its value, before that is
+        kept in its range. Counted from ``intercept``, where every column adds its mean over what
+        was declared, and one of which nothing is declared its 0: a row's sum is its answer.
+        ``pairs`` is what the surfaces over two columns add together, where the model has any.
 
         Args:
             records: as for :meth:`predict`.
@@ -128,7 +128,10 @@ class Predictor:
         if len(model.intercept) > 1:
             chosen = self.outputs(inputs).argmax(axis=1)
         rows = np.arange(len(inputs))
-        found = {"intercept": model.intercept[chosen]}
+        found: dict[str, Any] = {}
+        if len(model.intercept) > 1:
+            found["class"] = np.array(self.classes)[chosen]
+        found["intercept"] = model.intercept[chosen]
         found |= {name: columns[rows, at, chosen] for at, name in enumerate(model.names)}
         if getattr(self._encoder().basis, "couples", ()):
             found["pairs"] = pairs[rows, chosen]

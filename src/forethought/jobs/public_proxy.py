@@ -241,7 +241,10 @@ def compare_models(
         own = job.model if job.model.name == name else ModelSection(name=name)
         loaded = load_job(replace(request, job=job.model_copy(update={"model": own})), data_dir)
         if loaded.dataset.classes is None or loaded.dataset.multilabel:
-            raise JobError("models are compared by accuracy: the job needs classes, one a record")
+            raise JobError(
+                "compare goes by accuracy, which needs classes, one a record: train a regression "
+                "or several labels with each model on public data instead, and compare the reports"
+            )
         plan = loaded.plan()
 
         def done(count: int, of: int, before: int = place) -> None:

@@ -145,7 +145,7 @@ class Entry:
 
     Args:
         number: counted from 1 without gaps. kind: "account", "reserve", "begin", "mark", "settle",
-            "end", "refuse", "partition", "records", "token", …
+            "end", "refuse", "partition", "records", "forget", "token", …
         values: JSON-ready, everything that the entry says, with actor and time.
         previous: hash of the entry before. hash: of this one with ``previous``.
         signature: of the hash, in base64, where the book has a key.
@@ -230,6 +230,13 @@ class Book(Protocol):
         Args:
             persons: keyed hashes of records or of persons, 16 bytes each.
             fingerprint: of all records, as :mod:`forethought.ledger.identity` names it.
+        """
+
+    def forget(self, data: str, entry: int, reason: str) -> int:
+        """An owner's decision to take out what an entry registered for the whole data set.
+
+        As of hashes that nobody's records have. Returns their number. Raises BookError: the entry
+        registered no records of the data set, or they are taken out.
         """
 
     def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:

@@ -191,6 +191,11 @@ class BookState:
                 self.persons[at] = self.persons.get(at, 0) + values["new"]
                 if values["new"]:
                     self.registered[entry.number] = *at, values["persons"]
+            case "forget":
+                at = values["data"], ""
+                whose, part, _ = self.registered.pop(values["entry"])
+                _require((whose, part) == at, "records that another data set registered")
+                self.persons[at] -= values["taken"]
             case "token":
                 holder = TokenHolder(values["name"], values["role"])
                 _require(holder.name not in self.tokens, f"a second token of {holder.name!r}")

@@ -109,6 +109,7 @@ def account_page(book: Book, data: str) -> str:
     if len(total.by_part) > 1:
         body += ["<h2>Partitions</h2>", _parts(total.by_part)]
     body += ["<h2>Refused</h2>", _refusals(refused)]
+    body += ["<h2>Records that are known</h2>", _registered(entries, data)]
     body += ["<h2>Decisions of owners</h2>", _decisions(entries, {r.number for r in reservations})]
     return _page(f"{data} · ledger", body)
 
@@ -209,6 +210,32 @@ def _refusals(entries: Sequence[Entry]) -> str:
         )
     heads = ("Entry", "When (UTC)", "By", "Purpose", "Plan", "ε left then")
     return _table("What did not fit; nothing was charged for it", heads, rows)
+
+
+def _registered(entries: Sequence[Entry], data: str) -> str:
+    gone = {e.values["entry"]: e for e in entries if e.kind == "forget"}
+    rows = []
+    for entry in entries:
+        values = entry.values
+        if entry.kind not in ("partition", "records") or values["data"] != data:
+            continue
+        out = gone.get(entry.number)
+        why = "" if out is None else f"taken out by {out.values['actor']}: {out.values['reason']}"
+        rows.append(
+            [
+                str(entry.number),
+                escape(str(values["at"]).replace("T", " ")[:16]),
+                escape(str(values["actor"])),
+                escape(values["partition"] or "all records"),
+                _number(f"{values['new']:,}"),
+                f"<code>{escape(str(values.get('fingerprint', ''))[:16])}</code>",
+                escape(why),
+            ]
+        )
+    if not rows:
+        return "<p>None: no run said by which key records are recognised.</p>"
+    heads = ("Entry", "When (UTC)", "By", "Part", "New", "Fingerprint begins", "Decision")
+    return _table("Keyed hashes, by which the same records are noticed elsewhere", heads, rows)
 
 
 def _decisions(entries: Sequence[Entry], numbers: set[int]) -> str:

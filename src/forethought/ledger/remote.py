@@ -219,6 +219,9 @@ class RemoteBook(Book):
             for some in _batches(persons)
         )
 
+    def forget(self, data: str, entry: int, reason: str) -> int:
+        return self._ask(int, "forget", data=data, entry=entry, reason=reason)
+
     def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         for some in _batches(persons):

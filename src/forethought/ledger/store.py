@@ -24,7 +24,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, Select, func, insert, inspect, select, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Row,
+    Select,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 
 from forethought.ledger import chain
@@ -79,7 +90,7 @@ _NOTED, _HOUR = 60, 3600.0
 _AT_ONCE = 500
 # Whoever may write entries of a kind; analysts the reservations that they made.
 _MAY: dict[str, tuple[Role, ...]] = {
-    **dict.fromkeys(("account", "partition", "token", "revoke"), ("owner",)),
+    **dict.fromkeys(("account", "partition", "forget", "token", "revoke"), ("owner",)),
     **dict.fromkeys(
         ("reserve", "refuse", "records", "begin", "mark", "settle", "end"), ("owner", "analyst")
     ),
@@ -320,6 +331,22 @@ class Store(Book):
         named = {"fingerprint": _name("a fingerprint", fingerprint)}
         return self._register("records", data, None, persons, named)
 
+    def forget(self, data: str, entry: int, reason: str) -> int:
+        self._known(data)
+        words = _reason(reason)
+        # Persons of a partition stay: that parts are disjoint rests on them.
+        own = PERSONS.c.entry == entry, PERSONS.c.data == data, PERSONS.c.scheme == ""
+
+        def work(turn: _Turn) -> Mapping[str, Any]:
+            taken = turn.connection.execute(delete(PERSONS).where(*own)).rowcount
+            if not taken:
+                raise BookError(f"entry {entry} registered no records of {data!r} that are there")
+            less = update(SUMS).where(*_at(data, "")).values(persons=SUMS.c.persons - taken)
+            turn.connection.execute(less)
+            return {"data": data, "entry": entry, "taken": taken, "reason": words}
+
+        return int(self._write("forget", work)["taken"])
+
     def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
         self._known(data)
         wanted, found = sorted(set(persons)), dict[str, tuple[int, int]]()
@@ -521,10 +548,7 @@ class Store(Book):
 
     def end(self, number: int, rounds: int, reason: str) -> Total:
         """See :meth:`Book.end`; whoever reserved may end what has not begun, with 0 rounds."""
-        words = _words("a decision's reason", reason)
-        if not words:
-            raise BookError("a decision has a reason")
-        return self._finish("end", number, rounds, chain.ended, {"reason": words})
+        return self._finish("end", number, rounds, chain.ended, {"reason": _reason(reason)})
 
     def _finish(
         self,
@@ -860,6 +884,13 @@ def _reservation(row: Row[Any]) -> Reservation:
     # Its own columns follow the costs in the order of a reservation's fields.
     own: tuple[Any, ...] = tuple(row)[4:]
     return Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *own)
+
+
+def _reason(text: str) -> str:
+    words = _words("a decision's reason", text)
+    if not words:
+        raise BookError("a decision has a reason")
+    return words
 
 
 def _at(data: str, part: str) -> tuple[Any, Any]:

@@ -82,6 +82,7 @@ CALLS: dict[str, BookCall] = {
     "total": BookCall(*_TOTAL),
     "add_persons": BookCall(_same, int),
     "add_records": BookCall(_same, int),
+    "forget": BookCall(_same, int, again=False),
     "overlaps": BookCall(
         lambda found: {name: [*pair] for name, pair in found.items()},
         lambda found: {name: (int(a), int(b)) for name, (a, b) in found.items()},

@@ -175,7 +175,8 @@ def planned(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
         return make(of_persons(request))
     if request.person_as == "group":
         return make(of_rows(request))
-    return better(request, make)
+    # Which of the two it is the planner chooses, and no statement says that the user did.
+    return better(request.with_(hyperparameters=request.chosen_by()), make)
 
 
 def better(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
@@ -857,7 +858,9 @@ def _with_noise(
     factor = near
     if len(parts) > 1 or ahead is not None:
         factor = least_noise(make, budget, near, group, ahead)
-    kept = {"local": None, "groups": None} if groups is None else {"groups": groups}
+    kept: dict[str, Any] = {}  # to name groups would take persons for examples
+    if groups != plan.groups:
+        kept = {"groups": groups, "local": None if groups is None else plan.local}
     found = plan.with_(**kept, mechanism=make(factor), budget=budget)
     about = ("epsilon", GROUPS_AGAINST, "groups") if groups is None else ("epsilon",)
     found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))

@@ -9,9 +9,8 @@ for (const chart of document.querySelectorAll("svg.chart")) {
     dot.setAttribute("cx", x);
     dot.setAttribute("cy", y);
     tip.textContent = text;
-    const width = chart.viewBox.baseVal.width;
-    tip.style.textAnchor = x > width * 0.6 ? "end" : "start";
-    tip.setAttribute("x", x > width * 0.6 ? x - 8 : x + 8);
+    const width = chart.viewBox.baseVal.width, half = tip.getComputedTextLength() / 2;
+    tip.setAttribute("x", Math.max(half, Math.min(width - half, x)));
     tip.setAttribute("y", y < 40 ? y + 22 : y - 12);
   };
   chart.addEventListener("pointermove", (event) => {

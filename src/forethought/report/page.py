@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, of_persons, protected, records, rows, truth
+from forethought.accounting.statement import Statement, protected, records, rows, truth, unit
 from forethought.report.terminal import plan_rows
 from forethought.values.mechanism import Rounds
 from forethought.values.serialisation import parse
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from forethought.training.shapes import Shape, Shapes, Surface
 
 
-WIDTH, HEIGHT = 560, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 12, 44
+# As wide as a phone shows it and half a page: a letter is as large there as it says here.
+WIDTH, HEIGHT = 400, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 16, 12, 44
 Points = Sequence[tuple[float, float]]
 
 
@@ -194,7 +195,9 @@ def _ticks(low: float, high: float) -> list[float]:
 
 # Columns, pairs and lines of a picture that are drawn; the others are in shapes.json.
 _COLUMNS, _PAIRS, _LINES = 24, 6, 6
-_BAR, _NAMES, _LONGEST = 24, 150, 22
+# Figures that a report opens with; the others unfold.
+_FIRST = 6
+_BAR, _NAMES, _LONGEST = 24, 140, 18
 
 
 def shape_figures(shapes: Shapes) -> list[str]:
@@ -312,10 +315,11 @@ def _bars(shape: Shape, shapes: Shapes) -> str:
 def _surface(surface: Surface, told: str) -> str:
     """A square of cells, darker where a surface is further from 0."""
     rows = surface.values[0]
-    most = max(abs(value) for row in rows for value in row) or 1.0
+    every = [value for row in rows for value in row]
+    most = max(map(abs, every)) or 1.0
     wide, tall = (WIDTH - _LEFT - _RIGHT) / len(rows), (HEIGHT - _TOP - _BOTTOM) / len(rows[0])
     parts = [
-        f'<svg class="cells" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg class="cells" viewBox="0 0 {WIDTH} {HEIGHT + 26}" role="img" '
         f'aria-label="{escape(told)}">',
         '<defs><pattern id="below" width="6" height="6" patternUnits="userSpaceOnUse" '
         'patternTransform="rotate(45)"><line class="hatch" x1="0" x2="0" y1="0" y2="6"/></pattern>'
@@ -326,13 +330,12 @@ def _surface(surface: Surface, told: str) -> str:
             x, y = _LEFT + i * wide, HEIGHT - _BOTTOM - (j + 1) * tall
             box = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
             words = f"{_told(surface.places[0][i])}, {_told(surface.places[1][j])}: {value:+.2f}"
-            kind, share = ("above" if value >= 0 else "under"), abs(value) / most
-            parts.append(
-                f'<rect class="{kind}" fill-opacity="{share:.2f}" {box}>'
-                f"<title>{escape(words)}</title></rect>"
-            )
-            if value < 0 and share > 0.1:
-                parts.append(f'<rect class="below" fill="url(#below)" {box}/>')
+            parts.append(_cell(value, most, box, words))
+    # The key: both ends, as dark as they stand in the picture.
+    for place, value in enumerate(sorted({min(every), max(every)})):
+        x = _LEFT + 110 * place
+        parts.append(_cell(value, most, f'x="{x}" y="{HEIGHT + 6}" width="16" height="14"'))
+        parts.append(f'<text class="tick start" x="{x + 22}" y="{HEIGHT + 18}">{value:+.2g}</text>')
     ends = surface.places
     for place, x, end in ((ends[0][0], _LEFT, "start"), (ends[0][-1], WIDTH - _RIGHT, "end")):
         at = f'x="{x}" y="{HEIGHT - _BOTTOM + 18}"'
@@ -343,6 +346,14 @@ def _surface(surface: Surface, told: str) -> str:
     words = f"{_cut(surface.columns[0])} across, {_cut(surface.columns[1])} up"
     parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 6}">{escape(words)}</text>')
     return "".join(parts) + "</svg>"
+
+
+def _cell(value: float, most: float, box: str, words: str = "") -> str:
+    """A cell of a surface: darker where further from 0, hatched below it."""
+    share, title = abs(value) / most, f"<title>{escape(words)}</title>" if words else ""
+    kind = "above" if value >= 0 else "under"
+    hatch = f'<rect class="below" fill="url(#below)" {box}/>' if value < 0 and share > 0.1 else ""
+    return f'<rect class="{kind}" fill-opacity="{share:.2f}" {box}>{title}</rect>{hatch}'
 
 
 def _told(place: object) -> str:
@@ -372,8 +383,20 @@ def _shapes(shapes: Shapes) -> list[str]:
         "mean over what was declared. They follow from the released weights and cost no privacy."
         f"{band}"
         f"{more} A curve says what the model does, not what causes what.</p>",
-        f'<div class="charts">{"".join(shape_figures(shapes))}</div>',
+        *_unfolding(shape_figures(shapes)),
     ]
+
+
+def _unfolding(figures: list[str]) -> list[str]:
+    """The first figures, and the others behind a line that opens them."""
+    first, others = (
+        f'<div class="charts">{"".join(part)}</div>'
+        for part in (figures[:_FIRST], figures[_FIRST:])
+    )
+    more = len(figures) - _FIRST
+    if more <= 0:
+        return [first]
+    return [first, f"<details><summary>{more} more pictures</summary>{others}</details>"]
 
 
 # A statement and a report.
@@ -413,11 +436,6 @@ def statement_page(
         _list(
             [
                 f"Protected: {protected(s)}.",
-                "A record is all that one person has in the data."
-                if of_persons(s)
-                else "If one person has several records in the data, ask for the statement for as "
-                "many records together: this one is about "
-                + ("a single record." if s.group == 1 else f"{records(s)}."),
                 f"The attacker {s.adversary}.",
                 *(f"{_capital(text)}." for text in s.facts),
             ]
@@ -514,8 +532,7 @@ def _lead(s: Statement) -> list[str]:
     # Upward, as every bound; and at least what guessing finds.
     blind = round(100 * rate)
     found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
-    unit = "persons" if of_persons(s) else "records"
-    units = unit if s.group == 1 else f"groups of {s.group} {unit}"
+    units = f"{unit(s)}s" if s.group == 1 else f"groups of {s.group} {unit(s)}s"
     learned = "this model learned from" if s.releases else "such a model would learn from"
     # Where one record stands for another, there is no doubt that there was one.
     finds = "finds" if s.adjacency != "replace-one" else "recognises, by what they say,"
@@ -615,8 +632,8 @@ def _annex(s: Statement) -> list[str]:
         *truth(s),
         ("δ", at_most(s.delta, ".6g")),
         ("adjacency", s.adjacency),
-        ("records protected together", f"{s.group}"),
-        ("records in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
+        (f"{unit(s)}s protected together", f"{s.group}"),
+        (f"{unit(s)}s in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
         (s.way.rounds, f"{len(s.mechanism):,}"),
         ("accountant", f"{s.accountant['kind']}, forethought {s.version}"),
         ("who chose the numbers", s.hyperparameters),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -15,10 +16,10 @@ from rich.text import Text
 from forethought.accounting import exact
 from forethought.accounting.adaptive import PHASES_ALONE, SEARCH_ALONE
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, truth
+from forethought.accounting.statement import Statement, truth, unit
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
-from forethought.papers.published import Paper
+from forethought.papers.published import Paper, PaperTable
 from forethought.values.contributions import Persons
 from forethought.values.plan import Plan
 
@@ -102,6 +103,12 @@ def show_paper(console: Console, paper: Paper) -> None:
         console.print("- " + "; ".join(part for part in parts if part), markup=False)
     tables = ", ".join(table.number for table in paper.tables)
     console.print(f"Tables beside ours: forethought papers {paper.name} --table N, of {tables}")
+
+
+def show_paper_table(console: Console, table: PaperTable) -> None:
+    """Print a printed table beside ours: aligned on a terminal, elsewhere as Markdown."""
+    console.print(Markdown(table.text) if console.is_terminal else Text(table.text))
+    console.print(f"\nPrinted again by: {table.command}", markup=False)
 
 
 def show_calculated(console: Console, plans: Sequence[Calculated]) -> None:
@@ -287,7 +294,7 @@ def show_result(
     show_figures(console, results)
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
-        console.print(f"  {sentence}")
+        console.print(f"  {sentence}", markup=False)
     if folder is not None:
         console.print(f"\n[bold]Run folder[/bold]  {folder}")
 
@@ -298,8 +305,8 @@ def show_figures(console: Console, results: Results | None) -> None:
         return
     *others, last = results.sentences()
     for sentence in others:
-        console.print(f"  {sentence}")
-    console.print(f"  {last}", style="yellow" if results.weak else None)
+        console.print(f"  {sentence}", markup=False)
+    console.print(f"  {last}", style="yellow" if results.weak else None, markup=False)
 
 
 def show_phases(console: Console, run: Run) -> None:
@@ -318,14 +325,14 @@ def show_statement(
 ) -> None:
     """Print a statement: the three sentences, then the numbers as a small table."""
     for sentence in statement.sentences(listed):
-        console.print(sentence)
+        console.print(sentence, markup=False)
     what = "ε, certified interval" if statement.private else "ε, had the randomness been secret"
     rows = [
         (what, f"{statement.epsilon:.6g}"),
         *truth(statement),
         ("δ", at_most(statement.delta, ".3g")),
         ("adjacency", statement.adjacency),
-        ("records protected together", str(statement.group)),
+        (f"{unit(statement)}s protected together", str(statement.group)),
         ("rounds", f"{len(statement.mechanism):,}"),
     ]
     console.print(pairs(rows, wrap=True))
@@ -381,13 +388,12 @@ def show_summary(console: Console, summary: RunSummary) -> None:
     """Print what a finished run says."""
     show_plan(console, summary.plan)
     if summary.metrics:
-        last = summary.metrics[-1]
-        parts = ", ".join(f"{name} {value}" for name, value in last.items() if value)
-        console.print(f"\n[bold]Last record[/bold]  {parts}")
+        last = {name: float(value) for name, value in summary.metrics[-1].items() if value}
+        console.print(f"\n[bold]Last record[/bold]  {_recorded(last)}")
     show_figures(console, summary.results)
     console.print("\n[bold]Statement[/bold]")
     for sentence in summary.statement.sentences():
-        console.print(f"  {sentence}")
+        console.print(f"  {sentence}", markup=False)
     for path in summary.figures:
         console.print(f"figure  {path}")
 
@@ -405,9 +411,21 @@ def show_unfinished(console: Console, run: UnfinishedRun) -> None:
         f"released{spent}"
     )
     if run.last:
-        facts_of_it = ", ".join(f"{name} {value:.4g}" for name, value in run.last.items())
-        console.print(f"[bold]Last record[/bold]  {facts_of_it}")
+        console.print(f"[bold]Last record[/bold]  {_recorded(run.last)}")
     console.print(f"Continue with: forethought train --resume {run.folder}")
+
+
+def _recorded(last: Mapping[str, float]) -> str:
+    """A row of metrics.csv in a few digits, ε upward and counts whole."""
+    shown = {
+        name: f"{value:,.0f}"
+        if value % 1 == 0
+        else at_most(value)
+        if name == "epsilon"
+        else f"{value:.4g}"
+        for name, value in last.items()
+    }
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
 
 
 def show_plan_and_alternatives(

@@ -634,7 +634,9 @@ def label_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.T
 _WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
 # The weights of those are factors; of these they are divided by, for the whole batch at once.
 _CLASSES = frozenset({F.cross_entropy, F.nll_loss})
-_MEANS = _WEIGHTED | _CLASSES | {F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
+# Of outputs and targets of one shape.
+ALIKE = _WEIGHTED | {F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
+_MEANS = ALIKE | _CLASSES
 # torch's criteria of these.
 _CRITERIA = (
     *(torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.CrossEntropyLoss, torch.nn.NLLLoss),
@@ -651,15 +653,19 @@ def is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
 
 def own_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A loss of each example: the mean over its own values, in place of that over the batch."""
-    values = function(*_alike(*args), **kwargs)
+    values = of_alike(function, *args, **kwargs)
     return values.flatten(1).mean(1) if values.dim() > 1 else values
 
 
-def _alike(*args: Any) -> tuple[Any, ...]:
-    """Outputs and targets of one shape where one is (B, …, 1) and the other (B, …).
+def of_alike(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A loss of outputs and targets in one shape where one is (B, …, 1) and the other (B, …).
 
     torch would make (B, …, B) of them, every output beside every target.
     """
+    return function(*_alike(*args), **kwargs)
+
+
+def _alike(*args: Any) -> tuple[Any, ...]:
     if len(args) < 2 or not all(isinstance(one, Tensor) for one in args[:2]):
         return args
     one, other, *rest = args
@@ -694,9 +700,11 @@ def of_each(loss: Loss) -> Loss:
         return cross_entropy
     if any(loss is one for one in _MEANS):
         return EachMean(functools.partial(loss, reduction="none"))  # type: ignore[call-arg]
-    if not isinstance(loss, _CRITERIA) or loss.reduction != "mean":
+    if not isinstance(loss, _CRITERIA):
         return loss
     classes = isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
+    if loss.reduction != "mean":
+        return loss if classes else functools.partial(of_alike, loss)
     if classes and loss.weight is not None:
         return loss  # refused: its mean divides by the weights of a batch
     criterion = copy.copy(loss)

@@ -426,13 +426,24 @@ def _in_arrow(data: Any) -> bool:
 
 
 def _list_of_records(data: object) -> bool:
-    """True for a list of records; a list of two is one only if these are dicts."""
+    """True for a list of records: dicts, or pairs.
+
+    Raises:
+        TypeError: two lists of two, which may be inputs and targets or two records.
+    """
     if not isinstance(data, list) or not data:
         return False
-    one = data[0]
-    if isinstance(one, Mapping):
+    if isinstance(data[0], Mapping):
         return True
-    return len(data) != 2 and isinstance(one, tuple | list) and len(one) == 2
+    pairs = all(isinstance(one, tuple | list) and len(one) == 2 for one in data[:2])
+    if len(data) != 2 or not pairs:
+        return pairs
+    if isinstance(data[0], list) or isinstance(data[1], list):
+        raise TypeError(
+            "a list of two lists of two may be inputs and targets or two records: write a tuple, "
+            "(inputs, targets), or each record as one, [(input, target), (input, target)]"
+        )
+    return True
 
 
 def as_input(tensor: Any, dtype: torch.dtype) -> Any:

@@ -774,8 +774,22 @@ class RunFolder:
         if self.path.is_dir() and not self._untouched and not overwrite:
             raise RunFolderExistsError(
                 f"{self.path} is not empty: continue its run with resume (--resume), replace "
-                "it with overwrite (--overwrite), or choose another folder"
+                f"it with overwrite (--overwrite), or choose another folder{self._spent()}"
             )
+
+    def _spent(self) -> str:
+        """The cost of the interrupted run here, which replacing it does not give back."""
+        try:
+            run = UnfinishedRun.load(self.path)
+        except (OSError, ValueError, LookupError):
+            return ""
+        if not run.released or run.spent is None:
+            return ""
+        return (
+            f". {run.released:,} of its {run.plan.rounds:,} rounds may have been released: their "
+            f"ε = {at_most(run.spent)} at δ = {at_most(run.plan.delta, '.3g')} is spent, whatever "
+            "runs instead"
+        )
 
     def begin(self, *, overwrite: bool) -> None:
         """Make an empty run folder.
@@ -1281,7 +1295,8 @@ class UnfinishedRun:
             history = saved["history"]
             released = max(times, default=-1) + 1
             done = _released(plan, times, released) if released else None
-            spent = 0.0 if done is None else epsilon(done, plan.delta).upper
+            group = plan.records_per_person
+            spent = 0.0 if done is None else epsilon(done, plan.delta, group).upper
         else:
             history = [row for phase in phases for row in phase["history"]]
             ended = (phase for phase in phases if phase["accuracy"] is not None)

@@ -30,10 +30,12 @@ from torch.nn import functional as F
 
 from forethought.accounting.statement import About, Statement, account
 from forethought.rounds.contributions import (
+    ALIKE,
     Loss,
     check_loss,
     cross_entropy,
     is_mean,
+    of_alike,
     own_mean,
 )
 from forethought.rounds.preparation import require_prepared
@@ -723,8 +725,10 @@ class Deferred:
         kwargs = dict(kwargs or {})
         if is_mean(function, kwargs):
             kwargs["reduction"] = "none"
-            if function not in (F.cross_entropy, F.nll_loss):  # one an example, or refused
+            if function in ALIKE:  # others give one value an example, or are refused
                 return cls(FunctionCall(own_mean, (function, *args), kwargs))
+        elif function in ALIKE:
+            return cls(FunctionCall(of_alike, (function, *args), kwargs))
         return cls(FunctionCall(function, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
@@ -805,8 +809,7 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
 
 _LOOP = "a loop over the rows"
 _WITHOUT_A_LOOP = (
-    "leave it out. A GradScaler, which loops, is not needed: make it with enabled=False. Losses "
-    "that a model returns by name are added up in its forward"
+    "leave it out. Losses that a model returns by name are added up in its forward"
 )
 
 
@@ -838,6 +841,20 @@ for _name, _what in {
     "setitem": "writing into it",
 }.items():
     setattr(Deferred, f"__{_name}__", _exit(_what))
+
+
+_scale = torch.amp.GradScaler.scale
+
+
+def _unscaled(self: torch.amp.GradScaler, outputs: Any) -> Any:
+    """The loss as it is, of a private batch: what is clipped is not scaled, and the scaler rests."""
+    if isinstance(outputs, Deferred):
+        self._enabled = False
+        return outputs
+    return _scale(self, outputs)
+
+
+torch.amp.GradScaler.scale = _unscaled  # type: ignore[method-assign]
 
 
 def children(value: Any) -> Iterator[Any]:

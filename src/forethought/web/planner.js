@@ -180,27 +180,17 @@ function draw(found) {
   }));
 }
 
-function drawCost({ cost, epsilon, unit }) {
-  byId("buys").hidden = byId("without-box").hidden = cost === null;
-  if (cost === null) {
-    byId("accuracy").textContent = "What the noise costs this model is not known beforehand. " +
-      "Rehearse the job on public data: forethought plan JOB --rehearse --public-proxy NAME.";
-    return;
-  }
+function drawCost({ cost, budgets, unit }) {
+  byId("unit").textContent = unit;
+  byId("without-box").hidden = cost === null;
+  for (const head of document.querySelectorAll("th.pairs")) head.hidden = cost === null;
   const pairs = (x) => (100 * x).toFixed(1);
-  const extra = cost.lost < 0.01 ? "" : ` With about ${about(cost.records_needed)} ${unit} it ` +
-    "would be less than 1.";
-  byId("accuracy").textContent = `Accuracy: if the model without privacy puts ` +
-    `${pairs(cost.without)} of 100 pairs in the right order, this noise leaves about ` +
-    `${pairs(cost.expected)}: ${pairs(cost.lost)} lost.${extra}`;
-  byId("caveat").textContent = "By a formula, of the noise alone. " +
-    (cost.measured === null ? "So much noise was not tried on public tables." :
-      "Columns that hardly vary are found late, whatever the noise: nine of ten of " +
-      `${cost.measured[1]} runs on public tables lost at most ${pairs(cost.measured[0])}.`);
-  byId("budgets").replaceChildren(...cost.budgets.map(([at, lost, needed]) => {
+  byId("budgets").replaceChildren(...budgets.map(([at, worth, lost]) => {
     const row = document.createElement("tr"), head = document.createElement("th");
+    const left = cost === null ? [] : [pairs(cost.without - lost),
+      lost < 0.0005 ? "< 0.1" : pairs(lost)];
     head.scope = "row"; head.textContent = short(at);
-    row.append(head, ...[pairs(cost.without - lost), pairs(lost), about(needed)].map((text) => {
+    row.append(head, ...[about(worth), ...left].map((text) => {
       const cell = document.createElement("td");
       cell.textContent = text;
       return cell;
@@ -208,6 +198,22 @@ function drawCost({ cost, epsilon, unit }) {
     if (Math.abs(at / number("epsilon") - 1) < 1e-9) row.setAttribute("aria-current", "true");
     return row;
   }));
+  if (cost === null) {
+    byId("accuracy").textContent = "Accuracy: what the noise costs is known beforehand of linear " +
+      "models of two classes only. Rehearse this job on public data: forethought plan JOB " +
+      "--rehearse --public-proxy NAME.";
+    byId("caveat").textContent = "";
+    return;
+  }
+  const extra = cost.lost < 0.01 ? "" : ` With about ${about(cost.records_needed)} ${unit} it ` +
+    "would be less than 1.";
+  byId("accuracy").textContent = `Accuracy: if the model without privacy puts ` +
+    `${pairs(cost.without)} of 100 pairs in the right order, this noise leaves about ` +
+    `${pairs(cost.expected)}: ${cost.lost < 0.0005 ? "under 0.1" : pairs(cost.lost)} lost.${extra}`;
+  byId("caveat").textContent = "By a formula, of the noise alone. " +
+    (cost.measured === null ? "So much noise was not tried on public tables." :
+      "Columns that hardly vary are found late, whatever the noise: nine of ten of " +
+      `${cost.measured[1]} runs on public tables lost at most ${pairs(cost.measured[0])}.`);
 }
 
 function drawAttack(rows) {

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forethought.accounting import exact
+from forethought.accounting.tradeoff import tradeoff
 from forethought.jobs.job import from_numbers
 from forethought.planning import defaults
+from forethought.planning.defaults import noise_to_signal
 from forethought.planning.forecast import Forecast, forecast
 from forethought.planning.plan_request import PlanRequest
 from forethought.planning.solve import plan
-from forethought.values.mechanism import Budget, Mechanism
+from forethought.values.mechanism import Budget
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,10 +30,10 @@ if TYPE_CHECKING:
 
 # False alarms at which an attacker's detections are bounded.
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5)
-# Points of the privacy profile, in units of ε, that bound them: (ε, δ) at each is certified.
-_POINTS = (0.1, 0.35, 0.7)
 # Budgets that are looked at, in units of the chosen one.
 BUDGETS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+# Numbers of records whose noise is looked at, in units of the chosen one.
+_SIZES = (1 / 16, 1 / 4, 4.0, 16.0)
 _MOST_EPSILON = 100.0
 
 
@@ -89,20 +93,17 @@ class Settings:
             return plan(request.job.plan_request(*numbers, persons=self.persons))
         asked = asked or loaded.plan_request()
         delta = self.delta or defaults.default_delta(self.records)
-        return loaded.with_caveats(
-            plan(
-                asked.with_(
-                    budget=Budget(self.epsilon, delta),
-                    delta=None,
-                    noise_multiplier=None if asked.budget is None else asked.noise_multiplier,
-                    examples=self.records,
-                    persons=self.persons,
-                    records_per_person=self.records_per_person,
-                    epochs=self.epochs,
-                    rounds=asked.rounds if self.epochs is None else None,
-                )
-            )
+        asked = asked.with_(
+            budget=Budget(self.epsilon, delta),
+            delta=None,
+            noise_multiplier=None if asked.budget is None else asked.noise_multiplier,
+            examples=self.records,
+            persons=self.persons,
+            records_per_person=self.records_per_person,
+            epochs=self.epochs,
+            rounds=asked.rounds if self.epochs is None else None,
         )
+        return loaded.with_caveats(plan(loaded.with_ranges(asked)))
 
 
 # Setting → kind, least, most, whether it may be left to the planner.
@@ -140,23 +141,17 @@ def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
     made = settings.plan(loaded, asked)
     group = made.records_per_person
     spent = exact.epsilon(made.mechanism, made.delta, group).upper
-    powers = attack(made.mechanism, group, spent, made.delta)
+    missed = tradeoff(made.mechanism, group)(FALSE_ALARMS)
     features = settings.features if loaded is None else loaded.forecast_features
-    cost = None
-    if features is not None:
-        cost = _cost(forecast(made, features, settings.without), made)
-        cost["budgets"] = [
-            [epsilon, one.lost, one.records_needed]
-            for epsilon in (factor * settings.epsilon for factor in BUDGETS)
-            if 0.01 <= epsilon <= _MOST_EPSILON
-            for one in [
-                forecast(
-                    made if epsilon == settings.epsilon else _at(settings, epsilon, loaded, asked),
-                    features,
-                    settings.without,
-                )
-            ]
-        ]
+    cost = None if features is None else _cost(forecast(made, features, settings.without), made)
+    budgets = []
+    others = _noises(settings, made, loaded, asked)
+    for epsilon in (factor * settings.epsilon for factor in BUDGETS):
+        if 0.01 <= epsilon <= _MOST_EPSILON:
+            here = epsilon == settings.epsilon
+            one = made if here else replace(settings, epsilon=epsilon).plan(loaded, asked)
+            lost = None if features is None else forecast(one, features, settings.without).lost
+            budgets.append([epsilon, _worth(noise_to_signal(one), others), lost])
     return {
         "epsilon": spent,
         "delta": made.delta,
@@ -168,7 +163,8 @@ def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
         "unit": "persons" if made.examples != settings.records else "records",
         "together": group,
         "cost": cost,
-        "attack": [list(row) for row in powers],
+        "budgets": budgets,
+        "attack": [[alarm, 1.0 - miss] for alarm, miss in zip(FALSE_ALARMS, missed, strict=True)],
         "reasons": [list(pair) for pair in made.reasons],
     }
 
@@ -182,11 +178,26 @@ def seconds(settings: Settings, loaded: Loaded | None) -> float | None:
     return seconds_of(loaded, settings.plan(loaded))
 
 
-def _at(
-    settings: Settings, epsilon: float, loaded: Loaded | None, asked: PlanRequest | None
-) -> Plan:
-    """The plan with another ε and nothing else changed."""
-    return replace(settings, epsilon=epsilon).plan(loaded, asked)
+def _noises(
+    settings: Settings, made: Plan, loaded: Loaded | None, asked: PlanRequest | None
+) -> list[tuple[float, float]]:
+    """(Noise over signal, records) of the same settings with fewer and with more records."""
+    found = [(noise_to_signal(made), settings.records)]
+    for factor in _SIZES:
+        records = max(10, round(factor * settings.records))
+        persons = settings.persons and max(1, round(factor * settings.persons))
+        other = replace(settings, records=records, persons=persons, delta=None)
+        with suppress(ValueError):  # too few for the job's batch or groups
+            found.append((noise_to_signal(other.plan(loaded, asked)), records))
+    return sorted(found)
+
+
+def _worth(noise: float, others: list[tuple[float, float]]) -> float:
+    """About as many records have this noise at the chosen ε: a line through logarithms."""
+    x, y = np.log([one for one, _ in others]), np.log([records for _, records in others])
+    at = int(np.clip(np.searchsorted(x, math.log(noise)), 1, len(x) - 1))
+    slope = (y[at] - y[at - 1]) / (x[at] - x[at - 1])
+    return float(np.exp(y[at - 1] + slope * (math.log(noise) - x[at - 1])))
 
 
 def _cost(one: Forecast, made: Plan) -> dict[str, Any]:
@@ -200,29 +211,3 @@ def _cost(one: Forecast, made: Plan) -> dict[str, Any]:
         "of": made.examples,
         "measured": None if measured is None else [measured.most, measured.runs],
     }
-
-
-@lru_cache(maxsize=256)
-def attack(
-    mechanism: Mechanism, group: int, epsilon: float, delta: float
-) -> list[tuple[float, float]]:
-    """(False alarms, most detections) of any attacker, certified.
-
-    Every (ε, δ) of the privacy profile bounds the power by e^ε FPR + δ, and with the roles
-    exchanged by 1 − e^(−ε) (1 − FPR − δ) (Kairouz, Oh and Viswanath 2015, Theorem 2.1).
-    """
-    found = [(epsilon, delta)]
-    for share in _POINTS:
-        at = share * epsilon
-        found.append((at, exact.delta(mechanism, at, group, accuracy=0.1).upper))
-    return [
-        (
-            alarm,
-            min(
-                1.0,
-                *(missed + math.exp(at) * alarm for at, missed in found),
-                *(1 - math.exp(-at) * (1 - alarm - missed) for at, missed in found),
-            ),
-        )
-        for alarm in FALSE_ALARMS
-    ]

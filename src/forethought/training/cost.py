@@ -1,0 +1,329 @@
+"""The memory and the time that training a plan takes, from a few rounds on records of no content.
+
+A copy of the model, its weights random and its repeated layers cut to one and two where it is
+large, runs two rounds of made-up records at two sizes of micro_batch. The peak of tensors at
+these is a line in the size; the copy's own line goes up by what each further layer adds. So a model
+that does not fit here, or has no weights yet (on torch's ``meta`` device), is measured as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forethought.rounds.contributions import Loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.records import Records, as_records
+from forethought.training.records import arranged, opened, usual_loss
+from forethought.training.run import train
+from forethought.values.checks import whole
+from forethought.values.contributions import Examples, Persons
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import FullBatch
+
+GB = 1e9
+# Sizes of micro_batch that are tried, and rounds at each: the first looks at more than others.
+TRIED, ROUNDS = (4, 8), 3
+# Records in the longer of two rounds that are timed.
+TIMED = 32
+# Larger models are tried with one and with two of their repeated layers, in bytes.
+LARGE = 200e6
+# Of a device's memory, what tensors may take: the rest is its driver's, and lost between tensors.
+USABLE = 0.9
+
+
+Progress = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Memory and time of a run, one process.
+
+    Args:
+        weights: bytes of the model, its optimizer's state and whatever else does not grow with
+            micro_batch. each: bytes of an example of a micro_batch.
+        unsplit: bytes of the largest layer, which a shard gathers; two at a time.
+        program: bytes of Python and its libraries here; 0: of a GPU's memory.
+        micro_batch: examples at once. rounds, batch: of the plan.
+        begin, example: seconds of a round on this machine, and of an example in it; None: only
+            some of the layers were tried.
+    """
+
+    weights: float
+    each: float
+    unsplit: float
+    program: float
+    micro_batch: int
+    rounds: int
+    batch: float
+    begin: float | None = None
+    example: float | None = None
+
+    @property
+    def memory(self) -> float:
+        """Peak bytes of the process."""
+        return self.program + self.weights + self.each * self.micro_batch
+
+    @property
+    def step(self) -> float | None:
+        """Seconds of a mean round."""
+        if self.begin is None or self.example is None:
+            return None
+        return self.begin + self.example * self.batch
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of the run on this machine, nothing else on it."""
+        return None if self.step is None else self.step * self.rounds
+
+    def largest(self, memory: float, shards: int = 1) -> int:
+        """The largest micro_batch that fits into so many bytes a process; 0: none does.
+
+        Args:
+            shards: processes among which weights, sums and the optimizer's state are split.
+        """
+        own = self.weights if shards == 1 else self.weights / shards + 2 * self.unsplit
+        return max(0, math.floor((memory - self.program - own) / self.each))
+
+    def shards(self, memory: float) -> int | None:
+        """Processes needed for one example at a time, a power of two; None: none are enough."""
+        return next((2**k for k in range(13) if self.largest(memory, 2**k)), None)
+
+    def text(self, gpu_memory: float | None = None) -> str:
+        """In words.
+
+        Args:
+            gpu_memory: GB of another machine's GPU.
+        """
+        held = f", {self.program / GB:.2g} of them Python and its libraries" if self.program else ""
+        lines = [
+            f"memory: about {self.memory / GB:.2g} GB a process with micro_batch={self.micro_batch}"
+            f"{held}; each example more takes {self.each / 1e6:.2g} MB"
+        ]
+        if self.step is not None and self.seconds is not None:
+            lines.append(
+                f"time: about {self.step:.2g} s a round here, {self.seconds:.3g} s for all "
+                f"{self.rounds:,}"
+            )
+        if gpu_memory is not None:
+            lines.append(f"on a GPU of {gpu_memory:g} GB: {self._fits(gpu_memory * GB * USABLE)}")
+        return "\n".join(lines)
+
+    def _fits(self, memory: float) -> str:
+        there = replace(self, program=0.0)
+        if most := there.largest(memory):
+            return f"it fits, with micro_batch up to {most:,}"
+        shards = there.shards(memory)
+        if shards is None:
+            return "one example does not fit, however many GPUs share the weights"
+        return (
+            f"too small for one; {shards} of them, with sharded weights, take micro_batch up to "
+            f"{there.largest(memory, shards):,}"
+        )
+
+
+def cost(
+    model: nn.Module,
+    data: object,
+    plan: Plan,
+    *,
+    loss: Loss | None = None,
+    micro_batch: int | None = None,
+) -> Cost:
+    """What training will take: memory of a process and time on this machine.
+
+    No value of model or data is used, only their shapes; nothing is trained or spent.
+
+    Args:
+        model: as for :func:`forethought.train`; its weights may be on torch's ``meta`` device.
+        data: as for :func:`forethought.train`; one record is enough, as a list.
+        plan: what would run. loss: as for training.
+        micro_batch: examples at once; default: the mean batch.
+
+    Raises:
+        ValueError, TypeError: what training would refuse.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
+    if plan.contribution.clipping == "group" or plan.preparation is not None:
+        raise ValueError(
+            "the cost of plans that clip groups, or prepare data, is not known beforehand: make "
+            "the plan with clipping='example' and centre=False, or time a few rounds"
+        )
+    held = plan.mean_batch if micro_batch is None else whole("micro_batch", micro_batch)
+    own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+    if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
+        plan = plan.with_(contribution=Examples())
+    # A run loads what only a run loads.
+    _train(nn.Linear(1, 2), (torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)), plan, 2)
+    # The model itself is counted with the rest.
+    program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
+    first = next(p for p in model.parameters() if p.requires_grad)
+    trial = _Trial(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
+    stacks = _stacks(model)
+    size = _bytes(model)
+    large = size > LARGE and stacks is not None
+    few = min(TRIED[0], max(1, round(held)))
+    sizes = (few, max(few + 1, min(TRIED[1], round(held))))
+    counts = (1, 2) if large else (None,)
+    peaks = [[trial.peak(size, count) for size in sizes] for count in counts]
+    lines = [_line(sizes, row) for row in peaks]
+    weights, each = lines[0]
+    if large and stacks is not None:
+        more = max(len(stack) for stack in stacks) - 1
+        weights, each = (a + more * (b - a) for a, b in zip(lines[0], lines[1], strict=True))
+    begin = example = None
+    if not large:
+        more = few, max(few + 1, min(TIMED, round(held)))
+        begin, example = _line(more, [trial.seconds(size) for size in more])
+    unit = max((_bytes(part) for stack in stacks or () for part in stack), default=size)
+    held, program = round(held), max(0.0, program)
+    told = weights, each, unit, program, held, plan.rounds, plan.mean_batch
+    return Cost(*told, begin, example)
+
+
+def _line(sizes: tuple[int, int], found: list[float]) -> tuple[float, float]:
+    """The line through two points, nowhere falling: its value at 0 and its slope."""
+    slope = max(0.0, (found[1] - found[0]) / (sizes[1] - sizes[0]))
+    return max(0.0, found[0] - slope * sizes[0]), slope
+
+
+def _resident() -> float:
+    """Bytes that this process holds; 0 where nobody says."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return float(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0.0
+
+
+def peak(run: Callable[[], object]) -> float:
+    """The most bytes of tensors on the CPU, above what there was, while something runs.
+
+    By torch's allocator, which tells a profiler of every tensor that it makes or frees.
+    """
+    autograd = torch.autograd
+    how = torch._C._profiler._ExperimentalConfig()
+    kind = autograd.ProfilerState.CPU
+    autograd._enable_profiler_legacy(
+        autograd.ProfilerConfig(kind, False, True, False, False, False, how)
+    )
+    try:
+        run()
+    finally:
+        threads = autograd._disable_profiler_legacy()
+    most = 0.0
+    for events in threads:
+        now = 0.0
+        top = 0.0
+        for event in events:
+            if event.kind() == "memory_alloc":
+                now += event.cpu_memory_usage()
+                top = max(top, now)
+        most += top
+    return most
+
+
+class _Trial:
+    """A copy of a model that runs rounds of made-up records.
+
+    Args:
+        model: as it would be trained. records: of which the form is used. plan, loss: of training.
+    """
+
+    def __init__(self, model: nn.Module, records: Records, plan: Plan, loss: Loss | None) -> None:
+        self._model, self._loss, self._plan = model, loss, plan
+        self._form = records.take(np.zeros(1, dtype=np.int64))
+
+    def peak(self, size: int, count: int | None) -> float:
+        """Bytes of model, optimizer and records' gradients with so many at a time."""
+        return peak(lambda: self._train(_made(self._model, count), size))
+
+    def seconds(self, size: int) -> float:
+        """Of a round of so many records."""
+        stamps: list[float] = []
+        model = _made(self._model, None)
+        self._train(model, size, lambda event: stamps.append(time.perf_counter()))
+        return float(np.diff(stamps).min())
+
+    def _train(self, model: nn.Module, size: int, progress: Progress | None = None) -> None:
+        data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, size), self._form)
+        _train(model, data, self._plan, size, self._loss, progress)
+
+
+def _train(
+    model: nn.Module,
+    data: Any,
+    plan: Plan,
+    size: int,
+    loss: Loss | None = None,
+    progress: Progress | None = None,
+) -> None:
+    mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
+    plan = plan.with_(mechanism=mechanism, examples=size, budget=None)
+    how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        train(model, data, plan, loss=loss, micro_batch=size, seeds=Seeds(0, 0), **how)
+
+
+def _like(leaf: Any, size: int) -> Any:
+    """So many made-up rows of a record's tensor: numbers in [0, 1), and ones."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    shape = (size, *leaf.shape[1:])
+    return torch.rand(shape, dtype=leaf.dtype) if leaf.is_floating_point() else leaf.new_ones(shape)
+
+
+def _made(model: nn.Module, count: int | None) -> nn.Module:
+    """The model with random weights; of each stack of repeated layers so many."""
+    empty = {
+        id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
+        for one in model.parameters()
+    }
+    made = copy.deepcopy(model, {**empty, **{id(one): one for one in model.buffers()}})
+    for stack in _stacks(made) or () if count else ():
+        del stack[count:]
+    wanted: dict[int, Any] = {}
+    for one in made.parameters():
+        values = torch.empty(one.shape, dtype=one.dtype).normal_(0, 0.02)
+        wanted[id(one)] = nn.Parameter(values, one.requires_grad)
+    for buffer in made.buffers():
+        known = buffer.detach().cpu().clone()
+        wanted[id(buffer)] = torch.zeros_like(buffer, device="cpu") if buffer.is_meta else known
+    return copy.deepcopy(made, wanted)
+
+
+def _stacks(model: nn.Module) -> list[nn.ModuleList | nn.Sequential] | None:
+    """Lists of three layers and more that are alike, all of one length; None: there are none."""
+    found = [
+        part
+        for part in model.modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 2 and _alike(part)
+    ]
+    longest = max(map(len, found), default=0)
+    return [part for part in found if len(part) == longest] or None
+
+
+def _alike(layers: Iterable[nn.Module]) -> bool:
+    kinds = {
+        (type(layer), tuple((name, one.shape) for name, one in layer.named_parameters()))
+        for layer in layers
+    }
+    return len(kinds) == 1
+
+
+def _bytes(model: nn.Module) -> float:
+    return float(sum(one.nbytes for one in (*model.parameters(), *model.buffers())))
