@@ -20,8 +20,9 @@ from torch.nn.utils.parametrizations import weight_norm
 from forethought.gradients import clipped_sum
 from forethought.gradients.sharded import shards_of, take_shards, whole_state
 from forethought.rounds.contributions import DealtBatch, cross_entropy
-from forethought.rounds.private_sum import Team, share_of
-from forethought.rounds.randomness import BoundNoise
+from forethought.rounds.private_sum import PrivateRounds, Team, share_of
+from forethought.rounds.randomness import BoundNoise, Secrets, Seeds
+from forethought.rounds.records import TensorRecords
 from forethought.training.run import train
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
@@ -163,6 +164,35 @@ def test_a_single_process_takes_shards(by_itself: None) -> None:
     before = whole_state(model)["0.weight"].clone()
     train(model, data(), plan(), seed=1, noise_seed=2)
     assert not torch.equal(before, whole_state(model)["0.weight"])
+
+
+class Beside(Team):
+    """A process that hears of another one's shard."""
+
+    def __init__(self, other: bytes, rank: int = 0) -> None:
+        super().__init__(rank)
+        object.__setattr__(self, "other", other)
+
+    def joined(self, found: bytes) -> bytes:
+        return found + self.other  # type: ignore[attr-defined]
+
+
+def test_noise_belongs_to_all_shards_and_to_one(by_itself: None) -> None:
+    """The same shard has other noise beside another sum, and in another place."""
+    model = network()
+    fully_shard(model)
+    shards = take_shards(model)
+    assert shards is not None
+    found = []
+    for team in (Beside(b"a" * 32), Beside(b"a" * 32), Beside(b"b" * 32), Beside(b"a" * 32, 1)):
+        secrets = Secrets.draw(Seeds(1, 2))
+        own = plan().privacy, shards.local, cross_entropy, secrets
+        with PrivateRounds(*own, team=team, shards=shards) as rounds:
+            total = rounds.open(0)
+            total.add(model, TensorRecords(*data()))
+            found.append(total.release().vector.tolist())
+    assert found[0] == found[1]
+    assert len({tuple(one) for one in found}) == 3
 
 
 def test_what_needs_whole_parameters_is_refused(by_itself: None) -> None:
