@@ -276,7 +276,7 @@ def _require_plain(name: str, parameter: Any, size: int) -> None:
 
 
 class Gathering:
-    """What is gathered in a pass.
+    """The modules that are gathered in a pass.
 
     Attributes:
         mode: the lanes' mode while there is one.
