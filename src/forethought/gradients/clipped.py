@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ from forethought.gradients.boundary import (
     trained_of,
 )
 from forethought.gradients.passes import SlowGradientsWarning, contributions
-from forethought.gradients.sharded import own_parameters, shards_of
+from forethought.gradients.sharded import agreed, own_parameters, shards_of
 from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, clip_and_sum
 from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
 from forethought.turns import turns
@@ -509,6 +510,7 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
         chosen = batches.select(rows, whole)
         return watched(compute, chosen, len(index), blocks, model, (index, most))
 
+    same = True
     for turn in range(max(_WEIGHTS, _ROWS // most)):
         if turn == 1:
             _disturb(model, generator)
@@ -531,10 +533,10 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
         for size in (most, *blocks.sizes):
             index = torch.randperm(most, generator=generator)[:size]
             found = run(index)
-            if len(found) != len(expected) or not all(
-                _equal(one, other, index) for one, other in zip(found, expected, strict=True)
-            ):
-                return False
+            same = same and len(found) == len(expected)
+            same = same and all(map(partial(_equal, index=index), found, expected))
+        if not agreed(model, same):
+            return False
     return True
 
 
@@ -626,10 +628,12 @@ def _stored(term: Any) -> Iterator[Tensor]:
 
 
 def _disturb(model: nn.Module, generator: torch.Generator) -> None:
+    # Shards may be longer elsewhere: what is drawn next must not be another number there.
+    own = torch.Generator().manual_seed(generator.initial_seed())
     for parameter in own_parameters(model):
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and parameter.numel():
             spread = float(parameter.detach().float().std(correction=0)) or 0.05
-            noise = torch.randn(parameter.shape, generator=generator) * (0.3 * spread)
+            noise = torch.randn(parameter.shape, generator=own) * (0.3 * spread)
             parameter.data.add_(noise.to(parameter))
 
 

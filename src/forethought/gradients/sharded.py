@@ -56,6 +56,15 @@ def gathered(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext() if shards is None else shards.gathering()
 
 
+def agreed(model: nn.Module, answer: bool) -> bool:
+    """True if the answer is yes in all processes of a sharded model, which go on alike."""
+    if _SHARDED.get(model) is None:
+        return answer
+    found = torch.tensor(int(answer), device=next(iter(own_parameters(model))).device)
+    distributed.all_reduce(found, op=distributed.ReduceOp.MIN)
+    return bool(found)
+
+
 def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name → trained parameter, or this process's shard of it, that an optimizer steps."""
     shards = _SHARDED.get(model)
@@ -121,16 +130,14 @@ class Shards:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        from torch.distributed.fsdp import FSDPModule
-
+        # Not the model itself, or it would be remembered for ever.
         self._model = weakref.ref(model)
         self.size = distributed.get_world_size()
-        self.modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
         self._kept = dict(model.named_parameters())
         for name, parameter in self._kept.items():
             _require_plain(name, parameter, self.size)
         whole: dict[str, nn.Parameter] = {}
-        for module in self.modules:
+        for module in _cut_modules(model):
             module.unshard()
             now = dict(model.named_parameters())
             whole |= {n: p for n, p in now.items() if p is not self._kept[n]}
@@ -165,7 +172,7 @@ class Shards:
 
     def full(self, name: str, own: Tensor) -> Tensor:
         """The whole tensor of which every process has the shard of a trained parameter."""
-        like = self._kept[name]
+        like: Any = self._kept[name]
         from torch.distributed.tensor import DTensor
 
         shards: Any = DTensor.from_local(
@@ -227,19 +234,27 @@ class Shards:
             yield self._gathering
             return
         model = self._model()
-        self._gathering = now = Gathering(self.modules, model)
+        assert model is not None
+        modules = _cut_modules(model)
+        self._gathering = now = Gathering(modules, model)
         try:
             with now.hooks():
                 yield now
         finally:
             self._gathering = None
-            for module in self.modules:
+            for module in modules:
                 module.reshard()
 
     def lanes(self, mode: Any) -> None:
         """Modules are gathered in the lanes of a mode from now on."""
         assert self._gathering is not None
         self._gathering.mode = mode
+
+
+def _cut_modules(model: nn.Module) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _require_plain(name: str, parameter: Any, size: int) -> None:
@@ -261,7 +276,7 @@ def _require_plain(name: str, parameter: Any, size: int) -> None:
 
 
 class Gathering:
-    """What is gathered in a pass.
+    """The modules that are gathered in a pass.
 
     Attributes:
         mode: the lanes' mode while there is one.
@@ -289,7 +304,7 @@ class Gathering:
         try:
             for table in tables:
                 for key, hook in [*table.items()]:
-                    if hook.__module__.startswith("torch.distributed.fsdp"):
+                    if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
                         del table[key]
             for module in self._modules:
                 module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)

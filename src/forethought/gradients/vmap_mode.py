@@ -453,7 +453,9 @@ class ParameterViews:
         else:
             return None
         whole = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
-        if not whole or table.dim() != 2 or index.numel() >= table.shape[0] or index.requires_grad:
+        if not whole or table.dim() != 2 or index.requires_grad:
+            return None
+        if self._derived and index.numel() >= table.shape[0]:
             return None
         if bool((index < 0).any()):
             return None

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import distributed
 
-from forethought.rounds.private_sum import Team, present_team
+from forethought.rounds.private_sum import Team, TeamError, present_team
 from forethought.rounds.randomness import Seeds
 from forethought.values.checks import whole
 
@@ -164,6 +164,30 @@ def launched() -> Iterator[None]:
         distributed.barrier()  # nobody leaves while another still waits for it
     finally:
         distributed.destroy_process_group()
+
+
+# Words of the backends where another process is gone; they have no error of their own for it.
+_GONE = ("Connection closed", "Connection reset", "Broken pipe", "Timed out", "NCCL")
+
+
+@contextlib.contextmanager
+def all_there(team: Team, folder: Path | None) -> Iterator[None]:
+    """Say in one line that another process of a team has ended, and what to do.
+
+    Raises:
+        TeamError: it has, while this one waited for it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if team.size == 1 or not any(words in str(error) for words in _GONE):
+            raise
+        how = (
+            "there is no run folder to resume" if folder is None else f"resume the run in {folder}"
+        )
+        raise TeamError(
+            f"another process of this run has ended, so this one ends: {how}"
+        ) from error
 
 
 def leads() -> bool:

@@ -113,11 +113,19 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
     """
     modules = dict(model.named_modules())
     kinds = dict.fromkeys(map(type, modules.values()))
-    hooked = [getattr(module, hooks) for module in modules.values() for hooks in _HOOKS]
+    hooked = [
+        {key: hook for key, hook in getattr(module, hooks).items() if not _shards(hook)}
+        for module in modules.values()
+        for hooks in _HOOKS
+    ]
     held: dict[str, Any] = {
         "code of model or loss, or a value that it names": [loss, *kinds, *hooked],
         "plain attributes of the model": {
-            name: {part: value for part, value in vars(module).items() if part not in OF_TORCH}
+            name: {
+                part: value
+                for part, value in vars(module).items()
+                if not (part in OF_TORCH or part.startswith(_COMPOSED))
+            }
             for name, module in modules.items()
         },
         "buffers that no checkpoint holds": {
@@ -136,6 +144,12 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
 # What every module has, and what of it is the user's code.
 OF_TORCH = frozenset(vars(torch.nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+# What fully_shard leaves in a module, of the process and not of the run.
+_COMPOSED = "__composable_api_state"
+
+
+def _shards(hook: Callable[..., Any]) -> bool:
+    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp")
 
 
 def _instructions() -> list[str]:

@@ -43,6 +43,7 @@ from forethought.training.execution import (
     Interrupted,
     InterruptGuard,
     ShortForms,
+    all_there,
     same_start,
     settled,
 )
@@ -682,7 +683,8 @@ def run_plan(task: Task) -> Run:
     if saved is not None:
         loop.restore(saved)
     try:
-        _rounds(loop, checkpointer, task)
+        with all_there(team, None if folder is None else folder.path):
+            _rounds(loop, checkpointer, task)
     finally:
         loop.descent.clear()
         if checkpointer is not None:

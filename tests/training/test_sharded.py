@@ -1,0 +1,250 @@
+"""Two processes train on shards of a model, and it is the mechanism of whole models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils.parametrizations import weight_norm
+
+from forethought.gradients import clipped_sum
+from forethought.gradients.sharded import shards_of, take_shards, whole_state
+from forethought.rounds.contributions import DealtBatch, cross_entropy
+from forethought.rounds.private_sum import PrivateRounds, Team, share_of
+from forethought.rounds.randomness import BoundNoise, Secrets, Seeds
+from forethought.rounds.records import TensorRecords
+from forethought.training.run import train
+from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.plan import Plan
+from forethought.values.samplings import Poisson
+from forethought.values.use import Optimizer
+
+SCRIPT = Path(__file__).with_name("sharded_processes.py")
+pytestmark = pytest.mark.skipif(
+    not distributed.is_available() or not distributed.is_gloo_available(),
+    reason="needs torch.distributed with gloo",
+)
+
+
+def launch(cases: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", str(SCRIPT), cases, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+
+
+def two(cases: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Case → what each of two processes found."""
+    done = launch(cases, folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = [case.split(":")[1] if ":" in case else case for case in cases.split(",")]
+    return {
+        name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+        for name in names
+    }
+
+
+@pytest.mark.slow
+def test_sharded_sums_are_those_of_one_example_after_the_other(tmp_path: Path) -> None:
+    found = two("network,pieces,again,one,halves,bfloat16", tmp_path)
+    for rank in range(2):
+        for case in ("network", "pieces", "again"):
+            one = found[case][rank]
+            assert one["off"] < 1e-5
+            assert one["norms off"] < 1e-5
+            assert not one["gathered"]
+        # Norms and sums are in float32 at least, whatever the weights are in.
+        rounded = found["bfloat16"][rank]
+        assert rounded["kind"] == "torch.float32"
+        assert rounded["off"] < 0.03
+        assert rounded["norms off"] < 0.03
+        assert 0.98 < found["one"][rank]["length"] <= 1
+        assert found["one"][rank]["norms"] == 1 - rank
+        # The same checks see a process that clips by the norm of its own shard.
+        assert found["halves"][rank]["off"] > 0.1
+        assert found["halves"][rank]["norms off"] > 0.1
+        assert found["halves"][rank]["length"] > 1.3
+
+
+@pytest.mark.slow
+def test_sharded_transformers_are_those_of_one_example_after_the_other(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    for case in two("gpt2,lora", tmp_path).values():
+        for one in case:
+            assert one["off"] < 1e-4
+            assert one["norms off"] < 1e-4
+            assert not one["gathered"]
+
+
+@pytest.mark.slow
+def test_runs_on_shards_are_those_of_whole_models(tmp_path: Path) -> None:
+    found = two("adam,few,quantile,noise", tmp_path)
+    for rank in range(2):
+        for case in ("adam", "few"):
+            one = found[case][rank]
+            assert one["off"] < 1e-5
+            assert one["losses off"] < 1e-5
+            assert one["statement"]
+            assert one["rows"][0] == one["rows"][1]
+    # All processes move the clipping norm alike.
+    first, second = (one["norms"] for one in found["quantile"])
+    assert first == second
+    assert len(set(first)) > 1
+    # Noise: drawn once (of the planned variance), another on every shard and in every round.
+    shards = [np.array(one["noise"]) for one in found["noise"]]
+    both = np.concatenate([shard.ravel() for shard in shards])
+    assert abs(both.std() - 1) < 5 / np.sqrt(2 * both.size)
+    assert abs(both.mean()) < 5 / np.sqrt(both.size)
+    least = min(shard.shape[1] for shard in shards)
+    for one, other in (
+        (shards[0][:, :least], shards[1][:, :least]),
+        (shards[0][1:], shards[0][:-1]),
+        (shards[1][1:], shards[1][:-1]),
+    ):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(one.size)
+
+
+@pytest.mark.slow
+def test_a_run_on_shards_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    found = two("run:straight,run:stopped:stop=3", tmp_path)
+    assert [one["interrupted"] for one in found["stopped"]] == [3, 3]
+    died = launch("run:killed:kill=120", tmp_path)
+    assert died.returncode != 0
+    assert "another process of this run has ended" in died.stderr
+    again = two("run:stopped:resume,run:killed:resume", tmp_path)
+    assert again["stopped"] == again["killed"] == found["straight"]
+
+
+@pytest.fixture
+def by_itself() -> Iterator[None]:
+    """A process group of one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(8, 6, generator=generator), torch.arange(8) % 3
+
+
+def plan(**options: Any) -> Plan:
+    mechanism = Mechanism(Rounds(1.0, 3, Poisson(0.5)), adjacency="zero-out")
+    return Plan(mechanism, 8, 1e-5, **options)
+
+
+def test_a_single_process_takes_shards(by_itself: None) -> None:
+    model, whole = network(), network()
+    fully_shard(model[0])
+    fully_shard(model)
+    assert take_shards(model) is take_shards(model) is shards_of(model)
+    wanted, norms = clipped_sum(whole, cross_entropy, *data(), 0.1)
+    found, same = clipped_sum(model, cross_entropy, *data(), 0.1)
+    assert torch.allclose(norms, same, rtol=1e-6)
+    for name, part in wanted.items():
+        assert torch.allclose(found[name], part, atol=1e-7)
+    before = whole_state(model)["0.weight"].clone()
+    train(model, data(), plan(), seed=1, noise_seed=2)
+    assert not torch.equal(before, whole_state(model)["0.weight"])
+
+
+class Beside(Team):
+    """A process that hears of another one's shard."""
+
+    def __init__(self, other: bytes, rank: int = 0) -> None:
+        super().__init__(rank)
+        object.__setattr__(self, "other", other)
+
+    def joined(self, found: bytes) -> bytes:
+        return found + self.other  # type: ignore[attr-defined]
+
+
+def test_noise_belongs_to_all_shards_and_to_one(by_itself: None) -> None:
+    """The same shard has other noise beside another sum, and in another place."""
+    model = network()
+    fully_shard(model)
+    shards = take_shards(model)
+    assert shards is not None
+    found = []
+    for team in (Beside(b"a" * 32), Beside(b"a" * 32), Beside(b"b" * 32), Beside(b"a" * 32, 1)):
+        secrets = Secrets.draw(Seeds(1, 2))
+        own = plan().privacy, shards.local, cross_entropy, secrets
+        with PrivateRounds(*own, team=team, shards=shards) as rounds:
+            total = rounds.open(0)
+            total.add(model, TensorRecords(*data()))
+            found.append(total.release().vector.tolist())
+    assert found[0] == found[1]
+    assert len({tuple(one) for one in found}) == 3
+
+
+def test_what_needs_whole_parameters_is_refused(by_itself: None) -> None:
+    derived = network()
+    weight_norm(derived[0])
+    model = network()
+    partly = network()
+    fully_shard(partly[0])
+    for one in (derived, model):
+        fully_shard(one)
+    with pytest.raises(ValueError, match="computed from sharded"):
+        train(derived, data(), plan())
+    with pytest.raises(ValueError, match="is not sharded"):
+        train(partly, data(), plan())
+    with pytest.raises(ValueError, match="whole parameters"):
+        train(model, data(), plan(optimizer=Optimizer("adafactor", 0.1, {})))
+    with pytest.raises(ValueError, match="whole model"):
+        train(model, data(), plan(noise="grid"))
+
+
+def test_lanes_that_part_are_refused(by_itself: None) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x if x.sum() > 0 else -x)
+
+    model = Branches()
+    fully_shard(model)
+    take_shards(model)
+    with pytest.raises(ValueError, match="side by side"):
+        clipped_sum(model, cross_entropy, *data(), 0.1)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("drawn", [0, 1, 5, 6])
+def test_even_shares_hold_every_record_once(size: int, drawn: int) -> None:
+    indices = np.arange(10, 10 + drawn)
+    batch = DealtBatch(indices, None, drawn)
+    shares = [share_of(batch, Team(rank, size), even=True) for rank in range(size)]
+    assert len({len(share.indices) for share in shares}) == 1
+    counted = np.concatenate([share.indices[: share.count] for share in shares])
+    assert sorted(counted) == sorted(indices)
+    assert {share.round_size for share in shares} == {drawn}
+
+
+def test_each_shard_has_noise_of_its_own() -> None:
+    vector = torch.zeros(3, dtype=torch.float64)
+    draws = []
+    for shard in (None, 0, 1):
+        noise = BoundNoise(bytes(32), shard=shard)
+        draws.append(noise.at(noise.bind(b"round", vector)).normal(size=4))
+    assert len({tuple(one) for one in draws}) == 3
