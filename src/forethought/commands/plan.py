@@ -109,6 +109,10 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="Run folder for train: say now if it cannot be used.")
     ] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(help="Say what fits into a GPU of so many GB, which need not be here."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -146,6 +150,10 @@ def plan(
         job_file is not None and numbers["parameters"] is not None,
         "--parameters goes with --examples: a job's model has its own number",
     )
+    refuse(
+        gpu_memory is not None and (job_file is None or gpu_memory <= 0),
+        "--gpu-memory is a number of GB above 0, and needs a job file: it tries the job's model",
+    )
     refuse(job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model")
     if save is not None:
         writable(save)
@@ -162,6 +170,7 @@ def plan(
         tolerance=tolerance,
         out=out,
         timed=True,
+        measured=gpu_memory is not None,
         **numbers,
         **searched,
     )
@@ -187,6 +196,8 @@ def plan(
         terminal.show_plan_and_alternatives(console, found.plan, found.alternatives)
         if loaded is not None:
             terminal.show_forecast(console, found.forecasts, found.seconds)
+        if found.cost is not None:
+            console.print(found.cost.text(gpu_memory), markup=False, highlight=False)
         if explain:
             console.print(found.plan.explain())
         if rehearsal is not None:

@@ -804,9 +804,7 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
 
 
 _LOOP = "a loop over the rows"
-_WITHOUT_A_LOOP = (
-    "leave it out. Losses that a model returns by name are added up in its forward"
-)
+_WITHOUT_A_LOOP = "leave it out. Losses that a model returns by name are added up in its forward"
 
 
 def _exit(what: str) -> Callable[..., NoReturn]:
