@@ -499,7 +499,7 @@ def without_noise(count: int = PERSONS) -> ft.Plan:
 
 
 def expected(model: nn.Module, data: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The weights after one step along each person's gradient by torch, none so long that it is clipped."""
+    """The weights after a step along each person's gradient by torch, none of which is clipped."""
     total = torch.zeros_like(weights(model))
     for person in range(PERSONS):
         model.zero_grad()

@@ -111,7 +111,9 @@ def plan(
     ] = None,
     gpu_memory: Annotated[
         float | None,
-        typer.Option(help="Say what fits into a GPU of so many GB, which need not be here."),
+        typer.Option(
+            help="Say what fits into a GPU of so many GB, which need not be here.", min=0.01
+        ),
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -134,6 +136,7 @@ def plan(
         ("--weight", weight, "--pareto", pareto),
         ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
         ("--relation", relation is not None, "--public-proxy", public_proxy is not None),
+        ("--gpu-memory", gpu_memory is not None, "a job file", job_file is not None),
     )
     refuse(
         (job_file is None) == (numbers["examples"] is None),
@@ -149,10 +152,6 @@ def plan(
     refuse(
         job_file is not None and numbers["parameters"] is not None,
         "--parameters goes with --examples: a job's model has its own number",
-    )
-    refuse(
-        gpu_memory is not None and (job_file is None or gpu_memory <= 0),
-        "--gpu-memory is a number of GB above 0, and needs a job file: it tries the job's model",
     )
     refuse(job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model")
     if save is not None:
@@ -195,9 +194,7 @@ def plan(
             terminal.show_front(console, found.front)
         terminal.show_plan_and_alternatives(console, found.plan, found.alternatives)
         if loaded is not None:
-            terminal.show_forecast(console, found.forecasts, found.seconds)
-        if found.cost is not None:
-            console.print(found.cost.text(gpu_memory), markup=False, highlight=False)
+            terminal.show_forecast(console, found.forecasts, found.seconds, found.costs(gpu_memory))
         if explain:
             console.print(found.plan.explain())
         if rehearsal is not None:

@@ -62,6 +62,10 @@ class Proposal:
     seconds: float | None = None
     cost: Cost | None = None
 
+    def costs(self, gpu_memory: float | None) -> str:
+        """Memory and time in words; none where they were not tried."""
+        return "" if self.cost is None else self.cost.text(gpu_memory)
+
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
         """The cost of the noise, by what a model without privacy is supposed to reach; none of

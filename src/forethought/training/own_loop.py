@@ -841,7 +841,7 @@ _scale = torch.amp.GradScaler.scale
 
 
 def _unscaled(self: torch.amp.GradScaler, outputs: Any) -> Any:
-    """The loss as it is, of a private batch: what is clipped is not scaled, and the scaler rests."""
+    """A private batch's loss as it is: what is clipped is not scaled, and the scaler rests."""
     if isinstance(outputs, Deferred):
         self._enabled = False
         return outputs
