@@ -474,11 +474,11 @@ class OfPersons(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor]:
         scores = self.model(input_ids=input_ids.flatten(0, 1)).logits
         before, after = scores[:, :-1].transpose(1, 2), labels.flatten(0, 1)[:, 1:]
         each = F.cross_entropy(before, after, reduction="none", ignore_index=-100)
-        return {"loss": each.sum() / (after >= 0).sum().clamp(min=1)}
+        return (each.sum() / (after >= 0).sum().clamp(min=1),)
 
 
 def documents_of_persons() -> dict[str, torch.Tensor]:
@@ -503,7 +503,7 @@ def expected(model: nn.Module, data: dict[str, torch.Tensor]) -> torch.Tensor:
     total = torch.zeros_like(weights(model))
     for person in range(PERSONS):
         model.zero_grad()
-        model(**{name: part[person : person + 1] for name, part in data.items()})["loss"].backward()
+        model(**{name: part[person : person + 1] for name, part in data.items()})[0].backward()
         total += torch.cat([p.grad.flatten() for p in model.parameters()])
     model.zero_grad()
     return weights(model) - RATE * total / PERSONS
@@ -520,7 +520,7 @@ def test_the_documents_of_a_person_are_one_contribution(inside: str, tmp_path: P
             model, torch.optim.SGD(model.parameters(), RATE), records, without_noise()
         )
         for batch in loader:
-            model(**batch)["loss"].backward()
+            model(**batch)[0].backward()
             optimizer.step()
     else:
         options: dict[str, Any] = {"lr_scheduler_type": "constant", "optim": "sgd"}
