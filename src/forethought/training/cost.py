@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def peak(run: Callable[[], object]) -> float:
 
     By torch's allocator, which tells a profiler of every tensor that it makes or frees.
     """
-    autograd = torch.autograd
+    autograd: Any = torch.autograd  # its stubs do not know the profiler
     how = torch._C._profiler._ExperimentalConfig()
     kind = autograd.ProfilerState.CPU
     autograd._enable_profiler_legacy(
@@ -225,13 +226,8 @@ def peak(run: Callable[[], object]) -> float:
         threads = autograd._disable_profiler_legacy()
     most = 0.0
     for events in threads:
-        now = 0.0
-        top = 0.0
-        for event in events:
-            if event.kind() == "memory_alloc":
-                now += event.cpu_memory_usage()
-                top = max(top, now)
-        most += top
+        sizes = [e.cpu_memory_usage() for e in events if e.kind() == "memory_alloc"]
+        most += max(accumulate(sizes), default=0.0)
     return most
 
 
