@@ -68,6 +68,7 @@ def test_the_peak_is_that_of_the_tensors_that_lived_together() -> None:
     assert peak(run) == 12_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [16, 64])
 def test_memory_is_within_15_percent_of_what_training_takes(size: int) -> None:
     found = ft.cost(network(), table(), planned(), micro_batch=size)
@@ -75,6 +76,7 @@ def test_memory_is_within_15_percent_of_what_training_takes(size: int) -> None:
     assert found.step > 0 and found.seconds == pytest.approx(3 * found.step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["here", "meta"])
 def test_a_large_model_is_counted_up_from_one_and_two_layers(
     place: str, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +106,7 @@ def test_what_fits_follows_from_the_line() -> None:
     assert "4 of them" in one.text(gpu_memory=5) and "does not fit" in one.text(gpu_memory=2)
 
 
+@pytest.mark.slow
 def test_plans_of_other_units_are_refused_or_arranged() -> None:
     with pytest.raises(ValueError, match="clip groups"):
         ft.cost(network(), table(), planned(clipping="group", groups=2))
