@@ -112,8 +112,6 @@ def test_plans_of_other_units_are_refused_or_arranged() -> None:
         ft.cost(network(), table(), planned(clipping="group", groups=2))
     inputs, targets = table()
     people = ft.data.of_persons(inputs.numpy(), targets.numpy(), [i // 2 for i in range(COUNT)], 2)
-    plan = planned(examples=COUNT // 2, records_per_person=2, persons=COUNT // 2)
     own = ft.plan(data=people, noise_multiplier=1.0, delta=1e-5, rounds=2, sampling="full-batch",
                   person_as="contribution", model=network)  # fmt: skip
     assert ft.cost(network(), people, own, micro_batch=8).each > 0
-    assert plan.examples == COUNT // 2
