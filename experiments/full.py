@@ -125,6 +125,10 @@ COMMANDS = (
         for name in ("linear", "mlp", "cnn")
     ),
     untimed("estimators/run.py", "estimators/results.csv", "--full", minutes=60),
+    Command("large_models/run.py", data="", resumes=True, kept="large_models/rows.jsonl"),
+    Command(
+        "large_models/costs.py", ("--full",), "", True, False, "large_models/costs.jsonl", False
+    ),
     Command("hospital/run.py", (), "", True, False, "hospital/results.csv", False, minutes=5),
     Command("correlated_noise/run.py", (), minutes=10),
     Command(f"{ADAPTIVE}/run.py", (), "--data-dir"),

@@ -220,6 +220,7 @@ def test_a_mistake_in_the_job_is_one_clear_line(
         ("plan --examples 100", "too little is given"),
         ("plan --examples 100 --epsilon 1 --sampling bernoulli", "poisson"),
         ("plan --examples 100 --epsilon -1", "epsilon"),
+        ("plan --examples 100 --epsilon 1 --gpu-memory 80", "goes with a job file"),
         ("account", "give a path"),
         ("account nothing.json", "nothing.json"),
         ("report nothing", "holds no run"),
@@ -232,6 +233,15 @@ def test_a_mistake_in_the_arguments_is_one_clear_line(
     assert status in (1, 2)
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_plan_says_what_memory_a_jobs_model_takes(forethought: Command, job: Path) -> None:
+    status, out, _ = forethought("plan", job, "--gpu-memory", "0.4")
+    assert status == 0
+    assert "memory: about" in out and "on a GPU of 0.4 GB: it fits" in out
+    status, out, _ = forethought("plan", job, "--gpu-memory", "80", "--json")
+    assert status == 0 and json.loads(out)["memory"] > 1e6
 
 
 def test_a_large_delta_warns(forethought: Command) -> None:

@@ -27,7 +27,7 @@ pytest.importorskip("torch")
 from forethought.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted((*DOCS.glob("learn/*.md"), *DOCS.glob("how_to/*.md")))
+PAGES = sorted((*DOCS.glob("learn/*.md"), *DOCS.glob("how_to/*.md"), DOCS / "large_models.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 # Percentages, seconds and files' hashes.
 VARIES = re.compile(r"-?[\d.,]+(?=%| s\b)|[0-9a-f]{64}")
@@ -64,7 +64,7 @@ def run(page: Path) -> list[tuple[str, str]]:
             continue
         with redirect_stdout(io.StringIO()) as out:
             if kind == "python":
-                if "import lightning" in text:
+                if "import lightning" in text or "from transformers" in text:
                     from zoo.oracle import with_torchvision
 
                     with_torchvision()

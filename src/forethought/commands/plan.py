@@ -109,6 +109,12 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="Run folder for train: say now if it cannot be used.")
     ] = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            help="Say what fits into a GPU of so many GB, which need not be here.", min=0.01
+        ),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -130,6 +136,7 @@ def plan(
         ("--weight", weight, "--pareto", pareto),
         ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
         ("--relation", relation is not None, "--public-proxy", public_proxy is not None),
+        ("--gpu-memory", gpu_memory is not None, "a job file", job_file is not None),
     )
     refuse(
         (job_file is None) == (numbers["examples"] is None),
@@ -162,6 +169,7 @@ def plan(
         tolerance=tolerance,
         out=out,
         timed=True,
+        measured=gpu_memory is not None,
         **numbers,
         **searched,
     )
@@ -186,7 +194,7 @@ def plan(
             terminal.show_front(console, found.front)
         terminal.show_plan_and_alternatives(console, found.plan, found.alternatives)
         if loaded is not None:
-            terminal.show_forecast(console, found.forecasts, found.seconds)
+            terminal.show_forecast(console, found.forecasts, found.seconds, found.costs(gpu_memory))
         if explain:
             console.print(found.plan.explain())
         if rehearsal is not None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from forethought.planning.forecast import Forecast
     from forethought.planning.solve import Neighbour
     from forethought.rounds.preparation import Prepared
+    from forethought.training.cost import Cost
     from forethought.training.metrics import Results
     from forethought.training.run import Run
     from forethought.training.search import Tuned
@@ -51,6 +52,7 @@ class Proposal:
         loaded: the job with its data; None: the request was made of numbers.
         front: what the plan was chosen from, if plans were searched.
         seconds: that training will take here, where that was tried.
+        cost: memory and time of a network's rounds, where they were tried.
     """
 
     plan: Plan
@@ -58,6 +60,11 @@ class Proposal:
     front: Front | None = None
     loaded: Loaded | None = None
     seconds: float | None = None
+    cost: Cost | None = None
+
+    def costs(self, gpu_memory: float | None) -> str:
+        """Memory and time in words; none where they were not tried."""
+        return "" if self.cost is None else self.cost.text(gpu_memory)
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
@@ -82,7 +89,7 @@ class Proposal:
                 for near in self.alternatives
             ],
             **({} if self.front is None else self.front.to_dict()),
-            **without_none({"seconds": self.seconds}),
+            **without_none({"seconds": self.seconds, "memory": self.cost and self.cost.memory}),
             "forecast": [
                 {"without": one.without, "expected": one.expected} for one in self.forecasts
             ],
@@ -102,6 +109,7 @@ def propose(
     weights: Mapping[str, float] | None = None,
     out: Path | None = None,
     timed: bool = False,
+    measured: bool = False,
 ) -> Proposal:
     """The plan for a request: of its data, or of so many records where it is made of numbers.
 
@@ -115,7 +123,8 @@ def propose(
             budget is a limit. None: make one plan, with neighbours.
         weights: of the objectives, by which one of them is chosen.
         out: run folder that training would get; it is not made.
-        timed: try how long training will take here.
+        timed: try how long training will take here, and how much memory a network takes.
+        measured: the latter of any model, or say why not.
 
     Raises:
         ValueError: a request that no plan fulfils, or a job that training would refuse.
@@ -158,7 +167,27 @@ def propose(
         chosen = loaded.with_caveats(chosen)
         require_trainable(loaded, chosen)
     trial = seconds_of(loaded, chosen) if timed and loaded is not None else None
-    return Proposal(chosen, alternatives, front, loaded, trial)
+    tried = None
+    if loaded is not None and (measured or (trial and not loaded.request.job.model.linear)):
+        tried = cost_of(loaded, chosen, measured)
+    return Proposal(chosen, alternatives, front, loaded, trial, tried)
+
+
+def cost_of(loaded: Loaded, plan: Plan, required: bool = False) -> Cost | None:
+    """Memory and time of a job's rounds here; None: of a plan of which they are not known.
+
+    Args:
+        required: refuse such a plan, in words.
+    """
+    from forethought.training.cost import cost
+
+    try:
+        held = loaded.request.job.run.micro_batch
+        return cost(loaded.model, loaded.data, plan, loss=loaded.loss, micro_batch=held)
+    except ValueError:
+        if required:
+            raise
+        return None
 
 
 def require_trainable(loaded: Loaded, plan: Plan) -> None:

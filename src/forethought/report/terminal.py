@@ -447,8 +447,14 @@ def show_plan_and_alternatives(
         console.print(f"  [cyan]{near.name}[/cyan]: {near.reason}")
 
 
-def show_forecast(console: Console, forecasts: Sequence[Forecast], seconds: float | None) -> None:
-    """Print what the noise costs a model, and how long its training takes here."""
+def show_forecast(
+    console: Console, forecasts: Sequence[Forecast], seconds: float | None, costs: str = ""
+) -> None:
+    """Print what the noise costs a model, and how long its training takes here.
+
+    Args:
+        costs: memory and time in words.
+    """
     if forecasts:
         right = [f"{100 * one.without:.0f}" for one in forecasts]
         left = [f"{100 * one.expected:.1f}" for one in forecasts]
@@ -468,6 +474,8 @@ def show_forecast(console: Console, forecasts: Sequence[Forecast], seconds: floa
             f"[bold]Time here[/bold]  about {duration(seconds)} from the first round to the last "
             "file, once started and with the data read"
         )
+    if costs:
+        console.print(costs, markup=False, highlight=False)
 
 
 def _or(words: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +167,6 @@ def cost(
     own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
     if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
         plan = plan.with_(contribution=Examples())
-    # A run loads what only a run loads.
-    _train(nn.Linear(1, 2), (torch.zeros(2, 1), torch.zeros(2, dtype=torch.long)), plan, 2)
-    # The model itself is counted with the rest.
-    program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     first = next(p for p in model.parameters() if p.requires_grad)
     trial = _Trial(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
     stacks = _stacks(model)
@@ -178,19 +175,22 @@ def cost(
     few = min(TRIED[0], max(1, round(held)))
     sizes = (few, max(few + 1, min(TRIED[1], round(held))))
     counts = (1, 2) if large else (None,)
+    begin = example = None
+    if large:
+        trial.seconds(few, 1)
+    else:
+        longer = few, max(few + 1, min(TIMED, round(held)))
+        begin, example = _line(longer, [trial.seconds(size) for size in longer])
+    # By now kernels have what they keep for themselves. The model is counted with the rest.
+    program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     peaks = [[trial.peak(size, count) for size in sizes] for count in counts]
     lines = [_line(sizes, row) for row in peaks]
     weights, each = lines[0]
     if large and stacks is not None:
-        more = max(len(stack) for stack in stacks) - 1
+        more = max(map(len, stacks)) - 1
         weights, each = (a + more * (b - a) for a, b in zip(lines[0], lines[1], strict=True))
-    begin = example = None
-    if not large:
-        more = few, max(few + 1, min(TIMED, round(held)))
-        begin, example = _line(more, [trial.seconds(size) for size in more])
     unit = max((_bytes(part) for stack in stacks or () for part in stack), default=size)
-    held, program = round(held), max(0.0, program)
-    told = weights, each, unit, program, held, plan.rounds, plan.mean_batch
+    told = weights, each, unit, max(0.0, program), round(held), plan.rounds, plan.mean_batch
     return Cost(*told, begin, example)
 
 
@@ -214,7 +214,7 @@ def peak(run: Callable[[], object]) -> float:
 
     By torch's allocator, which tells a profiler of every tensor that it makes or frees.
     """
-    autograd = torch.autograd
+    autograd: Any = torch.autograd  # its stubs do not know the profiler
     how = torch._C._profiler._ExperimentalConfig()
     kind = autograd.ProfilerState.CPU
     autograd._enable_profiler_legacy(
@@ -226,13 +226,8 @@ def peak(run: Callable[[], object]) -> float:
         threads = autograd._disable_profiler_legacy()
     most = 0.0
     for events in threads:
-        now = 0.0
-        top = 0.0
-        for event in events:
-            if event.kind() == "memory_alloc":
-                now += event.cpu_memory_usage()
-                top = max(top, now)
-        most += top
+        sizes = [e.cpu_memory_usage() for e in events if e.kind() == "memory_alloc"]
+        most += max(accumulate(sizes), default=0.0)
     return most
 
 
@@ -251,32 +246,21 @@ class _Trial:
         """Bytes of model, optimizer and records' gradients with so many at a time."""
         return peak(lambda: self._train(_made(self._model, count), size))
 
-    def seconds(self, size: int) -> float:
+    def seconds(self, size: int, count: int | None = None) -> float:
         """Of a round of so many records."""
         stamps: list[float] = []
-        model = _made(self._model, None)
+        model = _made(self._model, count)
         self._train(model, size, lambda event: stamps.append(time.perf_counter()))
         return float(np.diff(stamps).min())
 
     def _train(self, model: nn.Module, size: int, progress: Progress | None = None) -> None:
         data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, size), self._form)
-        _train(model, data, self._plan, size, self._loss, progress)
-
-
-def _train(
-    model: nn.Module,
-    data: Any,
-    plan: Plan,
-    size: int,
-    loss: Loss | None = None,
-    progress: Progress | None = None,
-) -> None:
-    mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
-    plan = plan.with_(mechanism=mechanism, examples=size, budget=None)
-    how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        train(model, data, plan, loss=loss, micro_batch=size, seeds=Seeds(0, 0), **how)
+        mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
+        plan = self._plan.with_(mechanism=mechanism, examples=size, budget=None)
+        how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            train(model, data, plan, loss=self._loss, micro_batch=size, seeds=Seeds(0, 0), **how)
 
 
 def _like(leaf: Any, size: int) -> Any:

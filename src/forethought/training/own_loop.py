@@ -808,9 +808,7 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
 
 
 _LOOP = "a loop over the rows"
-_WITHOUT_A_LOOP = (
-    "leave it out. Losses that a model returns by name are added up in its forward"
-)
+_WITHOUT_A_LOOP = "leave it out. Losses that a model returns by name are added up in its forward"
 
 
 def _exit(what: str) -> Callable[..., NoReturn]:
@@ -847,7 +845,7 @@ _scale = torch.amp.GradScaler.scale
 
 
 def _unscaled(self: torch.amp.GradScaler, outputs: Any) -> Any:
-    """The loss as it is, of a private batch: what is clipped is not scaled, and the scaler rests."""
+    """A private batch's loss as it is: what is clipped is not scaled, and the scaler rests."""
     if isinstance(outputs, Deferred):
         self._enabled = False
         return outputs

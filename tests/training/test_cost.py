@@ -1,0 +1,117 @@
+"""What training will take, before it is begun: beside what it takes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import forethought as ft
+from drawn import randn, reseed, stream
+from forethought.training import cost as costs
+from forethought.training.cost import peak
+
+COUNT, FEATURES = 64, 40
+
+
+class Deep(nn.Module):
+    """Six layers that are alike between two that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 80)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(80, 80), nn.Tanh(), nn.LayerNorm(80)) for _ in range(6)
+        )
+        self.last = nn.Linear(80, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        for layer in self.layers:
+            y = y + layer(y)
+        return self.last(y)
+
+
+def network() -> nn.Module:
+    reseed(1)
+    return Deep()
+
+
+def table() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = randn(COUNT, FEATURES, generator=stream(0))
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def planned(**more: object) -> ft.Plan:
+    given = {"examples": COUNT, "sampling": "full-batch", "rounds": 3, "optimizer": "adam"}
+    return ft.plan(noise_multiplier=1.0, delta=1e-5, learning_rate=1e-3, **{**given, **more})
+
+
+def taken(size: int) -> float:
+    """The allocator's peak while the real model trains on the real records."""
+    model, data = network(), table()
+    held = sum(p.nbytes for p in model.parameters())
+    return held + peak(lambda: ft.train(model, data, planned(), micro_batch=size))
+
+
+def test_the_peak_is_that_of_the_tensors_that_lived_together() -> None:
+    def run() -> None:
+        first = torch.empty(1000, dtype=torch.float64)
+        second = torch.empty(500, dtype=torch.float64)
+        del first
+        torch.empty(100, dtype=torch.float64)
+        del second
+
+    assert peak(run) == 12_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [16, 64])
+def test_memory_is_within_15_percent_of_what_training_takes(size: int) -> None:
+    found = ft.cost(network(), table(), planned(), micro_batch=size)
+    assert found.weights + found.each * size == pytest.approx(taken(size), rel=0.15)
+    assert found.step > 0 and found.seconds == pytest.approx(3 * found.step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["here", "meta"])
+def test_a_large_model_is_counted_up_from_one_and_two_layers(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "LARGE", 0.0)
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    if place == "meta":
+        model = model.to("meta")
+    found = ft.cost(model, [(torch.zeros(FEATURES), 0)] * COUNT, planned(), micro_batch=32)
+    assert found.weights + found.each * 32 == pytest.approx(taken(32), rel=0.15)
+    assert found.step is None and "time" not in found.text()
+    if place == "here":
+        assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+
+
+def test_what_fits_follows_from_the_line() -> None:
+    one = costs.Cost(8e9, 1e8, 1e9, 5e8, 16, 100, 64.0, 1.0, 0.5)
+    assert one.memory == 5e8 + 8e9 + 16e8
+    assert one.largest(one.memory) == 16 and one.largest(one.memory - 1) == 15
+    assert one.step == 33.0 and one.seconds == 3300.0
+    assert one.largest(8e9) == 0 and one.shards(8e9) == 2
+    assert one.shards(one.memory) == 1 and one.shards(2.4e9) is None
+    there = replace(one, program=0.0)
+    assert there.largest(5e9, 4) == 10  # (5 − 8/4 − 2) GB in examples of 0.1 GB
+    assert f"micro_batch up to {there.largest(0.9 * 80e9):,}" in one.text(gpu_memory=80)
+    assert "4 of them" in one.text(gpu_memory=5) and "does not fit" in one.text(gpu_memory=2)
+
+
+@pytest.mark.slow
+def test_plans_of_other_units_are_refused_or_arranged() -> None:
+    with pytest.raises(ValueError, match="clip groups"):
+        ft.cost(network(), table(), planned(clipping="group", groups=2))
+    inputs, targets = table()
+    people = ft.data.of_persons(inputs.numpy(), targets.numpy(), [i // 2 for i in range(COUNT)], 2)
+    own = ft.plan(data=people, noise_multiplier=1.0, delta=1e-5, rounds=2, sampling="full-batch",
+                  person_as="contribution", model=network)  # fmt: skip
+    assert ft.cost(network(), people, own, micro_batch=8).each > 0
