@@ -11,22 +11,23 @@ leaves the mean gradient in ``.grad``, the others the sum of clipped per-example
 modes run in one process, interleaved round by round; the table gives medians and ratios to the
 ordinary step. Opacus is optional (``pip install --group benchmark -c constraints.txt``).
 
-Memory is measured in a process of its own for each mode: on the CPU the high-water mark of the
-resident set during five steps (reset through /proc/self/clear_refs) above its value before the
-first step, model and batch loaded; on CUDA ``torch.cuda.max_memory_allocated`` likewise.
+Memory is measured in a process of its own for each mode: the most that torch's allocator holds
+during a step above what it held before, by the profiler on the CPU (what the C library keeps of
+freed memory is not in it), by ``torch.cuda.max_memory_allocated`` on CUDA. Batches that are no
+multiple of 16 run in blocks of their own size, as ``micro_batch`` makes them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ import torch
 from networks import MEMORY_GOAL, ROWS, Recurrent, Row
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_map
 
 from forethought import gradients
@@ -87,7 +89,8 @@ def make_step(mode: str, row: str, batch: int, device: str) -> Step:
     if mode == OURS:
         # torch's own loss where the outputs are plain, as most people have it.
         loss = losses if isinstance(x, dict) else nn.CrossEntropyLoss(reduction="none")
-        return lambda: gradients.clipped_sum(model, loss, x, y, CLIP_NORM)
+        blocks = Blocks((batch,)) if batch % 16 else None
+        return lambda: gradients.clipped_sum(model, loss, x, y, CLIP_NORM, blocks=blocks)
     if mode == "torch.func":
         return lambda: functional(model, x, y)
     if mode == "opacus ghost":
@@ -182,28 +185,21 @@ def times(
     return {mode: statistics.median(values) for mode, values in taken.items()}
 
 
-def _status(field: str) -> int:
-    text = Path("/proc/self/status").read_text(encoding="ascii")
-    found = re.search(rf"{field}:\s+(\d+) kB", text)
-    return int(found.group(1)) * 1024 if found else 0
-
-
 def peak(mode: str, row: str, batch: int, device: str) -> int:
-    """Bytes above the state before the first step; meant for a fresh process."""
+    """Bytes above the state before a step; meant for a fresh process."""
     step = make_step(mode, row, batch, device)
+    step()
+    step()
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        for _ in range(5):
-            step()
-        return int(torch.cuda.max_memory_allocated() - before)
-    # Code and thread pools load on first use, whatever the model: a tiny one takes that first.
-    make_step(mode, row, 2, device)()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = _status("VmRSS")
-    for _ in range(5):
         step()
-    return _status("VmHWM") - before
+        return int(torch.cuda.max_memory_allocated() - before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in found if e.name() == "[memory]")
+    return max(accumulate(size for _, size in changes))
 
 
 def peak_elsewhere(mode: str, row: str, batch: int, device: str) -> int | None:

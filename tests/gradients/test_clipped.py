@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from drawn import randint, randn, reseed
 from forethought.gradients import clipped_sum, example_losses, terms
@@ -80,6 +81,42 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "images": (images, (2, 6, 6)),
     "sequences": (sequences, (9, 4)),
 }
+
+
+class LongSequences(nn.Module):
+    """Linear maps of more positions than one block of a Gram matrix has, each with its own bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(40, 300), nn.Linear(300, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x))).mean(1)
+
+
+# Long enough to be worked out in several pieces, whose places must not be mixed up.
+IN_PIECES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "two blocks of positions": (LongSequences, (40, 40)),
+    "four blocks, and a rest": (LongSequences, (131, 40)),
+    "rows of a product": (lambda: nn.Linear(1200, 300), (1200,)),
+    "derivations": (lambda: weight_norm(nn.Linear(500, 300)), (500,)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_pieces_make_the_same_norms_and_sums_as_single_examples(name: str) -> None:
+    make, shape = IN_PIECES[name]
+    reseed(3)
+    model, x, y = make(), randn(16, *shape), randint(0, 3, (16,))
+    rows, expected = by_graph(model, x, y)
+    clip_norm = float(expected.median())
+    found, norms = clipped_sum(model, loss, x, y, clip_norm)
+    torch.testing.assert_close(norms, expected, rtol=2e-4, atol=0)
+    factors = (clip_norm * (1 - CHARGE) / expected.double()).clamp(max=1)
+    for key, value in rows.items():
+        wanted = torch.tensordot(factors, value.double(), 1)
+        off = float((found[key] - wanted).norm())
+        assert found[key].dtype == torch.float64 and off <= 1e-3 * float(wanted.norm())
 
 
 def ready(name: str) -> tuple[nn.Module, Tensor, Tensor]:

@@ -81,6 +81,25 @@ def _linear(use: Use) -> Terms:
         yield "bias", Dense(wider.squeeze(1) if wider.shape[1] == 1 else wider.sum(1))
 
 
+def _linear_on_the_batch(
+    mode: VmapMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Any:
+    # vmap adds the bias in a pass of its own, and autocast does not reach it.
+    shared = (weight, bias)
+    if any(p is not None and (is_lane(p) or p.requires_grad) for p in shared):
+        return NotImplemented
+    with outside():
+        whole = rows(input)
+        if whole.dim() < 2 or torch.is_autocast_enabled(whole.device.type):
+            return NotImplemented
+        found = func(whole.flatten(0, -2), weight, bias)
+        found = found.view(*whole.shape[:-1], found.shape[-1])
+    return lane(found, 0, mode.level)
+
+
+register_physical(_linear_on_the_batch, F.linear)
+
+
 def _one_matrix(arguments: Named, parameters: Named) -> bool:
     if len(parameters) != 1:
         return False

@@ -22,6 +22,7 @@ from forethought.gradients.terms import (
     gamma,
     lengths,
     mass_of,
+    product_in_blocks,
     tiny,
 )
 from forethought.values.checks import real
@@ -525,7 +526,7 @@ def _summed(
     for use, clipped in zip(uses, scaled, strict=True):
         few, inputs = (clipped, use.inputs) if part is None else (clipped[part], use.inputs[part])
         if use.weight is not None:
-            sums[use.weight] = (few.t() @ inputs).double()
+            sums[use.weight] = product_in_blocks(few.t(), inputs, len(inputs))
         if use.bias is not None:
             sums[use.bias] = few.sum(0).double()
     return sums

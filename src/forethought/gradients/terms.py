@@ -129,6 +129,8 @@ def _plainly(kind: str) -> Iterator[None]:
 # An inner product, and a float32 norm, are taken over so many numbers at a time.
 RUN = 1 << 10
 SHORT_RUN = 1 << 8
+# So many float32 numbers stay in the cache, and a product of fewer rows is slow.
+CACHED, FEW_ROWS = 1 << 17, 1 << 7
 # The norms of so few numbers are taken in float64 at once. A row's length decides, and not how
 # many rows there are.
 SMALL = 1 << 6
@@ -177,16 +179,21 @@ def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Te
 
 
 def product_in_blocks(one: Tensor, other: Tensor, length: int) -> Tensor:
-    """one @ other, shapes (m, T), (T, n), over blocks of ``length`` added one after the other."""
-    total = other.shape[0]
-    result = one[:, :length] @ other[:length]
-    if total > length:
-        # One buffer: memory that is new for every block costs as much as the products.
-        part = torch.empty_like(result)
+    """one @ other as float64, shapes (m, T), (T, n), over blocks of ``length`` added in turn."""
+    (rows, total), columns = one.shape, other.shape[1]
+    result = one.new_empty(rows, columns, dtype=torch.float64)
+    # A few rows at a time are still in the cache when they are converted. On other devices all
+    # are. One buffer: memory that is new for every block costs as much as the products.
+    step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else rows
+    buffer = one.new_empty(min(step, rows), columns) if total > length else None
+    for at in range(0, rows, step):
+        few = one[at : at + step]
+        sums = few[:, :length] @ other[:length]
         for start in range(length, total, length):
-            end = start + length
-            torch.mm(one[:, start:end], other[start:end], out=part)
-            result += part
+            assert buffer is not None  # there is more than one block
+            part, end = buffer[: len(few)], start + length
+            sums += torch.mm(few[:, start:end], other[start:end], out=part)
+        result[at : at + step] = sums
     return result
 
 
@@ -216,6 +223,10 @@ def gram_product(one: Tensor, other: Tensor) -> Tensor:
     """
     # An elementwise product is several times faster here than a batched dot product.
     return (one * other).sum(2).double().sum(1)
+
+
+# The shortest side of a block of a Gram matrix.
+SHORTEST_SIDE = 32
 
 
 # Inner products of sums of outer products, from the factors alone (ghost norms).
@@ -308,18 +319,28 @@ def gram_measures(left: Tensor, right: Tensor) -> Tensor:
     The computed squared norm; upper bounds of Σ_t ‖l_t‖‖r_t‖, of the longest row on either side,
     and of Σ_t ‖l_t‖ + ‖r_t‖.
     """
-    one, other = gram(left, left), gram(right, right)
+    pairs = left, right
+    count, value = left.shape[1], left.new_zeros(left.shape[0], dtype=torch.float64)
+    step = max(SHORTEST_SIDE, -(-count // 4)) if left.device.type == "cpu" else count
+    squares: list[list[Tensor]] = [[], []]
+    # A Gram matrix is its own transpose: blocks beside the diagonal count twice.
+    for at in range(0, count, step):
+        for to in range(at, count, step):
+            one, other = (gram(v[:, at : at + step], v[:, to : to + step]) for v in pairs)
+            value += gram_product(one, other) * (1 if to == at else 2)
+            if to == at:
+                for found, products in zip(squares, (one, other), strict=True):
+                    found.append(products.diagonal(dim1=1, dim2=2).double())
     sides = []
-    for products, values in ((one, left), (other, right)):
+    for parts, values in zip(squares, pairs, strict=True):
         # Sums of squares: nothing cancels on the diagonal.
-        count, kind = values.shape[2], values.dtype
-        squares = products.diagonal(dim1=1, dim2=2).double()
-        squares = squares * (1 + 2 * gamma(roundings(count) + 4, kind)) + count * tiny(kind)
-        sides.append(squares.sqrt_().mul_(SLACK))
+        width, kind = values.shape[2], values.dtype
+        long = torch.cat(parts, 1).mul_(1 + 2 * gamma(roundings(width) + 4, kind))
+        sides.append(long.add_(width * tiny(kind)).sqrt_().mul_(SLACK))
     first, second = sides
     return torch.stack(
         [
-            gram_product(one, other),
+            value,
             (first * second).sum(1).mul_(SLACK),
             torch.maximum(first, second).amax(1),
             (first + second).sum(1),
@@ -669,8 +690,6 @@ class Outer(_DerivedAnswers):
         one, other = wide(left), right
         if self.transposed:
             one, other = other, one
-        if length is not None and one.shape[1] == 1 and len(one) <= length:
-            return ((one * scale)[:, 0].t() @ other[:, 0]).double()
         first = one.shape[2] <= other.shape[2]  # scale the narrower side
         if not (one.is_contiguous() and other.is_contiguous()):
             # Time first, as recurrent layers have it: flat without a copy.
@@ -678,7 +697,7 @@ class Outer(_DerivedAnswers):
         if length is not None:
             one, other = (one * scale, other) if first else (one, other * scale)
             one, other = one.flatten(0, 1).t(), other.flatten(0, 1)
-            return product_in_blocks(one, other, length).double()
+            return product_in_blocks(one, other, length)
         weights = scale.expand(*other.shape[:2], 1).reshape(-1, 1)
         one, other = one.flatten(0, 1), other.flatten(0, 1)
 

@@ -477,46 +477,60 @@ class ParameterViews:
                     ahead.append((self.of(place.table), _table_term(place, term)))
                 else:
                     derived[id(place)].append((place, term))
-            if derived:
-                ahead += self._pulled_back(derived, size)
-            uses = ahead
+            uses.clear()
+            uses = [*ahead, *self._pulled_back(derived, size)]
         return {name: combine(of_name) for name, of_name in placed.items()}
 
     def _pulled_back(
         self, derived: Mapping[int, list[tuple[Derived, Term]]], size: int
-    ) -> list[tuple[ParameterView, Term]]:
-        tensors = [same[0][0].tensor for same in derived.values()]
-        rows = []
-        for tensor, same in zip(tensors, derived.values(), strict=True):
-            total = same[0][1].rows()
-            for _, term in same[1:]:
-                total = total + term.rows()
-            rows.append(total.reshape(size, *tensor.shape).to(tensor.dtype))
+    ) -> Iterator[tuple[ParameterView, Term]]:
         leaves = [*self.trained.values()]
         leaves += [known.tensor for known in self._known.values() if isinstance(known, LookedUp)]
-        found = vjp_rows(tensors, leaves, rows, size)
-        return [
-            (self.of(leaf), Dense(wide(gradient)))
-            for leaf, gradient in zip(leaves, found, strict=True)
-            if gradient is not None
-        ]
+        for same in derived.values():
+            tensor, total = same[0][0].tensor, same[0][1].rows()
+            for _, term in same[1:]:
+                total = total + term.rows()
+            same.clear()  # one after the other, so that little is held twice
+            rows = total.reshape(size, *tensor.shape).to(tensor.dtype)
+            found = vjp_rows([tensor], leaves, [rows], size)
+            for leaf, gradient in zip(leaves, found, strict=True):
+                if gradient is not None:
+                    yield self.of(leaf), Dense(wide(gradient))
+
+
+# So many numbers of a batched derivative at a time stay in the cache.
+AT_ONCE = 1 << 19
 
 
 def vjp_rows(
     outputs: Sequence[Tensor], leaves: Sequence[Tensor], rows: Sequence[Tensor], size: int
 ) -> list[Tensor | None]:
-    """Σ over outputs of J^T·row, for every row at once: shapes (size, *leaf shape), None if unused.
+    """Σ over outputs of J^T·row, for every row: shapes (size, *leaf shape), None if unused.
 
-    Where a derivative has no batching rule, one row after another.
+    A few rows at once; where a derivative has no batching rule, one after another.
     """
-    kept: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
-    try:
-        return list(torch.autograd.grad(outputs, leaves, rows, is_grads_batched=True, **kept))
-    except RuntimeError:
-        of = ([row[i] for row in rows] for i in range(size))
-        each = [torch.autograd.grad(outputs, leaves, one, **kept) for one in of]
-    columns = zip(*each, strict=True)
-    return [None if column[0] is None else torch.stack(column) for column in columns]
+    whole: list[Tensor | None] = [None] * len(leaves)
+    step = max(1, min(size, AT_ONCE // max(1, sum(row[0].numel() for row in rows))))
+    at, batched = 0, True
+    while at < size:
+        few = [row[at : at + step] if batched else row[at] for row in rows]
+        try:
+            found = torch.autograd.grad(
+                outputs, leaves, few, retain_graph=True, allow_unused=True, is_grads_batched=batched
+            )
+        except RuntimeError:
+            if not batched:
+                raise
+            step, batched = 1, False
+            continue
+        for place, part in enumerate(found):
+            if part is not None:
+                into = whole[place]
+                if into is None:
+                    into = whole[place] = part.new_empty(size, *leaves[place].shape)
+                into[at : at + step] = part
+        at += step
+    return whole
 
 
 def _table_term(place: LookedUp, term: Term) -> Term:
@@ -1427,6 +1441,16 @@ def _wanted(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 @handles(GETTERS["requires_grad"].__set__)
 def _sets_gradient(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return None
+
+
+@handles(torch._weight_norm, always=True)
+def _weight_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # The whole has no batched derivative; its parts do.
+    if kwargs:
+        return NotImplemented
+    direction, magnitude, dim = (*args, 0)[:3]
+    with mode:
+        return direction * (magnitude / torch.norm_except_dim(direction, 2, dim))
 
 
 @handles(torch.roll, torch.Tensor.roll)
