@@ -56,6 +56,7 @@ from forethought.accounting.transform import (
     Complex,
     IntegratedPairs,
     Line,
+    Rows,
     UnresolvedError,
     gaussian_line,
     of_one_rate,
@@ -284,7 +285,7 @@ class Composition:
         self.distance = math.sqrt(
             math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
         )
-        self.rows: list[IntegratedPairs | RatioRows] = [
+        self.rows: list[Rows] = [
             IntegratedPairs(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
             for alike in _alike(pairs)
         ]
@@ -295,6 +296,8 @@ class Composition:
         ]
         represented(laws)
         self.rows += laws
+        # Those that lines are chosen by.
+        self._few = [rows for rows in self.rows if rows.few_counts.any()]
         self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8
         self.count = math.fsum(n for p, n in parts.items() if not p.gaussian)
@@ -309,14 +312,14 @@ class Composition:
     def cumulant(self, tilts: Array) -> Array:
         """About log E e^{tilt·L}."""
         total = tilts * (tilts + 1) * (self.distance**2 / 2)
-        for rows in self.rows:
+        for rows in self._few:
             total = total + rows.cumulant(tilts)
         return np.asarray(total)
 
     @cached_property
     def deviation(self) -> float:
         """About the standard deviation of L."""
-        variance = self.distance**2 + sum(r.spread()[1] for r in self.rows)
+        variance = self.distance**2 + sum(r.spread() for r in self._few)
         return max(math.sqrt(max(variance, 0.0)), 1e-150)
 
     def jump(self, delta: float) -> float:
@@ -324,9 +327,7 @@ class Composition:
 
         def total(level: float) -> float:
             sums = 0.0
-            for rows in self.rows:
-                if not rows.few_counts.any():
-                    continue
+            for rows in self._few:
                 loss, log_mass = rows.sample()
                 gain = -np.expm1(np.minimum(level - loss, 0.0))
                 sums += float(rows.few_counts @ (np.exp(log_mass) * gain).sum(axis=1))
@@ -435,7 +436,7 @@ class Composition:
     def tilted(self, tilt: float) -> tuple[float, float, float]:
         """About mean, variance and third cumulant of L under the measure tilted by e^{tilt·L}."""
         square = self.distance**2
-        found = [(square * (tilt + 0.5), square, 0.0), *(rows.tilted(tilt) for rows in self.rows)]
+        found = [(square * (tilt + 0.5), square, 0.0), *(rows.tilted(tilt) for rows in self._few)]
         mean, variance, third = map(math.fsum, zip(*found, strict=True))
         return mean, variance, third
 
@@ -603,8 +604,7 @@ class Composition:
             fallen = self.fall(tilt, (first - 1) * step) / _ROOM - 1
             bands.append((end + 3 * step, self._loose(accuracy, max(0.0, fallen)) - 1))
         for rows in self.rows:
-            if isinstance(rows, IntegratedPairs):
-                rows.keep(tilt, bands, beyond, self._tight)
+            rows.keep(tilt, bands, beyond, self._tight)
 
     def _first_band(self, step: float, points: int) -> int:
         if not self.many and points <= _SHORT:
@@ -623,7 +623,7 @@ class Composition:
     def fall(self, tilt: float, frequency: float) -> float:
         """About how far the log of the transform falls from the real line to there."""
         own = (self.distance * frequency) ** 2 / 2
-        return own + math.fsum(rows.fall(tilt, frequency) for rows in self.rows)
+        return own + math.fsum(rows.fall(tilt, frequency) for rows in self._few)
 
     def _line(self, tilt: float, step: float, points: int, accuracy: float) -> Line:
         # In bands: the further out, the finer the panels, and the smaller what the transform of
