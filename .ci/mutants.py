@@ -336,7 +336,7 @@ MUTANTS = [
     Mutant("known hits: all rounds as the first", "KnownHits.of_rounds",
            "math.fsum(map(sampling.turn, range(rest)))", "rest * sampling.turn(0)",
            "test_turns_of_the_started_epoch_add_up"),
-    Mutant("rényi: a record that is drawn several times", "_drawn_alone", "hits.trials != 1",
+    Mutant("rényi: a record that is drawn several times", "renyi.py::_release", "hits.trials != 1",
            "False", "test_a_record_drawn_several_times_has_no_curve_of_one"),
     Mutant("theorems: the first is stated, not the least", "_least",
            "here.upper < found.upper or found.lower == math.inf", "found.lower == math.inf",

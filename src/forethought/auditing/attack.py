@@ -33,9 +33,10 @@ from scipy import stats
 from scipy.special import bdtr
 
 from forethought.accounting.exact import epsilon
+from forethought.accounting.interval import bisected
 from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, observe, scaled
-from forethought.auditing.exact_tests import bisected, share_at_least, share_at_most
+from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Finding, smallest
 from forethought.values.mechanism import Correlated, Mechanism, Rounds
@@ -705,7 +706,7 @@ def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -
             if high > math.log(MOST):
                 return math.inf
     steps = math.ceil(math.log2((high - low) / math.log(CLOSE)))
-    return math.exp(bisected(at, low, high, steps)[1])
+    return math.exp(bisected(lambda log: not at(log), low, high, steps=steps)[1])
 
 
 def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int = 1) -> float:
@@ -798,7 +799,7 @@ def epsilon_of_guesses(
     low, high = 0.0, 1.0
     while p_value(high) <= level and high < 64:
         low, high = high, 2 * high
-    return bisected(lambda eps: p_value(eps) > level, low, high, 50)[0]
+    return bisected(lambda eps: p_value(eps) <= level, low, high, steps=50)[0]
 
 
 def guessed(games: Games) -> tuple[tuple[int, int], ...]:
