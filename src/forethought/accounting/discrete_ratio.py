@@ -161,7 +161,7 @@ class RatioRows(Rows):
 
     def resolved(self, demands: Sequence[Demand], chosen: NDArray[np.intp]) -> tuple[Array, Grid]:
         loss, log_mass = self._sample
-        # Nothing is off but the sum of the masses, by its rounding; ends are charged four times it.
+        # Only the sum of the masses is rounded. Callers add the errors of two demands, twice.
         error = math.log(EPS * (1 + loss.shape[1]) / 4)
         grid = (loss, log_mass, 4 + np.abs(loss), 8 + np.abs(log_mass))
         return np.full(len(demands), error), grid
@@ -390,7 +390,7 @@ def _cells(
     return (below, above), side.beyond(float(edges[-1])), float(slip.max())
 
 
-# What the ends that are cut off may hold in all, and more than is lost below a double's range.
+# The most that all ends which are cut off may hold, and more than is lost below a double's range.
 CUT, _UNDERFLOW = 1e-20, 1e-100
 MOST_ROUNDS = 10**7
 # Cells of a term are at most so wide, in standard deviations, and at most 33 from the centre: the

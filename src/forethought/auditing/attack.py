@@ -497,23 +497,32 @@ def judge(
 
 
 def summarise(
-    plan: Plan, games: Games, chosen: DecisionRule, group: int = 1, fdp: float | None = None
+    plan: Plan, games: Games, chosen: DecisionRule | None, group: int = 1, fdp: float | None = None
 ) -> AttackSummary:
-    """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP."""
-    delta = plan.delta
-    shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta, group)
-    # One run with many coins; where every training plays one game there is no such run.
-    single = directed(plan)
+    """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP.
+
+    Args:
+        chosen: None where the law of the scores is not known: guesses alone are judged then.
+    """
+    delta, shown, noise, plain = plan.delta, None, None, None
+    if chosen is None:
+        # The better of the two numbers of guesses, at half of the level each.
+        found = guessed(games)
+        plain = max(one_run_epsilon(games, delta, r, LEVEL / len(found)) for r, _ in found)
+    else:
+        shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta, group)
+        if not directed(plan):  # one run with many coins, and not one game each
+            plain = one_run_epsilon(games, delta, chosen.guesses, LEVEL)
     return AttackSummary(
         games=games.count,
         rounds=plan.rounds,
         delta=delta,
         claimed_epsilon=epsilon(plan.mechanism, delta, group).upper,
         epsilon=shown,
-        one_run_epsilon=None if single else one_run_epsilon(games, delta, chosen.guesses, LEVEL),
+        one_run_epsilon=plain,
         noise_at_most=noise,
         confidence=1 - LEVEL,
-        points=points(games),
+        points=() if chosen is None else points(games),
         curve=curve(tradeoff(plan.mechanism, group)),
         fdp_epsilon=fdp,
     )
@@ -604,7 +613,7 @@ class JointErrors:
         return np.asarray(np.exp(np.minimum(log.min(axis=1), 0.0)))
 
 
-# What is shown besides the verdict holds with this chance of an error.
+# Chance of an error in each bound that is shown besides the verdict.
 LEVEL = 0.05
 # Multiples of the claimed noise within which the effective one is looked for, and how closely.
 LEAST, MOST, CLOSE = 0.2, 50.0, 1.006
