@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import forethought as ft
-from forethought.auditing.audit import gather
+from forethought.auditing.audit import audit
 from forethought.auditing.participation import proportional
 from forethought.values.contributions import INNER, Local
 from forethought.values.mechanism import Mechanism, Rounds
@@ -43,7 +43,7 @@ def audited(local: Local, sampling: str, groups: int = 3) -> Any:
     mechanism = Mechanism(Rounds(1.0, 20, kind, "group"), adjacency=adjacency)
     plan = Plan(mechanism, EXAMPLES, 1e-4, groups=groups, local=local)
     sizes = audits.sizes_of_job(audits.Job(plan))
-    return gather(plan, None, None, None, sizes, FALSE_ALARM, 0)
+    return audit(plan, level=sizes, false_alarm=FALSE_ALARM, seed=0)
 
 
 def test_which_updates_lie_along_the_mean() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from forethought.accounting import adaptive, attack_bounds, exact
 from forethought.accounting.exact import CertificateError
 from forethought.auditing.attack import attack
-from forethought.auditing.audit import FALSE_ALARM, Outcome, gather
+from forethought.auditing.audit import FALSE_ALARM, Outcome, audit
 from forethought.auditing.canaries import LEVELS, CheckSizes
 from forethought.auditing.replay import replayed
 from forethought.auditing.verdict import Audit
@@ -608,7 +608,7 @@ def sizes_of_job(job: Job) -> CheckSizes:
 def _audited(job: Job, seed: int | None) -> Audit:
     model = None if job.model is None else job.model()
     data = None if model is None else _data()
-    return gather(job.plan, model, data, None, sizes_of_job(job), FALSE_ALARM, seed)
+    return audit(job.plan, model, data, level=sizes_of_job(job), seed=seed)
 
 
 def _replayed(job: Job) -> Audit:

@@ -399,7 +399,7 @@ def _scaled(mechanism: Mechanism, gain: float) -> Mechanism:
 
 def _renyi(mechanism: Mechanism, _group: int) -> tuple[str, ...]:
     kinds = dict.fromkeys(part.sampling.kind for part in mechanism)
-    return tuple(f"Rényi divergence: {CURVES[kind].theorem}" for kind in kinds)
+    return tuple(f"Rényi divergence: {CURVES[kind]}" for kind in kinds)
 
 
 def _search(details: Details) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ Koskela, Redberg and Wang 2024; Feldman and Zrnic 2021, Theorem 4.3; Smith and T
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -107,7 +107,7 @@ from forethought.values.mechanism import (
     UnsupportedMechanismError,
 )
 from forethought.values.samplings import FullBatch
-from forethought.values.serialisation import exact_keys, of_kind, tagged
+from forethought.values.serialisation import exact_keys, of_kind, plain, tagged
 
 SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
 FILTER_ORDERS: tuple[float, ...] = tuple(
@@ -240,12 +240,11 @@ class Filter:
 
     def details(self) -> dict[str, Any]:
         """The details that a Statement holds of a filter that a run kept to."""
-        budget = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
-        return {"kind": self.kind, **budget, **self._own()}
+        return {"kind": self.kind, **plain(self.budget), **self._own()}
 
     def state_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping for checkpoints; :meth:`from_state` reads it back bit for bit."""
-        budget = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        budget = plain(self.budget)
         return {"schema": self.schema, **budget, "adjacency": self.adjacency, **self._own()}
 
     @classmethod
@@ -630,13 +629,8 @@ class Selection:
     def divergence(self, order: float) -> float:
         """A bound on the Rényi divergence of the whole search, whichever record it is about."""
         orders = sorted({*renyi.ORDERS, order})
-        found = []
-        for mechanisms in self.of_a_record:
-            curves = [rdp(mechanism, orders) for mechanism in mechanisms]
-            most = np.max([curve.values for curve in curves], axis=0)
-            best = best_of(RenyiCurve(curves[0].orders, tuple(most)), self.trials)
-            found.append(best.values[best.orders.index(order)])
-        return max(found)
+        found = [best_of(_worst(each, orders), self.trials) for each in self.of_a_record]
+        return max(best.values[best.orders.index(order)] for best in found)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
@@ -677,10 +671,15 @@ def _profile(mechanism: Mechanism) -> tuple[Curve, ...]:
     return tuple(above for _, above in exact.privacy_loss(mechanism, accuracy=1e-2))
 
 
-def _by_divergence(candidates: frozenset[Mechanism], trials: Trials, target: float) -> float:
-    curves = [rdp(mechanism) for mechanism in candidates]
+def _worst(mechanisms: Collection[Mechanism], orders: Sequence[float]) -> RenyiCurve:
+    """The largest divergence of any of the mechanisms, at each order."""
+    curves = [rdp(mechanism, orders) for mechanism in mechanisms]
     values = np.max([curve.values for curve in curves], axis=0)
-    curve = RenyiCurve(curves[0].orders, tuple(values))
+    return RenyiCurve(curves[0].orders, tuple(values))
+
+
+def _by_divergence(candidates: frozenset[Mechanism], trials: Trials, target: float) -> float:
+    curve = _worst(candidates, renyi.ORDERS)
     if isinstance(trials, NegativeBinomialTrials):
         return best_of(curve, trials).epsilon(target)
     # Theorem 6 needs a δ of one trial at each order. The exact one is far below the curve's, and

@@ -41,7 +41,7 @@ from forethought.accounting.discrete_ratio import DiscreteRatio, Epoch
 from forethought.accounting.dominating_pair import Array, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
-from forethought.accounting.theorems import binomial, hypergeometric, merged, parts, uncorrelated
+from forethought.accounting.theorems import group_hits, merged, parts, uncorrelated
 from forethought.accounting.tradeoff import tradeoff
 from forethought.values.mechanism import Correlated, Mechanism, Rounds
 from forethought.values.samplings import (
@@ -121,7 +121,7 @@ _FAR = 38.0
 # Relative rounding of masses in cells of that width, and of their quotients.
 _DOUBT = 1e-11
 _DOWN = 1 - 1e-9
-# What two certified ends of one number may contradict each other by, relatively.
+# The relative amount by which two certified ends of one number may contradict each other.
 _WIDTH = 1e-9
 _ACCURACY = 1e-3
 # A batch of so many records a group leaves no group empty, but for e^-60.
@@ -310,16 +310,11 @@ def _summed(
 def _hits(part: Rounds, group: int) -> tuple[int, Array] | None:
     """The law of the records' number in a batch, from the first number; None: no attack is
     known."""
-    match part.sampling:
-        # Of several parts nobody is told which a record is in: only their sum is attacked.
-        case Poisson(rate=rate) | CyclicPoisson(rate=rate, parts=1):
-            found = binomial(group, rate)
-        case WithoutReplacement(batch=batch, examples=examples):
-            found = hypergeometric(group, batch, examples)
-        case FullBatch():
-            return group, np.ones(1)
-        case _:
-            return None
+    known = isinstance(part.sampling, Poisson | CyclicPoisson | WithoutReplacement | FullBatch)
+    # Of several parts nobody is told which a record is in: only their sum is attacked.
+    if not known or part.sampling.rounds_per_epoch > 1:
+        return None
+    found = group_hits(part, group)
     return found.first, found.weights
 
 
@@ -373,13 +368,14 @@ def _crowded(part: Rounds, adjacency: Adjacency, first: int, hits: Array) -> tup
 
 @lru_cache(maxsize=1024)
 def _occupied(groups: int, counted: int, records: int) -> list[tuple[float, float]]:
-    """The law of how many of ``counted`` of the groups hold one of ``records``."""
-    chances = np.zeros(counted + 1)
+    """The law of how many of ``counted`` of the groups hold one of ``records``, each of which goes
+    to a group of its own choice."""
+    chances = np.zeros(min(counted, records) + 1)
     chances[0] = 1.0
-    empty = (counted - np.arange(counted + 1)) / groups
+    empty = (counted - np.arange(chances.size)) / groups
     for _ in range(records):
         opened = chances * empty
-        chances = chances - opened
+        chances = chances * (1 - empty)
         chances[1:] += opened[:-1]
     return [(float(k), float(x)) for k, x in enumerate(chances) if x > 0]
 
@@ -396,15 +392,7 @@ def _dealt(part: Rounds, records: int) -> list[tuple[float, float]]:
     """The law of how many contributions hold ``records`` of one batch."""
     if part.clipping == "example" or part.groups is None or records == 0:
         return [(float(records), 1.0)]
-    # Each record goes to a group of its own choice.
-    chances = np.zeros(min(part.groups, records) + 1)
-    chances[0] = 1.0
-    j = np.arange(chances.size)
-    for _ in range(records):
-        opened = chances * (1 - j / part.groups)
-        chances = chances * (j / part.groups)
-        chances[1:] += opened[:-1]
-    return [(float(k), float(x)) for k, x in enumerate(chances) if x > 0]
+    return _occupied(part.groups, part.groups, records)
 
 
 def _pair(one: Mix, other: Mix) -> Pair | DiscreteRatio:

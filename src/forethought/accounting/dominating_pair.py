@@ -242,16 +242,7 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
         ValueError: δ outside (0, 1) or μ below 0.
     """
     target, size = real("delta", delta, above=0, below=1), real("mu", mu, least=0)
-
-    def exceeds(epsilon: float) -> bool:
-        return bool(gaussian_delta_above(epsilon, size) > target)
-
-    if not exceeds(0.0):
-        return 0.0
-    high = size * (size / 2 + math.sqrt(-2 * math.log(target)) + 1)
-    while exceeds(high):
-        high *= 2
-    return bisected(exceeds, 0.0, high)[1]
+    return gaussian_epsilon_bounds(size, target).upper
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

@@ -8,7 +8,7 @@ replacement); Canonne, Kamath and Steinke 2020 and Asoodeh et al. 2021 (conversi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ from forethought.values.mechanism import (
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import SAMPLINGS, Binomial, Hypergeometric, Law
+from forethought.values.samplings import SAMPLINGS, Hypergeometric
 
 Array = NDArray[np.float64]
 
@@ -295,57 +295,24 @@ def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
 
 
 def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> RenyiCurve:
-    row = CURVES.get(part.sampling.kind)
-    if row is None:
+    if part.sampling.kind not in CURVES:
         known = ", ".join(SAMPLINGS[kind].__name__ for kind in CURVES)
         raise UnsupportedMechanismError(
             f"no Rényi curve is known for {type(part.sampling).__name__} sampling; there is one "
             f"for {known}. Account for the mechanism exactly, with no filter and no search"
         )
-    noise = part.noise_multiplier / part.sensitivity(adjacency)
-    return row.curve(part.sampling.hits(1), adjacency, noise, orders)
-
-
-def _drawn_alone(
-    hits: Law, adjacency: Adjacency, noise: float, orders: tuple[float, ...]
-) -> RenyiCurve:
-    if not isinstance(hits, Binomial) or hits.trials != 1:
+    noise, hits = part.noise_multiplier / part.sensitivity(adjacency), part.sampling.hits(1)
+    if isinstance(hits, Hypergeometric):
+        return exchange_rdp(hits.drawn / hits.examples, noise, orders)
+    if hits.trials != 1:
         raise UnsupportedMechanismError(
             f"one record is in a batch as often as {hits}: this Rényi curve is that of a record "
             "which is drawn once at most. Account for the mechanism exactly"
         )
-    if adjacency == "replace-one":
-        # Against the absent record either of the exchanged ones is nearer than they are to
-        # each other, so the sensitivity 2 covers all three pairs.
-        return exchange_rdp(hits.chance, noise, orders)
-    return poisson_rdp(hits.chance, noise, orders)
-
-
-def _drawn_together(
-    hits: Law, adjacency: Adjacency, noise: float, orders: tuple[float, ...]
-) -> RenyiCurve:
-    assert isinstance(hits, Hypergeometric)
-    return exchange_rdp(hits.drawn / hits.examples, noise, orders)
-
-
-def _in_its_turn(
-    hits: Law, adjacency: Adjacency, noise: float, orders: tuple[float, ...]
-) -> RenyiCurve:
-    return gaussian_rdp(noise, orders)
-
-
-@dataclass(frozen=True)
-class Amplified:
-    """The curve of one release of a kind of sampling.
-
-    Args:
-        theorem: its source.
-        curve: (how often one record is in the batch, adjacency, noise in units of the sensitivity,
-            orders) → its curve.
-    """
-
-    theorem: str
-    curve: Callable[[Law, Adjacency, float, tuple[float, ...]], RenyiCurve]
+    # Against the absent record either of two exchanged ones is nearer than they are to each other,
+    # so the sensitivity 2 covers all three pairs.
+    curve = exchange_rdp if adjacency == "replace-one" else poisson_rdp
+    return curve(hits.chance, noise, orders)
 
 
 _POISSON = (
@@ -359,16 +326,15 @@ _PART = (
 _FIXED = "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Theorems 9 and 27)"
 _EPOCH = "one Gaussian for each started epoch"
 
-# Kinds that are not here have no Rényi accounting, and their mechanisms are refused there.
-CURVES: dict[str, Amplified] = {
-    "poisson": Amplified(_POISSON, _drawn_alone),
-    "without-replacement": Amplified(_FIXED, _drawn_together),
-    "cyclic-poisson": Amplified(_PART, _drawn_alone),
-    "random-allocation": Amplified(
-        f"{_EPOCH}, by joint convexity (Mironov 2017, Proposition 7)", _in_its_turn
-    ),
-    "shuffled": Amplified(f"{_EPOCH} (Mironov 2017, Proposition 7)", _in_its_turn),
-    "full-batch": Amplified("Gaussian (Mironov 2017, Proposition 7)", _in_its_turn),
+# The theorem on one release, by kind of sampling. Mechanisms of other kinds have no Rényi
+# accounting, and are refused there.
+CURVES = {
+    "poisson": _POISSON,
+    "without-replacement": _FIXED,
+    "cyclic-poisson": _PART,
+    "random-allocation": f"{_EPOCH}, by joint convexity (Mironov 2017, Proposition 7)",
+    "shuffled": f"{_EPOCH} (Mironov 2017, Proposition 7)",
+    "full-batch": "Gaussian (Mironov 2017, Proposition 7)",
 }
 
 

@@ -34,7 +34,7 @@ from forethought.values.samplings import SAMPLINGS, FullBatch, Sampling
 from forethought.values.serialisation import build, digest, exact_keys, parse, plain, write_text
 from forethought.values.signing import Signature
 
-# What a Statement is about, as its owner says, and which files it rests on, by hash.
+# The subject of a Statement, as its owner says it, and the files that it rests on, by hash.
 #
 # Nothing of it follows from a mechanism.
 
@@ -152,7 +152,7 @@ def code_digest() -> str:
     )
 
 
-# What every Statement rests on: it follows from mechanism, accountant and randomness alone.
+# The caveats that every Statement has: they follow from mechanism, accountant and randomness alone.
 #
 # So :func:`required` is recomputed when a statement is verified, and none of it can be left out.
 
@@ -225,7 +225,7 @@ def required(
     return (*implied, *(Caveat(code) for code, holds in found.items() if holds))
 
 
-# What was literally released: the transcript's rows, as a Statement lists and compares them.
+# The releases themselves: the transcript's rows, as a Statement lists and compares them.
 
 
 # Noise of several releases in one round, joined to one, may differ in the last digits.
@@ -803,7 +803,7 @@ def registered(accountant: Mapping[str, Any]) -> Accountant:
     return way
 
 
-# What a plan and the statement of its run may differ in; these are compared one by one.
+# The entries in which a plan and the statement of its run may differ; each is compared by itself.
 _OF_THE_RUN = ("mechanism", "not_covered", "hyperparameters")
 
 

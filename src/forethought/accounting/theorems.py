@@ -144,17 +144,11 @@ def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:
     return Mechanism(*parts, adjacency=mechanism.adjacency)
 
 
-def named_theorem(rounds: Rounds, group: int) -> str:
-    """The theorem above that covers correlated rounds."""
-    sampled = rounds.sampling.hides(rounds.count)
-    return SAMPLED_TURNS if sampled and group == 1 else TURNS
-
-
 def _over(sigma: float, size: float) -> float:
     return sigma / size * (1 - 4 * EPS)
 
 
-# What is less likely than this is left out, and charged.
+# Numbers of hits that are less likely than this are left out, and charged.
 _LEAST = 1e-280
 
 
@@ -232,7 +226,7 @@ def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array
     return np.concatenate(pieces)
 
 
-# What one Rounds contributes: the pair of one release and how many releases are charged.
+# The share of one Rounds: the pair of one release, and how many releases are charged.
 Part = tuple[Pair | Epoch | DisclosedCount, int]
 _Kind = TypeVar("_Kind")
 
@@ -253,26 +247,23 @@ class Cell:
 
 
 def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
+    """The records are in the batch of every round, or of one round of every started epoch."""
     most = rounds.sampling.most(group)
     shift = rounds.reach(adjacency, most) / rounds.noise_multiplier
-    return Pair(((shift, 1.0),)), rounds.count
-
-
-def _epochs(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    return _gaussian(rounds, adjacency, group)[0], rounds.releases
+    return Pair(((shift, 1.0),)), rounds.releases
 
 
 def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     assert isinstance(rounds.sampling, RandomAllocation)
     length = rounds.sampling.rounds
     if group > 1 or length == 1:
-        return _epochs(rounds, adjacency, group)
+        return _gaussian(rounds, adjacency, group)
     distance = rounds.sensitivity(adjacency) / rounds.noise_multiplier
     used = min(length, rounds.count)
     return Epoch(distance, length, used), rounds.count // used
 
 
-def _hits(rounds: Rounds, group: int) -> GroupHits:
+def group_hits(rounds: Rounds, group: int) -> GroupHits:
     """Probabilities that the ``group`` records are in a batch 0, 1, … times."""
     match rounds.sampling.hits(group):
         case Binomial(trials, chance, rounded):
@@ -340,7 +331,7 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     sampling = rounds.sampling
     left = sampling.examples - rounds.count * sampling.batch
     if rounds.count >= sampling.rounds_per_epoch or left <= 0 or group > 1:
-        return _epochs(rounds, adjacency, group)
+        return _gaussian(rounds, adjacency, group)
     seen, missed = 1 - left / sampling.examples, left / sampling.examples
     distance = rounds.reach(adjacency, 1) / rounds.noise_multiplier
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
@@ -359,7 +350,7 @@ def shifts_of(
 
     ``moved`` says how far so many records move a sum; what moves it equally far is one component.
     """
-    hits = _hits(rounds, group)
+    hits = group_hits(rounds, group)
     together: dict[float, list[float]] = {}
     for k, weight in enumerate(hits.weights, hits.first):
         if weight > 0:
@@ -429,7 +420,9 @@ SUPPORTED: dict[tuple[str, str, str], Cell] = {
     **_cells(
         "random-allocation",
         _REPLACED,
-        Cell(f"{_UNAMPLIFIED}, at distance 2; {_ANEW}", _epochs, f"{_UNAMPLIFIED}, at 2g; {_ANEW}"),
+        Cell(
+            f"{_UNAMPLIFIED}, at distance 2; {_ANEW}", _gaussian, f"{_UNAMPLIFIED}, at 2g; {_ANEW}"
+        ),
     ),
     **_cells("poisson", _UNREPLACED, Cell(_POISSON, one_sided, _MIXTURE)),
     ("poisson", "example", "replace-one"): Cell(_HALF_LINES, _two_sided, _HALF_LINES),
@@ -466,7 +459,10 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
     name = cell.theorem if group == 1 else cell.group_theorem
     if group > 1 and rounds.groups is not None:
         name += _FEW_GROUPS
-    return name if plain is rounds else f"{named_theorem(rounds, group)}; {name}"
+    if plain is rounds:
+        return name
+    sampled = group == 1 and rounds.sampling.hides(rounds.count)
+    return f"{SAMPLED_TURNS if sampled else TURNS}; {name}"
 
 
 def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | DisclosedCount, int]:

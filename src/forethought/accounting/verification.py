@@ -44,7 +44,7 @@ from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 _ACCURACY = 2e-3
 _FINE = 1e-5
 _FINEST_ATTACK = 1e-4
-# What one machine gives twice.
+# The relative difference that two computations on one machine may have.
 _SAME = 1e-9
 # Caveats of a plan that the statement of a whole search or run answers.
 _ANSWERED = (Caveat("search"), Caveat("chosen-phases"))

@@ -33,9 +33,10 @@ from scipy import stats
 from scipy.special import bdtr
 
 from forethought.accounting.exact import epsilon
+from forethought.accounting.interval import bisected
 from forethought.accounting.tradeoff import TradeOff, tradeoff
 from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, observe, scaled
-from forethought.auditing.exact_tests import bisected, share_at_least, share_at_most
+from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Finding, smallest
 from forethought.values.mechanism import Correlated, Mechanism, Rounds
@@ -496,23 +497,32 @@ def judge(
 
 
 def summarise(
-    plan: Plan, games: Games, chosen: DecisionRule, group: int = 1, fdp: float | None = None
+    plan: Plan, games: Games, chosen: DecisionRule | None, group: int = 1, fdp: float | None = None
 ) -> AttackSummary:
-    """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP."""
-    delta = plan.delta
-    shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta, group)
-    # One run with many coins; where every training plays one game there is no such run.
-    single = directed(plan)
+    """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP.
+
+    Args:
+        chosen: None where the law of the scores is not known: guesses alone are judged then.
+    """
+    delta, shown, noise, plain = plan.delta, None, None, None
+    if chosen is None:
+        # The better of the two numbers of guesses, at half of the level each.
+        found = guessed(games)
+        plain = max(one_run_epsilon(games, delta, r, LEVEL / len(found)) for r, _ in found)
+    else:
+        shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta, group)
+        if not directed(plan):  # one run with many coins, and not one game each
+            plain = one_run_epsilon(games, delta, chosen.guesses, LEVEL)
     return AttackSummary(
         games=games.count,
         rounds=plan.rounds,
         delta=delta,
         claimed_epsilon=epsilon(plan.mechanism, delta, group).upper,
         epsilon=shown,
-        one_run_epsilon=None if single else one_run_epsilon(games, delta, chosen.guesses, LEVEL),
+        one_run_epsilon=plain,
         noise_at_most=noise,
         confidence=1 - LEVEL,
-        points=points(games),
+        points=() if chosen is None else points(games),
         curve=curve(tradeoff(plan.mechanism, group)),
         fdp_epsilon=fdp,
     )
@@ -603,7 +613,7 @@ class JointErrors:
         return np.asarray(np.exp(np.minimum(log.min(axis=1), 0.0)))
 
 
-# What is shown besides the verdict holds with this chance of an error.
+# Chance of an error in each bound that is shown besides the verdict.
 LEVEL = 0.05
 # Multiples of the claimed noise within which the effective one is looked for, and how closely.
 LEAST, MOST, CLOSE = 0.2, 50.0, 1.006
@@ -705,7 +715,7 @@ def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -
             if high > math.log(MOST):
                 return math.inf
     steps = math.ceil(math.log2((high - low) / math.log(CLOSE)))
-    return math.exp(bisected(at, low, high, steps)[1])
+    return math.exp(bisected(lambda log: not at(log), low, high, steps=steps)[1])
 
 
 def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int = 1) -> float:
@@ -798,7 +808,7 @@ def epsilon_of_guesses(
     low, high = 0.0, 1.0
     while p_value(high) <= level and high < 64:
         low, high = high, 2 * high
-    return bisected(lambda eps: p_value(eps) > level, low, high, 50)[0]
+    return bisected(lambda eps: p_value(eps) <= level, low, high, steps=50)[0]
 
 
 def guessed(games: Games) -> tuple[tuple[int, int], ...]:

@@ -45,7 +45,7 @@ def audit(
     data: object | None = None,
     *,
     loss: Loss | None = None,
-    level: str = "standard",
+    level: str | CheckSizes = "standard",
     false_alarm: float = FALSE_ALARM,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -59,7 +59,7 @@ def audit(
         data: the user's records, as :func:`forethought.train` takes them. What is measured on them
             is for the operator, not for publication.
         loss: one value per record; default as in training.
-        level: ``"quick"``, ``"standard"`` or ``"thorough"``.
+        level: ``"quick"``, ``"standard"`` or ``"thorough"``; or the sizes one by one.
         false_alarm: chance that a sound run is refuted, all checks together. Each test's level is
             its share, and exact.
         seed: of the audit's own choices (which records, whose coins). The run under audit draws
@@ -77,31 +77,15 @@ def audit(
     if (model is None) != (data is None):
         raise ValueError("the sensitivity check needs both: give model and data, or neither")
     share = real("false_alarm", false_alarm, above=0, most=0.1)
-    return gather(plan, model, data, loss, sizes_of(level), share, seed, progress)
-
-
-def gather(
-    plan: Plan,
-    model: nn.Module | None,
-    data: object | None,
-    loss: Loss | None,
-    sizes: CheckSizes,
-    false_alarm: float,
-    seed: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Audit:
-    """:func:`audit` with its sizes given one by one."""
+    sizes = level if isinstance(level, CheckSizes) else sizes_of(level)
     generator = np.random.default_rng(seed)
     prepared, plan = plan.preparation is not None, plan.with_(preparation=None)
     start = time.perf_counter()
     notes: list[str] = []
     records: Records | None = None
-    few: Any = None
     if model is not None:
-        own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
-        model, loss = own.wrapped(model), own.loss
-        records = own_records(model, own.data, plan)
-        few = records.take(np.arange(min(len(records), MODEL_RECORDS)))
+        model, records, loss = own_records(model, data, plan, loss)
+    few = None if records is None else records.take(np.arange(min(len(records), MODEL_RECORDS)))
     if isinstance(plan.contribution, Persons):
         # Planted records have no rows: each is a person by itself, clipped the same way.
         plan = plan.with_(contribution=Examples(), augmentation=None)
@@ -116,24 +100,21 @@ def gather(
         notes.append("planted records have no altered copies: give model and data to audit these")
     found: list[Finding] = []
 
-    def tell(step: int) -> None:
-        if progress is not None:
-            progress(step, len(STEPS))
-
+    tell = progress or (lambda *_: None)
     # Planted gradients are of sizes that no data has: warnings about them say nothing to a user.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tell(0)
+        tell(0, len(STEPS))
         short = replayed(planted if model is None else plan, model, few, loss)
         found += short.findings()
         notes += [f"not replayed: {reason}" for reason in short.refusals]
-        tell(1)
+        tell(1, len(STEPS))
         found += participation(planted, sizes, generator)
         if plan.examples > sizes.population:
             notes.append(f"the dry run drew from {sizes.population:,} of {plan.examples:,} records")
-        tell(2)
+        tell(2, len(STEPS))
         found += noise(planted, sizes, generator)
-        tell(3)
+        tell(3, len(STEPS))
         found.append(planted_sensitivity(planted))
         if model is not None and records is not None:
             chosen = loss or default_loss(records.take(np.arange(1))[1])
@@ -141,31 +122,34 @@ def gather(
             notes.append(FOR_THE_OPERATOR)
         else:
             notes.append("no model and no data were given: only planted models were audited")
-        tell(4)
+        tell(4, len(STEPS))
         attacked, summary, more = attack(planted, sizes, generator)
         found += attacked
         notes += more
-    tell(len(STEPS))
-    seconds = round(time.perf_counter() - start, 2)
-    return Audit(tuple(found), false_alarm, summary, seconds, tuple(notes))
+    tell(len(STEPS), len(STEPS))
+    return Audit(tuple(found), share, summary, round(time.perf_counter() - start, 2), tuple(notes))
 
 
-def own_records(model: nn.Module, data: object, plan: Plan) -> Records:
-    """The user's records as the model takes them.
+def own_records(
+    model: nn.Module, data: object, plan: Plan, loss: Loss | None
+) -> tuple[nn.Module, Records, Loss | None]:
+    """The user's model as it is trained, their records as it takes them, and the loss.
 
     Raises:
         ValueError: a model without parameters to train, or data that the plan is not for.
     """
+    own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+    model = own.wrapped(model)
     first = next((p for p in model.parameters() if p.requires_grad), None)
     if first is None:
         raise ValueError("the model has no parameter with requires_grad=True: nothing to audit")
-    records = as_records(data, first.dtype, first.device)
+    records = as_records(own.data, first.dtype, first.device)
     if len(records) != plan.examples:
         raise ValueError(
             f"the plan is for {plan.examples} examples, the data has {len(records)}: audit the "
             "plan with the data that it is for"
         )
-    return records
+    return model, records, own.loss
 
 
 # The self-test of audits: whether faults are found that are planted into the running code.

@@ -9,12 +9,14 @@ given the ones before, are then tested together by their mean and spread on the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from scipy.special import gammaln, ndtri
+
+from forethought.accounting.interval import bisected
 
 Array = NDArray[np.float64]
 
@@ -132,22 +134,12 @@ def share_at_most(successes: int, trials: int, level: float, independent: bool =
     if independent:
         return float(stats.beta.ppf(1 - level, successes + 1, trials - successes))
     share, bound = successes / trials, -math.log(level) / trials
-    return bisected(lambda end: _divergence(share, end) > bound, share, 1.0, 60)[1]
+    return bisected(lambda end: _divergence(share, end) <= bound, share, 1.0, steps=60)[1]
 
 
 def share_at_least(successes: int, trials: int, level: float, independent: bool = True) -> float:
     """Lower end of a one-sided confidence interval for a share; see :func:`share_at_most`."""
     return 1 - share_at_most(trials - successes, trials, level, independent)
-
-
-def bisected(
-    beyond: Callable[[float], bool], low: float, high: float, steps: int
-) -> tuple[float, float]:
-    """Ends of the piece in which ``beyond`` becomes true, after so many halvings."""
-    for _ in range(steps):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if beyond(middle) else (middle, high)
-    return low, high
 
 
 def _divergence(p: float, q: float) -> float:

@@ -26,18 +26,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from forethought.accounting import exact
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing.attack import (
-    LEVEL,
     Games,
     contributions,
-    curve,
     directed,
     games_of,
     guessed,
     judge,
-    one_run_epsilon,
     one_run_fdp_epsilon,
     one_run_refutation,
     orthogonal_games,
@@ -49,7 +45,6 @@ from forethought.auditing.verdict import AttackSummary, Audit, Finding
 from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import blank
-from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
 from forethought.values.checks import one_of, real, whole
 from forethought.values.contributions import Examples, Persons
@@ -182,23 +177,11 @@ def _judged(plan: Plan, games: Games, canaries: Canaries) -> tuple[list[Finding]
     p_value = one_run_refutation(found, total, claim)
     findings = [Finding("attack", "guesses in one run", f"{right} right", "fewer", reason, p_value)]
     fdp = one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
+    chosen = None
     if canaries == "gradients":  # scores of a known law, one canary independent of another
         finding, chosen = judge(plan, games, contributions(plan))
-        return [*findings, finding], summarise(plan, games, chosen, fdp=fdp)
-    # The better of the two numbers of guesses, at half of the level each.
-    plain = max(one_run_epsilon(games, plan.delta, r, LEVEL / len(found)) for r, _ in found)
-    return findings, AttackSummary(
-        games=total,
-        rounds=plan.rounds,
-        delta=plan.delta,
-        claimed_epsilon=exact.epsilon(plan.mechanism, plan.delta).upper,
-        epsilon=None,
-        one_run_epsilon=plain,
-        noise_at_most=None,
-        confidence=1 - LEVEL,
-        curve=curve(claim),
-        fdp_epsilon=fdp,
-    )
+        findings.append(finding)
+    return findings, summarise(plan, games, chosen, fdp=fdp)
 
 
 def _games(
@@ -212,11 +195,10 @@ def _games(
     progress: Callable[[int, int], None] | None,
 ) -> Games:
     """One run of the plan on the user's model; every canary is a game."""
-    own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
+    model, records, found = own_records(model, data, plan, loss)
+    usual = found or default_loss(blank(records)[1])
     if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
         plan = plan.with_(contribution=Examples())
-    records = own_records(model, own.data, plan)
-    usual = own.loss or default_loss(blank(records)[1])
     inputs, targets = records.take(np.arange(plan.examples))
     chosen = generator.permutation(plan.examples)[:count]
     there = generator.random(count) < 0.5
@@ -235,7 +217,7 @@ def _games(
         else:
             counted[chosen[~there]] = 0
     masks = {"row": torch.from_numpy(row), "own": counted, "weight": weight}
-    trained = Canaried(copy.deepcopy(own.wrapped(model)), table)
+    trained = Canaried(copy.deepcopy(model), table)
 
     def value(outputs: Any, targets: Any) -> torch.Tensor:
         inner, own, planted = outputs

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forethought.auditing.canaries import evenly, scaled
+from forethought.auditing.canaries import evenly, scaled, with_parts
 from forethought.auditing.reference import (
     CHARGE,
     NUDGES,
@@ -37,7 +37,7 @@ from forethought.auditing.verdict import Finding, certain
 from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
 from forethought.training.run import train
-from forethought.values.mechanism import Correlated, Mechanism
+from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
 
 Array = NDArray[np.float64]
@@ -46,7 +46,7 @@ Array = NDArray[np.float64]
 MANY_NUDGES = 8
 # Made-up records of a plan without model and data.
 RECORDS = 400
-# What is equal or not, and how that is said.
+# Comparisons whose result is equal or not equal, and the words for both.
 _EQUAL = ("numbers of a round", "batch", "count below the clipping norm", "a round run again")
 _ENDS = {True: "equal", False: "not equal"}
 SECRET = (
@@ -412,10 +412,9 @@ def replayed(
         sampling = scaled(part.sampling, plan.examples, examples)
         most = min(part.count, max(3, sampling.rounds_per_epoch + 2))
         parts.append(replace(part, sampling=sampling, count=most))
-    mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
-    short = plan.with_(mechanism=mechanism, examples=examples, budget=None)
-    if short.clip.shares is not None and planted:
-        short = short.with_(clip=replace(short.clip, shares=None))
+    short = with_parts(plan, parts, examples)
+    if not planted:
+        short = short.with_(clip=plan.clip)
     options: dict[str, Any] = {"loss": loss, "diagnostics": False, "log_every": short.rounds}
     with replaying() as found:
         train(copy.deepcopy(model), data, short, **options)

@@ -45,7 +45,7 @@ from forethought.values.plan import Clip, Plan
 from forethought.values.samplings import FullBatch
 from forethought.values.use import Averaging
 
-# What torch itself keeps in a module's dictionary; buffers and parameters are read by name.
+# Entries that torch itself keeps in a module's dictionary; buffers and parameters are read by name.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 
 

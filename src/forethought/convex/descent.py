@@ -551,17 +551,28 @@ class _StepwiseRun:
         self.transcript.extend(private.transcript)
         return noised
 
-    def plan(self, steps: list[float], chosen: Caveat, budget: Budget | None) -> DescentPlan:
-        """The plan of what was run."""
+    def finished(
+        self,
+        steps: list[float],
+        chosen: Caveat,
+        uses: list[Caveat],
+        ledger: GaussianFilter | None = None,
+    ) -> Descended:
+        """The results, with the plan of what was run and its statement."""
+        budget, details = (None, None) if ledger is None else (ledger.budget, ledger.details())
         parts = tuple(self.transcript.mechanism(self.adjacency))
         columns = self.records.records.features.shape[1] - bool(self.problem.intercept)
-        return DescentPlan(
+        plan = DescentPlan(
             self.problem,
             self.privacy(*parts, budget=budget),
             columns,
             steps,
             hyperparameters=chosen,
         )
+        randomness = Randomness(seeded_noise=self.seeded)
+        statement = account(plan, accountant=details, randomness=randomness, not_covered=uses)
+        statement = statement.of_run(self.transcript.releases())
+        return finished(plan, self.path.weights.numpy(), statement, self.transcript, self.records)
 
 
 def descend_steered(
@@ -621,14 +632,7 @@ def descend_steered(
         # An estimate below its own noise says only that the gradient is small.
         sigma = max(RATIO * math.sqrt(max(squared, 0.0) / d), drawn / 2)
     chosen = Caveat("noise-by-releases", "in proportion to the norm they showed")
-    plan = run.plan(steps, chosen, budget)
-    statement = account(
-        plan,
-        accountant=ledger.details(),
-        randomness=Randomness(seeded_noise=run.seeded),
-        not_covered=uses_of_data(slope is not None),
-    ).of_run(run.transcript.releases())
-    return finished(plan, run.path.weights.numpy(), statement, run.transcript, run.records)
+    return run.finished(steps, chosen, uses_of_data(slope is not None), ledger)
 
 
 def descend_unprotected(
@@ -669,14 +673,8 @@ def descend_unprotected(
         steps.append(step)
     if not steps:
         raise ValueError(f"a budget of ε = {budget.epsilon:g} pays for no round of this schedule")
-    plan = run.plan(steps, Caveat("not-stated"), None)
     leak = Caveat("data-dependent-noise", "in proportion to the norm of the gradient")
-    statement = account(
-        plan,
-        randomness=Randomness(seeded_noise=run.seeded),
-        not_covered=[*uses_of_data(False), leak],
-    ).of_run(run.transcript.releases())
-    return finished(plan, run.path.weights.numpy(), statement, run.transcript, run.records)
+    return run.finished(steps, Caveat("not-stated"), [*uses_of_data(False), leak])
 
 
 def _begun(

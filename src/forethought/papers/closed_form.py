@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
-from forethought.accounting.interval import Interval
+from forethought.accounting.interval import Interval, bisected
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.accounting.tradeoff import TradeOff, from_points
 from forethought.values.checks import real, whole
@@ -111,15 +111,7 @@ def _gamma(sigma: float, ratio: float, factor: float) -> float:
     # The right side falls to 2 as γ grows, so there is exactly one crossing.
     while short(high):
         low, high = high, 2 * high
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
-        if short(middle):
-            low = middle
-        else:
-            high = middle
-    return high
+    return bisected(short, low, high)[1]
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from forethought.accounting.dominating_pair import gaussian_delta_above, gaussian_delta_below
-from forethought.accounting.interval import Interval, bisected
+from forethought.accounting.dominating_pair import (
+    gaussian_delta_above,
+    gaussian_delta_below,
+    inverted,
+)
+from forethought.accounting.interval import Interval
 from forethought.accounting.tradeoff import (
     TradeOff,
     composed,
@@ -353,22 +357,13 @@ class KnownHits:
     def epsilon(self, delta: float) -> Interval:
         """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""
         target = real("delta", delta, above=0, below=1)
-        lower, upper = self._solve(target, upper=False), self._solve(target, upper=True)
-        return Interval(lower, upper)
 
-    def _solve(self, target: float, *, upper: bool) -> float:
-        def exceeds(epsilon: float) -> bool:
-            ends = self.delta(epsilon)
-            return (ends.upper if upper else ends.lower) > target
+        def profile(epsilon: float, end: int) -> float:
+            found = self.delta(epsilon)
+            return found.upper if end else found.lower
 
-        if not exceeds(0.0):
-            return 0.0
-        if upper and self.hits.missing >= target:
-            return math.inf
-        low, high = 0.0, 1.0
-        while exceeds(high):
-            low, high = high, 2 * high
-        return bisected(exceeds, low, high, 1e-13, 100)[upper]
+        lower, upper = inverted(profile, target)
+        return Interval(lower, math.inf if self.hits.missing >= target else upper)
 
     @staticmethod
     def of_rounds(rounds: Rounds, adjacency: Adjacency) -> KnownHits:

@@ -49,7 +49,7 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 Network = Literal["perceptron", "convolutional"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
 Scores = Mapping[str, Sequence[float]]
-# What the pairs were rehearsed with: a run's interval of this level, from so many repeats.
+# The pairs were rehearsed with a run's interval of this level, from so many repeats.
 LEVEL, REPEATS = 0.9, 6
 _KAPPA = 0.005
 
