@@ -721,7 +721,7 @@ class Job(_Section):
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            beside = sorted(one.name for one in path.parent.glob("*.toml"))[:20]
+            others = sorted(one.name for one in path.parent.glob("*.toml"))[:20]
             hint = f"; {suggestion(path.name, beside)}" if beside else ""
             raise JobError(f"no job file {path}{hint}") from None
         except (OSError, UnicodeDecodeError) as error:
