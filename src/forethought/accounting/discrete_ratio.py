@@ -159,7 +159,9 @@ class RatioRows(Rows):
     def sample(self) -> tuple[Array, Array]:
         return self._sample
 
-    def resolved(self, demands: Sequence[Demand], chosen: NDArray[np.intp]) -> tuple[Array, Grid]:
+    def resolved(
+        self, demands: Sequence[Demand], chosen: NDArray[np.intp] | None = None
+    ) -> tuple[Array, Grid]:
         loss, log_mass = self._sample
         # Only the sum of the masses is rounded. Callers add the errors of two demands, twice.
         error = math.log(EPS * (1 + loss.shape[1]) / 4)

@@ -894,7 +894,12 @@ class HalfLines:
 
     def loss(self, z: Array) -> Array:
         """log(dP/dQ) at ``z``."""
-        return np.asarray((self._right.at(z).log - self._left.at(z).log)[0])
+        return self._at(z)[0]
+
+    def _at(self, z: Array) -> tuple[Array, Array]:
+        """The loss at ``z``, and its derivative."""
+        right, left = self._right.at(z), self._left.at(z)
+        return (right.log - left.log)[0], (right.mean + left.mean)[0]
 
     def above(self, level: float) -> tuple[float, float]:
         """P and Q of the half line where the loss exceeds ``level`` > 0.
@@ -969,10 +974,13 @@ class HalfLines:
         most_step = 4 * float(grid[1] - grid[0])
         for _ in range(8):
             with np.errstate(divide="ignore", invalid="ignore"):
-                slope = (self._right.at(z).mean + self._left.at(z).mean)[0]
-                step = (self.loss(z) - loss) / slope
+                here, slope = self._at(z)
+                step = (here - loss) / slope
             # A bounded Newton step cannot leave a flat stretch for good.
-            z = z - np.where(inside & np.isfinite(step), np.clip(step, -most_step, most_step), 0)
+            step = np.where(inside & np.isfinite(step), np.clip(step, -most_step, most_step), 0)
+            before, z = z, z - step
+            if np.array_equal(before, z):
+                break
         return np.where(loss > bottom, z, -np.inf)
 
 

@@ -500,8 +500,10 @@ class Rows:
         """Losses and log masses, rows by value, for choosing tilts and not for bounds."""
         raise NotImplementedError
 
-    def resolved(self, demands: Sequence[Demand], chosen: NDArray[np.intp]) -> tuple[Array, Grid]:
-        """Nodes of some rows for the demands, and the log of a bound on the error at each."""
+    def resolved(
+        self, demands: Sequence[Demand], chosen: NDArray[np.intp] | None = None
+    ) -> tuple[Array, Grid]:
+        """Nodes of some rows, or of all, and the log of a bound on the error at each demand."""
         raise NotImplementedError
 
     def open_end(self) -> tuple[Array, Array] | None:
@@ -529,7 +531,7 @@ class Rows:
             ]
             if min(met) >= 0:
                 return errors[met], grid
-        return self.resolved(demands, np.arange(self.size))
+        return self.resolved(demands)
 
     def fall(self, tilt: float, frequency: float) -> float:
         """About how far the log of the summed transform falls from the real line to there."""
@@ -545,14 +547,17 @@ class Rows:
     def cumulant(self, tilts: Array) -> Array:
         """About log E e^{tilt·loss}, summed over the rounds."""
         loss, log_mass = self.sample()
-        total = np.zeros(tilts.size)
-        chunk = max(1, _AT_ONCE // log_mass.size)
+        total, mass = np.zeros(tilts.size), np.exp(log_mass)
+        chunk = max(1, _AT_ONCE // (16 * log_mass.size))  # what a cache holds
         open_end = self.open_end()
         for at in range(0, tilts.size, chunk):
             t = tilts[at : at + chunk][:, None]
             exponent = t[:, :, None] * loss[None]
-            size = log_mass[None] + exponent
-            top = np.maximum(size.max(axis=2), 0.0)
+            rise, top = mass[None] * np.expm1(np.minimum(exponent, 30.0)), np.zeros(1)
+            if not (exponent < 30).all():
+                size = log_mass[None] + exponent
+                top = np.maximum(size.max(axis=2), 0.0)
+                rise = np.where(exponent < 30, rise, np.exp(np.minimum(size, 600.0)))
             if open_end is not None:
                 # Beyond the sample the largest shift is all of the pair.
                 (a, w), u = open_end, 1 + t
@@ -561,10 +566,8 @@ class Rows:
                 beyond = np.where(u * a > a + 4, beyond, -np.inf)
                 top = np.maximum(top, beyond)
             else:
-                beyond = np.full_like(top, -np.inf)
-            near = np.exp(log_mass)[None] * np.expm1(np.minimum(exponent, 30.0))
-            rise = np.where(exponent < 30, near, np.exp(np.minimum(size, 600.0))).sum(axis=2)
-            rise = rise - self.lost[self._few] + np.exp(np.minimum(beyond, 600.0))
+                beyond = np.full(1, -np.inf)
+            rise = rise.sum(axis=2) - self.lost[self._few] + np.exp(np.minimum(beyond, 600.0))
             rise = np.log1p(np.maximum(rise, -0.999999))
             total[at : at + chunk] = (np.where(top > 300, top, rise) * self.few_counts).sum(axis=1)
         return total
@@ -600,8 +603,7 @@ class Rows:
         for rows in parts:
             scale = max(0.0, float(scales[rows].min() if apart else scales.min()))
             demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
-            whole = rows.size == self.size
-            errors, grid = self._nodes(demands) if whole else self.resolved(demands, rows)
+            errors, grid = self.resolved(demands, rows) if apart else self._nodes(demands)
             here = Nodes(*grid, tilt)
             error = np.exp(errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
             most = here.rise.sum(axis=1) - self.lost[rows] * (1 - 1e-9) + 2 * error
@@ -773,15 +775,19 @@ class IntegratedPairs(Rows):
         tail = (side.weights * ndtr((mean + moved - cut) / deviation)).sum(axis=1)
         return np.asarray(tail + side.idle[:, 0] * ndtr((mean - cut) / deviation)[:, 0])
 
-    def _some(self, chosen: NDArray[np.intp]) -> tuple[Mixture, Mixture, Base, Array | None]:
-        """The two sides, the base and where the integrals begin, of some of the rows."""
+    def _some(self, chosen: NDArray[np.intp] | None) -> tuple[Mixture, Mixture, Base, Array | None]:
+        """The two sides, the base and where the integrals begin, of some of the rows; None: all."""
+        if chosen is None:
+            return self.up, self.down, self.base, self.start
         if self.shared:
             base = Base(self.base.mean[chosen], self.base.variance[chosen])
             return self.up, self.down, base, None
         start = None if self.start is None else self.start[chosen]
         return self.up.rows(chosen), self.down.rows(chosen), self.base, start
 
-    def resolved(self, demands: Sequence[Demand], chosen: NDArray[np.intp]) -> tuple[Array, Grid]:
+    def resolved(
+        self, demands: Sequence[Demand], chosen: NDArray[np.intp] | None = None
+    ) -> tuple[Array, Grid]:
         up, down, base, start = self._some(chosen)
         found = rule(up, down, self.measures, demands, start, self.cut, base)
         return found.log_errors, self._on(found.nodes, found.weights, chosen)
@@ -791,8 +797,7 @@ class IntegratedPairs(Rows):
 
         Where rows share their losses there is one row of them.
         """
-        sides = (self.up, self.down, self.base, self.start)
-        right, left, base, start = sides if chosen is None else self._some(chosen)
+        right, left, base, start = self._some(chosen)
         z = nodes[None, :] if start is None else nodes[None, :] + start[:, None]
         up, down = right.at(z), left.at(z)
         density = np.log(weights) + base.log(z)

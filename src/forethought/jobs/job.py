@@ -722,7 +722,7 @@ class Job(_Section):
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             others = sorted(one.name for one in path.parent.glob("*.toml"))[:20]
-            hint = f"; {suggestion(path.name, beside)}" if beside else ""
+            hint = f"; {suggestion(path.name, others)}" if others else ""
             raise JobError(f"no job file {path}{hint}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise JobError(f"cannot read the job file {path}: {error}") from None
