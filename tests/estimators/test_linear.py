@@ -146,10 +146,10 @@ def test_full_batches_of_few_records_are_no_worse_than_drawn_ones(
     examples: int, features: int, classes: int
 ) -> None:
     """The same path through noise that is no louder: what tables show beyond it is chance."""
-    for epsilon in (0.1, 1.0, 8.0):
+    for budget in (Budget(0.1, 1e-5), Budget(1.0, 1e-5), Budget(8.0, 1e-5)):
         given = {
             "examples": examples,
-            "budget": Budget(epsilon, 1e-5),
+            "budget": budget,
             "model": Linear(features, classes),
             "feature_norm": math.sqrt(features / 3),
             "feature_norm_known": True,

@@ -356,10 +356,10 @@ def test_ranges_hold_the_numbers_and_hardly_more_however_wide_the_declared_ones(
 def test_of_few_records_only_ranges_much_narrower_than_declared_count() -> None:
     """The noise of a share is 0.055 here, above LOUD; 200 ranges.
 
-    Of the first column, which fills its range, no fourth ever seems to be all; of the others no
-    end cuts a tenth off: bins of 38 % of the records and more would have to be seen 0.24 too low,
-    4.4 deviations. An empty part is taken for a full one once in 160: 15 of 150 ranges once in a
-    million tests, where eight or so parts of each are looked at that make it wide.
+    The first column fills its range, and no eighth ever seems to hold all of it. Of the others no
+    end cuts a tenth off: a bin of 38 % of the records or more would have to be seen 0.24 too low,
+    4.4 deviations. An empty part is taken for a full one once in 160, and eight or so are looked at
+    in each of 150 ranges, which then stays as declared: more than 22 once in 100,000 such tests.
     """
     rows = 1000
     part = ft.Preparation(("ranges",), bins=16, numbers=4, ranges_noise=13.75)
@@ -375,7 +375,7 @@ def test_of_few_records_only_ranges_much_narrower_than_declared_count() -> None:
         for (low, high), start in zip(found[1:], lows.tolist()[1:], strict=True):
             wide += high - low > 0.25 + 1e-9
             assert low <= start + 0.02 and high >= start + 0.18
-    assert wide <= 15
+    assert wide <= 22
 
 
 def test_ranges_of_noise_alone_are_ranges() -> None:

@@ -372,8 +372,9 @@ class CentringChoice:
 # A basis has more weights, and noise grows with their number: it is taken where records times μ are
 # many against it: sooner for hats, which bend each number by itself, than for Fourier features,
 # which see all at once. Where numbers lie is released as shares of halves, quarters, … of their
-# ranges, to :data:`RANGE_ERROR` of the records, for at most :data:`RANGES` of the budget's μ². Where
-# noise is larger the last of these are left out: a range ten times too wide shows in the first four.
+# ranges, to :data:`RANGE_ERROR` of the records, for at most :data:`RANGES` of the budget's μ².
+# Where noise is larger the last of these are left out: a range ten times too wide shows in the
+# first four.
 
 
 HATS, WAVES = 8, 300

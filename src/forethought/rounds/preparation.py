@@ -240,7 +240,7 @@ def quantiles(asked: Preparation, means: Tensor) -> InputConstants:
 CLEAR = 2.5
 # With noise above this share of the records only ranges that come out so many times narrower than
 # declared count: what seems to lie beyond a smaller cut may be its tail.
-LOUD, NARROWER = 0.03, 4
+LOUD, NARROWER = 0.03, 8
 
 
 def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Range, ...]:
