@@ -23,7 +23,8 @@ from forethought.estimators import (
     RangeScaler,
     linear,
 )
-from forethought.estimators.linear import Ball
+from forethought.estimators.linear import Ball, batches
+from forethought.planning.defaults import noise_to_signal
 from forethought.planning.solve import plan
 from forethought.values.mechanism import Budget
 
@@ -137,6 +138,30 @@ def test_few_records_are_passed_over_in_full_batches() -> None:
     assert {part.sampling.kind for part in few.mechanism} == {"full-batch"}
     assert few.rounds == drawn.rounds
     assert few.epochs >= 30 < drawn.epochs
+
+
+@pytest.mark.parametrize("examples", [80, 300, 800, 1_700])
+@pytest.mark.parametrize("features, classes", [(4, 2), (30, 3), (90, 15)])
+def test_full_batches_of_few_records_are_no_worse_than_drawn_ones(
+    examples: int, features: int, classes: int
+) -> None:
+    """The same path through noise that is no louder: what tables show beyond it is chance."""
+    for budget in (Budget(0.1, 1e-5), Budget(1.0, 1e-5), Budget(8.0, 1e-5)):
+        given = {
+            "examples": examples,
+            "budget": budget,
+            "model": Linear(features, classes),
+            "feature_norm": math.sqrt(features / 3),
+            "feature_norm_known": True,
+            "adjacency": "zero-out",
+        }
+        own, drawn = plan(**given, **batches(examples)), plan(**given)
+        assert own.preparation == drawn.preparation and own.clip == drawn.clip
+        weights = features * classes
+        noise, other = (noise_to_signal(one, weights) for one in (own, drawn))
+        assert noise <= 1.001 * other
+        length, least = (one.rounds * one.optimizer.learning_rate for one in (own, drawn))
+        assert 0.999 * least <= length
 
 
 @pytest.mark.parametrize("kind", [PrivateLogisticRegression, PrivateSVC])

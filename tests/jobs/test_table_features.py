@@ -169,9 +169,12 @@ def test_the_rule_looks_at_sizes_alone() -> None:
     assert names == ["none", "hats", "both"]
     assert defaults.basis_for(50_000, budget, 10, 0, 2)[0] == "none"
     assert defaults.basis_for(50_000, None, 10, 10, 2)[0] == "none"
-    assert defaults.ranges_noise(100, budget, 10) is None
-    few, many = (defaults.ranges_noise(n, budget, 10) for n in (20_000, 2_000_000))
-    assert few is not None and many is not None and many > 10 * few
+    sizes = (100, 1_500, 20_000, 2_000_000)
+    none, short, few, many = (defaults.ranges_release(n, budget, 10) for n in sizes)
+    assert none is None and short is not None and few is not None and many is not None
+    assert (short[0], few[0], many[0]) == (16, 256, 256)
+    assert many[1] > 10 * few[1] and short[1] == few[1]
+    assert defaults.ranges_release(100, budget, 10, wanted=True) == short
 
 
 def test_what_cannot_be_is_refused_in_words(tmp_path: Path) -> None:

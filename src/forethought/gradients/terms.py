@@ -703,11 +703,13 @@ class Outer(_DerivedAnswers):
 
         narrow, wider = (one, other) if first else (other, one)
         # One buffer: memory that is new for every slab costs as much as the products.
-        many = wider.new_empty(min(self._slab, len(wider)), wider.shape[1], dtype=torch.float64)
+        double = wider.dtype == torch.float64
+        size = 0 if double else min(self._slab, len(wider))
+        many = wider.new_empty(size, wider.shape[1], dtype=torch.float64)
 
         def slab(at: int, to: int) -> Tensor:
-            few, rows = narrow[at:to].double() * weights[at:to], many[: to - at]
-            rows.copy_(wider[at:to])
+            few = narrow[at:to].double() * weights[at:to]
+            rows = wider[at:to] if double else many[: to - at].copy_(wider[at:to])
             return few.t() @ rows if first else rows.t() @ few
 
         return in_blocks(other.shape[0], self._slab, slab)

@@ -200,10 +200,11 @@ class Loaded:
             return None
         budget = roughly(asked, asked.budget)
         moved = Rounds(1.0, 1, FullBatch()).sensitivity(asked.neighbouring)
-        sigma = defaults.ranges_noise(asked.examples, budget, len(numbers), moved, bool(wanted))
-        if sigma is None:
+        count = len(numbers)
+        found = defaults.ranges_release(asked.examples, budget, count, moved, bool(wanted))
+        if found is None:
             return None
-        bins, count = defaults.RANGE_BINS, len(numbers)
+        bins, sigma = found
         return Preparation(("ranges",), bins=bins, numbers=count, ranges_noise=sigma)
 
     @property

@@ -373,12 +373,14 @@ class CentringChoice:
 # many against it: sooner for hats, which bend each number by itself, than for Fourier features,
 # which see all at once. Where numbers lie is released as shares of halves, quarters, … of their
 # ranges, to :data:`RANGE_ERROR` of the records, for at most :data:`RANGES` of the budget's μ².
+# Where noise is larger the last of these are left out: a range ten times too wide shows in the
+# first four.
 
 
 HATS, WAVES = 8, 300
-RANGES, RANGE_ERROR, RANGE_BINS = 0.1, 0.002, 256
-# Worse than this it says less of a number than its declaration does.
-WORST_RANGE = 0.03
+RANGES, RANGE_ERROR = 0.1, 0.002
+# Bins of a range, and the noise of a share beyond which they say less than the declaration does.
+RANGE_BINS = {256: 0.03, 16: 0.06}
 # Records times μ, for each weight, that hats want, and that waves want beside them.
 HATS_SIGNAL, WAVES_SIGNAL = 0.3, 1.5
 
@@ -403,19 +405,22 @@ def basis_for(
     return "none", f"{hats} features would be many for {examples:,} records at this ε"
 
 
-def ranges_noise(
+def ranges_release(
     examples: int, budget: Budget, numbers: int, sensitivity: float = 1.0, wanted: bool = False
-) -> float | None:
-    """σ of the shares that say where numbers lie; None: they would not be worth their price.
+) -> tuple[int, float] | None:
+    """Bins and σ of the shares that say where numbers lie; None: not worth their price.
 
     Args:
         sensitivity: how far a record moves their sum, in norms: 2 where one takes another's place.
         wanted: whatever they are worth.
     """
-    unit = math.sqrt(math.log2(RANGE_BINS) * numbers) / examples  # of a share, for σ = 1
     least = sensitivity * least_preparation_noise(budget, 1, RANGES)
-    sigma = max(RANGE_ERROR / unit, least)
-    return sigma if wanted or sigma * unit <= WORST_RANGE else None
+    for bins, worst in RANGE_BINS.items():
+        unit = math.sqrt(math.log2(bins) * numbers) / examples  # of a share, for σ = 1
+        sigma = max(RANGE_ERROR / unit, least)
+        if sigma * unit <= worst:
+            return bins, sigma
+    return (bins, sigma) if wanted else None
 
 
 # Features of images have much the norm that is declared: only their means are released.

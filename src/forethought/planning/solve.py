@@ -289,7 +289,7 @@ def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
     if asked is not None and asked.measures:
         why["ranges"] = (
             f"where the {asked.numbers} numbers lie within their declared ranges is released "
-            "first: ranges that are too wide then cost next to nothing"
+            f"first, to 1/{asked.bins} of a range: one that is ten times too wide then costs little"
         )
     if asked is None or "centring" in why or asked.statistics == ("ranges",):
         return request

@@ -238,6 +238,9 @@ def quantiles(asked: Preparation, means: Tensor) -> InputConstants:
 
 # Deviations of its noise that a half must be above to hold any records.
 CLEAR = 2.5
+# With noise above this share of the records only ranges that come out so many times narrower than
+# declared count: what seems to lie beyond a smaller cut may be its tail.
+LOUD, NARROWER = 0.03, 8
 
 
 def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Range, ...]:
@@ -255,7 +258,8 @@ def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Rang
         levels = row.split(sizes)
         low = _passed_over([level > clear for level in levels])
         high = _passed_over([level.flip(0) > clear for level in levels])
-        inside = low + high < asked.bins
+        left = asked.bins - low - high
+        inside = 0 < left * (NARROWER if noise > LOUD else 1) <= asked.bins
         ranges.append((-1 + width * low, 1 - width * high) if inside else (-1.0, 1.0))
     return tuple(ranges)
 
