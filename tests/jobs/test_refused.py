@@ -75,7 +75,7 @@ def test_a_plan_refuses_what_training_would(name, refusal):
 
 
 def test_a_plan_asks_whom_a_row_is_about(refusal, monkeypatch, capsys):
-    rows = [f"p{n // 4},{20 + n % 60},{'yes' if n % 3 else 'no'}" for n in range(400)]
+    rows = [f"p{n // 4},{20 + n % 60},{'yes' if n % 7 else 'no'}" for n in range(400)]
     Path("visits.csv").write_text("\n".join(["patient,age,ill", *rows]) + "\n")
 
     def told(*arguments: str) -> str:
