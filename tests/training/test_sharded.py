@@ -229,6 +229,24 @@ def test_lanes_that_part_are_refused(by_itself: None) -> None:
         clipped_sum(model, cross_entropy, *data(), 0.1)
 
 
+def test_writing_into_gathered_weights_is_refused(by_itself: None) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.inner.weight.mul_(0.5)
+            return self.inner(x)
+
+    model = Writes()
+    fully_shard(model)
+    take_shards(model)
+    with pytest.raises(ValueError, match="parameter is written"):
+        clipped_sum(model, cross_entropy, *data(), 0.1)
+
+
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("drawn", [0, 1, 5, 6])
 def test_even_shares_hold_every_record_once(size: int, drawn: int) -> None:
