@@ -28,6 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import forethought as ft
+from forethought.gradients import clipped
 from forethought.training.optimizers import Descent
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan
@@ -64,6 +65,8 @@ def made(width: int, layers: int, length: int, sharded: bool) -> nn.Module:
             fully_shard(block)
         fully_shard(model)
     model.to_empty(device="cpu")
+    if not sharded:
+        model.tie_weights()  # type: ignore[operator]  # shards are tied still
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             value = 1.0 if ".ln_" in name and name.endswith("weight") else 0.0
@@ -96,6 +99,10 @@ class Watch:
         self._last = time.process_time()
 
 
+# Fewer trials of blocks than in earnest: they come before the first step, which is not timed.
+clipped._ROWS = EACH
+
+
 def private(model: nn.Module, tokens: Tensor, steps: int, watch: Callable[[], None]) -> None:
     batch = EACH * distributed.get_world_size()
     rounds = Rounds(1.0, steps, WithoutReplacement(batch, len(tokens)))
@@ -103,7 +110,7 @@ def private(model: nn.Module, tokens: Tensor, steps: int, watch: Callable[[], No
         Mechanism(rounds, adjacency="replace-one"),
         len(tokens),
         1e-5,
-        optimizer=Optimizer("adam", 1e-4, {}),
+        optimizer=Optimizer("adam", 1e-4, ()),
     )
     data = [({"input_ids": row}, row) for row in tokens]
     step = Descent.step
