@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def test_sharded_sums_are_those_of_one_example_after_the_other(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_sharded_transformers_are_those_of_one_example_after_the_other(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("peft")
+    if not (find_spec("transformers") and find_spec("peft")):
+        pytest.skip("needs transformers and peft")
     for case in two("gpt2,lora", tmp_path).values():
         for one in case:
             assert one["off"] < 1e-4
@@ -226,6 +227,24 @@ def test_lanes_that_part_are_refused(by_itself: None) -> None:
     fully_shard(model)
     take_shards(model)
     with pytest.raises(ValueError, match="side by side"):
+        clipped_sum(model, cross_entropy, *data(), 0.1)
+
+
+def test_writing_into_gathered_weights_is_refused(by_itself: None) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.inner.weight.mul_(0.5)
+            return self.inner(x)
+
+    model = Writes()
+    fully_shard(model)
+    take_shards(model)
+    with pytest.raises(ValueError, match="parameter is written"):
         clipped_sum(model, cross_entropy, *data(), 0.1)
 
 

@@ -332,7 +332,7 @@ class Gathering:
         with _plainly():
             module.unshard()
             if self.mode is not None:  # a pass may write to none of these
-                own = module.parameters(recurse=False)
+                own = (p for p in module.parameters() if not hasattr(p, "to_local"))
                 self.mode.parameters |= {p.untyped_storage().data_ptr() for p in own}
 
     def _again(self, module: Any) -> None:
@@ -351,17 +351,18 @@ class Gathering:
                 leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
                 for leaf in leaves
             ]
-        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         with _plainly():
-            known = [
-                physical(v) if is_lane(v) else (v, None) for v in map(leaves.__getitem__, places)
-            ]
-            wanted = [i for i, (value, _) in enumerate(known) if value.requires_grad]
-            if torch.is_grad_enabled() and wanted:
-                taken = _Passed.apply(on_the_way_back, *(known[i][0] for i in wanted))  # type: ignore[no-untyped-call]
-                for i, value in zip(wanted, taken, strict=True):
-                    dim = known[i][1]
-                    leaves[places[i]] = value if dim is None else lane(value, dim, self.mode.level)
+            known: dict[int, tuple[Tensor, int | None]] = {
+                at: physical(leaf) if is_lane(leaf) else (leaf, None)
+                for at, leaf in enumerate(leaves)
+                if isinstance(leaf, Tensor)
+            }
+            known = {at: found for at, found in known.items() if found[0].requires_grad}
+            if torch.is_grad_enabled() and known:
+                whole = [value for value, _ in known.values()]
+                taken = _Passed.apply(on_the_way_back, *whole)  # type: ignore[no-untyped-call]
+                for (at, (_, dim)), value in zip(known.items(), taken, strict=True):
+                    leaves[at] = value if dim is None else lane(value, dim, self.mode.level)
         return tree_unflatten(leaves, form)
 
 
