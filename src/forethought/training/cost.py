@@ -143,7 +143,7 @@ def cost(
     loss: Loss | None = None,
     micro_batch: int | None = None,
 ) -> Cost:
-    """What training will take: memory of a process and time on this machine.
+    """Memory of a process and time on this machine that training will take.
 
     No value of model or data is used, only their shapes; nothing is trained or spent.
 
@@ -169,7 +169,7 @@ def cost(
     if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
         plan = plan.with_(contribution=Examples())
     first = next(p for p in model.parameters() if p.requires_grad)
-    trial = _Trial(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
+    trial = _TrialRounds(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
     trial.blocks = 2 if held < plan.mean_batch else 1
     stacks = _stacks(model)
     size = _bytes(model)
@@ -234,7 +234,7 @@ def peak(run: Callable[[], object]) -> float:
     return most
 
 
-class _Trial:
+class _TrialRounds:
     """A copy of a model that runs rounds of made-up records.
 
     Args:
