@@ -143,7 +143,7 @@ def cost(
     loss: Loss | None = None,
     micro_batch: int | None = None,
 ) -> Cost:
-    """What training will take: memory of a process and time on this machine.
+    """Memory of a process and time on this machine that training will take.
 
     No value of model or data is used, only their shapes; nothing is trained or spent.
 
@@ -158,17 +158,19 @@ def cost(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
-    if plan.contribution.clipping == "group" or plan.preparation is not None:
+    if plan.contribution.clipping == "group":
         raise ValueError(
-            "the cost of plans that clip groups, or prepare data, is not known beforehand: make "
-            "the plan with clipping='example' and centre=False, or time a few rounds"
+            "the cost of plans that clip groups is not known beforehand: make the plan with "
+            "clipping='example', or time a few rounds"
         )
+    plan = plan.with_(preparation=None)  # one pass over the data, which takes no more
     held = plan.mean_batch if micro_batch is None else whole("micro_batch", micro_batch)
     own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
     if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
         plan = plan.with_(contribution=Examples())
     first = next(p for p in model.parameters() if p.requires_grad)
-    trial = _Trial(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
+    trial = _TrialRounds(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
+    trial.blocks = 2 if held < plan.mean_batch else 1
     stacks = _stacks(model)
     size = _bytes(model)
     large = size > LARGE and stacks is not None
@@ -181,6 +183,7 @@ def cost(
     else:
         longer = few, max(few + 1, min(TIMED, round(held)))
         begin, example = _line(longer, [trial.seconds(size) for size in longer])
+        example /= trial.blocks
     # By now kernels have what they keep for themselves. The model is counted with the rest.
     program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     peaks = [[trial.peak(size, count) for size in sizes] for count in counts]
@@ -231,15 +234,18 @@ def peak(run: Callable[[], object]) -> float:
     return most
 
 
-class _Trial:
+class _TrialRounds:
     """A copy of a model that runs rounds of made-up records.
 
     Args:
         model: as it would be trained. records: of which the form is used. plan, loss: of training.
+
+    Attributes:
+        blocks: how many blocks a round's batch has, one after the other.
     """
 
     def __init__(self, model: nn.Module, records: Records, plan: Plan, loss: Loss | None) -> None:
-        self._model, self._loss, self._plan = model, loss, plan
+        self._model, self._loss, self._plan, self.blocks = model, loss, plan, 1
         self._form = records.take(np.zeros(1, dtype=np.int64))
 
     def peak(self, size: int, count: int | None) -> float:
@@ -254,9 +260,10 @@ class _Trial:
         return float(np.diff(stamps).min())
 
     def _train(self, model: nn.Module, size: int, progress: Progress | None = None) -> None:
-        data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, size), self._form)
+        count = self.blocks * size
+        data = torch.utils._pytree.tree_map(lambda leaf: _like(leaf, count), self._form)
         mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
-        plan = self._plan.with_(mechanism=mechanism, examples=size, budget=None)
+        plan = self._plan.with_(mechanism=mechanism, examples=count, budget=None)
         how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
