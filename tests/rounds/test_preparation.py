@@ -18,10 +18,13 @@ from torch import nn
 import forethought as ft
 from drawn import rand, randint, stream
 from forethought.accounting.verification import verify
+from forethought.gradients.sums import clip_and_sum
+from forethought.gradients.terms import Dense, Ones
 from forethought.jobs.job import JobError, from_file
 from forethought.jobs.train import prepare as prepare_job
 from forethought.jobs.train import run as run_job
 from forethought.planning.defaults import PREPARATION, budget_mu
+from forethought.rounds.contributions import unclipped
 from forethought.rounds.preparation import Vectors, moments
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
@@ -96,12 +99,42 @@ def test_no_record_has_a_longer_vector_than_declared(
     if statistic in ("means", "norms"):
         preparation = ft.Preparation(("means", "norms"), features=12, reach=1.7)
     if statistic == "ranges":
-        preparation = ft.Preparation(("ranges",), numbers=3, ranges_noise=1.0)
+        preparation = ft.Preparation(("ranges",), numbers=12, ranges_noise=1.0)
+        inputs = inputs.view(1, 12)
     records = TensorRecords(inputs, torch.tensor([label]))
     vector, _ = Vectors(records, preparation, statistic, (0.5,) * 12).take(np.array([0]))
+    vector = vector.rows() if isinstance(vector, Ones) else vector
     assert vector.shape == (1, preparation.length(statistic))
     norm = float(vector.norm())
     assert math.isnan(norm) or norm <= preparation.norm(statistic) * (1 + 1e-12)
+
+
+def test_a_record_is_in_one_half_one_quarter_and_so_on_of_each_number() -> None:
+    rows = np.random.default_rng(0).uniform(-1.2, 1.2, (50, 3)).round(3)
+    rows[7, 1] = np.nan  # a record that is not whole counts for nothing
+    records = TensorRecords(torch.from_numpy(rows).float(), torch.zeros(50))
+    preparation = ft.Preparation(("ranges",), bins=16, numbers=3, ranges_noise=1.0)
+    known = [at for at in range(50) if at != 7]
+    counted = torch.cat(
+        [
+            torch.from_numpy(np.histogram(np.clip(rows[known, column], -1, 1), cut, (-1, 1))[0])
+            for column in range(3)
+            for cut in (2, 4, 8, 16)
+        ]
+    )
+    found, _ = Vectors(records, preparation, "ranges").take(np.arange(50))
+    assert isinstance(found, Ones) and found.size == preparation.length("ranges")
+    assert found.rows()[7].isnan().any()
+    assert found.bounds().norms.isnan().nonzero().tolist() == [[7]]
+    parameter = torch.nn.Parameter(torch.zeros(found.size, dtype=torch.float64))
+    clip = unclipped(preparation.norm("ranges"))
+    for term in (found, Dense(found.rows())):
+        sums, norms = clip_and_sum({"x": term}, {"x": parameter}, clip)
+        assert torch.equal(sums["x"], counted.double())
+        assert not norms[7].isfinite() and (norms[known] <= clip).all()
+    halved, _ = clip_and_sum({"x": found}, {"x": parameter}, clip / 2)
+    half = counted.double() / 2
+    assert torch.allclose(halved["x"], half, rtol=1e-2) and (halved["x"] <= half).all()
 
 
 def test_noise_is_what_is_accounted_and_named() -> None:

@@ -561,6 +561,51 @@ class Dense(_DerivedAnswers):
 
 
 @dataclass
+class Ones(_DerivedAnswers):
+    """Rows of zeros and ones: ``places`` (B, T) of the ones, T different ones, out of ``size``.
+
+    ``known`` (B,): 1, or not finite for a row that is not known.
+    """
+
+    places: Tensor
+    size: int
+    known: Tensor
+
+    dtype = torch.float64
+
+    @property
+    def added(self) -> int:
+        return len(self.places)
+
+    @property
+    def breadth(self) -> int:
+        return self.places.shape[1]
+
+    def off(self, length: int | None) -> float:
+        return gamma(self.added + 4, torch.float64)
+
+    def bounds(self) -> TermBounds:
+        return TermBounds(self.known * math.sqrt(self.breadth) * (1 + 2.0**-45))
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        weights = (factors.double() * self.known).repeat_interleave(self.breadth)
+        return torch.bincount(self.places.flatten(), weights, self.size)
+
+    def rows(self) -> Tensor:
+        rows = self.known.new_zeros(self.added, self.size)
+        return rows.scatter_(1, self.places, self.known.unsqueeze(1).expand_as(self.places))
+
+    def picked(self, index: Tensor) -> Ones:
+        return Ones(self.places[index], self.size, self.known[index])
+
+    def without(self, bad: Tensor) -> Ones:
+        return replace(self, known=zeroed(self.known, bad))
+
+    def way(self) -> str:
+        return "counted"
+
+
+@dataclass
 class Separate(Dense):
     """Gradients that were computed one after the other; so are their norms."""
 

@@ -26,7 +26,7 @@ from forethought.gradients.batches import Blocks, batch_size, even_parts, filled
 from forethought.gradients.boundary import ExternalState, ModuleState, Refused
 from forethought.gradients.clipped import cross_entropy_slope, placed, rows_alike, separable
 from forethought.gradients.sums import CHARGE, clip_and_sum, flat
-from forethought.gradients.terms import Outer, Term, TermBounds, lengths
+from forethought.gradients.terms import Ones, Outer, Term, TermBounds, lengths
 from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
 from forethought.rounds.randomness import Indices, Stream, assign_groups
 from forethought.rounds.records import PIECE, Records, blank, digest_of
@@ -313,13 +313,14 @@ def unclipped(norm: float) -> float:
 
 
 def record_vectors(addition: Addition) -> Tensor:
-    """Add each record's inputs, a vector in float64, clipped; returns their norms."""
+    """Add each record's inputs, a vector in float64 or :class:`Ones`, clipped; returns norms."""
     parameter = torch.nn.Parameter(torch.zeros_like(addition.into[STATISTIC]))
     piece = max(1, _MOST_BYTES // (8 * parameter.numel()))
     norms = []
     for start in range(0, len(addition.batch.indices), piece):
         vectors, _ = addition.records.take(addition.batch.indices[start : start + piece])
-        sums, found = addition.clipped({STATISTIC: Dense(vectors)}, {STATISTIC: parameter})
+        term = vectors if isinstance(vectors, Ones) else Dense(vectors)
+        sums, found = addition.clipped({STATISTIC: term}, {STATISTIC: parameter})
         accumulate(addition.into, sums)
         norms.append(found)
     return torch.cat(norms)

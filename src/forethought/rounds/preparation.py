@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from forethought.gradients.terms import Ones
 from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Indices, Secrets, Seeds
@@ -79,7 +80,25 @@ class Vectors:
         inputs, targets = self._records.take(indices)
         if inputs is None:
             return None, None
+        if self._statistic == "ranges":
+            return self._places(inputs), targets
         return self.of(inputs, targets).cpu(), targets
+
+    def _places(self, inputs: Tensor) -> Ones:
+        """Halves, quarters, … down to the bins: each number of a record is in one of each."""
+        asked = self._asked
+        values = features_of(inputs.flatten(1), asked.numbers or 0).squeeze(2).cpu()
+        bins = ((unit(values, (-1.0, 1.0)) + 1) * (asked.bins / 2)).clamp(0, asked.bins - 1)
+        missing = values.isnan()
+        bins = bins.masked_fill(missing, 0).long()
+        sizes = [asked.bins // step for step in asked.steps]
+        levels, first = [], 0
+        for step, size in zip(asked.steps, sizes, strict=True):
+            levels.append(bins.div(step, rounding_mode="floor") + first)
+            first += size
+        places = torch.stack(levels, 2) + first * torch.arange(values.shape[1]).view(-1, 1)
+        known = torch.where(missing.any(1), torch.nan, 1.0).double()
+        return Ones(places.flatten(1), first * values.shape[1], known)
 
     def of(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Shape (records, length), float64; not a number where a feature is none.
@@ -106,21 +125,12 @@ class Vectors:
             limit = math.log(WITHIN)
             # A record at the centre, whose logarithm is infinite, counts as the nearest one.
             return left.log().clamp(-limit, limit)
-        ranges = self._statistic == "ranges"
-        values = features_of(inputs, (asked.numbers if ranges else asked.features) or 0)
-        scaled = unit(values, (-1.0, 1.0) if ranges else asked.bounds or (-1.0, 1.0))
+        values = features_of(inputs, asked.features or 0)
+        scaled = unit(values, asked.bounds or (-1.0, 1.0))
         if self._statistic == "moments":
             return torch.cat([scaled.mean(2), scaled.square().mean(2)], 1)
         bins = ((scaled + 1) * (asked.bins / 2)).floor().clamp(0, asked.bins - 1)
         missing = values.isnan().any(2)
-        if ranges:  # halves, quarters, … down to the bins: a record is in one of each
-            known = torch.arange(asked.bins, device=bins.device)
-            finest = (bins.unsqueeze(3) == known).double().mean(2)
-            rows = finest.shape[:2]
-            levels = [finest.reshape(*rows, -1, step).sum(3) for step in asked.steps]
-            found = torch.cat(levels, 2)
-            found[missing] = torch.nan
-            return found.flatten(1)
         found = torch.stack([(bins == at).double().mean(2) for at in range(asked.bins)], 2)
         found[missing] = torch.nan
         return found.flatten(1)
