@@ -1,6 +1,7 @@
 """Memory and time of private training on shards: two gloo processes fine-tune a GPT-2.
 
     python benchmarks/sharded.py [--smoke]
+    python benchmarks/sharded.py --width 768 --layers 12 --steps 4
 
 Three ways, two processes each: with and without privacy on shards (``fully_shard``), and with
 privacy and a whole copy each. Time is processor time of both processes a step, median; memory is a
@@ -162,12 +163,12 @@ def one(way: str, size: tuple[int, int, int], steps: int, out: Path) -> None:
     distributed.destroy_process_group()
 
 
-def measured(way: str, smoke: bool) -> list[float]:
+def measured(way: str, words: list[str]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node=2", __file__, "--way", way, "--out", str(out)]
-        subprocess.run([*command, *(["--smoke"] if smoke else [])], check=True)
+        subprocess.run([*command, *words], check=True)
         found: list[float] = json.loads(out.read_text())
         return found
 
@@ -177,15 +178,20 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--way", choices=WAYS)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--width", type=int, default=576)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
-    size, steps = ((48, 2, 8), 4) if options.smoke else ((576, 4, 32), 8)
+    size, steps = (options.width, options.layers, 32), options.steps
+    if options.smoke:
+        size, steps = (48, 2, 8), 4
     if options.way:
         one(options.way, size, steps, options.out)
         return
     print("way | processor seconds a step | MB a process")
     rows = []
     for way in WAYS:
-        spent, memory, count = measured(way, options.smoke)
+        spent, memory, count = measured(way, sys.argv[1:])
         print(f"{way} | {spent:.2f} | {memory / 1e6:.0f}", flush=True)
         rows.append((spent, memory))
     print(f"GPT-2 of {count / 1e6:.1f} million parameters, {2 * EACH} × {size[2]} tokens a step")
