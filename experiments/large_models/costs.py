@@ -1,7 +1,8 @@
 """What ``forethought.cost`` says of memory and time, beside what a run takes.
 
 Each figure is of a process of its own, on one thread. Memory is the high-water mark of the resident
-set (VmHWM): of the whole process, and above what Python and the libraries take. A round's time is
+set (VmHWM): of the whole process, and above what Python and the libraries take, with a C library
+that gives large pieces back when they are freed (MALLOC_MMAP_THRESHOLD_). A round's time is
 in seconds of the processor. Rows that are there are skipped.
 
     python experiments/large_models/costs.py --full
@@ -81,7 +82,8 @@ def figures(what: str, name: str, *sizes: int) -> list[list[float]]:
     """Bytes of a process, those above its libraries, and seconds of a round, for each size."""
     command = [sys.executable, "-c", _ONE, what, name, *map(str, sizes)]
     paths = [str(HERE.parents[1] / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    own = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(done.stderr[-600:])
