@@ -57,7 +57,7 @@ def two(cases: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.slow
 def test_sharded_sums_are_those_of_one_example_after_the_other(tmp_path: Path) -> None:
-    found = two("network,pieces,again,one,halves,bfloat16", tmp_path)
+    found = two("network,pieces,again,one,apart,halves,bfloat16", tmp_path)
     for rank in range(2):
         for case in ("network", "pieces", "again"):
             one = found[case][rank]
@@ -71,6 +71,8 @@ def test_sharded_sums_are_those_of_one_example_after_the_other(tmp_path: Path) -
         assert rounded["norms off"] < 0.03
         assert 0.98 < found["one"][rank]["length"] <= 1
         assert found["one"][rank]["norms"] == 1 - rank
+        # No process's examples choose which weights the other's are computed with.
+        assert "take different ways" in found["apart"][rank]["refused"]
         # The same checks see a process that clips by the norm of its own shard.
         assert found["halves"][rank]["off"] > 0.1
         assert found["halves"][rank]["norms off"] > 0.1
