@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -214,6 +215,16 @@ def test_what_needs_whole_parameters_is_refused(by_itself: None) -> None:
         train(model, data(), plan(optimizer=Optimizer("adafactor", 0.1, {})))
     with pytest.raises(ValueError, match="whole model"):
         train(model, data(), plan(noise="grid"))
+
+
+def test_shards_offloaded_from_where_they_are_computed_are_refused(
+    by_itself: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network()
+    fully_shard(model)
+    monkeypatch.setattr(DeviceMesh, "device_type", "cuda")
+    with pytest.raises(ValueError, match="is offloaded"):
+        take_shards(model)
 
 
 def test_lanes_that_part_are_refused(by_itself: None) -> None:

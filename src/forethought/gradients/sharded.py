@@ -280,6 +280,11 @@ def _require_plain(name: str, parameter: Any, size: int) -> None:
             f"parameter {name!r} is not cut along its first dimension over all processes: use "
             "fully_shard without mesh= and shard_placement_fn= (no replicas, no tensor parallelism)"
         )
+    if parameter.to_local().device.type != parameter.device_mesh.device_type:
+        raise RefusedError(
+            f"parameter {name!r} is offloaded to another device than it is computed on: use "
+            "fully_shard without CPUOffloadPolicy"
+        )
 
 
 class Gathering:
