@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 
 import forethought as ft
 from drawn import randn, reseed, stream
+from forethought.jobs.train import cost_of
 from forethought.training import cost as costs
 from forethought.training.cost import peak
 
@@ -104,6 +108,44 @@ def test_what_fits_follows_from_the_line() -> None:
     assert there.largest(5e9, 4) == 10  # (5 − 8/4 − 2) GB in examples of 0.1 GB
     assert f"micro_batch up to {there.largest(0.9 * 80e9):,}" in one.text(gpu_memory=80)
     assert "4 of them" in one.text(gpu_memory=5) and "does not fit" in one.text(gpu_memory=2)
+
+
+def test_an_example_that_takes_nothing_fits_as_often_as_there_is_room() -> None:
+    one = costs.Cost(8e9, 0.0, 1e9, 0.0, 16, 100, 64.0)
+    assert one.largest(7e9) == 0 < one.largest(9e9)
+    assert one.shards(9e9) == 1 and one.shards(1e9) is None
+    assert "it fits" in one.text(gpu_memory=80)
+
+
+def test_quantised_weights_are_counted_and_a_model_without_copies_is_told() -> None:
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.kept = nn.Linear(FEATURES, 3), threading.Lock()
+            packed = torch.ones(FEATURES, dtype=torch.uint8)
+            self.scale = nn.Parameter(packed, requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x * self.scale)
+
+    model = Quantised()
+    with pytest.raises(ValueError, match="cannot be copied"):
+        ft.cost(model, table(), planned())
+    model.kept = None
+    assert ft.cost(model, table(), planned()).weights > 0
+
+
+def test_a_plan_is_made_where_its_cost_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object, **more: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(costs, "cost", full)
+    run = SimpleNamespace(micro_batch=None)
+    loaded: Any = SimpleNamespace(request=SimpleNamespace(job=SimpleNamespace(run=run)))
+    loaded.model = loaded.data = loaded.loss = None
+    assert cost_of(loaded, planned()) is None
+    with pytest.raises(RuntimeError, match="allocate"):
+        cost_of(loaded, planned(), required=True)
 
 
 @pytest.mark.slow

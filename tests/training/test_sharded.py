@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -57,7 +58,7 @@ def two(cases: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.slow
 def test_sharded_sums_are_those_of_one_example_after_the_other(tmp_path: Path) -> None:
-    found = two("network,pieces,again,one,halves,bfloat16", tmp_path)
+    found = two("network,pieces,again,one,apart,halves,bfloat16", tmp_path)
     for rank in range(2):
         for case in ("network", "pieces", "again"):
             one = found[case][rank]
@@ -71,6 +72,8 @@ def test_sharded_sums_are_those_of_one_example_after_the_other(tmp_path: Path) -
         assert rounded["norms off"] < 0.03
         assert 0.98 < found["one"][rank]["length"] <= 1
         assert found["one"][rank]["norms"] == 1 - rank
+        # No process's examples choose which weights the other's are computed with.
+        assert "take different ways" in found["apart"][rank]["refused"]
         # The same checks see a process that clips by the norm of its own shard.
         assert found["halves"][rank]["off"] > 0.1
         assert found["halves"][rank]["norms off"] > 0.1
@@ -212,6 +215,16 @@ def test_what_needs_whole_parameters_is_refused(by_itself: None) -> None:
         train(model, data(), plan(optimizer=Optimizer("adafactor", 0.1, {})))
     with pytest.raises(ValueError, match="whole model"):
         train(model, data(), plan(noise="grid"))
+
+
+def test_shards_offloaded_from_where_they_are_computed_are_refused(
+    by_itself: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network()
+    fully_shard(model)
+    monkeypatch.setattr(DeviceMesh, "device_type", "cuda")
+    with pytest.raises(ValueError, match="is offloaded"):
+        take_shards(model)
 
 
 def test_lanes_that_part_are_refused(by_itself: None) -> None:

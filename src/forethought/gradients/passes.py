@@ -8,7 +8,7 @@ import gc
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +36,7 @@ from forethought.gradients.boundary import (
     rows,
     trained_of,
 )
-from forethought.gradients.sharded import gathered, own_parameters, shards_of
+from forethought.gradients.sharded import agreed, gathered, own_parameters, shards_of
 from forethought.gradients.terms import Filled, Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 from forethought.turns import turns
@@ -261,11 +261,14 @@ class _Attempt:
             self._surroundings = found
         return self._surroundings
 
-    def _asked(self) -> None:
+    def _asked(self, keys: Sequence[Hashable]) -> None:
         if self._surroundings is None:
             self._survey()
             self._known.asks = True
             raise boundary.NeedsStateSnapshot
+        # Another process's examples may not choose which weights are gathered for these.
+        if self._shards is not None and not agreed(self.model, *keys):
+            raise Refused(_ONLY_TOGETHER.format("the examples take different ways"))
 
     def _restore(self) -> None:
         if self._surroundings is not None:
@@ -377,8 +380,6 @@ class _Attempt:
                 if watch is not None:
                     watch.keep(index, None if index is None else len(index))
             except boundary.DivergentControlFlow as parted:
-                if self._shards is not None:
-                    raise Refused(_ONLY_TOGETHER.format(parted)) from None
                 pending += _split(index, parted, self.batch.count)
             if pending:
                 self._generators.restore()

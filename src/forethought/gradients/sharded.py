@@ -7,6 +7,7 @@ is kept of a sum is the process's own shard of it.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -56,13 +57,19 @@ def gathered(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext() if shards is None else shards.gathering()
 
 
-def agreed(model: nn.Module, answer: bool) -> bool:
-    """True if the answer is yes in all processes of a sharded model, which go on alike."""
+def agreed(model: nn.Module, *answers: object) -> bool:
+    """True if all answers are one, in all processes of a sharded model, which go on alike."""
+    one = all(answer == answers[0] for answer in answers)
     if _SHARDED.get(model) is None:
-        return answer
-    found = torch.tensor(int(answer), device=next(iter(own_parameters(model))).device)
-    distributed.all_reduce(found, op=distributed.ReduceOp.MIN)
-    return bool(found)
+        return one
+    digest = hashlib.blake2b(repr(answers[0]).encode(), digest_size=7).digest()
+    number = int.from_bytes(digest, "big")
+    with _plainly():
+        device = next(iter(own_parameters(model))).device
+        # The least of each is the other's opposite where all have one number.
+        found = torch.tensor([number, -number] if one else [-1, -1], device=device)
+        distributed.all_reduce(found, op=distributed.ReduceOp.MIN)
+        return not int(found.sum())
 
 
 def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -272,6 +279,11 @@ def _require_plain(name: str, parameter: Any, size: int) -> None:
         raise RefusedError(
             f"parameter {name!r} is not cut along its first dimension over all processes: use "
             "fully_shard without mesh= and shard_placement_fn= (no replicas, no tensor parallelism)"
+        )
+    if parameter.to_local().device.type != parameter.device_mesh.device_type:
+        raise RefusedError(
+            f"parameter {name!r} is offloaded to another device than it is computed on: use "
+            "fully_shard without CPUOffloadPolicy"
         )
 
 

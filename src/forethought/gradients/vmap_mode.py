@@ -677,7 +677,7 @@ class VmapMode(TorchFunctionMode):
         places: what the trained tensors are.
         draws: for lanes of a batch that runs apart; None where all are here.
         observe: is told of every use before it is decided how to keep it.
-        before_answer: is called before a value of the examples reaches Python.
+        before_answer: is given every lane's value of what reaches Python, before it does.
 
     Attributes:
         anchor: the leaf that every report hangs on; differentiate with respect to it.
@@ -692,7 +692,7 @@ class VmapMode(TorchFunctionMode):
         settings: PassSettings,
         draws: Draws | None = None,
         observe: Observer | None = None,
-        before_answer: Callable[[], None] = lambda: None,
+        before_answer: Callable[[Sequence[Hashable]], None] = lambda keys: None,
     ) -> None:
         super().__init__()
         self._before_answer = before_answer
@@ -984,7 +984,7 @@ class VmapMode(TorchFunctionMode):
             DivergentControlFlow: they disagree.
         """
         first = keys[0]
-        self._before_answer()
+        self._before_answer(keys)
         if any(key != first for key in keys):
             raise boundary.DivergentControlFlow(keys)
         fork(first)
@@ -1602,7 +1602,7 @@ _OURS = Path(__file__).parent
 # A loss in lanes of its own, behind outputs that are known to be apart.
 
 
-def _leave() -> None:
+def _leave(keys: Sequence[Hashable]) -> None:
     raise NotVectorisable("values of the examples reach Python")
 
 

@@ -184,7 +184,7 @@ def cost_of(loaded: Loaded, plan: Plan, required: bool = False) -> Cost | None:
     try:
         held = loaded.request.job.run.micro_batch
         return cost(loaded.model, loaded.data, plan, loss=loaded.loss, micro_batch=held)
-    except ValueError:
+    except Exception:  # no memory for the trial, say: a plan needs none
         if required:
             raise
         return None

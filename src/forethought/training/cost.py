@@ -96,7 +96,7 @@ class Cost:
             shards: processes among which weights, sums and the optimizer's state are split.
         """
         own = self.weights if shards == 1 else self.weights / shards + 2 * self.unsplit
-        return max(0, math.floor((memory - self.program - own) / self.each))
+        return max(0, math.floor((memory - self.program - own) / max(self.each, 1.0)))
 
     def shards(self, memory: float) -> int | None:
         """Processes needed for one example at a time, a power of two; None: none are enough."""
@@ -284,12 +284,20 @@ def _made(model: nn.Module, count: int | None) -> nn.Module:
         id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
         for one in model.parameters()
     }
-    made = copy.deepcopy(model, {**empty, **{id(one): one for one in model.buffers()}})
+    try:
+        made = copy.deepcopy(model, {**empty, **{id(one): one for one in model.buffers()}})
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the cost is tried on a copy of the model, which cannot be copied ({error}): time a "
+            "few rounds"
+        ) from error
     for stack in _stacks(made) or () if count else ():
         del stack[count:]
     wanted: dict[int, Any] = {}
     for one in made.parameters():
-        values = torch.empty(one.shape, dtype=one.dtype).normal_(0, 0.02)
+        values = torch.zeros(one.shape, dtype=one.dtype)
+        if one.is_floating_point() and one.itemsize > 1:  # others hold quantised weights
+            values.normal_(0, 0.02)
         wanted[id(one)] = nn.Parameter(values, one.requires_grad)
     for buffer in made.buffers():
         known = buffer.detach().cpu().clone()
