@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forethought.data import DataError, Split, TableSchema, load, names
-from forethought.data.dataset import split_off
+from forethought.data.dataset import split_off, told_apart
 
 
 def test_digits():
@@ -79,6 +79,31 @@ def test_one_row_more_among_equal_ones_is_one_more_on_one_side(tmp_path: Path) -
         less, apart = of_kinds(tmp_path / "t.csv", rows[:gone] + rows[gone + 1 :])
         assert not less - train and not apart - held
         assert (train - less).total() + (held - apart).total() == 1
+
+
+def test_a_row_with_the_mark_between_entries_moves_no_other(tmp_path: Path) -> None:
+    schema = TableSchema({name: ["a", "b\x1fa", "a\x1fb", "b"] for name in ("one", "two")})
+    options: dict[str, Any] = {"label": "y", "classes": [0, 1], "schema": schema, "holdout": 0.5}
+    first, second = "a\x1fb,a", "a,b\x1fa"
+    # Rows of others, on either side of the split, and now and then one that a text joins alike.
+    pairs = [f"{one},{two},{label}" for one in "ab" for two in "ab" for label in (0, 1)] * 3
+
+    def held(rows: list[str]) -> Counter[bytes]:
+        path = tmp_path / "t.csv"
+        path.write_text("one,two,y\n" + "".join(f"{row}\n" for row in rows))
+        found = load(f"csv:{path}", **options).test
+        return Counter(map(bytes, found.inputs)) if found is not None else Counter()
+
+    for count in range(1, 12):
+        less = held([*pairs, *[f"{first},1"] * (count - 1), f"{second},1"])
+        more = held([*pairs, *[f"{first},1"] * count, f"{second},1"])
+        assert not less - more and (more - less).total() <= 1
+
+
+def test_places_alone_do_not_say_that_records_are_equal() -> None:
+    hashes = np.array([[7, 1, 1], [7, 1, 2], [7, 1, 1], [9, 1, 1]], np.uint64)
+    apart = told_apart(hashes)
+    assert apart[[0, 1, 3]].tolist() == [7, 7, 9] and apart[2] not in (7, 9)
 
 
 def test_equal_rows_of_one_person_stay_together(tmp_path: Path) -> None:

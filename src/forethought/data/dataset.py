@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HOLDOUT = 0.2
 # Public: it only makes the split the same in every run and unlike any other use of these hashes.
-_SPLIT_KEY = b"forethought/split/1"
+_SPLIT_KEY, _TELL_KEY = b"forethought/split/1", b"forethought/equal records/1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,12 +169,15 @@ def cannot_split(examples: int, share: float, where: str = "") -> DataError:
 
 def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:
     """The place in [0, 1) of each identity by its keyed hash; below the share it is held out."""
-    return places(split_hashes(identities))
+    return places(_hashes(identities, _SPLIT_KEY))
 
 
-def split_hashes(identities: Iterable[bytes]) -> NDArray[np.uint64]:
-    """The keyed hash of each identity, for :func:`places`."""
-    return _hashes(identities, _SPLIT_KEY)
+def split_hashes(identities: Sequence[bytes]) -> NDArray[np.uint64]:
+    """Keyed hashes of each identity, shape (n, 3): for :func:`places`, and 128 bits to tell apart.
+
+    Of 64 bits alone anybody can find two records that seem to be equal.
+    """
+    return np.column_stack([_hashes(identities, _SPLIT_KEY), _hashes(identities, _TELL_KEY, 16)])
 
 
 def places(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -183,26 +186,30 @@ def places(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def told_apart(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The same hashes, but for the second, third, … of equal ones, which get others by number.
+    """The first hash of each record, but for the second, third, … of equal ones another by number.
 
     So equal records fall on their sides one by one, as different ones do. One record more is still
     one more on one side, whichever of its equals it is: of n equal records those with the numbers 1
     to n are there.
+
+    Args:
+        hashes: of :func:`split_hashes`.
     """
-    order = np.argsort(hashes, kind="stable")
+    order = np.lexsort(hashes.T)
     ranked = hashes[order]
-    firsts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    firsts = np.flatnonzero(np.r_[True, (ranked[1:] != ranked[:-1]).any(axis=1)])
     number = np.arange(len(hashes)) - np.repeat(firsts, np.diff(np.r_[firsts, len(hashes)]))
     again = number > 0
-    found = hashes.copy()
-    pairs = np.stack([ranked[again], number[again].astype(np.uint64)], axis=1)
-    found[order[again]] = split_hashes(pair.tobytes() for pair in pairs)
+    found = hashes[:, 0].copy()
+    pairs = np.stack([ranked[again, 0], number[again].astype(np.uint64)], axis=1)
+    found[order[again]] = _hashes((pair.tobytes() for pair in pairs), _SPLIT_KEY)
     return found
 
 
-def _hashes(contents: Iterable[bytes], key: bytes) -> NDArray[np.uint64]:
-    made = [hashlib.blake2b(each, key=key, digest_size=8).digest() for each in contents]
-    return np.frombuffer(b"".join(made), "<u8") if made else np.empty(0, "<u8")
+def _hashes(contents: Iterable[bytes], key: bytes, size: int = 8) -> NDArray[np.uint64]:
+    made = [hashlib.blake2b(each, key=key, digest_size=size).digest() for each in contents]
+    found = np.frombuffer(b"".join(made), "<u8") if made else np.empty(0, "<u8")
+    return found if size == 8 else found.reshape(-1, size // 8)
 
 
 def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:

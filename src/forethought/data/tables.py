@@ -511,7 +511,7 @@ class _Reader:
         if share:
             all_hashes = np.concatenate(hashes)
             alone = self.aside.split_by is None  # else equal ones are one person's
-            held = places(told_apart(all_hashes) if alone else all_hashes) < share
+            held = places(told_apart(all_hashes) if alone else all_hashes[:, 0]) < share
         whole = np.concatenate(parts)
         del parts  # twice the features are in memory at most
         return _Rows(whole[~held], whole[held], held, pl.concat(aside))
@@ -552,12 +552,19 @@ class _Reader:
         if self.aside.split_by is not None:
             one = pl.col(self.aside.split_by).cast(pl.String).str.strip_chars().fill_null("")
         elif self.inferred:
-            one = pl.concat_str(pl.all().str.strip_chars_start(" "), separator="\x1f")
+            one = _joined([pl.col(name).str.strip_chars_start(" ") for name in frame.columns])
         else:
             text = [pl.col(name).cast(pl.String).fill_null("") for name in sorted(frame.columns)]
-            one = pl.concat_str(text, separator="\x1f")
+            one = _joined(text)
         found: list[bytes] = frame.select(one.cast(pl.Binary)).to_series().to_list()
         return found
+
+
+def _joined(texts: list[pl.Expr]) -> pl.Expr:
+    """Texts in a row, with a mark between them that none contains: others give another one."""
+    for character, other in (("\x1b", "\x1b\x1b"), ("\x1f", "\x1b_")):
+        texts = [text.str.replace_all(character, other, literal=True) for text in texts]
+    return pl.concat_str(texts, separator="\x1f")
 
 
 def _text(entries: pl.Series) -> list[str]:
