@@ -30,7 +30,7 @@ from forethought.auditing.attack import (
     orthogonal_games,
     summarise,
 )
-from forethought.auditing.audit import FALSE_ALARM, gather
+from forethought.auditing.audit import audit
 from forethought.auditing.canaries import LEVELS
 from forethought.auditing.one_run import one_run
 from forethought.values.plan import Plan
@@ -90,7 +90,7 @@ def sound(audits: int, games: int = 6) -> tuple[int, Counter[str], list[float]]:
     refuted, smallest, reasons = 0, [], Counter[str]()
     for turn in range(audits):
         name, plan = plans[turn % len(plans)]
-        found = gather(plan, None, None, None, sizes, FALSE_ALARM)
+        found = audit(plan, level=sizes)
         tested = [f.p_value for f in found.findings if f.p_value is not None]
         smallest.append(min(1.0, len(tested) * min(tested)))
         if found.refuted:
