@@ -59,17 +59,17 @@ numbers. What is cut off at the ends is charged above and forgotten below.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting.dominating_pair import EPS, Array, Bounds, Pair, total_variation
-from forethought.accounting.transform import FEW, Demand, Grid, Rows
+from forethought.accounting.transform import FEW, Line, Nodes, UnresolvedError, composed
+
+_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +127,14 @@ def varies(pair: Pair | DiscreteRatio) -> float:
     return pair.profile(0.0).upper if isinstance(pair, DiscreteRatio) else total_variation(pair)
 
 
-class RatioRows(Rows):
-    """One law, composed ``count`` times in one direction: its values are the nodes."""
+class RatioRows:
+    """One law, composed ``count`` times in one direction; has what a composition asks of rows.
 
-    turning = 0
+    ``few_counts`` says for how many rounds it stands where lines are chosen, and nothing proven.
+    """
+
+    size = 1
+    farthest = 0.0
 
     def __init__(self, law: DiscreteRatio, count: int, *, swapped: bool) -> None:
         self.counts = self.few_counts = np.array([float(count)])
@@ -143,13 +147,17 @@ class RatioRows(Rows):
 
     def _take(self, first: int) -> None:
         loss, mass = (x[first:] for x in self._all)
-        self._sample = loss[None, :], np.log(mass)[None, :]
-        self.lost = np.array([1 - float(mass.sum())])
-        self._kept = None
+        self._loss, self._mass = loss[None, :], mass[None, :]
+        self._log_mass = np.log(self._mass)
+        self._gap = 1 - float(mass.sum())  # its rounding is charged with the masses'
 
     def truncate(self, cut: float) -> tuple[float, float, float]:
-        # The least likely losses, of as much mass in all as a normal has beyond ``cut``; from
-        # below nothing is made of them.
+        """Leave out the least likely losses, of as much mass in all as a normal has beyond ``cut``.
+
+        Returns:
+            As `transform.Rows.truncate`: what is left out of the measure, summed over the rounds;
+            from below nothing is made of it.
+        """
         mass = self._all[1]
         first = int(np.searchsorted(np.cumsum(mass), float(ndtr(-cut))))
         self._take(min(first, mass.size - 1))
@@ -157,23 +165,106 @@ class RatioRows(Rows):
         return float(self.counts[0]) * gone * (1 + 1e-9), 0.0, 0.0
 
     def sample(self) -> tuple[Array, Array]:
-        return self._sample
+        """Losses and log masses, shape (1, values)."""
+        return self._loss, self._log_mass
 
-    def resolved(
-        self, demands: Sequence[Demand], chosen: NDArray[np.intp] | None = None
-    ) -> tuple[Array, Grid]:
-        loss, log_mass = self._sample
-        # Only the sum of the masses is rounded. Callers add the errors of two demands, twice.
-        error = math.log(EPS * (1 + loss.shape[1]) / 4)
-        grid = (loss, log_mass, 4 + np.abs(loss), 8 + np.abs(log_mass))
-        return np.full(len(demands), error), grid
+    def cumulant(self, tilts: Array) -> Array:
+        """About log E e^{tilt·loss}, summed over the rounds that these stand for."""
+        count = float(self.few_counts[0])
+        return np.array([count * self._log_moment(float(t)) if count else 0.0 for t in tilts])
+
+    def _log_moment(self, tilt: float) -> float:
+        exponent = tilt * self._loss[0]
+        top = float(np.max(self._log_mass[0] + exponent))
+        if top > 30:
+            return top + math.log(float(np.exp(self._log_mass[0] + exponent - top).sum()))
+        rise = float(self._mass[0] @ np.expm1(np.minimum(exponent, 700.0)))
+        return math.log1p(max(rise - self._gap, -0.999999))
+
+    def spread(self) -> tuple[float, float]:
+        """About the mean and the variance of the summed loss."""
+        mass, loss = self._mass[0], self._loss[0]
+        mean = float(mass @ loss)
+        count = float(self.few_counts[0])
+        return mean * count, (float(mass @ loss**2) - mean**2) * count
+
+    def tilted(self, tilt: float) -> tuple[float, float, float]:
+        """About mean, variance and third cumulant of the summed loss under the tilted measure."""
+        if not self.few_counts[0]:
+            return 0.0, 0.0, 0.0
+        size = self._log_mass[0] + tilt * self._loss[0]
+        mass = np.exp(size - size.max())
+        mass = mass / mass.sum()
+        mean = float(mass @ self._loss[0])
+        away, count = self._loss[0] - mean, float(self.few_counts[0])
+        return count * mean, count * float(mass @ away**2), count * float(mass @ away**3)
+
+    def fall(self, tilt: float, frequency: float) -> float:
+        """About how far the log of the summed transform falls from the real line to there."""
+        mass = self._mass[0] * np.exp(np.minimum(tilt * self._loss[0], 600.0))
+        wave = abs(complex(mass @ np.exp(1j * frequency * self._loss[0])))
+        return float(self.few_counts[0] * -math.log(max(wave / float(mass.sum()), 1e-300)))
+
+    def log_moment_above(self, tilt: float, _log_error: float) -> float:
+        """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
+        value = self._log_moment(tilt)
+        if not value < 600:
+            raise UnresolvedError(f"a moment of e^{value:.0f}")
+        units = self._loss.shape[1] + 16 + float(np.max(np.abs(tilt * self._loss)))
+        return float(self.counts[0] * (value + 8 * EPS * units * (1 + math.exp(-value))))
+
+    def swing(self, tilt: float) -> Array:
+        """A bound on how fast the transform can change along the line, but for a turn."""
+        mass, loss = self._mass[0] * np.exp(tilt * self._loss[0]), self._loss[0]
+        moment = float(mass.sum())
+        square = float(mass @ (loss - float(mass @ loss) / moment) ** 2)
+        units = 1 + EPS * (loss.size + 16 + float(np.max(np.abs(tilt * loss))))
+        return np.array([math.sqrt(moment * square) * units * (1 + 1e-9)])
+
+    def along(
+        self,
+        tilt: float,
+        step: float,
+        first: int,
+        last: int,
+        _log_error: float,
+        most_work: float,
+        _every: int = 1,
+        slack: Array | None = None,
+    ) -> tuple[Line, float]:
+        """The log transform at tilt + i k step for first ≤ k < last, and the work it took.
+
+        ``slack`` is added to what it may be off by.
+
+        Raises:
+            UnresolvedError: it would take more than ``most_work`` products.
+        """
+        count, values = last - first, self._loss.shape[1]
+        work = float(values) * (count + 300)
+        if work > most_work:
+            raise UnresolvedError(f"{values} x {count} products")
+        slip = 4 + np.abs(self._loss)
+        points = Nodes(self._loss, self._log_mass, slip, 8 + np.abs(self._log_mass), tilt)
+        most = max(2, _AT_ONCE // (4 * values))
+        fine = max(1, min(512, math.isqrt(count), most // 2))
+        chunk = fine * (most - fine)
+        total = Line(np.zeros(0), np.zeros(0), np.zeros(0))
+        for at in range(first, last, chunk):
+            some = min(chunk, last - at)
+            grid = (-(-some // fine), fine)
+            gap = points.gaps(step * at, step, grid)[:, :some] - self._gap
+            error = points.rounding(step * np.arange(at, at + some, dtype=float), some)
+            error = error + EPS * (1 + values) + (0.0 if slack is None else slack[:, None])
+            found = composed(gap, error, self.counts)
+            total = Line(*(np.concatenate(x) for x in zip(total, found, strict=True)))
+        return total, work
 
 
 def represented(rows: list[RatioRows]) -> None:
     """Let a few laws stand for all where lines are chosen, each for those like it."""
     if len(rows) <= FEW:
         return
-    alike = sorted(rows, key=lambda row: row.spread() / row.counts[0])
+    alike = sorted(rows, key=lambda row: row.spread()[1] / row.counts[0])
     size = -(-len(rows) // FEW)
     for group in (alike[i : i + size] for i in range(0, len(alike), size)):
         total = math.fsum(float(row.counts[0]) for row in group)
@@ -392,7 +483,7 @@ def _cells(
     return (below, above), side.beyond(float(edges[-1])), float(slip.max())
 
 
-# The most that all ends which are cut off may hold, and more than is lost below a double's range.
+# What the ends that are cut off may hold in all, and more than is lost below a double's range.
 CUT, _UNDERFLOW = 1e-20, 1e-100
 MOST_ROUNDS = 10**7
 # Cells of a term are at most so wide, in standard deviations, and at most 33 from the centre: the

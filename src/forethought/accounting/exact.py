@@ -143,7 +143,7 @@ class _Proven(NamedTuple):
         return half.then(half).then(self) if count % 2 else half.then(half)
 
 
-class Chained(BoundedDirection):
+class Chained:
     """The profile that a chain of single changes proves, both ways.
 
     Args:
@@ -183,6 +183,11 @@ class Chained(BoundedDirection):
             least = math.exp(proven.between(np.array([epsilon]))[end, 0])
             found = max(found, min(least, math.fsum(each)))
         return min(1.0, found * (1 + (_CHAIN_ROUNDING if end else -_CHAIN_ROUNDING)))
+
+    def epsilons(self, delta: float) -> Bounds:
+        """Of the smallest ε ≥ 0 at ``delta``; ∞ where none is proven."""
+        low, high = inverted(self.bound, delta)
+        return Bounds(min(low, high), high)
 
 
 Part = TypeVar("Part", bound=Pair | Epoch | DisclosedCount | DiscreteRatio)

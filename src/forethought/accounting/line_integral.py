@@ -32,11 +32,10 @@ from __future__ import annotations
 
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, reduce
 from operator import add, attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +56,9 @@ from forethought.accounting.transform import (
     Complex,
     IntegratedPairs,
     Line,
-    Rows,
     UnresolvedError,
     gaussian_line,
     of_one_rate,
-    side_of,
 )
 
 
@@ -219,7 +216,7 @@ _DEEP = 60.0
 _MOST_BEYOND = 5
 # A line of so few points is one band.
 _SHORT = 160
-# Nodes are taken for frequencies a little higher than the estimated end of a line.
+# What nodes are taken for is asked for a little more, as it is only estimated by then.
 _ROOM = 1.05
 # Nodes are taken at once for lines of at most so many points, times 2π.
 _KEPT = 1e4
@@ -287,7 +284,7 @@ class Composition:
         self.distance = math.sqrt(
             math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
         )
-        self.rows: list[Rows] = [
+        self.rows: list[IntegratedPairs | RatioRows] = [
             IntegratedPairs(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
             for alike in _alike(pairs)
         ]
@@ -298,8 +295,6 @@ class Composition:
         ]
         represented(laws)
         self.rows += laws
-        # Those that lines are chosen by.
-        self._few = [rows for rows in self.rows if rows.few_counts.any()]
         self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8
         self.count = math.fsum(n for p, n in parts.items() if not p.gaussian)
@@ -314,14 +309,14 @@ class Composition:
     def cumulant(self, tilts: Array) -> Array:
         """About log E e^{tilt·L}."""
         total = tilts * (tilts + 1) * (self.distance**2 / 2)
-        for rows in self._few:
+        for rows in self.rows:
             total = total + rows.cumulant(tilts)
         return np.asarray(total)
 
     @cached_property
     def deviation(self) -> float:
         """About the standard deviation of L."""
-        variance = self.distance**2 + sum(r.spread() for r in self._few)
+        variance = self.distance**2 + sum(r.spread()[1] for r in self.rows)
         return max(math.sqrt(max(variance, 0.0)), 1e-150)
 
     def jump(self, delta: float) -> float:
@@ -329,7 +324,9 @@ class Composition:
 
         def total(level: float) -> float:
             sums = 0.0
-            for rows in self._few:
+            for rows in self.rows:
+                if not rows.few_counts.any():
+                    continue
                 loss, log_mass = rows.sample()
                 gain = -np.expm1(np.minimum(level - loss, 0.0))
                 sums += float(rows.few_counts @ (np.exp(log_mass) * gain).sum(axis=1))
@@ -438,7 +435,7 @@ class Composition:
     def tilted(self, tilt: float) -> tuple[float, float, float]:
         """About mean, variance and third cumulant of L under the measure tilted by e^{tilt·L}."""
         square = self.distance**2
-        found = [(square * (tilt + 0.5), square, 0.0), *(rows.tilted(tilt) for rows in self._few)]
+        found = [(square * (tilt + 0.5), square, 0.0), *(rows.tilted(tilt) for rows in self.rows)]
         mean, variance, third = map(math.fsum, zip(*found, strict=True))
         return mean, variance, third
 
@@ -606,7 +603,8 @@ class Composition:
             fallen = self.fall(tilt, (first - 1) * step) / _ROOM - 1
             bands.append((end + 3 * step, self._loose(accuracy, max(0.0, fallen)) - 1))
         for rows in self.rows:
-            rows.keep(tilt, bands, beyond, self._tight)
+            if isinstance(rows, IntegratedPairs):
+                rows.keep(tilt, bands, beyond, self._tight)
 
     def _first_band(self, step: float, points: int) -> int:
         if not self.many and points <= _SHORT:
@@ -625,7 +623,7 @@ class Composition:
     def fall(self, tilt: float, frequency: float) -> float:
         """About how far the log of the transform falls from the real line to there."""
         own = (self.distance * frequency) ** 2 / 2
-        return own + math.fsum(rows.fall(tilt, frequency) for rows in self._few)
+        return own + math.fsum(rows.fall(tilt, frequency) for rows in self.rows)
 
     def _line(self, tilt: float, step: float, points: int, accuracy: float) -> Line:
         # In bands: the further out, the finer the panels, and the smaller what the transform of
@@ -873,6 +871,9 @@ class Search:
 # Privacy profiles: of single rounds on the line, and the whole profile of a composition.
 
 
+Side = tuple[tuple[float, float], ...]
+
+
 class HalfLines:
     """One pair in one direction: its profile is attained by half lines and read off them.
 
@@ -883,8 +884,6 @@ class HalfLines:
     def __init__(self, pair: Pair, *, swapped: bool = False) -> None:
         self.swapped = swapped and not pair.two_sided
         self.up, self.down, self.idle, self.rest = pair.up, pair.down, pair.idle, pair.rest
-        self._right, self._left = side_of([self.up], [self.idle]), side_of([self.down], [self.rest])
-        self._left.sign = -1.0
         # Binomial weights may add up to 1 plus a rounding error.
         sides = (self.up, self.down)
         self.masses = [min(reduce(add, (w for _, w in side), 0.0), 1.0) for side in sides]
@@ -894,12 +893,8 @@ class HalfLines:
 
     def loss(self, z: Array) -> Array:
         """log(dP/dQ) at ``z``."""
-        return self._at(z)[0]
-
-    def _at(self, z: Array) -> tuple[Array, Array]:
-        """The loss at ``z``, and its derivative."""
-        right, left = self._right.at(z), self._left.at(z)
-        return (right.log - left.log)[0], (right.mean + left.mean)[0]
+        up = _log_mixture(z, self.up, self.idle, 1.0)
+        return up - _log_mixture(z, self.down, self.rest, -1.0)
 
     def above(self, level: float) -> tuple[float, float]:
         """P and Q of the half line where the loss exceeds ``level`` > 0.
@@ -974,19 +969,37 @@ class HalfLines:
         most_step = 4 * float(grid[1] - grid[0])
         for _ in range(8):
             with np.errstate(divide="ignore", invalid="ignore"):
-                here, slope = self._at(z)
-                step = (here - loss) / slope
+                step = (self.loss(z) - loss) / self._slope(z)
             # A bounded Newton step cannot leave a flat stretch for good.
-            step = np.where(inside & np.isfinite(step), np.clip(step, -most_step, most_step), 0)
-            before, z = z, z - step
-            if np.array_equal(before, z):
-                break
+            z = z - np.where(inside & np.isfinite(step), np.clip(step, -most_step, most_step), 0)
         return np.where(loss > bottom, z, -np.inf)
+
+    def _slope(self, z: Array) -> Array:
+        slope = np.zeros_like(z)
+        for side, idle, sign in ((self.up, self.idle, 1.0), (self.down, self.rest, -1.0)):
+            top = _log_mixture(z, side, idle, sign)
+            for c, w in side:
+                slope = slope + c * w * np.exp(sign * c * z - c * c / 2 - top)
+        return slope
 
 
 def _above_idle(loss: Array, mass: float) -> Array:
     """e^loss - (1 - mass), with a rounding error that is small beside mass and beside e^loss."""
     return np.asarray(np.where(loss < -0.69, np.exp(loss) - (1 - mass), np.expm1(loss) + mass))
+
+
+def _log_mixture(z: Array, parts: Side, idle: float, sign: float) -> Array:
+    """log of a mixture's density over that of N(0, 1), exact to rounding where it is near 0."""
+    if not parts:
+        return np.zeros_like(z)
+    exponents = [sign * c * z - c * c / 2 for c, _ in parts]
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        excess = sum(w * np.expm1(e) for e, (_, w) in zip(exponents, parts, strict=True))
+        near = np.log1p(np.maximum(excess, -0.9))
+        far = np.log(idle)
+        for e, (_, w) in zip(exponents, parts, strict=True):
+            far = np.logaddexp(far, np.log(w) + e)
+        return np.where(np.abs(excess) < 0.5, near, far)
 
 
 # Down to here the profile is sharp; below it, only certain.
@@ -999,20 +1012,7 @@ _MOST_PLACES = 12
 _WORK = 2e8
 
 
-class BoundedDirection(ABC):
-    """Whatever bounds one direction's δ(ε), ε ≥ 0, and its inverse."""
-
-    @abstractmethod
-    def bound(self, epsilon: float, end: int) -> float:
-        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
-
-    def epsilons(self, delta: float) -> Bounds:
-        """Of the smallest ε ≥ 0 at ``delta``; the upper end is ∞ where none is proven."""
-        low, high = inverted(self.bound, delta)
-        return Bounds(min(low, high), high)
-
-
-class Profile(BoundedDirection):
+class Profile:
     """Bounds on δ(ε), ε ≥ 0, of one direction of a composition.
 
     Args:
@@ -1102,18 +1102,30 @@ class Profile(BoundedDirection):
         return max(low, float(self._lower[after])) if after < self._knots.size else low
 
     def epsilons(self, delta: float) -> Bounds:
+        """Of the smallest ε ≥ 0 at ``delta``; the upper end is ∞ where no line reaches so far."""
         if self._distance >= 0:
             return gaussian_epsilon_bounds(self._distance, delta)
-        return super().epsilons(delta)
+        return inverted(self.bound, delta)
 
 
-class Least(BoundedDirection):
+class BoundedDirection(Protocol):
+    """Whatever bounds one direction's δ(ε), ε ≥ 0, and its inverse."""
+
+    def bound(self, epsilon: float, end: int) -> float:
+        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
+
+    def epsilons(self, delta: float) -> Bounds:
+        """Of the smallest ε ≥ 0 at ``delta``."""
+
+
+class Least:
     """The pointwise least of several profiles, each of which bounds the same direction."""
 
     def __init__(self, profiles: Sequence[BoundedDirection]) -> None:
         self._profiles = profiles
 
     def bound(self, epsilon: float, end: int) -> float:
+        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
         return min(profile.bound(epsilon, end) for profile in self._profiles)
 
     def epsilons(self, delta: float) -> Bounds:

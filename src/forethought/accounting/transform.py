@@ -451,8 +451,6 @@ Grid = tuple[Array, Array, Array, Array]
 # Frequencies up to which a line is wanted, and the log of the relative error there.
 Bands = Sequence[tuple[float, float]]
 _AT_ONCE = 2**18
-# Powers of e^(i h l) that are kept at a time.
-_POWERS = 2**20
 _EIGHT_NODES, _EIGHT_WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _LARGEST = 600.0
 # Where lines go is chosen from so many of the rounds.
@@ -461,28 +459,46 @@ FEW = 16
 _APART = 3.0
 
 
-class Rows:
-    """Rounds that are summed together in one direction, at nodes that they share.
+class IntegratedPairs:
+    """Pairs that are integrated together in one direction.
 
-    A kind of rounds adds :meth:`truncate`, :meth:`sample` and :meth:`resolved`.
-
-    Attributes:
-        counts: how often each is composed; size: how many rows there are.
-        few_counts: for how many rounds each stands where lines are chosen, and nothing proven.
-        lost: mass that is left out of each. farthest: the largest shift, in standard deviations.
-        shared: whether all rows have their losses at the same nodes.
-        turning: what a power of e^(i h l) is counted for, in products.
+    Args:
+        pairs: at least one, with as many components on each side, all symmetric or none.
+        counts: how often each is composed.
+        swapped: the loss of (Q, P) instead of (P, Q).
     """
 
-    counts: Array
-    few_counts: Array
-    lost: Array
-    size = 1
-    farthest = 0.0
-    shared = False
-    turning = 8
-    _few: NDArray[np.intp] = np.zeros(1, dtype=np.intp)
-    _kept: tuple[list[Demand], Array, Grid] | None = None
+    def __init__(self, pairs: Sequence[Pair], counts: Array, *, swapped: bool) -> None:
+        first = pairs[0]
+        self.counts = counts
+        self.size = len(pairs)
+        self.measures = (FORWARD, MIRROR) if first.symmetric else (FORWARD,)
+        right = side_of([p.up for p in pairs], [p.idle for p in pairs])
+        left = side_of([p.down for p in pairs], [p.rest for p in pairs])
+        self.base = STANDARD
+        # All rows then have their losses at the same nodes.
+        self.shared = self.size > 1 and of_one_rate(pairs)
+        if self.shared:
+            # Coordinate x = u + 1/2, in which every round's component is e^(x - 1/2).
+            variance = right.shifts**2
+            self.base = Base((1 - variance) / 2, variance)
+            right = side_of([((1.0, first.up[0][1]),)], [first.idle])
+            left = side_of([()], [first.rest])
+        # Seen in a mirror, (Q, P) has Q's components on the right.
+        self.up, self.down = (left, right) if swapped and not first.two_sided else (right, left)
+        if self.up is left:
+            self.base = Base(-self.base.mean, self.base.variance)
+        self.down.sign = -1.0
+        self.start = self.up.shifts[:, 0] / 2 if first.symmetric else None
+        self.cut, self.lost = math.inf, np.zeros(self.size)
+        # In standard deviations from the base's mean.
+        self.farthest = float((self.up.largest * self.base.deviation).max())
+        self._sample: tuple[Array, Array] | None = None
+        self._kept: tuple[list[Demand], Array, Grid] | None = None
+        # Neighbours, if the pairs are sorted, are alike.
+        groups = np.array_split(np.arange(self.size), min(self.size, FEW))
+        self._few = np.array([group[group.size // 2] for group in groups])
+        self.few_counts = np.array([float(counts[group].sum()) for group in groups])
 
     def truncate(self, cut: float) -> tuple[float, float, float]:
         """Leave out what lies beyond ``cut``, where P is largest beside Q.
@@ -494,21 +510,31 @@ class Rows:
             Summed over the rounds: bounds on the mass left out of the measure, on P's mass beyond
             ``cut`` from below, and on Q's from above.
         """
-        raise NotImplementedError
+        if self.start is not None:
+            cut = max(cut, float(self.start.max()) + 1)
+        cut = float((self.base.mean + cut * self.base.deviation).max())
+        self.cut = cut
+        self._sample = self._kept = None
+        first = self._beyond(self.up, cut)
+        second = self._beyond(self.down, cut)
+        self.lost = first + (second if self.start is not None else 0.0)
+        n = self.counts
+        some = -math.expm1(float(n @ np.log1p(-np.minimum(first, 0.5)) * (1 - 1e-9)))
+        return float(n @ self.lost) * (1 + 1e-9), some, float(n @ second) * (1 + 1e-9)
 
-    def sample(self) -> tuple[Array, Array]:
-        """Losses and log masses, rows by value, for choosing tilts and not for bounds."""
-        raise NotImplementedError
+    def _beyond(self, side: Mixture, cut: float) -> Array:
+        mean, deviation = self.base.mean, self.base.deviation
+        moved = side.sign * side.shifts * self.base.variance
+        tail = (side.weights * ndtr((mean + moved - cut) / deviation)).sum(axis=1)
+        return np.asarray(tail + side.idle[:, 0] * ndtr((mean - cut) / deviation)[:, 0])
 
-    def resolved(
-        self, demands: Sequence[Demand], chosen: NDArray[np.intp] | None = None
-    ) -> tuple[Array, Grid]:
-        """Nodes of some rows, or of all, and the log of a bound on the error at each demand."""
-        raise NotImplementedError
-
-    def open_end(self) -> tuple[Array, Array] | None:
-        """Largest shifts and their weights where the sample ends before they do; or None."""
-        return None
+    def _some(self, chosen: NDArray[np.intp]) -> tuple[Mixture, Mixture, Base, Array | None]:
+        """The two sides, the base and where the integrals begin, of some of the rows."""
+        if self.shared:
+            base = Base(self.base.mean[chosen], self.base.variance[chosen])
+            return self.up, self.down, base, None
+        start = None if self.start is None else self.start[chosen]
+        return self.up.rows(chosen), self.down.rows(chosen), self.base, start
 
     def keep(self, tilt: float, bands: Bands, beyond: float, log_error: float) -> None:
         """Take nodes at once for the bands of a line through ``tilt`` and a moment beyond it.
@@ -531,7 +557,8 @@ class Rows:
             ]
             if min(met) >= 0:
                 return errors[met], grid
-        return self.resolved(demands)
+        found = rule(self.up, self.down, self.measures, demands, self.start, self.cut, self.base)
+        return found.log_errors, self._on(found.nodes, found.weights)
 
     def fall(self, tilt: float, frequency: float) -> float:
         """About how far the log of the summed transform falls from the real line to there."""
@@ -544,40 +571,87 @@ class Rows:
         )
         return float(self.few_counts @ np.log(total / np.maximum(wave, 1e-300)))
 
+    def _on(self, nodes: Array, weights: Array, chosen: NDArray[np.intp] | None = None) -> Grid:
+        """Losses, log masses, rounding of both (in rounding units), rows by pair.
+
+        Where rows share their losses there is one row of them.
+        """
+        sides = (self.up, self.down, self.base, self.start)
+        right, left, base, start = sides if chosen is None else self._some(chosen)
+        z = nodes[None, :] if start is None else nodes[None, :] + start[:, None]
+        up, down = right.at(z), left.at(z)
+        density = np.log(weights) + base.log(z)
+        loss = up.log - down.log
+        slip = up.rounding + down.rounding + (up.mean + down.mean) * np.abs(z)
+        away = np.abs(z - base.mean) / base.variance
+        # The base's own mean and variance are rounded too.
+        rough = 8 + np.abs(density) + away * (np.abs(z - base.mean) + np.abs(z))
+        rough = rough + 2 * away * (np.abs(base.mean) + base.variance)
+        losses = [m.sign * loss for m in self.measures]
+        masses = [density + m.up * up.log for m in self.measures]
+        roughs = [rough + m.up * up.rounding for m in self.measures]
+        slips = [slip for _ in self.measures]
+        found = (np.concatenate(x, axis=1) for x in (losses, masses, slips, roughs))
+        return tuple(found)  # type: ignore[return-value]
+
+    def sample(self) -> tuple[Array, Array]:
+        """Losses and log masses for choosing tilts, not for bounds."""
+        if self._sample is None:
+            up, down, base, start = self._some(self._few)
+            far = 12 * base.deviation
+            right, left = up.largest * base.variance, down.largest * base.variance
+            high = min(float((base.mean + right + far).max()), self.cut)
+            low = float((base.mean - left - far).min())
+            if start is not None:
+                low = 0.0
+                high -= float(start.min())
+            slope = max(float(up.largest.max()), float(down.largest.max()))
+            step = min(0.2 * float(base.deviation.min()), 0.6 / slope)
+            step = max(step, (high - low) / 20_000)
+            panels = math.ceil((high - low) / (8 * step))
+            edges = np.linspace(low, high, panels + 1)
+            half = (edges[1] - edges[0]) / 2
+            points = ((edges[1:] + edges[:-1])[:, None] / 2 + half * _EIGHT_NODES).ravel()
+            self._sample = self._on(points, np.tile(half * _EIGHT_WEIGHTS, panels), self._few)[:2]
+        return self._sample
+
     def cumulant(self, tilts: Array) -> Array:
         """About log E e^{tilt·loss}, summed over the rounds."""
         loss, log_mass = self.sample()
-        total, mass = np.zeros(tilts.size), np.exp(log_mass)
-        chunk = max(1, _AT_ONCE // (16 * log_mass.size))  # what a cache holds
-        open_end = self.open_end()
+        total = np.zeros(tilts.size)
+        chunk = max(1, _AT_ONCE // log_mass.size)
+        open_end = self.cut == math.inf and not self.up.empty
+        if open_end:
+            up, _, base, _ = self._some(self._few)
+            a, w = (up.shifts[:, -1:] * base.deviation)[:, 0], up.weights[:, -1]
         for at in range(0, tilts.size, chunk):
             t = tilts[at : at + chunk][:, None]
             exponent = t[:, :, None] * loss[None]
-            rise, top = mass[None] * np.expm1(np.minimum(exponent, 30.0)), np.zeros(1)
-            if not (exponent < 30).all():
-                size = log_mass[None] + exponent
-                top = np.maximum(size.max(axis=2), 0.0)
-                rise = np.where(exponent < 30, rise, np.exp(np.minimum(size, 600.0)))
-            if open_end is not None:
+            size = log_mass[None] + exponent
+            top = np.maximum(size.max(axis=2), 0.0)
+            if open_end:
                 # Beyond the sample the largest shift is all of the pair.
-                (a, w), u = open_end, 1 + t
+                u = 1 + t
                 z = np.maximum(a + 12 - u * a, 0.0)
                 beyond = u * np.log(w) + 0.5 * (u * u - u) * a * a - 0.5 * z * z
                 beyond = np.where(u * a > a + 4, beyond, -np.inf)
                 top = np.maximum(top, beyond)
             else:
-                beyond = np.full(1, -np.inf)
-            rise = rise.sum(axis=2) - self.lost[self._few] + np.exp(np.minimum(beyond, 600.0))
+                beyond = np.full_like(top, -np.inf)
+            near = np.exp(log_mass)[None] * np.expm1(np.minimum(exponent, 30.0))
+            rise = np.where(exponent < 30, near, np.exp(np.minimum(size, 600.0))).sum(axis=2)
+            rise = rise - self.lost[self._few] + np.exp(np.minimum(beyond, 600.0))
             rise = np.log1p(np.maximum(rise, -0.999999))
             total[at : at + chunk] = (np.where(top > 300, top, rise) * self.few_counts).sum(axis=1)
         return total
 
-    def spread(self) -> float:
-        """About the variance of the summed loss; the masses of symmetric pairs are not made 1."""
+    def spread(self) -> tuple[float, float]:
+        """About the mean and the variance of the summed loss."""
         loss, log_mass = self.sample()
         mass = np.exp(log_mass)
         mean = (mass * loss).sum(axis=1)
-        return float(((mass * loss * loss).sum(axis=1) - mean * mean) @ self.few_counts)
+        second = (mass * loss * loss).sum(axis=1)
+        return float(mean @ self.few_counts), float((second - mean * mean) @ self.few_counts)
 
     def tilted(self, tilt: float) -> tuple[float, float, float]:
         """About mean, variance and third cumulant of the summed loss under the tilted measure."""
@@ -603,7 +677,12 @@ class Rows:
         for rows in parts:
             scale = max(0.0, float(scales[rows].min() if apart else scales.min()))
             demands = [Demand(tilt, 0.0, log_error + scale), Demand(0.0, 0.0, log_error)]
-            errors, grid = self.resolved(demands, rows) if apart else self._nodes(demands)
+            if rows.size == self.size:
+                errors, grid = self._nodes(demands)
+            else:
+                up, down, base, start = self._some(rows)
+                found = rule(up, down, self.measures, demands, start, self.cut, base)
+                errors, grid = found.log_errors, self._on(found.nodes, found.weights, rows)
             here = Nodes(*grid, tilt)
             error = np.exp(errors).sum() + here.rounding(np.zeros(1), 1)[:, 0]
             most = here.rise.sum(axis=1) - self.lost[rows] * (1 - 1e-9) + 2 * error
@@ -678,167 +757,35 @@ class Rows:
         count = last - first
         used = np.arange(0, self.size, every)
         quadrature = 2 * float(np.exp(errors).sum())
+        fine = max(1, min(512, math.isqrt(count)))
+        grid = (-(-count // fine), fine)
         nodes = max(1, points.loss.shape[1])  # none, where all that moves is within the errors
-        most = max(2, _POWERS // nodes)
-        fine = max(1, min(512, math.isqrt(count), most // 2))
         # Powers of e^(i h l) and the panels themselves cost more than products do.
         if self.shared:
             work = nodes * (count * (8 + used.size / 4) + 300 * used.size)
         else:
-            turns = self.turning * (-(-count // fine) + fine)
-            work = float(used.size) * nodes * (count + turns + 300)
+            work = float(used.size) * nodes * (count + 8 * sum(grid) + 300)
         if work > most_work:
             raise UnresolvedError(f"{used.size} rows of {nodes} x {count} products")
-        pieces = []
-        for begin in range(first, last, fine * (most - fine)):
-            some = min(fine * (most - fine), last - begin)
-            grid = (-(-some // fine), fine)
-            chunk = max(1, _AT_ONCE // (4 * some if self.shared else nodes * sum(grid)))
-            frequency = step * np.arange(begin, begin + some, dtype=float)
-            total = Line(np.zeros(some), np.zeros(some), np.zeros(some))
-            powers = points.turns(step * begin, step, grid) if self.shared else None
-            for at in range(0, used.size, chunk):
-                rows = used[at : at + chunk]
-                here = points.rows(rows)
-                lost = self.lost[rows, None]
-                gap = here.gaps(step * begin, step, grid) if powers is None else here.sums(powers)
-                error = here.rounding(frequency, some) + quadrature + 1e-9 * lost
-                if slack is not None:
-                    error = error + slack[rows, None]
-                total = total + composed(gap[:, :some] - lost, error, self.counts[rows])
-            pieces.append(total)
-        total = Line(*map(np.concatenate, zip(*pieces, strict=True)))
+        chunk = max(1, _AT_ONCE // (4 * count if self.shared else nodes * sum(grid)))
+        frequency = step * np.arange(first, last, dtype=float)
+        total = Line(np.zeros(count), np.zeros(count), np.zeros(count))
+        turns = points.turns(step * first, step, grid) if self.shared else None
+        for at in range(0, used.size, chunk):
+            rows = used[at : at + chunk]
+            here = points.rows(rows)
+            lost = self.lost[rows, None]
+            gap = here.gaps(step * first, step, grid) if turns is None else here.sums(turns)
+            error = here.rounding(frequency, count) + quadrature + 1e-9 * lost
+            if slack is not None:
+                error = error + slack[rows, None]
+            total = total + composed(gap[:, :count] - lost, error, self.counts[rows])
         if every > 1:
             others = np.setdiff1d(np.arange(self.size), used)
             here = points.rows(others)
             most = here.rise.sum(axis=1) + here.rounding(np.zeros(1), 1)[:, 0] + quadrature
             total = total._replace(real=total.real + float(self.counts[others] @ np.log1p(most)))
         return total, work
-
-
-class IntegratedPairs(Rows):
-    """Pairs that are integrated together in one direction.
-
-    Args:
-        pairs: at least one, with as many components on each side, all symmetric or none.
-        counts: how often each is composed.
-        swapped: the loss of (Q, P) instead of (P, Q).
-    """
-
-    def __init__(self, pairs: Sequence[Pair], counts: Array, *, swapped: bool) -> None:
-        first = pairs[0]
-        self.counts = counts
-        self.size = len(pairs)
-        self.measures = (FORWARD, MIRROR) if first.symmetric else (FORWARD,)
-        right = side_of([p.up for p in pairs], [p.idle for p in pairs])
-        left = side_of([p.down for p in pairs], [p.rest for p in pairs])
-        self.base = STANDARD
-        # All rows then have their losses at the same nodes.
-        self.shared = self.size > 1 and of_one_rate(pairs)
-        if self.shared:
-            # Coordinate x = u + 1/2, in which every round's component is e^(x - 1/2).
-            variance = right.shifts**2
-            self.base = Base((1 - variance) / 2, variance)
-            right = side_of([((1.0, first.up[0][1]),)], [first.idle])
-            left = side_of([()], [first.rest])
-        # Seen in a mirror, (Q, P) has Q's components on the right.
-        self.up, self.down = (left, right) if swapped and not first.two_sided else (right, left)
-        if self.up is left:
-            self.base = Base(-self.base.mean, self.base.variance)
-        self.down.sign = -1.0
-        self.start = self.up.shifts[:, 0] / 2 if first.symmetric else None
-        self.cut, self.lost = math.inf, np.zeros(self.size)
-        # In standard deviations from the base's mean.
-        self.farthest = float((self.up.largest * self.base.deviation).max())
-        self._sample: tuple[Array, Array] | None = None
-        # Neighbours, if the pairs are sorted, are alike.
-        groups = np.array_split(np.arange(self.size), min(self.size, FEW))
-        self._few = np.array([group[group.size // 2] for group in groups])
-        self.few_counts = np.array([float(counts[group].sum()) for group in groups])
-
-    def truncate(self, cut: float) -> tuple[float, float, float]:
-        if self.start is not None:
-            cut = max(cut, float(self.start.max()) + 1)
-        cut = float((self.base.mean + cut * self.base.deviation).max())
-        self.cut = cut
-        self._sample = self._kept = None
-        first = self._beyond(self.up, cut)
-        second = self._beyond(self.down, cut)
-        self.lost = first + (second if self.start is not None else 0.0)
-        n = self.counts
-        some = -math.expm1(float(n @ np.log1p(-np.minimum(first, 0.5)) * (1 - 1e-9)))
-        return float(n @ self.lost) * (1 + 1e-9), some, float(n @ second) * (1 + 1e-9)
-
-    def _beyond(self, side: Mixture, cut: float) -> Array:
-        mean, deviation = self.base.mean, self.base.deviation
-        moved = side.sign * side.shifts * self.base.variance
-        tail = (side.weights * ndtr((mean + moved - cut) / deviation)).sum(axis=1)
-        return np.asarray(tail + side.idle[:, 0] * ndtr((mean - cut) / deviation)[:, 0])
-
-    def _some(self, chosen: NDArray[np.intp] | None) -> tuple[Mixture, Mixture, Base, Array | None]:
-        """The two sides, the base and where the integrals begin, of some of the rows; None: all."""
-        if chosen is None:
-            return self.up, self.down, self.base, self.start
-        if self.shared:
-            base = Base(self.base.mean[chosen], self.base.variance[chosen])
-            return self.up, self.down, base, None
-        start = None if self.start is None else self.start[chosen]
-        return self.up.rows(chosen), self.down.rows(chosen), self.base, start
-
-    def resolved(
-        self, demands: Sequence[Demand], chosen: NDArray[np.intp] | None = None
-    ) -> tuple[Array, Grid]:
-        up, down, base, start = self._some(chosen)
-        found = rule(up, down, self.measures, demands, start, self.cut, base)
-        return found.log_errors, self._on(found.nodes, found.weights, chosen)
-
-    def _on(self, nodes: Array, weights: Array, chosen: NDArray[np.intp] | None = None) -> Grid:
-        """Losses, log masses, rounding of both (in rounding units), rows by pair.
-
-        Where rows share their losses there is one row of them.
-        """
-        right, left, base, start = self._some(chosen)
-        z = nodes[None, :] if start is None else nodes[None, :] + start[:, None]
-        up, down = right.at(z), left.at(z)
-        density = np.log(weights) + base.log(z)
-        loss = up.log - down.log
-        slip = up.rounding + down.rounding + (up.mean + down.mean) * np.abs(z)
-        away = np.abs(z - base.mean) / base.variance
-        # The base's own mean and variance are rounded too.
-        rough = 8 + np.abs(density) + away * (np.abs(z - base.mean) + np.abs(z))
-        rough = rough + 2 * away * (np.abs(base.mean) + base.variance)
-        losses = [m.sign * loss for m in self.measures]
-        masses = [density + m.up * up.log for m in self.measures]
-        roughs = [rough + m.up * up.rounding for m in self.measures]
-        slips = [slip for _ in self.measures]
-        found = (np.concatenate(x, axis=1) for x in (losses, masses, slips, roughs))
-        return tuple(found)  # type: ignore[return-value]
-
-    def sample(self) -> tuple[Array, Array]:
-        if self._sample is None:
-            up, down, base, start = self._some(self._few)
-            far = 12 * base.deviation
-            right, left = up.largest * base.variance, down.largest * base.variance
-            high = min(float((base.mean + right + far).max()), self.cut)
-            low = float((base.mean - left - far).min())
-            if start is not None:
-                low = 0.0
-                high -= float(start.min())
-            slope = max(float(up.largest.max()), float(down.largest.max()))
-            step = min(0.2 * float(base.deviation.min()), 0.6 / slope)
-            step = max(step, (high - low) / 20_000)
-            panels = math.ceil((high - low) / (8 * step))
-            edges = np.linspace(low, high, panels + 1)
-            half = (edges[1] - edges[0]) / 2
-            points = ((edges[1:] + edges[:-1])[:, None] / 2 + half * _EIGHT_NODES).ravel()
-            self._sample = self._on(points, np.tile(half * _EIGHT_WEIGHTS, panels), self._few)[:2]
-        return self._sample
-
-    def open_end(self) -> tuple[Array, Array] | None:
-        if self.cut < math.inf or self.up.empty:
-            return None
-        up, _, base, _ = self._some(self._few)
-        return (up.shifts[:, -1:] * base.deviation)[:, 0], up.weights[:, -1]
 
 
 def of_one_rate(pairs: Sequence[Pair]) -> bool:
