@@ -53,6 +53,30 @@ def test_a_budget_is_worth_the_records_that_it_is_said_to_be(asked):
         assert noise_to_signal(other) == pytest.approx(noise_to_signal(larger), rel=0.35)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(Settings(records=records) for records in (10, 12, 40, 150)),
+        Settings(records=1000, persons=2, records_per_person=1000),
+    ],
+)
+def test_a_budget_is_worth_more_records_the_larger_it_is_for_few_too(asked):
+    worth = [row[1] for row in shown(asked)["budgets"]]
+    assert worth == sorted(worth) and 0 < worth[0] < asked.records < worth[-1] < 1e6
+
+
+def test_where_no_other_size_can_be_planned_nothing_is_said(monkeypatch):
+    whole = Settings.plan
+
+    def plan(self, *given):
+        if self.records != 500:
+            raise ValueError("too few or too many for the job")
+        return whole(self, *given)
+
+    monkeypatch.setattr(Settings, "plan", plan)
+    assert {row[1] for row in shown(Settings(records=500))["budgets"]} == {None}
+
+
 def test_the_records_that_are_said_to_be_needed_are_enough():
     asked = Settings(epsilon=0.3, records=2000, features=40, without=0.8)
     cost = shown(asked)["cost"]

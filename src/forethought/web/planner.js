@@ -190,7 +190,7 @@ function drawCost({ cost, budgets, unit }) {
     const left = cost === null ? [] : [pairs(cost.without - lost),
       lost < 0.0005 ? "< 0.1" : pairs(lost)];
     head.scope = "row"; head.textContent = short(at);
-    row.append(head, ...[about(worth), ...left].map((text) => {
+    row.append(head, ...[worth === null ? "not known" : about(worth), ...left].map((text) => {
       const cell = document.createElement("td");
       cell.textContent = text;
       return cell;

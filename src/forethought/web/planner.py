@@ -184,16 +184,23 @@ def _noises(
     """(Noise over signal, records) of the same settings with fewer and with more records."""
     found = [(noise_to_signal(made), settings.records)]
     for factor in _SIZES:
-        records = max(10, round(factor * settings.records))
-        persons = settings.persons and max(1, round(factor * settings.persons))
+        records = round(factor * settings.records)
+        persons = settings.persons and round(factor * settings.persons)
+        if records < _LIMITS["records"][1] or persons == 0:
+            continue
         other = replace(settings, records=records, persons=persons, delta=None)
         with suppress(ValueError):  # too few for the job's batch or groups
             found.append((noise_to_signal(other.plan(loaded, asked)), records))
-    return sorted(found)
+    return sorted(dict(found).items())
 
 
-def _worth(noise: float, others: list[tuple[float, float]]) -> float:
-    """About as many records have this noise at the chosen ε: a line through logarithms."""
+def _worth(noise: float, others: list[tuple[float, float]]) -> float | None:
+    """About as many records have this noise at the chosen ε: a line through logarithms.
+
+    None where no other number of records can be planned.
+    """
+    if len(others) < 2:
+        return None
     x, y = np.log([one for one, _ in others]), np.log([records for _, records in others])
     at = int(np.clip(np.searchsorted(x, math.log(noise)), 1, len(x) - 1))
     slope = (y[at] - y[at - 1]) / (x[at] - x[at - 1])
