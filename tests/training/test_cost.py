@@ -117,6 +117,7 @@ def test_plans_of_other_units_are_refused_or_arranged() -> None:
     assert ft.cost(network(), people, own, micro_batch=8).each > 0
 
 
+@pytest.mark.slow
 def test_a_trial_leaves_what_torch_draws_next_as_it_was() -> None:
     model, before = network(), torch.get_rng_state()
     ft.cost(model, table(), planned())
