@@ -157,3 +157,10 @@ def test_plans_of_other_units_are_refused_or_arranged() -> None:
     own = ft.plan(data=people, noise_multiplier=1.0, delta=1e-5, rounds=2, sampling="full-batch",
                   person_as="contribution", model=network)  # fmt: skip
     assert ft.cost(network(), people, own, micro_batch=8).each > 0
+
+
+@pytest.mark.slow
+def test_a_trial_leaves_what_torch_draws_next_as_it_was() -> None:
+    model, before = network(), torch.get_rng_state()
+    ft.cost(model, table(), planned())
+    assert torch.equal(torch.get_rng_state(), before)

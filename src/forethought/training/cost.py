@@ -135,6 +135,7 @@ class Cost:
         )
 
 
+@torch.random.fork_rng(devices=[])  # what is drawn after it stays as it was
 def cost(
     model: nn.Module,
     data: object,
