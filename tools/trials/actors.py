@@ -13,7 +13,7 @@ from typing import Any
 from forethought.holders.cluster import NAMESPACE, ActorContext, actor, engine, name_of
 
 # Seconds in which a worker begins: it loads torch first, on a busy machine beside others that do.
-BEGIN = 180.0
+BEGIN = 300.0
 
 
 def _lived(live: Callable[..., None], args: tuple[Any, ...], here: ActorContext) -> int:
