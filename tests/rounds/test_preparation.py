@@ -91,6 +91,7 @@ def test_channels_are_features() -> None:
 )
 @example("quantiles", [0.5] * 12, 0)  # all in one bin
 @example("ranges", [0.5] * 12, 0)
+@example("norms", [1e30] * 12, 0)  # far out
 def test_no_record_has_a_longer_vector_than_declared(
     statistic: Any, values: list[float], label: int
 ) -> None:
