@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forethought.data.additive import Curves
 from forethought.data.basis import Basis, OnnxNodes
-from forethought.data.files import AS_USUAL, NEEDED, DataError, TableFormat, finite
+from forethought.data.files import AS_USUAL, LABEL_NEEDED, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
 # A look at a column of a private table, for its owner alone: ``forethought init`` takes it.
@@ -1165,7 +1165,7 @@ class Encoder(Stored):
         values = as_numbers(where, label, entries, entries.is_null(), self.form.decimal)
         if np.isnan(values).any():
             row = int(np.isnan(values).argmax())
-            raise DataError.unexpected(where, f"no label in example {row + 1}", NEEDED)
+            raise DataError.unexpected(where, f"no label in example {row + 1}", LABEL_NEEDED)
         if self.target_range is None:
             return values.astype(np.float32)
         low, high = self.target_range

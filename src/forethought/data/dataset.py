@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.data.files import NEEDED, DataError
+from forethought.data.files import LABEL_NEEDED, DataError
 from forethought.values.caveats import Caveat, of_role
 
 if TYPE_CHECKING:
@@ -429,7 +429,9 @@ def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
         words: NDArray[Any] = np.char.strip(raw.astype(str))
         if (words == "").any():
             row = int((words == "").argmax())
-            raise DataError.unexpected(path, f"no label in example {row + 1}", NEEDED) from None
+            raise DataError.unexpected(
+                path, f"no label in example {row + 1}", LABEL_NEEDED
+            ) from None
         return words
     if not np.isfinite(values).all():
         row = int((~np.isfinite(values)).argmax())

@@ -259,7 +259,7 @@ class TableFormat:
 
 AS_USUAL = TableFormat()
 # Of a record without a label, for messages.
-NEEDED = 'a label; missing_label = "drop" under [data] leaves such records out'
+LABEL_NEEDED = 'a label; missing_label = "drop" under [data] leaves such records out'
 
 
 def kind_of(path: Path) -> Kind:
