@@ -23,13 +23,15 @@ from dp_accounting.pld import PLDAccountant
 
 from forethought.accounting import exact
 from forethought.accounting.exact import noise_multiplier
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
     Adjacency,
+    Budget,
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
     WithoutReplacement,
 )

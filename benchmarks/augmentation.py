@@ -23,10 +23,8 @@ from forethought.rounds.contributions import augmented, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.values.contributions import Augmentation
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Augmentation, FullBatch, Mechanism, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch
 
 KINDS = ("mirror", "shift")
 CASES = {"lenet5": ((1, 28, 28), 64), "cnn": ((1, 28, 28), 32), "wrn-16-4": ((3, 32, 32), 2)}

@@ -33,9 +33,8 @@ from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.holders.driving import ClientDriver, FederationClient, ServerDriver
 from forethought.holders.grpc import FederationServer, grpc_stream
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 
 CLIENTS = 3
 # Parameters → rounds, and the goal in milliseconds.

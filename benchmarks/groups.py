@@ -26,10 +26,8 @@ from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.values.contributions import Local, LocalUpdates
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Local, LocalUpdates, Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch
 
 SIZE, RATE = 64, 0.01
 

@@ -31,9 +31,8 @@ from torch.nn import functional as F
 import forethought as ft
 from forethought.gradients import clipped
 from forethought.training.optimizers import Descent
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Rounds, WithoutReplacement
 from forethought.values.plan import Plan
-from forethought.values.samplings import WithoutReplacement
 from forethought.values.use import Optimizer
 
 WAYS = ("sharded, private", "sharded, ordinary", "whole, private")

@@ -24,9 +24,8 @@ from torch import nn
 from forethought.rounds import contributions as rounds_module
 from forethought.rounds.randomness import GaussianNoise, Stream, sampler
 from forethought.training.run import train
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer
 
 

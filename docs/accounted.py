@@ -15,8 +15,7 @@ from forethought.accounting.attack_bounds import attained
 from forethought.accounting.dominating_pair import gaussian_delta
 from forethought.accounting.theorems import SUPPORTED
 from forethought.planning.alternatives import plan_tuning
-from forethought.values.mechanism import ADJACENCIES, Adjacency, Clipping, Mechanism
-from forethought.values.samplings import Sampling
+from forethought.values.mechanism import ADJACENCIES, Adjacency, Clipping, Mechanism, Sampling
 
 
 def spent(

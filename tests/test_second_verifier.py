@@ -19,8 +19,7 @@ import pytest
 import forethought as ft
 from forethought.accounting import exact
 from forethought.accounting.statement import OF_HOLDERS, OF_RUN
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 
 TOOL = Path(__file__).parents[1] / "tools" / "verify.py"
 _spec = importlib.util.spec_from_file_location("second_verifier", TOOL)

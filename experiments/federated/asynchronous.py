@@ -30,9 +30,8 @@ from forethought.holders.workers import InProcess
 from forethought.models import build
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer, Schedule
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "proactive_dp"))

@@ -29,8 +29,7 @@ from forethought.holders.simulator import (
     no_gradients,
     slow_ones,
 )
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 
 ROUNDS = 39
 HERE = Path(__file__).parent

@@ -23,8 +23,7 @@ from matplotlib.figure import Figure
 
 import forethought as ft
 from forethought.papers.strong_adversary import StrongAdversary
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Shuffled, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds, Shuffled, WithoutReplacement
 
 N, BATCH, EPOCHS, SIGMA = 60_000, 256, 20, 8.0
 ALPHA = np.linspace(0.0, 1.0, 201)

@@ -27,9 +27,8 @@ from typing import Any
 
 import forethought as ft
 from forethought.models import build
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Rounds, Shuffled, WithoutReplacement
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Shuffled, WithoutReplacement
 from forethought.values.use import Averaging, Optimizer, Schedule
 
 MODELS = {"mnist": "lenet5", "cifar10": "cnn"}

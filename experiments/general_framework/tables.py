@@ -16,8 +16,7 @@ from typing import Any
 
 import forethought as ft
 from forethought.papers.strong_adversary import StrongAdversary
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Shuffled, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds, Shuffled, WithoutReplacement
 
 # (N, m, s, E, the paper's σ, g): individual, mixed and batch clipping; the last with groups.
 SETTINGS = [

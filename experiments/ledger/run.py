@@ -30,12 +30,14 @@ from forethought.ledger.totals import (
     TotalRule,
     smallest,
 )
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    Budget,
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Sampling,
     WithoutReplacement,
 )

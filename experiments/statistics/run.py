@@ -31,8 +31,7 @@ from forethought.statistics import (
     Survival,
     request,
 )
-from forethought.values.mechanism import Budget
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Budget, FullBatch
 
 HERE = Path(__file__).parent
 DELTA = 1e-6

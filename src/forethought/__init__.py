@@ -75,22 +75,22 @@ if TYPE_CHECKING:
     from forethought.utility.perturbing import utility_graph as utility_graph
     from forethought.utility.rehearsal import Rehearsal as Rehearsal
     from forethought.utility.rehearsal import rehearse as rehearse
-    from forethought.values.contributions import Augmentation as Augmentation
-    from forethought.values.contributions import Local as Local
+    from forethought.values.mechanism import Augmentation as Augmentation
     from forethought.values.mechanism import Budget as Budget
     from forethought.values.mechanism import Correlated as Correlated
+    from forethought.values.mechanism import CyclicPoisson as CyclicPoisson
+    from forethought.values.mechanism import FullBatch as FullBatch
+    from forethought.values.mechanism import Local as Local
     from forethought.values.mechanism import Mechanism as Mechanism
+    from forethought.values.mechanism import Poisson as Poisson
+    from forethought.values.mechanism import RandomAllocation as RandomAllocation
     from forethought.values.mechanism import Rounds as Rounds
+    from forethought.values.mechanism import Shuffled as Shuffled
     from forethought.values.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
+    from forethought.values.mechanism import WithoutReplacement as WithoutReplacement
     from forethought.values.plan import Clip as Clip
     from forethought.values.plan import Plan as Plan
     from forethought.values.plan import Preparation as Preparation
-    from forethought.values.samplings import CyclicPoisson as CyclicPoisson
-    from forethought.values.samplings import FullBatch as FullBatch
-    from forethought.values.samplings import Poisson as Poisson
-    from forethought.values.samplings import RandomAllocation as RandomAllocation
-    from forethought.values.samplings import Shuffled as Shuffled
-    from forethought.values.samplings import WithoutReplacement as WithoutReplacement
     from forethought.values.strategies import Banded as Banded
     from forethought.values.strategies import BufferedToeplitz as BufferedToeplitz
     from forethought.values.use import Averaging as Averaging
@@ -113,13 +113,13 @@ _HOME = {
             "Shuffled",
             "WithoutReplacement",
         ),
-        "values.samplings",
+        "values.mechanism",
     ),
     **dict.fromkeys(("Banded", "BufferedToeplitz"), "values.strategies"),
     "Plan": "values.plan",
     "Clip": "values.plan",
     **dict.fromkeys(("Averaging", "GradientFilter", "Optimizer", "Schedule"), "values.use"),
-    "Local": "values.contributions",
+    "Local": "values.mechanism",
     "Preparation": "values.plan",
     **dict.fromkeys(("Prepared", "prepare"), "rounds.preparation"),
     "Interval": "accounting.interval",
@@ -130,7 +130,7 @@ _HOME = {
     **dict.fromkeys(("About", "Statement", "account"), "accounting.statement"),
     "Audit": "auditing.verdict",
     "audit": "auditing.audit",
-    "Augmentation": "values.contributions",
+    "Augmentation": "values.mechanism",
     **dict.fromkeys(("Federation", "Member"), "federated.federation"),
     "Policy": "federated.statements",
     "simulate": "holders.simulate",

@@ -14,9 +14,11 @@ from typing import Any
 
 # Former name → name now, both below the package.
 MOVED: dict[str, str] = {
-    **{name: f"values.{name}" for name in ("checks", "mechanism", "samplings", "serialisation")},
+    **{name: f"values.{name}" for name in ("checks", "mechanism", "serialisation")},
     **{name: f"values.{name}" for name in ("caveats", "signing", "strategies", "use")},
-    **dict.fromkeys(("augmentation", "contributions", "local_updates"), "values.contributions"),
+    **dict.fromkeys(
+        ("augmentation", "contributions", "local_updates", "samplings"), "values.mechanism"
+    ),
     **dict.fromkeys(("assumed", "optimizers"), "values.use"),
     **dict.fromkeys(("plans", "preparation", "privacy"), "values.plan"),
     "caveat_kinds": "values.caveats",

@@ -22,10 +22,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole, without_none
-from forethought.values.contributions import Augmentation, Local
-from forethought.values.mechanism import Adjacency, Budget, Clipping
+from forethought.values.mechanism import (
+    Adjacency,
+    Augmentation,
+    Budget,
+    Clipping,
+    Local,
+    SamplingName,
+)
 from forethought.values.plan import ClipRule, Preparation
-from forethought.values.samplings import SamplingName
 from forethought.values.use import Averaging, AveragingKind, GradientFilter, Schedule, ScheduleKind
 
 NoiseName = Literal["gaussian", "grid", "correlated"]

@@ -19,13 +19,17 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.interval import Interval
-from forethought.values.mechanism import ADJACENCIES, CLIPPINGS, Correlated, Mechanism, Rounds
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    ADJACENCIES,
+    CLIPPINGS,
     SAMPLINGS,
+    Correlated,
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
     WithoutReplacement,
 )

@@ -17,8 +17,7 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import binom, hypergeom
 
-from forethought.values.mechanism import Rounds
-from forethought.values.samplings import SAMPLINGS, Binomial, Sampling
+from forethought.values.mechanism import SAMPLINGS, Binomial, Rounds, Sampling
 
 DRAWS, NOISES, KNOWN = 12_000, 4, 3_000
 # One comparison's chance to accuse a sound accountant.

@@ -33,12 +33,14 @@ from forethought.accounting import exact
 from forethought.accounting.attack_bounds import attained
 from forethought.accounting.dominating_pair import gaussian_epsilon_bounds
 from forethought.accounting.theorems import SUPPORTED, parts, unsampled_distance
-from forethought.values.mechanism import ADJACENCIES, Mechanism, Rounds
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    ADJACENCIES,
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
     WithoutReplacement,
 )

@@ -16,8 +16,7 @@ from itertools import product
 import numpy as np
 from scipy.stats import norm
 
-from forethought.values.mechanism import Mechanism
-from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson, Shuffled
+from forethought.values.mechanism import CyclicPoisson, FullBatch, Mechanism, Poisson, Shuffled
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from forethought.accounting.statement import (
 )
 from forethought.accounting.verification import check
 from forethought.report.page import statement_page
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.serialisation import build
 
 HASH = "sha256:" + "ab" * 32

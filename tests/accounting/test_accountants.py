@@ -12,12 +12,13 @@ import forethought as ft
 from forethought.accounting.accountants import ACCOUNTANTS, batches_known
 from forethought.accounting.statement import Randomness, account, required
 from forethought.values.caveats import KINDS
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
     WithoutReplacement,
 )

@@ -34,8 +34,14 @@ from forethought.accounting.statement import (
     json_schema,
 )
 from forethought.accounting.verification import verify
-from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.mechanism import (
+    Budget,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    UnsupportedMechanismError,
+)
 from forethought.values.serialisation import tagged
 
 MECHANISM = Mechanism(Rounds(2.0, 50, Poisson(0.1)))

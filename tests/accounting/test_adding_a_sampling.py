@@ -24,16 +24,14 @@ from forethought.rounds.randomness import SAMPLERS
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
+    SAMPLINGS,
+    Binomial,
     Correlated,
     Mechanism,
     Rounds,
-    UnsupportedMechanismError,
-)
-from forethought.values.samplings import (
-    SAMPLINGS,
-    Binomial,
     Sampling,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 from forethought.values.strategies import Banded

@@ -16,8 +16,14 @@ from forethought.accounting import discrete_ratio
 from forethought.accounting.discrete_ratio import CUT, Epoch, epoch_ratios
 from forethought.accounting.exact import delta, epsilon, privacy_loss
 from forethought.accounting.tradeoff import tradeoff
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, RandomAllocation, Shuffled
+from forethought.values.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    RandomAllocation,
+    Rounds,
+    Shuffled,
+)
 
 
 def above(a: float, level: float) -> float:

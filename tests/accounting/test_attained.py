@@ -14,13 +14,16 @@ from forethought.accounting import attack_bounds, exact
 from forethought.accounting.attack_bounds import OPPOSITE, ZEROS, _composed, _lower, attained
 from forethought.accounting.statement import account, truth
 from forethought.accounting.theorems import replacing
-from forethought.values.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    Correlated,
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 from forethought.values.strategies import Banded

@@ -6,12 +6,15 @@ import pytest
 
 from forethought.accounting import exact
 from forethought.accounting.exact import calibrate, epsilon, estimate, noise_multiplier
-from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    Budget,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 

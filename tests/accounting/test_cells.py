@@ -26,12 +26,14 @@ from forethought.rounds.randomness import SAMPLERS
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
+    SAMPLINGS,
     Correlated,
     Mechanism,
+    Poisson,
     Rounds,
+    SamplingName,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import SAMPLINGS, Poisson, SamplingName
 from forethought.values.strategies import STRATEGIES, Banded, BufferedToeplitz
 
 

@@ -12,8 +12,7 @@ from forethought.accounting.discrete_ratio import DisclosedCount
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.exact import of_ratios
 from forethought.accounting.theorems import parts
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
 
 
 def test_half_lines_are_asked_where_told_is_sharp_but_large():

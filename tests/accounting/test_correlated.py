@@ -14,8 +14,15 @@ from forethought.accounting.statement import Randomness, account
 from forethought.accounting.theorems import sensitivity_over_turns, uncorrelated
 from forethought.accounting.verification import verify
 from forethought.papers.strong_adversary import KnownHits
-from forethought.values.mechanism import Correlated, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson
+from forethought.values.mechanism import (
+    Correlated,
+    CyclicPoisson,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    UnsupportedMechanismError,
+)
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 BANDED = Banded((1.0, 0.5, 0.375))

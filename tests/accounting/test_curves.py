@@ -19,8 +19,14 @@ from forethought.accounting.renyi import (
     rdp,
     zcdp,
 )
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
 
 CASES = [(0.004, 1.1), (0.5, 0.5), (1e-4, 0.6), (0.01, 50.0), (1e-8, 0.2), (0.99, 3.0)]
 

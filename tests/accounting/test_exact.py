@@ -18,16 +18,14 @@ from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
-    Mechanism,
-    Rounds,
-    UnsupportedMechanismError,
-)
-from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 

@@ -7,8 +7,15 @@ from forethought.accounting import adaptive
 from forethought.accounting.adaptive import BudgetExceededError, RenyiFilter, best_order
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.accounting.renyi import RenyiCurve, rdp
-from forethought.values.mechanism import Budget, Correlated, Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, Shuffled
+from forethought.values.mechanism import (
+    Budget,
+    Correlated,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+)
 from forethought.values.strategies import Banded
 
 STEP = Rounds(2.0, 100, Poisson(0.01))

@@ -22,11 +22,13 @@ from forethought.accounting.dominating_pair import gaussian_delta, gaussian_mu
 from forethought.values.mechanism import (
     Budget,
     Correlated,
+    FullBatch,
     Mechanism,
+    Poisson,
     Rounds,
+    Shuffled,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import FullBatch, Poisson, Shuffled
 from forethought.values.strategies import Banded, BufferedToeplitz
 
 BUDGET = Budget(2.0, 1e-6)

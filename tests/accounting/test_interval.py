@@ -16,8 +16,7 @@ from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.accounting.statement import account
 from forethought.papers.comparison import compare
 from forethought.report import page, terminal
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson, RandomAllocation
+from forethought.values.mechanism import Mechanism, Poisson, RandomAllocation, Rounds
 from forethought.values.serialisation import plain
 
 FORMS = (".2g", ".3g", ".4g", ".5g", ".6g", ".3f", ".0%", ".1%", ".2%", ",.4g")

@@ -18,8 +18,14 @@ from forethought.accounting.dominating_pair import (
     total_variation,
 )
 from forethought.accounting.theorems import unsampled_distance
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
 
 
 def _true_delta(distance: float, epsilon: float) -> float:

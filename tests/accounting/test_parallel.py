@@ -6,8 +6,7 @@ import pytest
 
 from forethought.accounting.exact import epsilon
 from forethought.accounting.statement import shared
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 
 
 def rounds(sigma: float) -> Mechanism:

@@ -10,8 +10,14 @@ import pytest
 from forethought.accounting import exact, line_integral, theorems
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.tradeoff import tradeoff
-from forethought.values.mechanism import ADJACENCIES, Mechanism, Rounds
-from forethought.values.samplings import Poisson, RandomAllocation, WithoutReplacement
+from forethought.values.mechanism import (
+    ADJACENCIES,
+    Mechanism,
+    Poisson,
+    RandomAllocation,
+    Rounds,
+    WithoutReplacement,
+)
 
 
 def _log_mixture(z, parts, sign):

@@ -16,8 +16,7 @@ from forethought.accounting.adaptive import (
     search_epsilon,
 )
 from forethought.accounting.renyi import rdp
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 
 TRIALS = [
     NegativeBinomialTrials(0.1, 1.0),

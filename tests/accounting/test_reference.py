@@ -11,8 +11,15 @@ from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from forethought.accounting import transform
 from forethought.accounting.exact import epsilon, noise_multiplier
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.mechanism import (
+    Budget,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 

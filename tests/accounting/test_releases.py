@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import forethought as ft
 from forethought.accounting.statement import SCORE, StatedRelease, account, difference, listed
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 
 MECHANISM = Mechanism(Rounds(1.1, 200, Poisson(0.01)), Rounds(1.3, 20, Poisson(0.02)))
 PARTS = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.5, 1.0, 2.0])), min_size=1)

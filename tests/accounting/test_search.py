@@ -12,8 +12,7 @@ from forethought.accounting import exact, line_integral
 from forethought.accounting.dominating_pair import Bounds, Pair
 from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
 
 PAIR = Pair(((1.0, 0.02),))
 COUNT = 200

@@ -14,8 +14,7 @@ from forethought.accounting.adaptive import (
     search_epsilon,
 )
 from forethought.accounting.renyi import RenyiCurve, rdp
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 
 ORDERS = tuple(1 + x / 4 for x in range(1, 80))
 TRIALS = [

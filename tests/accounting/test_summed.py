@@ -21,8 +21,7 @@ from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.statement import Statement, StatementError, account
 from forethought.accounting.verification import verify
 from forethought.values.caveats import Caveat
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 
 DELTA = 1e-5
 MECHANISM = Mechanism(Rounds(2.42, 120, Poisson(0.1)))

@@ -16,8 +16,14 @@ from forethought.accounting.discrete_ratio import DisclosedCount, disclosed_rati
 from forethought.accounting.dominating_pair import Pair
 from forethought.accounting.exact import delta, epsilon, epsilon_curve, privacy_loss
 from forethought.accounting.tradeoff import tradeoff
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
+from forethought.values.mechanism import (
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
 
 Z = np.linspace(-12.0, 18.0, 30_001)
 STEP = Z[1] - Z[0]

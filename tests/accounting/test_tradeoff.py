@@ -24,8 +24,7 @@ from forethought.accounting.tradeoff import (
     tradeoff,
     upper_envelope,
 )
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, WithoutReplacement
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds, WithoutReplacement
 
 ALPHA = np.linspace(0, 1, 101)
 

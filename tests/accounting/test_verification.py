@@ -29,10 +29,16 @@ from forethought.accounting.statement import (
 )
 from forethought.accounting.verification import CHECKS, check, verify
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Persons
-from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.mechanism import (
+    Budget,
+    FullBatch,
+    Mechanism,
+    Persons,
+    Poisson,
+    Rounds,
+    Shuffled,
+)
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch, Poisson, Shuffled
 from forethought.values.serialisation import digest
 
 DELTA = 1e-5

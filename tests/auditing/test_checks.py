@@ -14,8 +14,8 @@ import forethought as ft
 from forethought.auditing import noise, participation, sensitivity
 from forethought.auditing.canaries import LEVELS, CheckSizes, sizes_of
 from forethought.auditing.verdict import Finding
+from forethought.values.mechanism import Sampling
 from forethought.values.plan import Plan
-from forethought.values.samplings import Sampling
 
 QUICK, LEVEL = LEVELS["quick"], 1e-6
 # Every test's level is exact for any number of records and rounds.

@@ -11,9 +11,8 @@ import pytest
 
 from forethought.auditing.holders import audit_client, received
 from forethought.rounds.randomness import GaussianNoise
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch, Poisson
 from trials.audits import FAULTS
 
 FALSE_ALARM = 1e-4

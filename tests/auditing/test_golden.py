@@ -30,7 +30,7 @@ from forethought.auditing.replay import replaying
 from forethought.auditing.verdict import Audit
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.records import TensorRecords
-from forethought.values.contributions import Local
+from forethought.values.mechanism import Local
 from forethought.values.plan import Plan
 
 GOLDEN = Path(__file__).with_name("golden.json")

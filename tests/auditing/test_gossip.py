@@ -7,9 +7,8 @@ import pytest
 
 from forethought.auditing.canaries import LARGE, CanaryRecords
 from forethought.auditing.holders import audit_worker, recovered
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch, Poisson
 from forethought.values.use import Averaging, Optimizer, ReleaseUse
 from trials.audits import FAULTS
 

@@ -10,10 +10,15 @@ import torch
 import forethought as ft
 from forethought.auditing.audit import audit
 from forethought.auditing.participation import proportional
-from forethought.values.contributions import INNER, Local
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import (
+    INNER,
+    Local,
+    Mechanism,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
 from forethought.values.plan import Plan
-from forethought.values.samplings import Shuffled, WithoutReplacement
 from trials import audits
 
 FALSE_ALARM = 1e-6

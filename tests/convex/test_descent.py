@@ -16,7 +16,7 @@ from forethought.errors import RoundError, TranscriptError
 from forethought.rounds.contributions import LinearModel
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets
-from forethought.values.contributions import LinearExamples
+from forethought.values.mechanism import LinearExamples
 from forethought.values.plan import Clip, Privacy
 
 BUDGET = ft.Budget(1.0, 1e-5)

@@ -23,7 +23,7 @@ from forethought.holders.workers import InProcess
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.values.contributions import Groups
+from forethought.values.mechanism import Groups
 
 from .machines import D, federation, from_server, model, of, sent, vector
 

@@ -24,9 +24,8 @@ from forethought.federated.statements import (
     shared,
 )
 from forethought.rounds.transcript import Transcript, TranscriptError
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer, ReleaseUse
 
 DELTA, SIZE = 1e-5, 1000

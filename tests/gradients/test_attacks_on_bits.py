@@ -23,8 +23,8 @@ from forethought.gradients.batches import Blocks, planned
 from forethought.gradients.vmap_mode import RULES
 from forethought.rounds.contributions import Addition, DealtBatch, Gradients, example_gradients
 from forethought.rounds.records import TensorRecords
+from forethought.values.mechanism import FullBatch
 from forethought.values.plan import Clip, Examples, Round
-from forethought.values.samplings import FullBatch
 
 C = 1.0
 Place = tuple[int, int]  # which row, of how many

@@ -22,9 +22,8 @@ from forethought.gradients.boundary import UserCodeAnswers
 from forethought.rounds.randomness import Seeds
 from forethought.training.run import train
 from forethought.turns import turns
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 
 LIMIT = 120.0  # seconds, for what takes none
 

@@ -31,9 +31,8 @@ from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.holders.driving import ClientDriver, ServerDriver
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer, Schedule
 from trials.storage import MemoryStorage
 

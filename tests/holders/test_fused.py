@@ -31,7 +31,7 @@ from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.folder import CheckpointError, RunFolderExistsError
-from forethought.values.contributions import Augmentation, Groups
+from forethought.values.mechanism import Augmentation, Groups
 from forethought.values.plan import Clip
 
 SIZES = (7, 30, 12, 30, 9)

@@ -33,9 +33,8 @@ from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds, add_grid_noise
 from forethought.rounds.records import TensorRecords, as_records
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan, grid, step_sizes
-from forethought.values.samplings import Poisson
 from forethought.values.use import Averaging
 from trials.storage import CrashError, MemoryStorage
 

@@ -47,10 +47,8 @@ from forethought.jobs.account import verified
 from forethought.jobs.job import from_file
 from forethought.planning.alternatives import next_by_shortfall, plan_phases
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Persons
-from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.mechanism import Budget, Mechanism, Persons, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson
 from forethought.values.serialisation import digest
 from forethought.values.use import Optimizer
 

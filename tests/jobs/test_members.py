@@ -16,7 +16,7 @@ from forethought.jobs import members
 from forethought.jobs.holders import Holders, Network, agreed, holders_of, section_of, simulate_job
 from forethought.jobs.job import Job, JobError, JobRequest, from_file
 from forethought.jobs.load import count_of
-from forethought.values.contributions import Persons
+from forethought.values.mechanism import Persons
 
 JOB = """
 [data]

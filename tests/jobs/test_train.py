@@ -92,8 +92,7 @@ def test_a_search_or_filter_statement_is_accounted_its_own_way_at_another_delta(
     from forethought.accounting.adaptive import PoissonTrials, selection_details
     from forethought.accounting.statement import account
     from forethought.jobs.account import statement_of
-    from forethought.values.mechanism import Mechanism, Rounds
-    from forethought.values.samplings import Poisson
+    from forethought.values.mechanism import Mechanism, Poisson, Rounds
 
     mechanism = Mechanism(Rounds(2.0, 50, Poisson(0.1)))
     details = selection_details(mechanism, [mechanism], PoissonTrials(5), None, 1e-5)

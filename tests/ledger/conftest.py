@@ -11,8 +11,7 @@ import pytest
 
 from forethought.ledger.book import Account, Charge
 from forethought.ledger.store import Store, create
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 from trials.ledger import ENGINES, Server, impossible
 
 NAMES = itertools.count()

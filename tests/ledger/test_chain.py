@@ -15,8 +15,7 @@ from forethought.ledger.book import Account, BookError, Charge
 from forethought.ledger.chain import chained, exported, verify_export
 from forethought.ledger.database import address, connected
 from forethought.ledger.store import Store, create, open_book
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 from forethought.values.serialisation import canonical
 from forethought.values.signing import Signer, generate
 

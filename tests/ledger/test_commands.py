@@ -14,9 +14,8 @@ from forethought.jobs.job import Job, JobError, JobRequest, paying
 from forethought.ledger.book import Account, Charge
 from forethought.ledger.page import account_page
 from forethought.ledger.store import open_book
-from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 
 
 def told(*arguments: object) -> tuple[int, str]:

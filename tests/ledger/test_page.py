@@ -11,8 +11,7 @@ from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
 from forethought.ledger.history import history
 from forethought.ledger.page import account_page, index_page
 from forethought.ledger.store import Store, create
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 from seen import sideways, unreadable
 
 CHROMIUM = shutil.which("chromium")

@@ -37,9 +37,8 @@ from forethought.training.execution import Interrupted
 from forethought.training.run import train
 from forethought.training.search import tune
 from forethought.values.caveats import Caveat
-from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch, Poisson
 
 EXAMPLES, ROUNDS = 200, 30
 

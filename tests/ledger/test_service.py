@@ -34,8 +34,14 @@ from forethought.ledger.remote import AUTHORITY, RemoteBook
 from forethought.ledger.service import Buckets, listening, server
 from forethought.ledger.store import Store, create, open_book
 from forethought.ledger.wire import error_from, error_to
-from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.mechanism import (
+    Budget,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    UnsupportedMechanismError,
+)
 from ledger.serving import served
 
 CHARGE = Charge(Mechanism(Rounds(4.0, 10, Poisson(0.1)), Rounds(20.0, 1, FullBatch())))

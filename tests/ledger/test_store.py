@@ -23,8 +23,7 @@ from forethought.ledger.chain import export, verify_export
 from forethought.ledger.database import PERSONS, address, connected
 from forethought.ledger.store import Store, create, open_book
 from forethought.ledger.totals import TotalRule
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 
 DATA = "patients"
 

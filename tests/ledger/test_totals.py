@@ -32,12 +32,15 @@ from forethought.ledger.totals import (
     RenyiRule,
     TotalRule,
 )
-from forethought.values.mechanism import Budget, Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    Budget,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 

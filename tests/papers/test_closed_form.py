@@ -24,8 +24,7 @@ from forethought.papers.closed_form import (
     theorem_b_2,
     theorem_b_4,
 )
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 
 
 @given(st.floats(1e-3, 20), st.floats(-15, -0.5))

@@ -5,8 +5,7 @@ import pytest
 from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.papers.closed_form import approximate_clt_epsilon, approximate_clt_mu
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson, WithoutReplacement
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds, WithoutReplacement
 
 
 def test_published_example():

@@ -6,8 +6,7 @@ import pytest
 from forethought.accounting.dominating_pair import gaussian_epsilon
 from forethought.accounting.exact import epsilon as exact_epsilon
 from forethought.papers.strong_adversary import SquaredHits, StrongAdversary, paper_occupancy
-from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Poisson, Rounds, UnsupportedMechanismError
 
 ERRATUM = StrongAdversary(60000, 20, 16.0, groups=256, sampling="subsampling")
 

@@ -16,8 +16,7 @@ from forethought.planning import defaults
 from forethought.planning.alternatives import next_phase
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.solve import PlanError, neighbours
-from forethought.values.mechanism import Correlated
-from forethought.values.samplings import CyclicPoisson
+from forethought.values.mechanism import Correlated, CyclicPoisson
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 BUDGET = ft.Budget(2.0, 1e-5)

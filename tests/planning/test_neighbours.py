@@ -9,7 +9,7 @@ import pytest
 import forethought as ft
 from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.solve import neighbours
-from forethought.values.contributions import Persons
+from forethought.values.mechanism import Persons
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "without-replacement", "shuffled"])

@@ -13,7 +13,7 @@ from forethought.accounting import exact
 from forethought.planning.alternatives import pareto
 from forethought.planning.defaults import noise_to_signal
 from forethought.planning.solve import neighbours
-from forethought.values.contributions import Persons
+from forethought.values.mechanism import Persons
 
 
 @pytest.mark.slow

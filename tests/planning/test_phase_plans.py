@@ -11,8 +11,7 @@ from forethought.accounting.adaptive import Progress, RenyiFilter
 from forethought.planning.alternatives import next_by_shortfall, next_phase, plan_phases
 from forethought.planning.solve import PlanError
 from forethought.planning.solve import plan as solve
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch, Poisson
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds
 
 N = 5000
 BUDGET = Budget(1.0, 1e-5)

@@ -30,9 +30,8 @@ from forethought.report.page import report_page, statement_page
 from forethought.training.folder import RunSummary, UnfinishedRun
 from forethought.training.metrics import measured
 from forethought.utility.graph import UtilityGraph
-from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch, Poisson
 
 GOLDEN = Path(__file__).with_name("golden.txt")
 MANY = 22  # more than tables show

@@ -25,9 +25,8 @@ from forethought.report.page import report_page, statement_page, write_pages, wr
 from forethought.training.folder import RunSummary
 from forethought.training.metrics import measured
 from forethought.values import signing
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 
 HOSTILE = "<script>alert(1)</script>&\"'"
 TARGETS = np.array([0, 1, 1] * 20)

@@ -15,9 +15,8 @@ import forethought as ft
 from forethought.planning.alternatives import pareto
 from forethought.report.figures import draw_learning, draw_plan, draw_tradeoff, draw_utility
 from forethought.utility.graph import UtilityGraph
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ import pytest
 
 from forethought.report.figures import draw_utility, edges_of
 from forethought.utility.graph import UtilityGraph
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch
 
 
 def graph(norms: tuple[float, ...], sigmas: tuple[float, ...], scale: float) -> UtilityGraph:

@@ -26,10 +26,15 @@ from forethought.rounds.private_sum import PrivateRounds, Team, share_of
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.records import PerPerson, person_loss
-from forethought.values.contributions import Augmentation, Persons
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import (
+    Augmentation,
+    FullBatch,
+    Mechanism,
+    Persons,
+    Poisson,
+    Rounds,
+)
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch, Poisson
 
 FALSE_ALARM = 1e-6
 EXAMPLES, SIDE = 12, 6

@@ -11,9 +11,8 @@ from forethought.gradients import quantile_update
 from forethought.gradients.sums import centred_count_below, next_clip_norm
 from forethought.rounds.private_sum import noised_share
 from forethought.rounds.randomness import noised_count
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import Clip, NoiseKind, Plan, grid
-from forethought.values.samplings import FullBatch
 
 CLIP = Clip(1.0, "quantile", quantile=0.6, quantile_rate=0.2, count_noise=1.0)
 NORMS = torch.tensor([0.5, 0.9, 1.0, 1.1, float("inf")])

@@ -20,10 +20,17 @@ from forethought.rounds.contributions import (
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.values.contributions import GRADIENTS, Contribution, Local
-from forethought.values.mechanism import ADJACENCIES, CLIPPINGS, Mechanism, Rounds
+from forethought.values.mechanism import (
+    ADJACENCIES,
+    CLIPPINGS,
+    GRADIENTS,
+    Contribution,
+    FullBatch,
+    Local,
+    Mechanism,
+    Rounds,
+)
 from forethought.values.plan import CONTRIBUTIONS, NAMES, Clip, Privacy
-from forethought.values.samplings import FullBatch
 
 RECORDS, NORM = 7, 0.25
 

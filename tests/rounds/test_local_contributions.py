@@ -21,18 +21,21 @@ from forethought.rounds.local_updates import separable
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.values.contributions import INNER, Local, LocalUpdates
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    INNER,
     CyclicPoisson,
     FullBatch,
+    Local,
+    LocalUpdates,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Sampling,
     Shuffled,
     WithoutReplacement,
 )
+from forethought.values.plan import Clip, Plan
 
 EXAMPLES, GROUPS = 30, 5
 MODULES = {

@@ -29,9 +29,8 @@ from forethought.rounds.preparation import Vectors, moments
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import NAMES, STATISTICS, Plan
-from forethought.values.samplings import FullBatch, Poisson
 
 FALSE_ALARM = 1e-6
 N = 3000

@@ -20,9 +20,8 @@ from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum,
 from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.rounds.transcript import TranscriptError
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds, Sampling
 from forethought.values.plan import Clip, Plan, Round
-from forethought.values.samplings import FullBatch, Poisson, Sampling
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 24

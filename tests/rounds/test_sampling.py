@@ -14,7 +14,7 @@ from forethought.rounds.randomness import (
     sampler,
     uniform_subset,
 )
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
     CyclicPoisson,
     FullBatch,
     Poisson,

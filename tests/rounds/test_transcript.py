@@ -7,10 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forethought.rounds.transcript import COUNTS, Transcript, TranscriptError
-from forethought.values.contributions import GRADIENTS, Examples, Groups
-from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.mechanism import (
+    GRADIENTS,
+    Correlated,
+    Examples,
+    FullBatch,
+    Groups,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+    WithoutReplacement,
+)
 from forethought.values.plan import Clip, Privacy
-from forethought.values.samplings import FullBatch, Poisson, Shuffled, WithoutReplacement
 from forethought.values.strategies import Banded
 
 N = 12

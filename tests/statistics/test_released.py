@@ -31,8 +31,7 @@ from forethought.statistics import (
     request,
 )
 from forethought.statistics import released as module
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from survival import kaplan_meier, weibull
 
 N = 600

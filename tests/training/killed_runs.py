@@ -25,9 +25,8 @@ from torch import nn
 from forethought.training.folder import Checkpoint
 from forethought.training.metrics import Event
 from forethought.training.run import train
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds, Shuffled, WithoutReplacement
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson, Shuffled, WithoutReplacement
 from forethought.values.use import Averaging, Optimizer, Schedule
 
 EXAMPLES, ROUNDS = 150, 40

@@ -22,9 +22,8 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
 from forethought.training import run as loops
 from forethought.training.run import Loop, Task
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds, Shuffled, WithoutReplacement
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson, Shuffled, WithoutReplacement
 from forethought.values.use import Optimizer, Schedule
 
 EXAMPLES = 60_000

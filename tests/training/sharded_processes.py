@@ -31,9 +31,8 @@ from forethought.training.execution import Interrupted, launched
 from forethought.training.metrics import Event
 from forethought.training.optimizers import Descent
 from forethought.training.run import train
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Averaging, Optimizer
 
 EXAMPLES, ROUNDS, WORDS, CLASSES = 60, 6, 11, 5

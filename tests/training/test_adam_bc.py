@@ -13,9 +13,8 @@ from torch import nn
 import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.training.optimizers import AdamBC, make_optimizer
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch
 from forethought.values.use import Optimizer
 
 FALSE_ALARM = 1e-6

@@ -18,9 +18,8 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 
 EXAMPLES = 40
 HOW = ft.Augmentation(3, ("mirror", "shift", "crop"))

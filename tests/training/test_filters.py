@@ -26,9 +26,15 @@ from forethought.rounds.records import TensorRecords
 from forethought.training.execution import Interrupted
 from forethought.training.metrics import Event
 from forethought.training.optimizers import Kalman, LowPass, MeanFilter, descent_of, make_filter
-from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.mechanism import (
+    Correlated,
+    CyclicPoisson,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+)
 from forethought.values.plan import Plan
-from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.values.use import Optimizer
 
 FALSE_ALARM = 1e-6

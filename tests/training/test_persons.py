@@ -25,7 +25,7 @@ from forethought.rounds.contributions import cross_entropy
 from forethought.training.records import PerPerson, PersonLoss, person_loss
 from forethought.training.search import train_until
 from forethought.utility.perturbing import utility_graph
-from forethought.values.contributions import Persons
+from forethought.values.mechanism import Persons
 
 
 def rows(count: int, seed: int = 0, kind: str = "labels") -> tuple[Split, list[str]]:

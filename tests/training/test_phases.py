@@ -32,9 +32,8 @@ from forethought.training.folder import (
 from forethought.training.metrics import Event
 from forethought.training.run import train
 from forethought.training.search import PhasedRun, train_until
-from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.serialisation import digest
 
 EXAMPLES = 200

@@ -22,9 +22,8 @@ from forethought.training.execution import Interrupted
 from forethought.training.folder import Checkpoint, CheckpointError, ReleasedRounds
 from forethought.training.metrics import Event
 from forethought.training.run import train
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson
 
 
 @pytest.mark.slow

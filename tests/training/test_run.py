@@ -23,17 +23,18 @@ from forethought.training.execution import Interrupted
 from forethought.training.folder import RunFolder, RunFolderExistsError
 from forethought.training.metrics import Event
 from forethought.training.run import train
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Sampling,
     Shuffled,
     WithoutReplacement,
 )
+from forethought.values.plan import Clip, Plan
 from forethought.values.use import Averaging, Optimizer, Schedule
 
 EXAMPLES = 200

@@ -22,9 +22,8 @@ from forethought.rounds.transcript import Transcript
 from forethought.training.folder import RunFolderExistsError
 from forethought.training.run import Run, Task, train
 from forethought.training.search import Tuned, tune
-from forethought.values.mechanism import Budget, Mechanism, Rounds
+from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.serialisation import digest
 from forethought.values.use import Averaging, Optimizer
 

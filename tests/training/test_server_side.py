@@ -13,9 +13,8 @@ import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.planning.solve import PlanError
 from forethought.training.optimizers import Yogi, make_optimizer
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch
 from forethought.values.use import Averaging, Optimizer, Schedule
 
 

@@ -26,9 +26,8 @@ from forethought.rounds.private_sum import PrivateRounds, Team, share_of
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
 from forethought.training.run import train
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer
 
 SCRIPT = Path(__file__).with_name("sharded_processes.py")

@@ -41,9 +41,8 @@ from forethought.training.folder import (
 from forethought.training.metrics import Event
 from forethought.training.records import CoincidingRecordsError
 from forethought.training.run import train
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan, Privacy, Round
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer
 
 EXAMPLES = 60

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan, step_sizes
-from forethought.values.samplings import FullBatch, Poisson
 from forethought.values.use import Optimizer, Schedule
 
 

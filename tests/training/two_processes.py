@@ -28,10 +28,15 @@ from forethought.rounds.randomness import BoundNoise
 from forethought.training.execution import Interrupted, launched
 from forethought.training.metrics import Event
 from forethought.training.run import train
-from forethought.values.contributions import Augmentation
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import (
+    Augmentation,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Shuffled,
+)
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch, Poisson, Shuffled
 
 EXAMPLES, ROUNDS = 120, 12
 

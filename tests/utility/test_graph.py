@@ -11,9 +11,8 @@ import pytest
 
 from forethought.planning.solve import plan
 from forethought.utility.graph import LEAKS, UtilityGraph
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch
 from forethought.values.use import Averaging, Optimizer
 
 TRAINING = Plan(

@@ -10,7 +10,7 @@ import forethought as ft
 from forethought.accounting.statement import account
 from forethought.jobs.job import Job, JobError
 from forethought.report.terminal import plan_rows
-from forethought.values.contributions import Augmentation, Local
+from forethought.values.mechanism import Augmentation, Local
 from forethought.values.plan import Plan
 
 

@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from forethought.values.contributions import INNER, Local, LocalUpdates, imported
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import (
+    INNER,
+    FullBatch,
+    Local,
+    LocalUpdates,
+    Mechanism,
+    Rounds,
+    imported,
+)
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch
 
 
 def own(model: Any, batch: Any) -> Any:

@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forethought.values.mechanism import (
-    Budget,
-    Mechanism,
-    Rounds,
-    UnsupportedMechanismError,
-)
-from forethought.values.samplings import (
     SAMPLINGS,
+    Budget,
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 

@@ -7,11 +7,13 @@ import pytest
 
 from forethought.values.mechanism import (
     Correlated,
+    CyclicPoisson,
+    FullBatch,
     Mechanism,
+    Poisson,
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import CyclicPoisson, FullBatch, Poisson
 from forethought.values.strategies import Banded, BufferedToeplitz
 
 BANDED = Banded((1.0, 0.5, 0.375))

@@ -31,18 +31,21 @@ from forethought.rounds import contributions, local_updates, private_sum, random
 from forethought.rounds.local_updates import Displacement
 from forethought.rounds.private_sum import RoundError
 from forethought.rounds.randomness import BoundNoise, CorrelatedNoise, Indices
-from forethought.values.contributions import Local
-from forethought.values.mechanism import Clipping, Correlated, Mechanism, Rounds
-from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    Clipping,
+    Correlated,
     CyclicPoisson,
     FullBatch,
+    Local,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Sampling,
     Shuffled,
     WithoutReplacement,
 )
+from forethought.values.plan import Clip, Plan
 from forethought.values.strategies import Banded
 
 Planting = Callable[[], AbstractContextManager[None]]

@@ -41,9 +41,8 @@ from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Delay, Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.holders.simulator import Agenda
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer
 from trials import ViolationError, lies
 from trials.storage import CrashError, MemoryStorage, UnsignedEndpoint

@@ -32,9 +32,8 @@ from forethought.gossip.gossip import Gossip, Member, Trust
 from forethought.gossip.graphs import Kind, make
 from forethought.gossip.mixing import Mixing
 from forethought.holders.simulator import Agenda
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer
 from trials import ViolationError, lies
 from trials.recorded import Recorded, replayed

@@ -27,8 +27,7 @@ from typing import Any
 from forethought.ledger.book import Account, BookError, Charge, OverBudgetError
 from forethought.ledger.store import Store, create, open_book
 from forethought.ledger.totals import TotalRule
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 from trials import ViolationError
 
 ENGINES = ("sqlite", "postgresql")

@@ -45,9 +45,8 @@ from forethought.federated.secure_aggregation.protocol import (
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.holders.simulator import Agenda
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan, grid
-from forethought.values.samplings import Poisson
 from trials import ViolationError
 
 CLIENTS, SIZE, ROUNDS = 5, 2, 2

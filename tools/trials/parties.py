@@ -30,9 +30,8 @@ from forethought.federated.federation import Federation, Member
 from forethought.federated.server import ServerMachine
 from forethought.holders.driving import ClientDriver, FederationClient, Out, ServerDriver
 from forethought.holders.grpc import FederationServer, grpc_stream
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer, Schedule
 
 ROSTER, PID = "roster.json", "server.pid"

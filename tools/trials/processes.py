@@ -42,9 +42,8 @@ from forethought.holders.trainer import ClientTrainer, SharedModel
 from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Optimizer
 from trials.recorded import Recorded
 

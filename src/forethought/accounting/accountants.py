@@ -50,8 +50,15 @@ from forethought.accounting.renyi import CURVES
 from forethought.accounting.theorems import theorem
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
-from forethought.values.samplings import CyclicPoisson, FullBatch, Shuffled
+from forethought.values.mechanism import (
+    Adjacency,
+    Correlated,
+    CyclicPoisson,
+    FullBatch,
+    Mechanism,
+    Rounds,
+    Shuffled,
+)
 
 EXACT, KNOWN_BATCHES = "exact", "known-batches"
 AGGREGATE, SECURE_AGGREGATION, NETWORK = "aggregate", "secure-aggregation", "network"

@@ -102,11 +102,11 @@ from forethought.values.mechanism import (
     Adjacency,
     Budget,
     Correlated,
+    FullBatch,
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import exact_keys, of_kind, plain, tagged
 
 SELECTION, FILTER, GAUSSIAN_FILTER = "selection", "renyi-filter", "gaussian-filter"
@@ -279,7 +279,7 @@ class RenyiFilter(Filter):
         orders: fixed before the first release; see :func:`best_order` for a single good one.
 
     >>> from forethought.values.mechanism import Budget, Rounds
-    >>> from forethought.values.samplings import Poisson
+    >>> from forethought.values.mechanism import Poisson
     >>> ledger = RenyiFilter(Budget(1.0, 1e-5))
     >>> ledger.would_exceed(Rounds(0.1, 1, Poisson(1.0)))
     True
@@ -336,7 +336,7 @@ class GaussianFilter(Filter):
         adjacency: under which every round is accounted.
 
     >>> from forethought.values.mechanism import Budget, Rounds
-    >>> from forethought.values.samplings import FullBatch
+    >>> from forethought.values.mechanism import FullBatch
     >>> ledger = GaussianFilter(Budget(1.0, 1e-5))
     >>> ledger.affordable(Rounds(100.0, 1, FullBatch()))
     718

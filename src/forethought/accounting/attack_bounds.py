@@ -43,13 +43,15 @@ from forethought.accounting.interval import Interval
 from forethought.accounting.line_integral import Composition, Search
 from forethought.accounting.theorems import group_hits, merged, parts, uncorrelated
 from forethought.accounting.tradeoff import tradeoff
-from forethought.values.mechanism import Correlated, Mechanism, Rounds
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
     Adjacency,
+    Correlated,
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
     WithoutReplacement,
 )

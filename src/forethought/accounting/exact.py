@@ -71,10 +71,11 @@ from forethought.values.mechanism import (
     Clipping,
     Correlated,
     Mechanism,
+    RandomAllocation,
     Rounds,
+    Sampling,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import RandomAllocation, Sampling
 from forethought.values.strategies import Strategy
 
 Curves = Sequence[tuple[Curve, Curve]]
@@ -464,7 +465,7 @@ def epsilon(
         TypeError, ValueError: an argument is of the wrong kind or out of range.
 
     >>> from forethought.values.mechanism import Rounds
-    >>> from forethought.values.samplings import Poisson
+    >>> from forethought.values.mechanism import Poisson
     >>> epsilon(Mechanism(Rounds(1.1, 14_000, Poisson(0.004))), 1e-5)  # doctest: +SKIP
     Interval(lower=2.2097..., upper=2.2111...)
     """
@@ -846,7 +847,7 @@ def calibrate(
     Warns:
         UserWarning: ε of what is found has ends that are further apart than usual, and why.
 
-    >>> from forethought.values.samplings import FullBatch
+    >>> from forethought.values.mechanism import FullBatch
     >>> def once(sigma: float) -> Mechanism:
     ...     return Mechanism(Rounds(sigma, 1, FullBatch()))
     >>> sigma = calibrate(once, Budget(1, 1e-5), (0.5, 50))

@@ -20,12 +20,13 @@ from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.values.checks import real
 from forethought.values.mechanism import (
+    SAMPLINGS,
     Adjacency,
+    Hypergeometric,
     Mechanism,
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import SAMPLINGS, Hypergeometric
 
 Array = NDArray[np.float64]
 

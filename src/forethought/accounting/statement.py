@@ -28,9 +28,16 @@ from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.values.caveats import Caveat, caveats, choice, of_role
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Adjacency, Correlated, Mechanism, Rounds
+from forethought.values.mechanism import (
+    SAMPLINGS,
+    Adjacency,
+    Correlated,
+    FullBatch,
+    Mechanism,
+    Rounds,
+    Sampling,
+)
 from forethought.values.plan import NAMES
-from forethought.values.samplings import SAMPLINGS, FullBatch, Sampling
 from forethought.values.serialisation import build, digest, exact_keys, parse, plain, write_text
 from forethought.values.signing import Signature
 

@@ -53,19 +53,17 @@ from forethought.accounting.dominating_pair import EPS, Array, Pair
 from forethought.values.mechanism import (
     ADJACENCIES,
     CLIPPINGS,
-    Adjacency,
-    Correlated,
-    Mechanism,
-    Rounds,
-    UnsupportedMechanismError,
-)
-from forethought.values.samplings import (
     SAMPLINGS,
+    Adjacency,
     Binomial,
+    Correlated,
     FullBatch,
     Hypergeometric,
+    Mechanism,
     RandomAllocation,
+    Rounds,
     Shuffled,
+    UnsupportedMechanismError,
 )
 from forethought.values.strategies import Strategy
 

@@ -39,9 +39,15 @@ from forethought.auditing.canaries import LARGE, CanaryRecords, CheckSizes, obse
 from forethought.auditing.exact_tests import share_at_least, share_at_most
 from forethought.auditing.noise import applied, correlated, scales
 from forethought.auditing.verdict import AttackPoint, AttackSummary, Finding, smallest
-from forethought.values.mechanism import Correlated, Mechanism, Rounds
+from forethought.values.mechanism import (
+    Binomial,
+    Correlated,
+    Hypergeometric,
+    Mechanism,
+    Rounds,
+    Sampling,
+)
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import Binomial, Hypergeometric, Sampling
 
 Array = NDArray[np.float64]
 

@@ -29,7 +29,7 @@ from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.values.checks import real
-from forethought.values.contributions import Examples, Persons
+from forethought.values.mechanism import Examples, Persons
 from forethought.values.plan import Plan
 
 FALSE_ALARM = 1e-4

@@ -24,9 +24,8 @@ from torch.nn import functional as F
 
 from forethought.training.run import train
 from forethought.values.checks import one_of
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Rounds, Sampling
 from forethought.values.plan import Plan
-from forethought.values.samplings import Sampling
 from forethought.values.use import Averaging, Optimizer, ReleaseUse, Schedule
 
 # Kinds of rounds that one check looks at, evenly spread over a plan of more.

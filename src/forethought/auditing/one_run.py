@@ -47,7 +47,7 @@ from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import blank
 from forethought.training.run import train
 from forethought.values.checks import one_of, real, whole
-from forethought.values.contributions import Examples, Persons
+from forethought.values.mechanism import Examples, Persons
 from forethought.values.plan import Plan
 
 Array = NDArray[np.float64]

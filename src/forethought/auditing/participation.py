@@ -30,18 +30,19 @@ from forethought.auditing.canaries import (
     with_parts,
 )
 from forethought.auditing.verdict import Finding, certain, smallest, tested
-from forethought.values.contributions import INNER
-from forethought.values.mechanism import Rounds, UnsupportedMechanismError
-from forethought.values.plan import Plan
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
+    INNER,
     CyclicPoisson,
     FullBatch,
     Poisson,
     RandomAllocation,
+    Rounds,
     Sampling,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
+from forethought.values.plan import Plan
 
 Indices = NDArray[np.int64]
 Marked = NDArray[np.bool_]

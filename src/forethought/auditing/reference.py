@@ -23,25 +23,23 @@ from randomgen import AESCounter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.values.contributions import (
+from forethought.values.mechanism import (
     INNER,
     Augmentation,
+    Correlated,
+    CyclicPoisson,
+    FullBatch,
     LinearExamples,
     Local,
     LocalUpdates,
     Persons,
-    imported,
-)
-from forethought.values.mechanism import Correlated
-from forethought.values.plan import Clip, Privacy, Round, Statistics
-from forethought.values.samplings import (
-    CyclicPoisson,
-    FullBatch,
     Poisson,
     RandomAllocation,
     Shuffled,
     WithoutReplacement,
+    imported,
 )
+from forethought.values.plan import Clip, Privacy, Round, Statistics
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

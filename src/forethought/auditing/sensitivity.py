@@ -39,10 +39,8 @@ from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
 from forethought.rounds.records import Records
 from forethought.training.run import train
-from forethought.values.contributions import Examples
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Examples, FullBatch, Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
-from forethought.values.samplings import FullBatch
 from forethought.values.use import Averaging
 
 # Entries that torch itself keeps in a module's dictionary; buffers and parameters are read by name.

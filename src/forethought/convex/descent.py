@@ -35,10 +35,15 @@ from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.transcript import Paid, Payer, Transcript, marked
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
-from forethought.values.contributions import LinearExamples
-from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds
+from forethought.values.mechanism import (
+    Adjacency,
+    Budget,
+    FullBatch,
+    LinearExamples,
+    Mechanism,
+    Rounds,
+)
 from forethought.values.plan import LEAST_NOISE, Clip, Privacy
-from forethought.values.samplings import FullBatch
 
 # Losses of :mod:`forethought.convex.problems` and their derivatives, row by row.
 #

@@ -15,10 +15,15 @@ from forethought.convex.problems import PROBLEMS, Problem, problem_from_dict
 from forethought.convex.schedules import MOST_ROUNDS, Horizon, Schedule, horizon
 from forethought.values.caveats import Caveat, caveats, choice
 from forethought.values.checks import real, whole
-from forethought.values.contributions import LinearExamples
-from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds
+from forethought.values.mechanism import (
+    Adjacency,
+    Budget,
+    FullBatch,
+    LinearExamples,
+    Mechanism,
+    Rounds,
+)
 from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Preparation, Privacy, Round
-from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import Stored, plain
 
 # The default schedule: nothing to tune, no look at the data.

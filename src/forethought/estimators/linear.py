@@ -31,8 +31,7 @@ from forethought.rounds.contributions import Loss
 from forethought.rounds.transcript import Payer
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real
-from forethought.values.mechanism import Adjacency, Budget, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Adjacency, Budget, FullBatch, Rounds
 
 # How far weights may go, from public numbers: the ball that a linear estimator keeps them in.
 

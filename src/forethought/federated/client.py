@@ -41,8 +41,7 @@ from forethought.federated.own_model import OwnModel
 from forethought.federated.sizes import text_of
 from forethought.federated.statements import Policy
 from forethought.federated.steps import step_size
-from forethought.values.mechanism import Rounds
-from forethought.values.samplings import Sampling
+from forethought.values.mechanism import Rounds, Sampling
 
 Effects = list[on.Effect]
 

@@ -31,9 +31,8 @@ from typing import Any
 from forethought.accounting.adaptive import BudgetExceededError, Filter, suited_filter
 from forethought.rounds.transcript import Transcript
 from forethought.values.checks import imported, one_of, real, whole
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import Poisson
 from forethought.values.serialisation import canonical
 
 

@@ -29,8 +29,7 @@ from forethought.gossip.gossip import Gossip, GossipError
 from forethought.rounds.transcript import Transcript
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, whole
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import Poisson, WithoutReplacement
+from forethought.values.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
 
 View = Literal["neighbours", "outsider", "network"]
 VIEWS: tuple[View, ...] = get_args(View)

@@ -47,9 +47,8 @@ from forethought.rounds.randomness import (
 from forethought.rounds.records import Records, TensorRecords
 from forethought.training.records import warn_of_another_model
 from forethought.turns import turns
-from forethought.values.contributions import Examples
+from forethought.values.mechanism import Examples, Poisson
 from forethought.values.plan import Clip, Round, step_sizes
-from forethought.values.samplings import Poisson
 
 LAW = (
     "simulated, fused: the law of the global model only; no client's own noise was drawn, so no "

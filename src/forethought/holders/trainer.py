@@ -39,10 +39,8 @@ from forethought.rounds.transcript import Transcript
 from forethought.training.folder import KEYS, RunSecrets, wipe
 from forethought.training.optimizers import descent_of, optimizer_state, restore_optimizer
 from forethought.training.records import warn_of_another_model
-from forethought.values.contributions import Persons
-from forethought.values.mechanism import Correlated, LocalRounds, first_round
+from forethought.values.mechanism import Correlated, LocalRounds, Persons, Sampling, first_round
 from forethought.values.plan import Plan, step_sizes
-from forethought.values.samplings import Sampling
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"

@@ -22,9 +22,8 @@ from forethought.training.metrics import Decisions, chosen_measures, learnt
 from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
-from forethought.values.mechanism import Rounds
+from forethought.values.mechanism import FullBatch, Rounds
 from forethought.values.plan import Plan, Preparation
-from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import Stored
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_
 from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
 from forethought.ledger.book import Charge
 from forethought.values.checks import one_of, real, without_none
-from forethought.values.contributions import Persons
-from forethought.values.mechanism import Budget, Mechanism
+from forethought.values.mechanism import Budget, Mechanism, Persons
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:

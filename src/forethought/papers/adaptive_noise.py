@@ -16,8 +16,7 @@ from functools import cached_property
 from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 
 
 def nonconvex_sigma(t: int, smoothness: float, gap: float, dimension: int) -> float:

@@ -16,16 +16,14 @@ from forethought.accounting.theorems import all_uncorrelated
 from forethought.accounting.tradeoff import TradeOff, from_points
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import (
-    Mechanism,
-    Rounds,
-    UnsupportedMechanismError,
-)
-from forethought.values.samplings import (
     CyclicPoisson,
     FullBatch,
+    Mechanism,
     Poisson,
     RandomAllocation,
+    Rounds,
     Shuffled,
+    UnsupportedMechanismError,
     WithoutReplacement,
 )
 

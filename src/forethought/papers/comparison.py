@@ -19,8 +19,7 @@ from forethought.papers.closed_form import (
     theorem_b_4,
 )
 from forethought.papers.strong_adversary import KnownHits
-from forethought.values.mechanism import Mechanism, Rounds, UnsupportedMechanismError
-from forethought.values.samplings import Poisson
+from forethought.values.mechanism import Mechanism, Poisson, Rounds, UnsupportedMechanismError
 from forethought.values.serialisation import entries
 
 

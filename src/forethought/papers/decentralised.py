@@ -16,8 +16,7 @@ from functools import cached_property
 from forethought.accounting.interval import Interval
 from forethought.papers.closed_form import Condition
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.samplings import WithoutReplacement
+from forethought.values.mechanism import Mechanism, Rounds, WithoutReplacement
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,12 @@ from forethought.accounting.tradeoff import (
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import (
     Adjacency,
+    Binomial,
+    Hypergeometric,
+    Law,
     Rounds,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import Binomial, Hypergeometric, Law
 
 Array = NDArray[np.float64]
 

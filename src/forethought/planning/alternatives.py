@@ -30,9 +30,17 @@ from forethought.planning.defaults import gradient_computations, noise_to_signal
 from forethought.planning.plan_request import PlanError, PlanRequest
 from forethought.planning.solve import plan, unchecked
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
+from forethought.values.mechanism import (
+    Adjacency,
+    Budget,
+    Correlated,
+    FullBatch,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Sampling,
+)
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch, Poisson, Sampling
 
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords

@@ -21,10 +21,20 @@ from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, t
 from forethought.planning import defaults
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, suggestion, whole, without_none
-from forethought.values.contributions import Augmentation, Local
-from forethought.values.mechanism import Adjacency, Budget, Correlated, Mechanism, Rounds
+from forethought.values.mechanism import (
+    SAMPLINGS,
+    Adjacency,
+    Augmentation,
+    Budget,
+    Correlated,
+    CyclicPoisson,
+    Local,
+    Mechanism,
+    Poisson,
+    Rounds,
+    Sampling,
+)
 from forethought.values.plan import LEAST_NOISE, Plan, Preparation
-from forethought.values.samplings import SAMPLINGS, CyclicPoisson, Poisson, Sampling
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     Assumed,

@@ -22,17 +22,20 @@ from forethought.planning.plan_request import (
     local_of,
 )
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Augmentation, Persons
 from forethought.values.mechanism import (
+    Augmentation,
     Budget,
     Clipping,
     Correlated,
     Mechanism,
+    Persons,
+    Poisson,
     Rounds,
+    Sampling,
+    SamplingName,
     UnsupportedMechanismError,
 )
 from forethought.values.plan import REACH, Clip, ClipRule, Plan, Preparation
-from forethought.values.samplings import Poisson, Sampling, SamplingName
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
     USUAL_RATE,

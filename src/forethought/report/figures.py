@@ -13,9 +13,8 @@ from forethought.accounting.exact import noise_multiplier
 from forethought.accounting.interval import at_most
 from forethought.planning.alternatives import Front
 from forethought.utility.graph import UtilityGraph
-from forethought.values.mechanism import Budget, Mechanism
+from forethought.values.mechanism import Budget, FullBatch, Mechanism, Poisson
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch, Poisson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

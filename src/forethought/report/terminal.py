@@ -20,7 +20,7 @@ from forethought.accounting.statement import Statement, truth, unit
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
 from forethought.papers.published import Paper, PaperTable
-from forethought.values.contributions import Persons
+from forethought.values.mechanism import Persons
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:

@@ -31,17 +31,19 @@ from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
 from forethought.rounds.randomness import Indices, Stream, assign_groups
 from forethought.rounds.records import PIECE, Records, blank, digest_of
 from forethought.turns import turns
-from forethought.values.contributions import (
+from forethought.values.mechanism import (
     Augmentation,
     Contribution,
     Examples,
+    FullBatch,
     Groups,
     LinearExamples,
     LocalUpdates,
     Persons,
+    Shuffled,
+    WithoutReplacement,
 )
 from forethought.values.plan import Round, Statistics
-from forethought.values.samplings import FullBatch, Shuffled, WithoutReplacement
 
 # A bound that no finite gradient in single precision meets: its group's is applied afterwards.
 UNBOUNDED = 1e30

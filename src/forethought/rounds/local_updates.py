@@ -20,7 +20,7 @@ from forethought.gradients.clipped import declared_separable
 from forethought.gradients.passes import Alone
 from forethought.gradients.vmap_mode import seeded
 from forethought.turns import turns
-from forethought.values.contributions import INNER, Local, imported
+from forethought.values.mechanism import INNER, Local, imported
 
 # Parameters end to end: an inner step is then a few calls of torch, not a few for each of them.
 

@@ -17,7 +17,7 @@ from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records
 from forethought.rounds.transcript import Paid, Transcript
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import (
     LIKELY,
     NAMES,
@@ -29,7 +29,6 @@ from forethought.values.plan import (
     Statistic,
     Statistics,
 )
-from forethought.values.samplings import FullBatch
 from forethought.values.serialisation import Stored, build, plain
 
 # Each record's vector of a private statistic, a function of that record alone.

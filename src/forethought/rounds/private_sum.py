@@ -54,10 +54,8 @@ from forethought.rounds.randomness import (
 from forethought.rounds.records import Records, TensorRecords, content
 from forethought.rounds.transcript import Transcript
 from forethought.turns import turns
-from forethought.values.contributions import Examples
-from forethought.values.mechanism import Correlated
+from forethought.values.mechanism import Correlated, Examples, Sampling
 from forethought.values.plan import Privacy, Round, grid
-from forethought.values.samplings import Sampling
 
 # A model's trainable parameters laid end to end: the vector that is summed and noised.
 

@@ -29,8 +29,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from randomgen import AESCounter
 
-from forethought.values.plan import NoiseKind, Round, grid
-from forethought.values.samplings import (
+from forethought.values.mechanism import (
     CyclicPoisson,
     FullBatch,
     Poisson,
@@ -39,6 +38,7 @@ from forethought.values.samplings import (
     Shuffled,
     WithoutReplacement,
 )
+from forethought.values.plan import NoiseKind, Round, grid
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 SECRET_BYTES = 32

@@ -32,8 +32,7 @@ from forethought.statistics.sections import statistic
 from forethought.statistics.table import TableRows, rows
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
-from forethought.values.mechanism import Adjacency, Budget, Mechanism, Rounds
-from forethought.values.samplings import FullBatch
+from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
 from forethought.values.serialisation import Stored, canonical, plain
 
 # The purpose of its random numbers, and its file in a folder.

@@ -29,10 +29,8 @@ from forethought.rounds.records import Records, as_records
 from forethought.training.records import arranged, opened, usual_loss
 from forethought.training.run import train
 from forethought.values.checks import whole
-from forethought.values.contributions import Examples, Persons
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Examples, FullBatch, Mechanism, Persons, Rounds
 from forethought.values.plan import Plan
-from forethought.values.samplings import FullBatch
 
 GB = 1e9
 # Sizes of micro_batch that are tried, and rounds at each: the first looks at more than others.

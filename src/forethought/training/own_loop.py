@@ -65,7 +65,7 @@ from forethought.training.records import (
 )
 from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Persons
+from forethought.values.mechanism import Persons
 from forethought.values.plan import Plan, step_sizes
 from forethought.values.use import Averaging
 

@@ -37,8 +37,7 @@ from forethought.rounds.records import Records, TensorRecords, as_records, blank
 from forethought.training.execution import check_model as check_unwrapped
 from forethought.training.execution import usable
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Persons
-from forethought.values.mechanism import Mechanism
+from forethought.values.mechanism import Mechanism, Persons
 from forethought.values.plan import LEAST_NOISE, Plan
 from forethought.values.use import differences, is_linear, trained_parameters
 

@@ -100,7 +100,7 @@ from forethought.training.records import (
 )
 from forethought.turns import turns
 from forethought.values.caveats import Caveat
-from forethought.values.contributions import Augmentation, LocalUpdates
+from forethought.values.mechanism import Augmentation, LocalUpdates
 from forethought.values.plan import Plan, step_sizes
 from forethought.values.use import linear_layer
 

@@ -106,8 +106,7 @@ from forethought.training.run import (
 )
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real
-from forethought.values.contributions import Persons
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Persons, Rounds
 from forethought.values.plan import Plan
 
 Scoring = Literal["noised", "public", "unprotected"]

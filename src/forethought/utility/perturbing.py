@@ -29,9 +29,8 @@ from forethought.training.run import train
 from forethought.turns import turns
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
 from forethought.values.checks import one_of, real, whole
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, ClipRule, Plan
-from forethought.values.samplings import Poisson
 from forethought.values.use import Averaging, Optimizer, Schedule
 
 # Many copies of one model with different weights, evaluated side by side on the same inputs.

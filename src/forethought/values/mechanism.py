@@ -2,22 +2,547 @@
 
 A :class:`Mechanism` is the whole input of the accountant. It holds no data, no model and no
 tensor, and it is the only description of a run from which a guarantee is ever computed.
+
+Below: how a round's batch is drawn (:class:`Sampling`), what runs in how many rounds, what is
+clipped and added up. A kind says itself everything that follows from it: what is not said is
+refused where the class is defined, and nothing is inherited from another kind. How a batch is drawn
+stands in :mod:`forethought.rounds.randomness`, theorems in :mod:`forethought.accounting.theorems`;
+see docs/adding_a_sampling.md.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from types import FunctionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    get_args,
+    runtime_checkable,
+)
 
 from forethought.values.checks import one_of, real, whole
-from forethought.values.samplings import SAMPLINGS, Sampling
-from forethought.values.samplings import Adjacency as Adjacency
-from forethought.values.serialisation import Stored, exact_keys, of_kind, tagged
+from forethought.values.serialisation import Stored, build, exact_keys, of_kind, tagged
 from forethought.values.strategies import STRATEGIES, Strategy
+
+Adjacency = Literal["add-or-remove", "zero-out", "replace-one"]
+SamplingName = Literal[
+    "poisson",
+    "without-replacement",
+    "shuffled",
+    "random-allocation",
+    "cyclic-poisson",
+    "full-batch",
+]
+
+
+class Binomial(NamedTuple):
+    """So many independent trials, each a hit with this chance.
+
+    ``rounded``: the chance is the nearest double to the one that is drawn with.
+    """
+
+    trials: int
+    chance: float
+    rounded: bool = False
+
+
+class Hypergeometric(NamedTuple):
+    """The number of ``marked`` among ``drawn`` different ones of ``examples``."""
+
+    marked: int
+    drawn: int
+    examples: int
+
+
+Law = Binomial | Hypergeometric
+
+
+@dataclass(frozen=True)
+class Sampling(ABC):
+    """The sampling of a round's batch, and its consequences for privacy, planning and audits.
+
+    A record *has its turn* in one round of every epoch (in every round, where an epoch is one); in
+    its turn it is in the batch so many times as :meth:`hits` says, independently of other turns.
+
+    Attributes:
+        kind: its name in files.
+        exchanges: whether a record that is drawn takes the place of another one: batches have a
+            fixed size, so that everybody else's draws depend on it.
+        redealt: whether every epoch deals the turns anew. Else a record's turn is the same in all
+            epochs.
+        usual_adjacency: what a plan promises unless it is told otherwise.
+        one_size: why the size of batches cannot change during a run; None: it can.
+        refused: adjacencies under which one record's influence has no bound, and why.
+    """
+
+    kind: ClassVar[str]
+    exchanges: ClassVar[bool]
+    redealt: ClassVar[bool]
+    usual_adjacency: ClassVar[Adjacency]
+    one_size: ClassVar[str | None]
+    refused: ClassVar[Mapping[Adjacency, str]]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        facts = [*Sampling.__abstractmethods__, *Sampling.__annotations__]
+        missing = sorted(fact for fact in facts if fact not in vars(cls))
+        if missing:
+            raise TypeError(
+                f"the sampling {cls.__name__} does not say: {', '.join(missing)}. A kind says all "
+                "of it itself, since guarantees follow from it: see docs/adding_a_sampling.md"
+            )
+
+    @classmethod
+    @abstractmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> Sampling:
+        """The kind with (expected) batches of ``batch`` of ``examples`` records.
+
+        Args:
+            parts: into how many parts the records are dealt, for a kind that deals them.
+
+        Raises:
+            ValueError: such batches do not exist.
+        """
+
+    @abstractmethod
+    def resized(self, size: float, examples: int) -> Sampling:
+        """The same draw with (expected) batches of ``size`` of ``examples`` records.
+
+        One whose batches have no size of their own returns itself.
+        """
+
+    @abstractmethod
+    def known_examples(self) -> int | None:
+        """The number of records that it is drawn from; None: it goes with any number."""
+
+    @abstractmethod
+    def pool(self, examples: int) -> float:
+        """The number of ``examples`` records that one batch is drawn from, on average."""
+
+    @abstractmethod
+    def expected_batch(self, examples: int) -> float:
+        """Expected size of a round's batch: what a noised sum is divided by."""
+
+    @property
+    @abstractmethod
+    def rounds_per_epoch(self) -> int:
+        """Rounds of an epoch, in which a record has its turn once."""
+
+    @abstractmethod
+    def turn(self, place: int) -> float:
+        """Chance that a record's turn is in the round ``place`` of an epoch, from 0."""
+
+    @property
+    @abstractmethod
+    def turns_apart(self) -> int | None:
+        """Rounds from one turn of a record to its next; None: not the same for all turns."""
+
+    @abstractmethod
+    def hits(self, records: int) -> Law:
+        """The law of how often so many records together are in the batch of a round that is
+        their turn."""
+
+    @abstractmethod
+    def most(self, records: int) -> int:
+        """The largest number of times that so many records together are in one batch."""
+
+    @abstractmethod
+    def hides(self, rounds: int) -> bool:
+        """True if ε of so many rounds counts on an attacker who does not know the batches."""
+
+    @abstractmethod
+    def words(self) -> str:
+        """The sampling in words."""
+
+
+@dataclass(frozen=True)
+class Poisson(Sampling):
+    """Every record is in a round's batch with probability ``rate``, independently."""
+
+    rate: float
+    kind: ClassVar[str] = "poisson"
+    exchanges: ClassVar[bool] = False
+    redealt: ClassVar[bool] = False
+    usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
+    one_size: ClassVar[str | None] = None
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
+
+    @classmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> Poisson:
+        return cls(batch / examples)
+
+    def resized(self, size: float, examples: int) -> Poisson:
+        return Poisson(min(1.0, size / examples))
+
+    def known_examples(self) -> None:
+        return None
+
+    def pool(self, examples: int) -> float:
+        return examples
+
+    def expected_batch(self, examples: int) -> float:
+        return self.rate * examples
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        return 1
+
+    def turn(self, place: int) -> float:
+        return 1.0
+
+    @property
+    def turns_apart(self) -> None:
+        return None
+
+    def hits(self, records: int) -> Binomial:
+        return Binomial(records, self.rate)
+
+    def most(self, records: int) -> int:
+        return records
+
+    def hides(self, rounds: int) -> bool:
+        return True
+
+    def words(self) -> str:
+        return f"Poisson, rate {self.rate:.4g}"
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(Sampling):
+    """Every round's batch is a fresh uniform subset of exactly ``batch`` of ``examples``."""
+
+    batch: int
+    examples: int
+    kind: ClassVar[str] = "without-replacement"
+    exchanges: ClassVar[bool] = True
+    redealt: ClassVar[bool] = False
+    usual_adjacency: ClassVar[Adjacency] = "replace-one"
+    one_size: ClassVar[str | None] = None
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "examples", whole("examples", self.examples))
+        object.__setattr__(self, "batch", whole("batch", self.batch, most=self.examples))
+
+    @classmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> WithoutReplacement:
+        return cls(batch, examples)
+
+    def resized(self, size: float, examples: int) -> WithoutReplacement:
+        return WithoutReplacement(min(examples, max(1, round(size))), examples)
+
+    def known_examples(self) -> int:
+        return self.examples
+
+    def pool(self, examples: int) -> float:
+        return examples
+
+    @property
+    def rate(self) -> float:
+        """Chance that a given record is in a round's batch."""
+        return self.batch / self.examples
+
+    def expected_batch(self, examples: int) -> float:
+        return self.rate * examples
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        return 1
+
+    def turn(self, place: int) -> float:
+        return 1.0
+
+    @property
+    def turns_apart(self) -> None:
+        return None
+
+    def hits(self, records: int) -> Hypergeometric:
+        return Hypergeometric(records, self.batch, self.examples)
+
+    def most(self, records: int) -> int:
+        return min(records, self.batch)
+
+    def hides(self, rounds: int) -> bool:
+        return True
+
+    def words(self) -> str:
+        return f"without replacement, rate {self.rate:.4g}"
+
+
+@dataclass(frozen=True)
+class Shuffled(Sampling):
+    """Every epoch permutes the records and cuts them into batches of ``batch`` (last one short)."""
+
+    batch: int
+    examples: int
+    kind: ClassVar[str] = "shuffled"
+    exchanges: ClassVar[bool] = False
+    redealt: ClassVar[bool] = True
+    usual_adjacency: ClassVar[Adjacency] = "zero-out"
+    one_size: ClassVar[str | None] = (
+        "a shuffled epoch holds every record once, in batches of one size: a size that changes "
+        "would change how many rounds an epoch has. Use sampling='poisson'"
+    )
+    refused: ClassVar[Mapping[Adjacency, str]] = {
+        "add-or-remove": "one more record shifts every later batch, and no bound is known. Use "
+        "adjacency='zero-out' or 'replace-one', or Poisson sampling"
+    }
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "examples", whole("examples", self.examples))
+        object.__setattr__(self, "batch", whole("batch", self.batch, most=self.examples))
+
+    @classmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> Shuffled:
+        return cls(batch, examples)
+
+    def resized(self, size: float, examples: int) -> Shuffled:
+        return Shuffled(min(examples, max(1, round(size))), examples)
+
+    def known_examples(self) -> int:
+        return self.examples
+
+    def pool(self, examples: int) -> float:
+        return examples
+
+    def expected_batch(self, examples: int) -> float:
+        return float(self.batch)
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Batches that one pass over the data is cut into."""
+        return -(-self.examples // self.batch)
+
+    def turn(self, place: int) -> float:
+        return min(self.batch, self.examples - place * self.batch) / self.examples
+
+    @property
+    def turns_apart(self) -> None:
+        return None
+
+    def hits(self, records: int) -> Binomial:
+        return Binomial(records, 1.0)
+
+    def most(self, records: int) -> int:
+        return records
+
+    def hides(self, rounds: int) -> bool:
+        # The beginning of an epoch may not have come to the record yet.
+        return rounds % self.rounds_per_epoch > 0
+
+    def words(self) -> str:
+        return "shuffled"
+
+
+@dataclass(frozen=True)
+class RandomAllocation(Sampling):
+    """Every epoch of ``rounds`` rounds puts each record into one of them, chosen uniformly.
+
+    Records choose independently of each other (balls in bins), so that batches have random sizes.
+    """
+
+    rounds: int
+    kind: ClassVar[str] = "random-allocation"
+    exchanges: ClassVar[bool] = False
+    redealt: ClassVar[bool] = True
+    usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
+    one_size: ClassVar[str | None] = (
+        "an epoch of random allocation deals every record to one of its rounds, all alike: a size "
+        "that changes would change how many rounds an epoch has. Use sampling='poisson'"
+    )
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", whole("rounds", self.rounds, most=10**9))
+
+    @classmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> RandomAllocation:
+        return cls(max(1, round(examples / batch)))
+
+    def resized(self, size: float, examples: int) -> RandomAllocation:
+        return RandomAllocation(max(1, round(examples / size)))
+
+    def known_examples(self) -> None:
+        return None
+
+    def pool(self, examples: int) -> float:
+        return examples
+
+    @property
+    def rate(self) -> float:
+        """Chance that a given record is in a round's batch."""
+        return 1 / self.rounds
+
+    def expected_batch(self, examples: int) -> float:
+        return self.rate * examples
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds of one pass over the data."""
+        return self.rounds
+
+    def turn(self, place: int) -> float:
+        return self.rate
+
+    @property
+    def turns_apart(self) -> None:
+        return None
+
+    def hits(self, records: int) -> Binomial:
+        return Binomial(records, 1.0)
+
+    def most(self, records: int) -> int:
+        return records
+
+    def hides(self, rounds: int) -> bool:
+        return True
+
+    def words(self) -> str:
+        return f"random allocation, each record in one of {self.rounds:,} rounds an epoch"
+
+
+@dataclass(frozen=True)
+class CyclicPoisson(Sampling):
+    """Records belong to ``parts`` parts, which take turns: round i draws from part i mod parts.
+
+    Each record's part is uniform, independent and fixed. A round holds every record of its part
+    with probability ``rate``, independently; rate 1 takes the whole part.
+    """
+
+    rate: float
+    parts: int
+    kind: ClassVar[str] = "cyclic-poisson"
+    exchanges: ClassVar[bool] = False
+    redealt: ClassVar[bool] = False
+    usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
+    one_size: ClassVar[str | None] = None
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
+        object.__setattr__(self, "parts", whole("parts", self.parts, most=10**9))
+
+    @classmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> CyclicPoisson:
+        parts = parts or 1
+        if batch * parts > examples:
+            raise ValueError(
+                f"batches of {batch} do not fit into one of {parts} parts of {examples} examples: "
+                f"choose at most {examples // parts}, or fewer parts"
+            )
+        # What is left over makes no part a sample: a whole part is taken whole.
+        return cls(1.0 if batch == examples // parts else batch * parts / examples, parts)
+
+    def resized(self, size: float, examples: int) -> CyclicPoisson:
+        return CyclicPoisson(min(1.0, size * self.parts / examples), self.parts)
+
+    def known_examples(self) -> None:
+        return None
+
+    def pool(self, examples: int) -> float:
+        return examples / self.parts
+
+    def expected_batch(self, examples: int) -> float:
+        return self.rate * examples / self.parts
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds until it is the same part's turn again."""
+        return self.parts
+
+    def turn(self, place: int) -> float:
+        return 1 / self.parts
+
+    @property
+    def turns_apart(self) -> int:
+        return self.parts
+
+    def hits(self, records: int) -> Binomial:
+        return Binomial(records, self.rate)
+
+    def most(self, records: int) -> int:
+        return records
+
+    def hides(self, rounds: int) -> bool:
+        return self.rate < 1
+
+    def words(self) -> str:
+        return f"Poisson, rate {self.rate:.4g}, of {self.parts:,} parts in turn"
+
+
+@dataclass(frozen=True)
+class FullBatch(Sampling):
+    """Every record is in every round's batch."""
+
+    kind: ClassVar[str] = "full-batch"
+    exchanges: ClassVar[bool] = False
+    redealt: ClassVar[bool] = False
+    usual_adjacency: ClassVar[Adjacency] = "add-or-remove"
+    one_size: ClassVar[str | None] = (
+        "a full batch holds every record in every round: no size can change. Drop size_schedule=, "
+        "or use sampling='poisson'"
+    )
+    refused: ClassVar[Mapping[Adjacency, str]] = {}
+
+    @classmethod
+    def sized(cls, batch: int, examples: int, parts: int | None = None) -> FullBatch:
+        return cls()
+
+    def resized(self, size: float, examples: int) -> FullBatch:
+        return self
+
+    def known_examples(self) -> None:
+        return None
+
+    def pool(self, examples: int) -> float:
+        return examples
+
+    def expected_batch(self, examples: int) -> float:
+        return float(examples)
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        return 1
+
+    def turn(self, place: int) -> float:
+        return 1.0
+
+    @property
+    def turns_apart(self) -> int:
+        return 1
+
+    def hits(self, records: int) -> Binomial:
+        return Binomial(records, 1.0)
+
+    def most(self, records: int) -> int:
+        return records
+
+    def hides(self, rounds: int) -> bool:
+        return False
+
+    def words(self) -> str:
+        return "every record in every round"
+
+
+SAMPLINGS: dict[str, type[Sampling]] = {
+    kind.kind: kind
+    for kind in (Poisson, WithoutReplacement, Shuffled, RandomAllocation, CyclicPoisson, FullBatch)
+}
+
 
 Clipping = Literal["example", "group"]
 
@@ -206,7 +731,7 @@ class Mechanism(Stored):
 
     ``m1 + m2`` composes. Neighbouring equal rounds are merged, so the same run is the same value.
 
-    >>> from forethought.values.samplings import FullBatch
+    >>> from forethought.values.mechanism import FullBatch
     >>> Mechanism(Rounds(1.0, 2, FullBatch())) + Mechanism(Rounds(1.0, 3, FullBatch()))
     Mechanism(Rounds(noise_multiplier=1.0, count=5, sampling=FullBatch(), clipping='example',
               groups=None), adjacency='add-or-remove')
@@ -350,3 +875,448 @@ def updates_of(local: LocalRounds, rounds: int) -> int:
     if done and rounds < done[-1]:
         return bisect_right(done, rounds)
     return len(head) + (rounds - sum(head)) // last
+
+
+AugmentationKind = Literal["mirror", "flip", "shift", "crop"]
+MOST_COPIES = 1024
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The altered copies of an image: how many enter, and how each is altered, independently at
+    random.
+
+    Args:
+        copies: K, the copies of a record whose mean gradient is its contribution.
+        kinds: ``"mirror"``: left and right are exchanged with probability 1/2; ``"flip"``: top and
+            bottom; ``"shift"``: moved by a whole number of pixels each way, uniformly, what is
+            uncovered reflected at the edge (padding by reflection and a crop of the old size, as
+            De et al. do); ``"crop"``: a window with a share of both sides, enlarged
+            to the old size bilinearly.
+        pixels: the farthest that ``"shift"`` moves. None: an eighth of the shorter side (4 of 32).
+        least: the least share of a side that ``"crop"`` keeps.
+
+    Raises:
+        ValueError, TypeError: no such kind, one twice, or a number outside its range.
+    """
+
+    copies: int = 8
+    kinds: tuple[AugmentationKind, ...] = ("mirror", "shift")
+    pixels: int | None = None
+    least: float = 0.75
+
+    def __post_init__(self) -> None:
+        copies = whole("augmentations", self.copies, most=MOST_COPIES)
+        object.__setattr__(self, "copies", copies)
+        kinds = (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds)
+        for kind in kinds:
+            one_of("augment", kind, get_args(AugmentationKind))
+        if not kinds or len(set(kinds)) < len(kinds):
+            raise ValueError(
+                f"augment names each kind once, and at least one of "
+                f"{', '.join(get_args(AugmentationKind))}: not {list(kinds)}"
+            )
+        object.__setattr__(self, "kinds", kinds)
+        if self.pixels is not None:
+            object.__setattr__(self, "pixels", whole("pixels of augment", self.pixels))
+            if "shift" not in kinds:
+                raise ValueError("pixels= says how far 'shift' moves: add that kind, or drop it")
+        real("least of augment", self.least, above=0, most=1)
+
+    @classmethod
+    def of(cls, asked: object, copies: int | None = None) -> Augmentation | None:
+        """An augmentation from one of these, from names of kinds, or from the fields by name; and
+        K.
+
+        Raises:
+            ValueError, TypeError: none of these, or K twice.
+        """
+        if asked is None and copies is None:
+            return None
+        if isinstance(asked, Augmentation):
+            if copies is not None:
+                raise ValueError("augmentations= is said in augment= already: drop one of them")
+            return asked
+        number: dict[str, Any] = {} if copies is None else {"copies": copies}
+        if asked is None:
+            return cls(**number)
+        if isinstance(asked, Mapping):
+            unknown = sorted(set(asked) - {"copies", "kinds", "pixels", "least"})
+            if unknown or (number and "copies" in asked):
+                raise ValueError(
+                    "augment takes kinds, pixels and least, and the number of copies once: not "
+                    f"{', '.join(map(repr, unknown)) or 'copies beside augmentations'}"
+                )
+            return cls(**{**number, **asked})
+        if isinstance(asked, str) or (
+            isinstance(asked, Sequence) and all(isinstance(kind, str) for kind in asked)
+        ):
+            return cls(**number, kinds=asked)  # type: ignore[arg-type]
+        raise TypeError(
+            'augment must be names of kinds such as ["mirror", "shift"], or a '
+            f"forethought.Augmentation, not {asked!r}"
+        )
+
+    def describe(self) -> str:
+        """In a few words: how many copies, altered how."""
+        kinds = {"mirror": "mirrored", "flip": "flipped", "shift": "shifted", "crop": "cropped"}
+        return f"{self.copies} copies, {', '.join(kinds[kind] for kind in self.kinds)} at random"
+
+
+# Local updates: an optimization algorithm that runs inside one contribution, as a value.
+
+
+@dataclass(frozen=True)
+class Inner:
+    """An inner optimizer; every one steps coordinate by coordinate.
+
+    Args:
+        home: torch.optim's class. preset: options that the name is short for.
+        options: those that may be given. rate: its usual step size.
+        along: whether its steps are sums of gradients, so that they lie along their mean.
+        decoupled: whether weight decay is a step of its own, no part of the gradient.
+    """
+
+    home: str
+    preset: Mapping[str, Any]
+    options: tuple[str, ...]
+    rate: float
+    along: bool
+    decoupled: bool
+
+
+_OF_ADAM = ("betas", "eps", "amsgrad", "weight_decay")
+_OF_ADAGRAD = ("lr_decay", "eps", "initial_accumulator_value", "weight_decay")
+_OF_RMSPROP = ("alpha", "eps", "momentum", "centered", "weight_decay")
+_OF_SGD = ("momentum", "dampening", "nesterov", "weight_decay")
+_NONE = {"weight_decay": 0.0}
+INNER: dict[str, Inner] = {
+    "sgd": Inner("SGD", {}, _OF_SGD, 0.1, True, False),
+    "momentum": Inner("SGD", {"momentum": 0.9}, (*_OF_SGD[:2], "weight_decay"), 0.1, True, False),
+    "nesterov": Inner(
+        "SGD", {"momentum": 0.9, "nesterov": True}, ("momentum", "weight_decay"), 0.1, True, False
+    ),
+    "adam": Inner("Adam", _NONE, _OF_ADAM, 1e-3, False, False),
+    "adamw": Inner("AdamW", {"weight_decay": 0.01}, _OF_ADAM, 1e-3, False, True),
+    "adagrad": Inner("Adagrad", _NONE, _OF_ADAGRAD, 1e-2, False, False),
+    "rmsprop": Inner("RMSprop", _NONE, _OF_RMSPROP, 1e-2, False, False),
+}
+MOST_PASSES = 10_000
+
+
+@dataclass(frozen=True)
+class Local:
+    """The algorithm that runs inside a group, from the round's weights and with fresh state.
+
+    Args:
+        optimizer: ``"sgd"``, ``"momentum"``, ``"nesterov"``, ``"adam"``, ``"adamw"``,
+            ``"adagrad"`` or ``"rmsprop"``: torch.optim's own, by name.
+        learning_rate: its step size. Default: 0.1, or torch's own for the adaptive ones.
+        options: pairs of its other options, such as ``momentum``, ``betas``, ``weight_decay``.
+        passes: over the group's records, each in an order of its own.
+        step: records in an inner step, the last of a pass may have fewer. None: the whole group.
+        function: ``"module:function"``, or such a function itself, in place of all of the above:
+            ``function(model, (inputs, targets))`` returns the weight change by parameter name. It
+            is a module's own function: an object or a closure could keep a state across groups.
+
+    Raises:
+        ValueError, TypeError: an unknown optimizer or option, or a function that has no name.
+    """
+
+    optimizer: str = "sgd"
+    learning_rate: float | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    passes: int = 1
+    step: int | None = None
+    function: str | None = None
+
+    def __post_init__(self) -> None:
+        def settle(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        settle("function", None if self.function is None else function_name(self.function))
+        if self.function is not None:
+            given = (self.optimizer, self.learning_rate, self.options, self.passes, self.step)
+            if given != ("sgd", None, (), 1, None):
+                raise ValueError(
+                    "function= is the whole algorithm of a group: drop optimizer, learning_rate, "
+                    "options, passes and step, or the function"
+                )
+            return
+        _known_optimizer(self.optimizer)
+        known = INNER[self.optimizer]
+        rate = known.rate if self.learning_rate is None else self.learning_rate
+        settle("learning_rate", real("learning_rate of local", rate, above=0))
+        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
+        options = tuple(
+            (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
+        )
+        settle("options", options)
+        unknown = sorted({name for name, _ in options} - set(known.options))
+        if unknown:
+            raise ValueError(
+                f"the inner optimizer {self.optimizer!r} has no option "
+                f"{', '.join(map(repr, unknown))}; it takes {', '.join(known.options)}"
+            )
+        for name, value in options:
+            _check_option(name, value)
+        settle("passes", whole("passes of local", self.passes, most=MOST_PASSES))
+        if self.step is not None:
+            settle("step", whole("step of local", self.step))
+
+    @property
+    def is_gradient(self) -> bool:
+        """True if the update is the mean gradient itself: one plain step of size 1."""
+        plain = not {name for name, value in self.options if name != "nesterov" and value}
+        return (
+            self.function is None
+            and (self.optimizer, self.passes, self.step) == ("sgd", 1, None)
+            and self.learning_rate == 1.0
+            and plain
+        )
+
+    def describe(self) -> str:
+        """In a few words."""
+        if self.function is not None:
+            return self.function
+        step = "the whole group" if self.step is None else f"{self.step} records"
+        passes = "one pass" if self.passes == 1 else f"{self.passes} passes"
+        return f"{self.optimizer} at {self.learning_rate:g}, {passes}, steps of {step}"
+
+
+@dataclass(frozen=True)
+class LocalUpdates:
+    """A batch is dealt into ``count`` groups, of which each one's weight change is a contribution.
+
+    Records are dealt as for :class:`Groups`. One more record changes one whole update, so the
+    sensitivity is that of groups.
+
+    Args:
+        count: how many groups. local: what runs on each.
+    """
+
+    count: int
+    local: Local = field(default_factory=Local)
+    kind: ClassVar[str] = "local"
+    clipping: ClassVar[Clipping] = "group"
+    alterable: ClassVar[bool] = False
+    released: ClassVar[str] = "sums of clipped contributions"
+
+    @property
+    def groups(self) -> int:
+        """As many as ``count``."""
+        return self.count
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole("groups", self.count))
+        if isinstance(self.local, Mapping):
+            object.__setattr__(self, "local", build(Local, self.local))
+        if not isinstance(self.local, Local):
+            raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
+
+    def expected(self, batch: float) -> float:
+        """The number of groups, empty ones included: the mean is over groups."""
+        return float(self.count)
+
+
+def _known_optimizer(name: object) -> None:
+    if not isinstance(name, str):
+        if hasattr(name, "state") and hasattr(name, "step"):
+            raise TypeError(
+                "local runs a fresh optimizer in every group: give its name, such as "
+                f"{type(name).__name__.lower()!r}, not an optimizer, whose state would survive the "
+                "round"
+            )
+        raise TypeError(f"optimizer of local must be a name, not {name!r}")
+    if name == "lbfgs":
+        raise ValueError(
+            "the inner optimizer 'lbfgs' needs a closure, which evaluates the loss again at other "
+            "weights: write it as function=, or use 'adam'"
+        )
+    if name not in INNER:
+        raise ValueError(
+            f"unknown inner optimizer {name!r}: it is one of {', '.join(INNER)}, or function= for "
+            "an algorithm of your own"
+        )
+
+
+def _check_option(name: str, value: Any) -> None:
+    if name in ("nesterov", "amsgrad", "centered"):
+        if not isinstance(value, bool):
+            raise TypeError(f"option {name} of local must be true or false, not {value!r}")
+    elif name == "betas":
+        if not isinstance(value, tuple) or len(value) != 2:
+            raise TypeError(f"option betas of local must be two numbers, not {value!r}")
+        for one in value:
+            real("betas of local", one, least=0, below=1)
+    elif name in ("momentum", "alpha", "dampening"):
+        real(f"{name} of local", value, least=0, most=1)
+    else:
+        real(f"{name} of local", value, least=0)
+
+
+def function_name(function: str | Callable[..., Any]) -> str:
+    """``"module:function"`` of a module's own function.
+
+    Raises:
+        ValueError, TypeError: an object, a closure, or a function inside another one.
+    """
+    if isinstance(function, str):
+        module, _, name = function.partition(":")
+        if not module or not name:
+            raise ValueError(f"a function of your own is named module:function, not {function!r}")
+        return function
+    if not isinstance(function, FunctionType) or function.__closure__:
+        raise TypeError(
+            "function= of local must be a module's own function: an object or a closure could "
+            f"keep a state from one group to the next ({function!r} is one)"
+        )
+    if "." in function.__qualname__ or function.__name__ == "<lambda>":
+        raise TypeError(
+            f"function= of local must be importable by name, which {function.__qualname__} is not: "
+            "define it at the top of a module"
+        )
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function that a name stands for.
+
+    Raises:
+        ValueError: no such module or function, or something that could keep a state.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"function {name!r} of local cannot be loaded: {error}") from error
+    function_name(found)
+    return found  # type: ignore[no-any-return]
+
+
+# The units that are clipped in a round: kinds of contribution, as values that a plan holds.
+
+
+# The name of noised sums in transcripts.
+GRADIENTS = "sums of clipped contributions"
+
+
+@runtime_checkable
+class Contribution(Protocol):
+    """The unit that is clipped: one value says what one contribution to a round's sum is.
+
+    A kind is a frozen dataclass of JSON-ready fields, listed in
+    :data:`forethought.values.plan.CONTRIBUTIONS`; how it is
+    computed is registered in :mod:`forethought.rounds.contributions`.
+
+    Attributes:
+        kind: its name in files.
+        clipping: what its sensitivity follows from: see
+            :meth:`~forethought.values.mechanism.Rounds.sensitivity`.
+        alterable: whether it may be the mean over altered copies of a record.
+    """
+
+    kind: ClassVar[str]
+    clipping: ClassVar[Clipping]
+    alterable: ClassVar[bool]
+
+    @property
+    def groups(self) -> int | None:
+        """The number of groups that a batch is dealt into; None: each record is for itself."""
+        ...
+
+    @property
+    def released(self) -> str:
+        """The name of its noised sums in transcripts."""
+        ...
+
+    def expected(self, batch: float) -> float:
+        """The expected number of contributions to a round, at this expected batch size."""
+        ...
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Every record's gradient is a contribution."""
+
+    kind: ClassVar[str] = "examples"
+    clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = True
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
+
+    def expected(self, batch: float) -> float:
+        """One for each record of the batch."""
+        return batch
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A batch is dealt into ``count`` groups, of which each one's mean gradient is a contribution.
+
+    Each record goes to a group by itself, uniformly at random, so that one record more never moves
+    another into a different group. One group is batch clipping.
+    """
+
+    count: int
+    kind: ClassVar[str] = "groups"
+    clipping: ClassVar[Clipping] = "group"
+    alterable: ClassVar[bool] = True
+    released: ClassVar[str] = GRADIENTS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", whole("groups", self.count))
+
+    @property
+    def groups(self) -> int:
+        """As many as ``count``."""
+        return self.count
+
+    def expected(self, batch: float) -> float:
+        """The number of groups, empty ones included: an update is already a mean over records."""
+        return float(self.count)
+
+
+@dataclass(frozen=True)
+class LinearExamples:
+    """Every record's gradient is a contribution, and the model is a linear map of the record.
+
+    The same contributions as those of :class:`Examples`, from one product with the matrix of all
+    records (:mod:`forethought.rounds.contributions`).
+    """
+
+    kind: ClassVar[str] = "linear-examples"
+    clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = False
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
+
+    def expected(self, batch: float) -> float:
+        """One for each record of the batch."""
+        return batch
+
+
+@dataclass(frozen=True)
+class Persons:
+    """Everything that one person has in the data is a contribution: the mean over their rows.
+
+    The examples of such a plan are persons, so one person moves a sum by one clipping norm,
+    however many rows are theirs.
+
+    Args:
+        records: how many rows of one person are kept at most.
+    """
+
+    records: int
+    kind: ClassVar[str] = "persons"
+    clipping: ClassVar[Clipping] = "example"
+    alterable: ClassVar[bool] = True
+    groups: ClassVar[int | None] = None
+    released: ClassVar[str] = GRADIENTS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "records", whole("records_per_person", self.records))
+
+    def expected(self, batch: float) -> float:
+        """One for each person of the batch."""
+        return batch

@@ -18,25 +18,24 @@ from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack, 
 
 from forethought.values.caveats import Caveat, caveats, choice
 from forethought.values.checks import one_of, real, whole
-from forethought.values.contributions import (
+from forethought.values.mechanism import (
     Augmentation,
+    Budget,
+    Clipping,
     Contribution,
+    Correlated,
     Examples,
+    FullBatch,
     Groups,
     LinearExamples,
     Local,
     LocalUpdates,
-    Persons,
-)
-from forethought.values.mechanism import (
-    Budget,
-    Clipping,
-    Correlated,
     Mechanism,
+    Persons,
     Rounds,
+    Sampling,
     UnsupportedMechanismError,
 )
-from forethought.values.samplings import FullBatch, Sampling
 from forethought.values.serialisation import Stored, build, exact_keys, of_kind, plain, tagged
 from forethought.values.strategies import Strategy
 from forethought.values.use import (

@@ -36,9 +36,8 @@ from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.secure_aggregation.shared_noise import secured
 from forethought.federated.server import ServerMachine
 from forethought.federated.statements import Policy, client_statement
-from forethought.values.mechanism import Mechanism, Rounds
+from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan, grid, step_sizes
-from forethought.values.samplings import Poisson
 from forethought.values.use import Averaging
 
 CLIENTS, SIZE, ROUNDS = 5, 7, 6
