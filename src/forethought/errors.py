@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from forethought.report.page import PrintingError as PrintingError
     from forethought.rounds.private_sum import RoundError as RoundError
     from forethought.rounds.private_sum import TeamError as TeamError
-    from forethought.rounds.transcript import TranscriptError as TranscriptError
     from forethought.training.execution import Interrupted as Interrupted
     from forethought.training.folder import CheckpointError as CheckpointError
     from forethought.training.folder import RunFolderBusyError as RunFolderBusyError
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from forethought.training.records import OtherModelWarning as OtherModelWarning
     from forethought.training.records import UnreachedWeightsWarning as UnreachedWeightsWarning
     from forethought.values.mechanism import UnsupportedMechanismError as UnsupportedMechanismError
+    from forethought.values.plan import TranscriptError as TranscriptError
     from forethought.values.signing import SignatureError as SignatureError
     from forethought.web.planner import SettingError as SettingError
 
@@ -119,7 +119,7 @@ _HOME = {
     "StatementError": "accounting.statement",
     "SuspiciousDataWarning": "data.tables",
     "TeamError": "rounds.private_sum",
-    "TranscriptError": "rounds.transcript",
+    "TranscriptError": "values.plan",
     "UndeclaredError": "data.columns",
     "UnreachedWeightsWarning": "training.records",
     "UnsupportedMechanismError": "values.mechanism",

@@ -24,6 +24,9 @@ MOVED: dict[str, str] = {
     "caveat_kinds": "values.caveats",
     "planning.courses": "planning.plan_request",
     "gradients.mixing": "gradients.batch_mixing",
+    "gradients.terms": "gradients.sums",
+    "rounds.transcript": "values.plan",
+    "turns": "gradients.boundary",
     "training.descent": "training.optimizers",
     "web.server": "web.site",
     **{

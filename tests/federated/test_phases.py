@@ -27,8 +27,8 @@ from forethought.planning.alternatives import in_phases
 from forethought.planning.plan_request import PlanError
 from forethought.rounds.private_sum import RoundError
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.values.mechanism import Budget
+from forethought.values.plan import Transcript, TranscriptError
 
 from .machines import federation, from_server, model, of, plan, sent, vector
 

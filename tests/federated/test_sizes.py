@@ -33,8 +33,8 @@ from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.rounds.contributions import default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import as_records
-from forethought.rounds.transcript import Transcript
 from forethought.values.mechanism import Budget
+from forethought.values.plan import Transcript
 from trials.storage import CrashError, MemoryStorage, UnsignedEndpoint
 
 from .machines import D, federation, from_server, model, of, plan, sent, vector

@@ -23,9 +23,8 @@ from forethought.federated.statements import (
     overview,
     shared,
 )
-from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
-from forethought.values.plan import Clip, Plan
+from forethought.values.plan import Clip, Plan, Transcript, TranscriptError
 from forethought.values.use import Optimizer, ReleaseUse
 
 DELTA, SIZE = 1e-5, 1000

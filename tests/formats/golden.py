@@ -37,8 +37,8 @@ from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make
 from forethought.gossip.mixing import Mixing
 from forethought.jobs.account import sign
-from forethought.rounds.transcript import Transcript
 from forethought.values.caveats import Caveat
+from forethought.values.plan import Transcript
 from forethought.values.use import Assumed
 
 GOLDEN = Path(__file__).parent / "golden"

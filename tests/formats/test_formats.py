@@ -36,7 +36,7 @@ from forethought.exchange.storage import ClientLedger, ServerJournal
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
 from forethought.jobs.account import verified
-from forethought.rounds.transcript import Transcript
+from forethought.values.plan import Transcript
 from trials.storage import MemoryStorage
 
 SUBJECT_PUBLIC_KEY_INFO = PublicFormat.SubjectPublicKeyInfo

@@ -26,8 +26,7 @@ from forethought.gossip.statements import (
     worker_statement,
 )
 from forethought.holders.simulator import worker as machine_of
-from forethought.rounds.transcript import Transcript, TranscriptError
-from forethought.values.plan import Clip
+from forethought.values.plan import Clip, Transcript, TranscriptError
 
 ROUNDS = 6
 QUANTILE = Clip(rule="quantile", count_noise=5.0)

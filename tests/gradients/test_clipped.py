@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from drawn import randint, randn, reseed
-from forethought.gradients import clipped_sum, example_losses, terms
+from forethought.gradients import clipped_sum, example_losses, sums
 from forethought.gradients.sums import CHARGE, automatic, per_layer
 
 
@@ -499,10 +499,10 @@ def test_convolution_gradients_do_not_depend_on_how_many_are_written_at_a_time(
     monkeypatch: pytest.MonkeyPatch, groups: int, channels: int
 ) -> None:
     image, gradient = randn(5, channels, 6, 6), randn(5, 9, 6, 6)
-    window = terms.Window((3, 3), (1, 1), (1, 1), (1, 1))
-    term = terms.Convolved(image, gradient, window, groups)
+    window = sums.Window((3, 3), (1, 1), (1, 1), (1, 1))
+    term = sums.Convolved(image, gradient, window, groups)
     whole = term.rows()
-    monkeypatch.setattr(terms, "EXAMPLES", 2)
+    monkeypatch.setattr(sums, "EXAMPLES", 2)
     torch.testing.assert_close(term.rows(), whole)
     summed = term.weighted(torch.ones(5)).float()
     torch.testing.assert_close(term.rows().sum(0), summed)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from drawn import randint, randn, randperm, reseed
 from forethought.gradients import SlowGradientsWarning, clipped, clipped_sum
 from forethought.gradients.batches import Blocks
-from forethought.gradients.terms import Dense
+from forethought.gradients.sums import Dense
 
 
 def classify(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from drawn import rand, randn, stream
-from forethought.gradients import clipped_sum, sums, terms
-from forethought.gradients.sums import CHARGE, Measured, clip_and_sum
-from forethought.gradients.terms import (
+from forethought.gradients import clipped_sum, sums
+from forethought.gradients.sums import (
+    CHARGE,
     BoundedTerm,
     Convolved,
     Dense,
+    Measured,
     OneHot,
     Outer,
     Term,
     Window,
     bounded,
+    clip_and_sum,
     mass_of,
 )
 
@@ -625,9 +627,9 @@ def test_mass_that_cancels_costs_the_record_itself_only() -> None:
 
 
 def test_roundings_count_the_depth_of_a_blocked_sum() -> None:
-    assert terms.roundings(100, 30) == 34
-    assert terms.roundings(5, 30) == 6
-    assert terms.gamma(1 << 23, torch.float32) == math.inf
+    assert sums.roundings(100, 30) == 34
+    assert sums.roundings(5, 30) == 6
+    assert sums.gamma(1 << 23, torch.float32) == math.inf
 
 
 @pytest.mark.parametrize(

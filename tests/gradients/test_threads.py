@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import left_as_found
-from forethought.gradients import boundary, clipped_sum, passes, terms
-from forethought.gradients.boundary import UserCodeAnswers
+from forethought.gradients import boundary, clipped_sum, passes, sums
+from forethought.gradients.boundary import UserCodeAnswers, turns
 from forethought.rounds.randomness import Seeds
 from forethought.training.run import train
-from forethought.turns import turns
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
 
@@ -292,7 +291,7 @@ def test_passes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def precisions() -> list[str]:
-    return [products.fp32_precision for products in terms._PRODUCTS]
+    return [products.fp32_precision for products in sums._PRODUCTS]
 
 
 def test_a_precision_is_not_given_up_under_another_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,13 +303,13 @@ def test_a_precision_is_not_given_up_under_another_sum(monkeypatch: pytest.Monke
         met, over = threading.Event(), threading.Event()
 
         def another() -> list[str]:
-            with terms.exactly("cpu"):
+            with sums.exactly("cpu"):
                 met.set()
                 assert over.wait(LIMIT)
                 return precisions()
 
         with told(met), ThreadPoolExecutor(1) as pool:
-            with terms.exactly("cpu"):
+            with sums.exactly("cpu"):
                 found = pool.submit(another)
                 assert met.wait(LIMIT)
             over.set()
@@ -318,13 +317,13 @@ def test_a_precision_is_not_given_up_under_another_sum(monkeypatch: pytest.Monke
 
     before = precisions()
     try:
-        terms._PRODUCTS[-1].fp32_precision = "tf32"
+        sums._PRODUCTS[-1].fp32_precision = "tf32"
         assert kept()
         assert precisions()[-1] == "tf32"
-        monkeypatch.setattr(terms, "turns", nullcontext())
+        monkeypatch.setattr(sums, "turns", nullcontext())
         assert not kept()
     finally:
-        for products, precision in zip(terms._PRODUCTS, before, strict=True):
+        for products, precision in zip(sums._PRODUCTS, before, strict=True):
             products.fp32_precision = precision
 
 

@@ -18,9 +18,8 @@ from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import BoundNoise, CorrelatedNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.rounds.transcript import TranscriptError
 from forethought.values.mechanism import Correlated, CyclicPoisson, FullBatch, Mechanism, Rounds
-from forethought.values.plan import Clip, Plan
+from forethought.values.plan import Clip, Plan, TranscriptError
 from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
 
 BANDED = Banded((1.0, 0.5, 0.375, 0.1))

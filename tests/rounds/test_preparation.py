@@ -18,8 +18,7 @@ from torch import nn
 import forethought as ft
 from drawn import rand, randint, stream
 from forethought.accounting.verification import verify
-from forethought.gradients.sums import clip_and_sum
-from forethought.gradients.terms import Dense, Ones
+from forethought.gradients.sums import Dense, Ones, clip_and_sum
 from forethought.jobs.job import JobError, from_file
 from forethought.jobs.train import prepare as prepare_job
 from forethought.jobs.train import run as run_job
@@ -28,9 +27,8 @@ from forethought.rounds.contributions import unclipped
 from forethought.rounds.preparation import Vectors, moments
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.rounds.transcript import TranscriptError
 from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds
-from forethought.values.plan import NAMES, STATISTICS, Plan
+from forethought.values.plan import NAMES, STATISTICS, Plan, TranscriptError
 
 FALSE_ALARM = 1e-6
 N = 3000

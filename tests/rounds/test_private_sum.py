@@ -19,9 +19,8 @@ from forethought.rounds.contributions import cross_entropy, squared_error
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds, PrivateSum, RoundError
 from forethought.rounds.randomness import GaussianNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.rounds.transcript import TranscriptError
 from forethought.values.mechanism import FullBatch, Mechanism, Poisson, Rounds, Sampling
-from forethought.values.plan import Clip, Plan, Round
+from forethought.values.plan import Clip, Plan, Round, TranscriptError
 
 FALSE_ALARM = 1e-6
 EXAMPLES = 24

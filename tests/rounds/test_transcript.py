@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.rounds.transcript import COUNTS, Transcript, TranscriptError
 from forethought.values.mechanism import (
     GRADIENTS,
     Correlated,
@@ -19,7 +18,7 @@ from forethought.values.mechanism import (
     Shuffled,
     WithoutReplacement,
 )
-from forethought.values.plan import Clip, Privacy
+from forethought.values.plan import COUNTS, Clip, Privacy, Transcript, TranscriptError
 from forethought.values.strategies import Banded
 
 N = 12

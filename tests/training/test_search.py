@@ -18,12 +18,11 @@ from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrial
 from forethought.accounting.statement import Statement, StatementError
 from forethought.accounting.verification import verify
 from forethought.planning.alternatives import plan_tuning
-from forethought.rounds.transcript import Transcript
 from forethought.training.folder import RunFolderExistsError
 from forethought.training.run import Run, Task, train
 from forethought.training.search import Tuned, tune
 from forethought.values.mechanism import Budget, Mechanism, Poisson, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import digest
 from forethought.values.use import Averaging, Optimizer
 

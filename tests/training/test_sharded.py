@@ -20,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.parametrizations import weight_norm
 
 from forethought.gradients import clipped_sum
-from forethought.gradients.sharded import shards_of, take_shards, whole_state
+from forethought.gradients.boundary import shards_of
+from forethought.gradients.sharded import take_shards, whole_state
 from forethought.rounds.contributions import DealtBatch, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, Team, share_of
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds

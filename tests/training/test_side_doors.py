@@ -25,7 +25,6 @@ from forethought.accounting.interval import at_most
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import TensorRecords
-from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.training import folder as checkpoints
 from forethought.training.execution import Execution, Interrupted
 from forethought.training.folder import (
@@ -42,7 +41,7 @@ from forethought.training.metrics import Event
 from forethought.training.records import CoincidingRecordsError
 from forethought.training.run import train
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
-from forethought.values.plan import Clip, Plan, Privacy, Round
+from forethought.values.plan import Clip, Plan, Privacy, Round, Transcript, TranscriptError
 from forethought.values.use import Optimizer
 
 EXAMPLES = 60

@@ -32,7 +32,6 @@ from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, 
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
 from forethought.rounds.private_sum import NoisedSum, PrivateRounds
 from forethought.rounds.randomness import Secrets, Seeds
-from forethought.rounds.transcript import Paid, Payer, Transcript, marked
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import (
@@ -43,7 +42,7 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
 )
-from forethought.values.plan import LEAST_NOISE, Clip, Privacy
+from forethought.values.plan import LEAST_NOISE, Clip, Paid, Payer, Privacy, Transcript, marked
 
 # Losses of :mod:`forethought.convex.problems` and their derivatives, row by row.
 #

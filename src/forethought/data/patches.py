@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from forethought.turns import turns
+from forethought.gradients.boundary import turns
 
 PATCH, FILTERS, GRID = 6, 512, 4
 LEAST, MOST = 12, 96  # pixels a side: fewer or more would want other windows

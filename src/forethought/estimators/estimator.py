@@ -30,12 +30,11 @@ from forethought.planning.defaults import default_delta
 from forethought.planning.solve import plan
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
-from forethought.rounds.transcript import Payer
 from forethought.training.run import train
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real
 from forethought.values.mechanism import Adjacency, Budget
-from forethought.values.plan import Plan
+from forethought.values.plan import Payer, Plan
 
 # Features onto a common scale by ranges that the user declares: no figure of the data is read.
 

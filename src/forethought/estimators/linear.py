@@ -28,10 +28,10 @@ from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator, circumstances
 from forethought.planning import defaults
 from forethought.rounds.contributions import Loss
-from forethought.rounds.transcript import Payer
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Rounds
+from forethought.values.plan import Payer
 
 # How far weights may go, from public numbers: the ball that a linear estimator keeps them in.
 

@@ -16,10 +16,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from forethought.estimators import estimator
 from forethought.estimators.estimator import PrivateEstimator
-from forethought.rounds.transcript import Payer
-from forethought.turns import turns
+from forethought.gradients.boundary import turns
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Adjacency
+from forethought.values.plan import Payer
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
 

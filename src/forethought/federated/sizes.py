@@ -29,10 +29,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forethought.accounting.adaptive import BudgetExceededError, Filter, suited_filter
-from forethought.rounds.transcript import Transcript
 from forethought.values.checks import imported, one_of, real, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import canonical
 
 

@@ -31,10 +31,9 @@ from forethought.accounting.statement import Randomness, Statement, StatementErr
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.secure_aggregation.masking import SecureAggregation
 from forethought.federated.sizes import charged
-from forethought.rounds.transcript import Transcript, TranscriptError
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real, whole
-from forethought.values.plan import Plan, grid
+from forethought.values.plan import Plan, Transcript, TranscriptError, grid
 from forethought.values.use import kind_of
 
 View = Literal["server", "secure-server", "client", "outsider"]

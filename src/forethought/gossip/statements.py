@@ -26,10 +26,10 @@ from forethought.accounting.statement import shared as together
 from forethought.gossip import decentralised
 from forethought.gossip.decentralised import NetworkViewError
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.rounds.transcript import Transcript
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds, WithoutReplacement
+from forethought.values.plan import Transcript
 
 View = Literal["neighbours", "outsider", "network"]
 VIEWS: tuple[View, ...] = get_args(View)

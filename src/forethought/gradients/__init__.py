@@ -9,14 +9,14 @@ from forethought.gradients.passes import SlowGradientsWarning as SlowGradientsWa
 from forethought.gradients.passes import example_losses as example_losses
 from forethought.gradients.passes import explain as explain
 from forethought.gradients.sums import ClippingRule as ClippingRule
+from forethought.gradients.sums import Dense as Dense
 from forethought.gradients.sums import Norms as Norms
+from forethought.gradients.sums import Outer as Outer
+from forethought.gradients.sums import Term as Term
 from forethought.gradients.sums import next_clip_norm as next_clip_norm
 from forethought.gradients.sums import noised_fraction_below as noised_fraction_below
 from forethought.gradients.sums import quantile_update as quantile_update
 from forethought.gradients.sums import rule as rule
-from forethought.gradients.terms import Dense as Dense
-from forethought.gradients.terms import Outer as Outer
-from forethought.gradients.terms import Term as Term
 from forethought.gradients.vmap_mode import Rule as Rule
 from forethought.gradients.vmap_mode import Use as Use
 from forethought.gradients.vmap_mode import register as register

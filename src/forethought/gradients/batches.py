@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forethought.gradients.sharded import gathered
+from forethought.gradients.boundary import gathered
 from forethought.values.checks import whole
 
 Loss = Callable[[Any, Any], Tensor]

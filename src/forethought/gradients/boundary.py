@@ -11,8 +11,10 @@ import datetime
 import decimal
 import dis
 import functools
+import hashlib
 import inspect
 import operator
+import os
 import random
 import re
 import sys
@@ -21,18 +23,21 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
+
+if TYPE_CHECKING:
+    from forethought.gradients.sharded import Shards
 
 # Why a pass over the lanes stopped. None of these is an error of the model's own.
 #
@@ -1456,3 +1461,99 @@ def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
     if not trained:
         raise ValueError(f"the model has no parameter with requires_grad=True: nothing to {what}")
     return trained
+
+
+# Models in shards: see :mod:`forethought.gradients.sharded`.
+
+SHARDED: weakref.WeakKeyDictionary[nn.Module, Shards] = weakref.WeakKeyDictionary()
+
+
+def shards_of(model: nn.Module) -> Shards | None:
+    """The shards of a model that :func:`take_shards` has seen; None for one of whole parameters."""
+    return SHARDED.get(model)
+
+
+def gathered(model: nn.Module) -> AbstractContextManager[object]:
+    """A context in which a sharded model can be called; of any other model nothing happens."""
+    shards = SHARDED.get(model)
+    return nullcontext() if shards is None else shards.gathering()
+
+
+def agreed(model: nn.Module, *answers: object) -> bool:
+    """True if all answers are one, in all processes of a sharded model, which go on alike."""
+    one = all(answer == answers[0] for answer in answers)
+    if SHARDED.get(model) is None:
+        return one
+    digest = hashlib.blake2b(repr(answers[0]).encode(), digest_size=7).digest()
+    number = int.from_bytes(digest, "big")
+    with plain_torch():
+        device = next(iter(own_parameters(model))).device
+        # The least of each is the other's opposite where all have one number.
+        found = torch.tensor([number, -number] if one else [-1, -1], device=device)
+        distributed.all_reduce(found, op=distributed.ReduceOp.MIN)
+        return not int(found.sum())
+
+
+def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name → trained parameter, or this process's shard of it, that an optimizer steps."""
+    shards = SHARDED.get(model)
+    if shards is not None:
+        return shards.local
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def own_part(tensor: Any) -> Tensor:
+    """This process's shard of a tensor that is cut, sharing its memory; any other as it is."""
+    with torch.no_grad():
+        found: Tensor = tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def own_parameters(model: nn.Module) -> list[Tensor]:
+    """All parameters; of those that are cut, this process's shards."""
+    return [own_part(p) for p in model.parameters()]
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Torch sees plain tensors, whatever lanes are around."""
+    level = outside() if current_level() != -1 else nullcontext()
+    with torch._C.DisableTorchFunction(), level:
+        yield
+
+
+# Threads take turns where they put back what belongs to the process: globals, attributes, random
+# generators and torch's precision are noted before a pass over records and put back after it. Two
+# threads that did so at once would put back each other's.
+
+
+class _Turns(ContextDecorator):
+    """One lock a process, which a thread may take again while it has it."""
+
+    def __init__(self) -> None:
+        self._held = threading.local()
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        # Another thread that held it is not there in the child to give it back; this one may be in
+        # the middle of its own turn, and ends it there as well.
+        self._lock = threading.RLock()
+        for _ in range(self._depth):
+            self._lock.acquire()
+
+    @property
+    def _depth(self) -> int:
+        return getattr(self._held, "depth", 0)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._held.depth = self._depth + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._held.depth = self._depth - 1
+        self._lock.release()
+
+
+turns = _Turns()

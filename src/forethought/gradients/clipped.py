@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.gradients import batches, boundary, sums, terms, vmap_mode
+from forethought.gradients import batches, boundary, sums, vmap_mode
 from forethought.gradients import layer_rules as rules
 from forethought.gradients.batches import (
     FINGERPRINT,
@@ -29,15 +29,26 @@ from forethought.gradients.boundary import (
     Generators,
     ModuleState,
     RefusedError,
+    agreed,
     changes_itself,
     memory_of,
+    own_parameters,
+    shards_of,
     trained_of,
+    turns,
 )
 from forethought.gradients.passes import SlowGradientsWarning, contributions
-from forethought.gradients.sharded import agreed, own_parameters, shards_of
-from forethought.gradients.sums import ClippingRule, SingleUseLinear, Sums, clip_and_sum
-from forethought.gradients.terms import Dense, Outer, Term, Unused, wide
-from forethought.turns import turns
+from forethought.gradients.sums import (
+    ClippingRule,
+    Dense,
+    Outer,
+    SingleUseLinear,
+    Sums,
+    Term,
+    Unused,
+    clip_and_sum,
+    wide,
+)
 from forethought.values.checks import real, whole
 
 # A chain of linear layers and activations: nothing to intercept.
@@ -587,7 +598,7 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
     trained = trained_of(model, "train")
     if isinstance(computed, list):
         computed = as_terms(computed, trained, len(computed[0].inputs))
-    if any(isinstance(term, terms.Separate) for term in computed.values()):
+    if any(isinstance(term, sums.Separate) for term in computed.values()):
         raise _AloneError
     ready = sums.weighed(dict(computed), trained, 1.0, sums.flat, None)
     size = ready.factors.shape[1]
@@ -597,11 +608,11 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
 
 def _fingerprint(term: Any, size: int) -> Tensor:
     """Of the numbers that the term holds of each of ``size`` examples."""
-    if isinstance(term, terms.SplitTerms):
+    if isinstance(term, sums.SplitTerms):
         whole = torch.zeros(size, dtype=torch.int64)
         for index, part in term.parts:
-            inner = part.term if isinstance(part, terms.Filled) else part
-            width = part.size if isinstance(part, terms.Filled) else len(index)
+            inner = part.term if isinstance(part, sums.Filled) else part
+            width = part.size if isinstance(part, sums.Filled) else len(index)
             whole[index] = _fingerprint(inner, width)[: len(index)]
         return whole
     watch = BatchFingerprint(size)
@@ -616,11 +627,11 @@ def _stored(term: Any) -> Iterator[Tensor]:
         yield term.values
     elif isinstance(term, Outer):
         for left, right in term.blocks:
-            yield left.index if isinstance(left, terms.OneHot) else left
+            yield left.index if isinstance(left, sums.OneHot) else left
             yield right
-    elif isinstance(term, terms.Moved):
+    elif isinstance(term, sums.Moved):
         yield from _stored(term.term)
-    elif isinstance(term, terms.Disjoint):
+    elif isinstance(term, sums.Disjoint):
         for part in term.terms:
             yield from _stored(part)
     elif not isinstance(term, Unused):

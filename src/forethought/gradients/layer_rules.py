@@ -24,7 +24,7 @@ from forethought.gradients.boundary import (
     rows,
     safe_softmax,
 )
-from forethought.gradients.terms import Convolved, Dense, OneHot, Outer, Term, Window, wide
+from forethought.gradients.sums import Convolved, Dense, OneHot, Outer, Term, Window, wide
 from forethought.gradients.vmap_mode import (
     HANDLERS,
     Accepts,

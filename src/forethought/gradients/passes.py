@@ -28,18 +28,21 @@ from forethought.gradients.boundary import (
     ModuleState,
     NotVectorisable,
     Refused,
+    agreed,
     alike,
     changes_itself,
     copied,
+    gathered,
     is_lane,
     memory_of,
+    own_parameters,
     rows,
+    shards_of,
     trained_of,
+    turns,
 )
-from forethought.gradients.sharded import agreed, gathered, own_parameters, shards_of
-from forethought.gradients.terms import Filled, Separate, SplitTerms, Term, Unused, bounded
+from forethought.gradients.sums import Filled, Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
-from forethought.turns import turns
 
 # Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
 #

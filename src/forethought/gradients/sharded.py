@@ -7,11 +7,10 @@ is kept of a sum is the process's own shard of it.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,21 +18,16 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.gradients import boundary
 from forethought.gradients.boundary import (
+    SHARDED,
     RefusedError,
     is_lane,
     lane,
-    outside,
+    own_part,
     physical,
+    plain_torch,
+    shards_of,
 )
-
-_SHARDED: weakref.WeakKeyDictionary[nn.Module, Shards] = weakref.WeakKeyDictionary()
-
-
-def shards_of(model: nn.Module) -> Shards | None:
-    """The shards of a model that :func:`take_shards` has seen; None for one of whole parameters."""
-    return _SHARDED.get(model)
 
 
 def take_shards(model: nn.Module) -> Shards | None:
@@ -45,39 +39,10 @@ def take_shards(model: nn.Module) -> Shards | None:
     tensor = sys.modules.get("torch.distributed.tensor")
     if tensor is None or not any(isinstance(p, tensor.DTensor) for p in model.parameters()):
         return None
-    found = _SHARDED.get(model)
+    found = SHARDED.get(model)
     if found is None or not found.is_of(model):
-        found = _SHARDED[model] = Shards(model)
+        found = SHARDED[model] = Shards(model)
     return found
-
-
-def gathered(model: nn.Module) -> AbstractContextManager[object]:
-    """A context in which a sharded model can be called; of any other model nothing happens."""
-    shards = _SHARDED.get(model)
-    return nullcontext() if shards is None else shards.gathering()
-
-
-def agreed(model: nn.Module, *answers: object) -> bool:
-    """True if all answers are one, in all processes of a sharded model, which go on alike."""
-    one = all(answer == answers[0] for answer in answers)
-    if _SHARDED.get(model) is None:
-        return one
-    digest = hashlib.blake2b(repr(answers[0]).encode(), digest_size=7).digest()
-    number = int.from_bytes(digest, "big")
-    with _plainly():
-        device = next(iter(own_parameters(model))).device
-        # The least of each is the other's opposite where all have one number.
-        found = torch.tensor([number, -number] if one else [-1, -1], device=device)
-        distributed.all_reduce(found, op=distributed.ReduceOp.MIN)
-        return not int(found.sum())
-
-
-def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name → trained parameter, or this process's shard of it, that an optimizer steps."""
-    shards = _SHARDED.get(model)
-    if shards is not None:
-        return shards.local
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
@@ -106,18 +71,6 @@ def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     for name, tensor in model.state_dict().items():
         cut = hasattr(tensor, "to_local")
         own_part(tensor).copy_(shards.own(state[name]) if cut else state[name])
-
-
-def own_part(tensor: Any) -> Tensor:
-    """This process's shard of a tensor that is cut, sharing its memory; any other as it is."""
-    with torch.no_grad():
-        found: Tensor = tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor
-    return found
-
-
-def own_parameters(model: nn.Module) -> list[Tensor]:
-    """All parameters; of those that are cut, this process's shards."""
-    return [own_part(p) for p in model.parameters()]
 
 
 class Shards:
@@ -336,12 +289,12 @@ class Gathering:
         output = self._passed(output, partial(self._again, module), _output(module))
         # A module that is run again on the way back is let go of when that way leaves it.
         if module is not self._root and module not in self._backward:
-            with _plainly():
+            with plain_torch():
                 module.reshard()
         return output
 
     def _gather(self, module: Any) -> None:
-        with _plainly():
+        with plain_torch():
             module.unshard()
             if self.mode is not None:  # a pass may write to none of these
                 own = (p for p in module.parameters() if not hasattr(p, "to_local"))
@@ -363,7 +316,7 @@ class Gathering:
                 leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
                 for leaf in leaves
             ]
-        with _plainly():
+        with plain_torch():
             known: dict[int, tuple[Tensor, int | None]] = {
                 at: physical(leaf) if is_lane(leaf) else (leaf, None)
                 for at, leaf in enumerate(leaves)
@@ -376,14 +329,6 @@ class Gathering:
                 for (at, (_, dim)), value in zip(known.items(), taken, strict=True):
                     leaves[at] = value if dim is None else lane(value, dim, self.mode.level)
         return tree_unflatten(leaves, form)
-
-
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """Torch sees plain tensors, whatever lanes are around."""
-    level = outside() if boundary.current_level() != -1 else nullcontext()
-    with torch._C.DisableTorchFunction(), level:
-        yield
 
 
 class _Passed(torch.autograd.Function):

@@ -1,32 +1,1444 @@
-"""Clip every contribution and add them up, so that the computed sum keeps the bound C."""
+"""Clip every contribution and add them up, so that the computed sum keeps the bound C.
+
+A per-example gradient is held in the form that is cheapest (:class:`Term`), with a bound of its
+rounding.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, reduce
+from itertools import product
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from forethought.gradients.batches import UNIT, in_a_row
-from forethought.gradients.terms import (
-    BoundedTerm,
-    Dense,
-    Outer,
-    Term,
-    TermBounds,
-    bounded,
-    exactly,
-    gamma,
-    lengths,
-    mass_of,
-    product_in_blocks,
-    tiny,
-)
+from forethought.gradients.batches import UNIT, in_a_row, sum_dtype, zeros_for
+from forethought.gradients.boundary import turns
 from forethought.values.checks import real
 from forethought.values.plan import Clip
+
+# What a way of taking norms costs: floating-point operations and bytes, turned into seconds.
+#
+# The rates are round figures of a machine (two cores with AVX-512; a data-centre GPU), not of a
+# run: they only have to put the ways in order.
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds per unit of work on one kind of device."""
+
+    product: float  # a floating-point operation in a batched matrix product
+    move: float  # a byte read or written by an elementwise pass
+    rows: float  # a byte of per-example gradient written by a grouped convolution
+
+
+CPU = Rates(product=1 / 120e9, move=1 / 20e9, rows=1 / 1.8e9)
+CUDA = Rates(product=1 / 10e12, move=1 / 1.0e12, rows=1 / 60e9)
+
+
+def rates(device: torch.device) -> Rates:
+    """The rates of a device."""
+    return CUDA if device.type == "cuda" else CPU
+
+
+# Error bounds are those of Higham, *Accuracy and Stability of Numerical Algorithms* (2002), Section
+# 3.1 and 4.2: a sum of products in which no term meets more than n roundings is off by at most
+# γ_n = n·u/(1 − n·u) times the sum of the absolute products, in any order, with or without fused
+# operations.
+
+SLACK = 1 + 2.0**-40
+"""More than what a few float64 operations on a bound can take from it."""
+
+_UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+_TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
+
+
+def unit(dtype: torch.dtype) -> float:
+    """u, half the distance from 1 to the next number."""
+    return _UNIT[dtype]
+
+
+def gamma(roundings: float, dtype: torch.dtype) -> float:
+    """γ_n = n·u/(1 − n·u), with a little more for the arithmetic that uses it; inf if n·u ≥ 1/2."""
+    part = (roundings + 2) * unit(dtype)
+    return part / (1 - part) if part < 0.5 else float("inf")
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The most that underflow loses in one operation: subnormal numbers may be flushed to zero."""
+    return _TINY[dtype]
+
+
+# Where torch may be told to make float32 products of less, TF32 or bfloat16 (torch 2.9 and later).
+_PRODUCTS: tuple[Any, ...] = tuple(
+    products
+    for products in (
+        getattr(torch.backends.mkldnn, "matmul", None),
+        getattr(torch.backends.mkldnn, "conv", None),
+        torch.backends.cuda.matmul,
+    )
+    if hasattr(products, "fp32_precision")
+)
+_EXACT = ("none", "ieee")
+
+
+@contextmanager
+def exactly(kind: str) -> Iterator[None]:
+    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16).
+
+    The precision is the process's: nobody gives up what another still computes with.
+    """
+    with turns, _exactly(kind):
+        yield
+
+
+def _exactly(kind: str) -> AbstractContextManager[None]:
+    if _PRODUCTS:
+        exact = all(products.fp32_precision in _EXACT for products in _PRODUCTS)
+    else:
+        exact = torch.get_float32_matmul_precision() == "highest"
+    if exact and not torch.is_autocast_enabled(kind):
+        return torch.no_grad()
+    return _plainly(kind)
+
+
+@contextmanager
+def _plainly(kind: str) -> Iterator[None]:
+    with torch.no_grad(), torch.autocast(kind, enabled=False):
+        if not _PRODUCTS:
+            precision = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(precision)
+            return
+        before = [products.fp32_precision for products in _PRODUCTS]
+        for products in _PRODUCTS:
+            products.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            for products, precision in zip(_PRODUCTS, before, strict=True):
+                products.fp32_precision = "none"
+                if products.fp32_precision != precision:  # not what a wider setting says
+                    products.fp32_precision = precision
+
+
+# An inner product, and a float32 norm, are taken over so many numbers at a time.
+RUN = 1 << 10
+SHORT_RUN = 1 << 8
+# So many float32 numbers stay in the cache, and a product of fewer rows is slow.
+CACHED, FEW_ROWS = 1 << 17, 1 << 7
+# The norms of so few numbers are taken in float64 at once. A row's length decides, and not how
+# many rows there are.
+SMALL = 1 << 6
+
+
+def roundings(count: int, length: int = RUN) -> int:
+    """The most that one of ``count`` terms meets, added in blocks of ``length``, block by block."""
+    return min(count, length) + math.ceil(count / length)
+
+
+def square_sums(values: Tensor) -> Tensor:
+    """Upper bounds of Σ v² over the last dimension, float64."""
+    return lengths(values).square_().mul_(SLACK)
+
+
+def lengths(values: Tensor) -> Tensor:
+    """Upper bounds of the norms along the last dimension, float64."""
+    count, kind = values.shape[-1], values.dtype
+    if kind == torch.float64 or count <= SMALL:
+        norms: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+        norms.mul_(1 + gamma(count + 16, torch.float64) + 2.0**-45)
+        # Squares of float32 numbers do not underflow in float64.
+        return norms if kind == torch.float32 else norms.add_(math.sqrt(count * tiny(kind)))
+    if count <= RUN:
+        run = count
+        norms = torch.linalg.vector_norm(values, dim=-1).double()
+    else:
+        run, whole = SHORT_RUN, count - count % SHORT_RUN
+        runs = values[..., :whole].view(*values.shape[:-1], -1, SHORT_RUN)
+        squares = torch.linalg.vector_norm(runs, dim=-1).double().square_().sum(-1)
+        if whole < count:
+            rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
+            squares += rest.double().square_()
+        norms = squares.sqrt_()
+    # A norm is off by half as much as its square. A square that underflows may be lost whole.
+    most = gamma(run + 16, kind) / 2 + 2.0**-40
+    return norms.mul_(1 + most).add_(math.sqrt(count * tiny(kind)))
+
+
+def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Tensor:
+    """Σ part(start, end) over blocks of ``length``, added one after the other."""
+    result = part(0, min(length, total))
+    for start in range(length, total, length):
+        result += part(start, min(start + length, total))
+    return result
+
+
+def product_in_blocks(one: Tensor, other: Tensor, length: int) -> Tensor:
+    """one @ other as float64, shapes (m, T), (T, n), over blocks of ``length`` added in turn."""
+    (rows, total), columns = one.shape, other.shape[1]
+    result = one.new_empty(rows, columns, dtype=torch.float64)
+    # A few rows at a time are still in the cache when they are converted. On other devices all
+    # are. One buffer: memory that is new for every block costs as much as the products.
+    step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else rows
+    buffer = one.new_empty(min(step, rows), columns) if total > length else None
+    for at in range(0, rows, step):
+        few = one[at : at + step]
+        sums = few[:, :length] @ other[:length]
+        for start in range(length, total, length):
+            assert buffer is not None  # there is more than one block
+            part, end = buffer[: len(few)], start + length
+            sums += torch.mm(few[:, start:end], other[start:end], out=part)
+        result[at : at + step] = sums
+    return result
+
+
+def gram(one: Tensor, other: Tensor) -> Tensor:
+    """Inner products ⟨one_t, other_s⟩, shapes (B, T, n), (B, S, n) → (B, T, S)."""
+    return in_blocks(
+        one.shape[2], RUN, lambda at, to: torch.bmm(one[..., at:to], other[..., at:to].mT)
+    )
+
+
+def in_chunks(
+    function: Callable[..., Tensor], *tensors: Tensor, cells: int, limit: int = 1 << 22
+) -> Tensor:
+    """``function`` over slices of the batch so that about ``limit`` cells exist at a time."""
+    size = tensors[0].shape[0]
+    step = max(1, limit // max(1, cells))
+    if step >= size:
+        return function(*tensors)
+    parts = [function(*(t[at : at + step] for t in tensors)) for at in range(0, size, step)]
+    return torch.cat(parts)
+
+
+def gram_product(one: Tensor, other: Tensor) -> Tensor:
+    """Σ_ts one[t,s]·other[t,s] per example, float64, for two matrices (B, T, S).
+
+    Rows are added in their own precision, then in float64: no more than S + 1 roundings of it.
+    """
+    # An elementwise product is several times faster here than a batched dot product.
+    return (one * other).sum(2).double().sum(1)
+
+
+# The shortest side of a block of a Gram matrix.
+SHORTEST_SIDE = 32
+
+
+# Inner products of sums of outer products, from the factors alone (ghost norms).
+#
+# ⟨Σ_t a_t ⊗ x_t, Σ_s b_s ⊗ y_s⟩ = Σ_ts (a_t·b_s)(x_t·y_s): nothing of the parameter's size is
+# formed. A left factor may be one-hot, as in an embedding.
+
+
+def wide(values: Tensor) -> Tensor:
+    """In the precision of norms and sums."""
+    kind = values.dtype
+    return values if kind in (torch.float32, torch.float64) else values.to(sum_dtype(kind))
+
+
+@dataclass
+class OneHot:
+    """Rows that are unit vectors: ``index`` (B, T) of their ones, out of ``size``."""
+
+    index: Tensor
+    size: int
+
+    def __getitem__(self, index: Tensor | slice) -> OneHot:
+        return OneHot(self.index[index], self.size)
+
+    def double(self) -> OneHot:
+        return self  # ones are exact in every precision
+
+    def dense(self, like: Tensor) -> Tensor:
+        hot = torch.nn.functional.one_hot(self.index, self.size)
+        return hot.to(like.dtype)
+
+
+Left = Tensor | OneHot
+Block = tuple[Left, Tensor]
+
+
+def joined(blocks: Sequence[Block]) -> list[Block]:
+    """The same sum with all dense blocks as one, and all one-hot blocks as one."""
+    dense = [(left, right) for left, right in blocks if isinstance(left, Tensor)]
+    hot = [(left, right) for left, right in blocks if isinstance(left, OneHot)]
+    result: list[Block] = []
+    if dense:
+        lefts, rights = zip(*dense, strict=True)
+        result.append((torch.cat(lefts, 1), torch.cat(rights, 1)))
+    if hot:
+        index = torch.cat([left.index for left, _ in hot], 1)
+        result.append((OneHot(index, hot[0][0].size), torch.cat([r for _, r in hot], 1)))
+    return result
+
+
+def lengths_of(left: Left, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Upper bounds of the norms of the rows l_t and r_t, shape (B, T) each."""
+    other = lengths(wide(right))
+    return (torch.ones_like(other) if isinstance(left, OneHot) else lengths(wide(left))), other
+
+
+def row_sums(left: OneHot, right: Tensor) -> Tensor:
+    """Squared norms, (B,): rounded, but upper bounds for the row sums as they were rounded."""
+    # ‖Σ_t e_{i(t)} ⊗ h_t‖² is the sum over distinct rows i of ‖Σ_{t: i(t)=i} h_t‖².
+    batch, _, n = right.shape
+    key = left.index + left.size * torch.arange(batch, device=right.device).unsqueeze(1)
+    rows, place = torch.unique(key, return_inverse=True)
+    sums = right.new_zeros(rows.numel(), n).index_add_(0, place.flatten(), right.reshape(-1, n))
+    squares = square_sums(sums)
+    owner = torch.div(rows, left.size, rounding_mode="floor")
+    return squares.new_zeros(batch).index_add_(0, owner, squares)
+
+
+def inner(one: Block, other: Block) -> Tensor:
+    """The inner product of each example, float64, shape (B,)."""
+    (left, right), (lefts, rights) = one, other
+    if isinstance(left, Tensor) and isinstance(lefts, OneHot):
+        return inner(other, one)
+    right, rights = wide(right), wide(rights)
+    cells = right.shape[1] * rights.shape[1]
+    if isinstance(left, Tensor) and isinstance(lefts, Tensor):
+        return in_chunks(_dense_inner, wide(left), right, wide(lefts), rights, cells=cells)
+    assert isinstance(left, OneHot)
+    products = gram(right, rights)
+    if isinstance(lefts, OneHot):
+        match = left.index.unsqueeze(2) == lefts.index.unsqueeze(1)
+        return gram_product(products, match)
+    index = left.index.unsqueeze(1).expand(-1, lefts.shape[1], -1)
+    return gram_product(products, torch.gather(wide(lefts), 2, index).mT)
+
+
+def gram_measures(left: Tensor, right: Tensor) -> Tensor:
+    """Of Σ_t l_t ⊗ r_t for each example, float64, shape (B, 4), from two Gram matrices.
+
+    The computed squared norm; upper bounds of Σ_t ‖l_t‖‖r_t‖, of the longest row on either side,
+    and of Σ_t ‖l_t‖ + ‖r_t‖.
+    """
+    pairs = left, right
+    count, value = left.shape[1], left.new_zeros(left.shape[0], dtype=torch.float64)
+    step = max(SHORTEST_SIDE, -(-count // 4)) if left.device.type == "cpu" else count
+    squares: list[list[Tensor]] = [[], []]
+    # A Gram matrix is its own transpose: blocks beside the diagonal count twice.
+    for at in range(0, count, step):
+        for to in range(at, count, step):
+            one, other = (gram(v[:, at : at + step], v[:, to : to + step]) for v in pairs)
+            value += gram_product(one, other) * (1 if to == at else 2)
+            if to == at:
+                for found, products in zip(squares, (one, other), strict=True):
+                    found.append(products.diagonal(dim1=1, dim2=2).double())
+    sides = []
+    for parts, values in zip(squares, pairs, strict=True):
+        # Sums of squares: nothing cancels on the diagonal.
+        width, kind = values.shape[2], values.dtype
+        long = torch.cat(parts, 1).mul_(1 + 2 * gamma(roundings(width) + 4, kind))
+        sides.append(long.add_(width * tiny(kind)).sqrt_().mul_(SLACK))
+    first, second = sides
+    return torch.stack(
+        [
+            value,
+            (first * second).sum(1).mul_(SLACK),
+            torch.maximum(first, second).amax(1),
+            (first + second).sum(1),
+        ],
+        1,
+    )
+
+
+def _dense_inner(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
+    return gram_product(gram(left, lefts), gram(right, rights))
+
+
+# Per-example gradients in the form that is cheapest to hold.
+#
+# A *term* is the gradient of one parameter for every example of a batch. It bounds the norm of each
+# from above, sums them with weights, and can be written out in full (``rows``), which costs batch ×
+# parameters and is done only where the cost model finds it cheaper.
+#
+# All of it is arithmetic on stored numbers, and each number that comes out carries a bound on its
+# own rounding: docs/gradients.md, "The sum in floating point".
+
+
+# So many terms of a float64 sum are added up at a time, fewer where they are long: what is
+# converted to float64 then stays in the cache until it is added.
+SLAB, SHORTEST_SLAB, SLAB_NUMBERS = 1 << 13, 1 << 6, 1 << 19
+# A squared norm whose rounding may exceed this share of it is taken again in float64.
+LOOSE = 2.0**-6
+
+
+class TermBounds(NamedTuple):
+    """The proven bounds of a term, float64, shape (B,) each; not finite where the gradient is not.
+
+    Attributes:
+        norms: at least the norm ‖Σ_t l_t ⊗ r_t‖ of the exact gradient.
+        masses: at least Σ_t ‖l_t‖‖r_t‖, to which the rounding of sums is relative. None: nothing
+            cancels, and masses are the norms.
+        reach: at least the norm of every l_t and r_t; None where no product is formed later.
+    """
+
+    norms: Tensor
+    masses: Tensor | None = None
+    reach: Tensor | None = None
+
+
+def mass_of(bounds: TermBounds) -> Tensor:
+    """The masses, where they are the norms too."""
+    return bounds.norms if bounds.masses is None else bounds.masses
+
+
+class Term(Protocol):
+    """The gradient of one parameter for each of B examples.
+
+    A class of your own needs the first five methods and ``way``; one without the others is
+    written out when its bounds are needed (:func:`bounded`).
+    """
+
+    def squared_norms(self) -> Tensor:
+        """Upper bounds of the squared norms, shape (B,), float64."""
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        """Σ_b factors[b]·gradient_b, in the parameter's shape, float64."""
+
+    def rows(self) -> Tensor:
+        """Shape (B, *parameter shape)."""
+
+    def without(self, bad: Tensor) -> Term:
+        """The same with the gradients of the examples in the mask ``bad`` set to zero."""
+
+    def settled(self) -> Term:
+        """The form that is cheapest to keep until the factors are known."""
+
+    def way(self) -> str:
+        """The way in which the norm is taken, in a word or two."""
+
+
+class BoundedTerm(Term, Protocol):
+    """A term that says how exact it is."""
+
+    @property
+    def added(self) -> int:
+        """The number of products that are added up in one entry of the weighted sum."""
+
+    @property
+    def breadth(self) -> int:
+        """The number of products that one example's gradient consists of, at most, for
+        underflow."""
+
+    def off(self, length: int | None) -> float:
+        """A bound on the error of :meth:`summed`, in units of Σ_b factors[b]·masses[b]."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the numbers it holds, float32 or float64."""
+
+    def bounds(self) -> TermBounds:
+        """Norms and masses, proven."""
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        """The weighted sum, float64.
+
+        Args:
+            factors: shape (B,), float32 or float64.
+            length: None adds in float64. Otherwise in float32, so many products at a time, and
+                the partial sums one after the other.
+        """
+
+    def picked(self, index: Tensor) -> BoundedTerm:
+        """The term of the examples ``index``, in float64."""
+
+
+def bounded(term: Term) -> BoundedTerm:
+    """The term itself where it says how exact it is, else written out."""
+    if hasattr(term, "bounds") and hasattr(term, "summed"):
+        return term  # type: ignore[return-value]
+    return Dense(term.rows())
+
+
+def bounds_of(
+    term: BoundedTerm, value: Tensor, slack: Tensor, masses: Tensor, reach: Tensor, at_once: int
+) -> TermBounds:
+    """The bounds from squared norms as computed and the most that they are off, shape (B,) each.
+
+    Gradients that cancel would have much too high a bound: they are taken again in float64,
+    ``at_once`` examples together. One example's own numbers decide on it, never the batch's.
+    """
+    norms = (value.clamp(min=0) + slack).sqrt_().mul_(SLACK)
+    if term.dtype == torch.float32:
+        again = ~((slack <= LOOSE * value) & (value < math.inf)) & (masses > 2.0**-60)
+        if again.any():
+            for at in torch.split(again.nonzero().squeeze(1), at_once):
+                better = term.picked(at).bounds()
+                norms[at] = better.norms
+                masses[at] = mass_of(better)
+    # Masses that overflow leave no number.
+    return TermBounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
+
+
+def zeroed(values: Tensor, bad: Tensor) -> Tensor:
+    """A copy whose rows in the mask are zero: 0·inf would be NaN, so scaling is not enough."""
+    mask = bad.view(-1, *(1,) * (values.dim() - 1))
+    return values.masked_fill(mask, 0)
+
+
+class _DerivedAnswers:
+    """The answers that follow from others of a :class:`BoundedTerm`."""
+
+    def squared_norms(self: BoundedTerm) -> Tensor:
+        return self.bounds().norms.square()
+
+    def weighted(self: BoundedTerm, factors: Tensor) -> Tensor:
+        return self.summed(factors.double(), None)
+
+    def settled(self: BoundedTerm) -> Term:
+        return self
+
+
+@dataclass
+class Dense(_DerivedAnswers):
+    """Gradients written out: ``values`` of shape (B, *parameter shape)."""
+
+    values: Tensor
+
+    @property
+    def added(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def breadth(self) -> int:
+        return self.values[0].numel() if self.values.shape[0] else 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return sum_dtype(self.values.dtype)
+
+    def off(self, length: int | None) -> float:
+        if length is None:
+            return gamma(self.added + 4, torch.float64)
+        return gamma(roundings(self.added, length) + 4, torch.float32)
+
+    def _flat(self) -> Tensor:
+        return self.values.reshape(self.values.shape[0], -1)
+
+    def bounds(self) -> TermBounds:
+        return TermBounds(lengths(wide(self._flat())))
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        values = wide(self._flat())
+        batch, size = values.shape
+        if length is not None:
+            narrow = factors.to(values.dtype)
+            if batch <= length:
+                return (narrow @ values).double().view(self.values.shape[1:])
+            total = in_blocks(batch, length, lambda at, to: narrow[at:to] @ values[at:to])
+            return total.double().view(self.values.shape[1:])
+        total = torch.empty(size, dtype=torch.float64, device=values.device)
+        # A few columns at a time: a copy of all in float64 would leave the cache.
+        columns, factors = max(64, (1 << 18) // max(1, batch)), factors.double()
+        for at in range(0, size, columns):
+            few = values[:, at : at + columns].double()
+            total[at : at + columns] = factors @ few
+        return total.view(self.values.shape[1:])
+
+    def rows(self) -> Tensor:
+        return self.values
+
+    def picked(self, index: Tensor) -> Dense:
+        return Dense(self.values[index].double())
+
+    def some(self, part: slice) -> Dense:
+        """The term of some examples, sharing memory."""
+        return Dense(self.values[part])
+
+    def without(self, bad: Tensor) -> Dense:
+        return Dense(zeroed(self.values, bad))
+
+    def way(self) -> str:
+        return "per-example"
+
+
+@dataclass
+class Ones(_DerivedAnswers):
+    """Rows of zeros and ones: ``places`` (B, T) of the ones, T different ones, out of ``size``.
+
+    ``known`` (B,): 1, or not finite for a row that is not known.
+    """
+
+    places: Tensor
+    size: int
+    known: Tensor
+
+    dtype = torch.float64
+
+    @property
+    def added(self) -> int:
+        return len(self.places)
+
+    @property
+    def breadth(self) -> int:
+        return self.places.shape[1]
+
+    def off(self, length: int | None) -> float:
+        return gamma(self.added + 4, torch.float64)
+
+    def bounds(self) -> TermBounds:
+        return TermBounds(self.known * math.sqrt(self.breadth) * (1 + 2.0**-45))
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        weights = (factors.double() * self.known).repeat_interleave(self.breadth)
+        return torch.bincount(self.places.flatten(), weights, self.size)
+
+    def rows(self) -> Tensor:
+        rows = self.known.new_zeros(self.added, self.size)
+        return rows.scatter_(1, self.places, self.known.unsqueeze(1).expand_as(self.places))
+
+    def picked(self, index: Tensor) -> Ones:
+        return Ones(self.places[index], self.size, self.known[index])
+
+    def without(self, bad: Tensor) -> Ones:
+        return replace(self, known=zeroed(self.known, bad))
+
+    def way(self) -> str:
+        return "counted"
+
+
+@dataclass
+class Separate(Dense):
+    """Gradients that were computed one after the other; so are their norms."""
+
+    def bounds(self) -> TermBounds:
+        return TermBounds(
+            torch.cat([Dense(row).bounds().norms for row in torch.split(self.values, 1)])
+        )
+
+
+@dataclass
+class Outer(_DerivedAnswers):
+    """Σ_t left_t ⊗ right_t per example, as in every linear map and embedding.
+
+    ``blocks``: pairs of left (B, T, m), or :class:`OneHot`, and right (B, T, n); several blocks
+    (T may differ) are summed, which is how tied and reused weights come out exact.
+    ``transposed``: the parameter has the shape (n, m).
+    """
+
+    blocks: Sequence[Block]
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the parameter."""
+        _, _, m, n = self._sizes
+        return (n, m) if self.transposed else (m, n)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        left, right = self.blocks[0]
+        m = left.size if isinstance(left, OneHot) else left.shape[2]
+        return right.shape[0], sum(b.shape[1] for _, b in self.blocks), m, right.shape[2]
+
+    @property
+    def added(self) -> int:
+        return self.blocks[0][1].shape[0] * sum(right.shape[1] for _, right in self.blocks)
+
+    @property
+    def breadth(self) -> int:
+        _, time, m, n = self._sizes
+        return time * (n if self._hot and len(self.blocks) == 1 else m * n)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        kinds = {sum_dtype(right.dtype) for _, right in self.blocks}
+        return torch.float64 if torch.float64 in kinds else torch.float32
+
+    @property
+    def _slab(self) -> int:
+        _, _, m, n = self._sizes
+        return min(SLAB, max(SHORTEST_SLAB, SLAB_NUMBERS // max(m, n)))
+
+    @property
+    def _hot(self) -> bool:
+        return any(isinstance(left, OneHot) for left, _ in self.blocks)
+
+    def off(self, length: int | None) -> float:
+        # Rows of a table are added in float64, in any order; all else in blocks.
+        hot = gamma(self.added + 4, torch.float64) if self._hot else 0.0
+        if all(isinstance(left, OneHot) for left, _ in self.blocks):
+            return hot
+        kind = torch.float64 if length is None else torch.float32
+        return max(hot, gamma(roundings(self.added, length or self._slab) + 6, kind))
+
+    def _writing_wins(self) -> bool:
+        batch, time, m, n = self._sizes
+        if time == 1 and len(self.blocks) == 1:
+            return False
+        if self._hot:
+            return False
+        rate = rates(self.blocks[0][1].device)
+        width = self.blocks[0][1].element_size()
+        written, held = m * n * width, time * (m + n) * width
+        gram = time * time
+        ghost = 2 * gram * (m + n) * rate.product + 4 * gram * width * rate.move
+        # Written once, read for the norm, read for the sum; thin products run at a fraction.
+        thin = 2 * time * m * n * rate.product * min(4.0, 16 / time)
+        writing = 3 * written * rate.move + thin
+        return 4 * written <= 5 * held and batch * writing < batch * ghost
+
+    def bounds(self) -> TermBounds:
+        if len(self.blocks) == 1:
+            left, right = self.blocks[0]
+            if isinstance(left, Tensor) and right.shape[1] == 1:
+                one, other = lengths(wide(left)), lengths(wide(right))
+                return TermBounds((one * other)[:, 0], None, (one + other)[:, 0])
+        return bounds_of(self, *self._measured(), at_once=1)
+
+    def _measured(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # The squared norm as computed, the most that it can be off, masses and reach.
+        kind, (_, time, m, n) = self.dtype, self._sizes
+        left, right = self.blocks[0]
+        if len(self.blocks) == 1 and isinstance(left, Tensor):
+            measures = in_chunks(gram_measures, wide(left), wide(right), cells=time**2)
+            value, masses, reach, reached = measures.unbind(1)
+        else:
+            known = [lengths_of(*block) for block in self.blocks]
+            masses = torch.stack([(one * other).sum(1) for one, other in known]).sum(0) * SLACK
+            reach = torch.stack([torch.maximum(*pair).amax(1) for pair in known]).amax(0)
+            reached = torch.stack([one.sum(1) + other.sum(1) for one, other in known]).sum(0)
+            if len(self.blocks) == 1 and isinstance(left, OneHot):
+                value = row_sums(left, wide(right))
+                # ‖computed sums of rows‖ is within γ_T·mass (and underflow) of the exact norm.
+                off = gamma(time, kind) * masses + time * n * tiny(kind)
+                return value, (2 * value.sqrt() + off) * off, masses, reach
+            value = masses.new_zeros(())
+            for i, one in enumerate(self.blocks):
+                value = value + inner(one, one)
+                for other in self.blocks[i + 1 :]:
+                    value = value + 2 * inner(one, other)
+        most = roundings(m) + roundings(n) + time + 8
+        lost = 2 * tiny(kind) * (m + n + 2) * (reached + time).square()
+        return value, gamma(most, kind) * masses.square() + lost, masses, reach
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        parts = (self._block_sum(left, wide(right), factors, length) for left, right in self.blocks)
+        return reduce(Tensor.add_, parts)
+
+    def _block_sum(self, left: Left, right: Tensor, factors: Tensor, length: int | None) -> Tensor:
+        if isinstance(left, OneHot):
+            scaled = right.double() * factors.double().view(-1, 1, 1)
+            part = scaled.new_zeros(left.size, right.shape[2])
+            part.index_add_(0, left.index.flatten(), scaled.flatten(0, 1))
+            return part.t() if self.transposed else part
+        kind = torch.float64 if length is None else right.dtype
+        scale = factors.to(kind).view(-1, 1, 1)
+        one, other = wide(left), right
+        if self.transposed:
+            one, other = other, one
+        first = one.shape[2] <= other.shape[2]  # scale the narrower side
+        if not (one.is_contiguous() and other.is_contiguous()):
+            # Time first, as recurrent layers have it: flat without a copy.
+            one, other, scale = (v.transpose(0, 1) for v in (one, other, scale))
+        if length is not None:
+            one, other = (one * scale, other) if first else (one, other * scale)
+            one, other = one.flatten(0, 1).t(), other.flatten(0, 1)
+            return product_in_blocks(one, other, length)
+        weights = scale.expand(*other.shape[:2], 1).reshape(-1, 1)
+        one, other = one.flatten(0, 1), other.flatten(0, 1)
+
+        narrow, wider = (one, other) if first else (other, one)
+        # One buffer: memory that is new for every slab costs as much as the products.
+        double = wider.dtype == torch.float64
+        size = 0 if double else min(self._slab, len(wider))
+        many = wider.new_empty(size, wider.shape[1], dtype=torch.float64)
+
+        def slab(at: int, to: int) -> Tensor:
+            few = narrow[at:to].double() * weights[at:to]
+            rows = wider[at:to] if double else many[: to - at].copy_(wider[at:to])
+            return few.t() @ rows if first else rows.t() @ few
+
+        return in_blocks(other.shape[0], self._slab, slab)
+
+    def rows(self) -> Tensor:
+        def written(left: Left, right: Tensor) -> Tensor:
+            one = left.dense(right) if isinstance(left, OneHot) else wide(left)
+            first, second = (right, one) if self.transposed else (one, right)
+            return torch.bmm(first.transpose(1, 2), second)
+
+        return reduce(Tensor.add_, (written(left, wide(right)) for left, right in self.blocks))
+
+    def picked(self, index: Tensor) -> Outer:
+        some = self.some(index)
+        return replace(some, blocks=[(left.double(), r.double()) for left, r in some.blocks])
+
+    def some(self, index: Tensor | slice) -> Outer:
+        """The term of some examples; of a slice, sharing memory."""
+        return replace(self, blocks=[(left[index], right[index]) for left, right in self.blocks])
+
+    def without(self, bad: Tensor) -> Outer:
+        blocks = [
+            (left if isinstance(left, OneHot) else zeroed(left, bad), zeroed(right, bad))
+            for left, right in self.blocks
+        ]
+        return Outer(blocks, self.transposed)
+
+    def settled(self) -> Term:
+        return Dense(self.rows()) if self._writing_wins() else self
+
+    def way(self) -> str:
+        if self._hot:
+            return "row sums" if len(self.blocks) == 1 else "ghost, tied"
+        if self._sizes[1] == 1:
+            return "product of norms"
+        return "per-example" if self._writing_wins() else "ghost"
+
+
+# Where in a parameter a gradient belongs: whole, a view of it, or several views.
+#
+# ``weight.t()``, one third of a packed projection, a reshaped kernel: all are strided views of the
+# parameter, and their gradients go back to the same strided places.
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A strided view of a parameter, in elements from its first one."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter, or the part of it that a call used."""
+
+    name: str
+    shape: tuple[int, ...]
+    geometry: Geometry | None = None
+
+
+def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
+    """The slot that ``value`` is, or None when it is no trained parameter and no view of one."""
+    name = parameters.get(id(value))
+    if name is not None:
+        return Slot(name, tuple(value.shape))
+    base = value._base if value._is_view() else None
+    if base is None:
+        return None
+    name = parameters.get(id(base))
+    repeated = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
+    if name is None or repeated or not base.is_contiguous() or value.dtype != base.dtype:
+        return None
+    offset = int(value.storage_offset()) - int(base.storage_offset())
+    geometry = Geometry(tuple(value.shape), value.stride(), offset)
+    return Slot(name, tuple(base.shape), geometry)
+
+
+class _Around(_DerivedAnswers):
+    """A term in another form: as exact as the one inside."""
+
+    term: BoundedTerm
+
+    @property
+    def added(self) -> int:
+        return self.term.added
+
+    @property
+    def breadth(self) -> int:
+        return self.term.breadth
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.term.dtype
+
+    def off(self, length: int | None) -> float:
+        return self.term.off(length)
+
+    def way(self) -> str:
+        return self.term.way()
+
+
+class Moved(_Around):
+    """A term whose gradients lie elsewhere in the parameter: same numbers, same norms.
+
+    A subclass says where (``moved``) and how to be made of another term (``around``).
+    """
+
+    def moved(self, rows: Tensor) -> Tensor:
+        """From the term's shape to the parameter's, with any number of rows in front."""
+        raise NotImplementedError
+
+    def around(self, term: Term) -> Moved:
+        """The same place of another term."""
+        raise NotImplementedError
+
+    def bounds(self) -> TermBounds:
+        return self.term.bounds()
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        return self.moved(self.term.summed(factors, length).unsqueeze(0))[0]
+
+    def rows(self) -> Tensor:
+        return self.moved(self.term.rows())
+
+    def picked(self, index: Tensor) -> Moved:
+        return self.around(self.term.picked(index))
+
+    def without(self, bad: Tensor) -> Moved:
+        return self.around(self.term.without(bad))
+
+    def settled(self) -> Moved:
+        return self.around(self.term.settled())
+
+
+@dataclass
+class Placed(Moved):
+    """A term of a view, as a term of the whole parameter."""
+
+    term: BoundedTerm
+    shape: tuple[int, ...]
+    geometry: Geometry
+
+    def moved(self, rows: Tensor) -> Tensor:
+        whole = rows.new_zeros(rows.shape[0], *self.shape)
+        size, step = (rows.shape[0], *self.geometry.size), whole[0].numel()
+        view = whole.as_strided(size, (step, *self.geometry.stride), self.geometry.offset)
+        view.copy_(rows)
+        return whole
+
+    def around(self, term: Term) -> Placed:
+        return Placed(bounded(term), self.shape, self.geometry)
+
+
+class _Several(_DerivedAnswers):
+    """The common answers of the terms of parts."""
+
+    terms: Sequence[BoundedTerm]
+
+    @property
+    def added(self) -> int:
+        return sum(term.added for term in self.terms)
+
+    @property
+    def breadth(self) -> int:
+        return sum(term.breadth for term in self.terms)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        kinds = {term.dtype for term in self.terms}
+        return torch.float64 if torch.float64 in kinds else torch.float32
+
+    def off(self, length: int | None) -> float:
+        # The parts are added in float64.
+        most = max(term.off(length) for term in self.terms)
+        return most + gamma(len(self.terms) + 2, torch.float64)
+
+    def way(self) -> str:
+        return ", ".join(dict.fromkeys(term.way() for term in self.terms))
+
+
+@dataclass
+class Disjoint(_Several):
+    """Terms of parts of a parameter that do not overlap: their squared norms add."""
+
+    terms: Sequence[BoundedTerm]
+
+    def bounds(self) -> TermBounds:
+        found = [term.bounds() for term in self.terms]
+        norms = torch.stack([bounds.norms for bounds in found])
+        masses = torch.stack([mass_of(bounds) for bounds in found])
+        known = [bounds.reach for bounds in found if bounds.reach is not None]
+        return TermBounds(
+            torch.linalg.vector_norm(norms, dim=0) * SLACK,
+            masses.sum(0) * SLACK,
+            torch.stack(known).amax(0) if known else None,
+        )
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        return reduce(Tensor.add_, (term.summed(factors, length) for term in self.terms))
+
+    def rows(self) -> Tensor:
+        return reduce(torch.add, (term.rows() for term in self.terms))
+
+    def picked(self, index: Tensor) -> Disjoint:
+        return Disjoint([term.picked(index) for term in self.terms])
+
+    def without(self, bad: Tensor) -> Disjoint:
+        return Disjoint([bounded(term.without(bad)) for term in self.terms])
+
+    def settled(self) -> Disjoint:
+        return Disjoint([bounded(term.settled()) for term in self.terms])
+
+
+@dataclass
+class Filled(_Around):
+    """The first ``count`` of the ``size`` rows of a term, the others repeating these in turn."""
+
+    term: BoundedTerm
+    count: int
+    size: int
+
+    def bounds(self) -> TermBounds:
+        found = self.term.bounds()
+        norms, *others = (None if part is None else part[: self.count] for part in found)
+        assert norms is not None  # every term has norms
+        return TermBounds(norms, *others)
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        missing = factors.new_zeros(self.size - self.count)
+        return self.term.summed(torch.cat([factors, missing]), length)
+
+    def rows(self) -> Tensor:
+        return self.term.rows()[: self.count]
+
+    def picked(self, index: Tensor) -> BoundedTerm:
+        return self.term.picked(index)
+
+    def without(self, bad: Tensor) -> Filled:
+        every = bad[torch.arange(self.size, device=bad.device) % self.count]
+        return Filled(bounded(self.term.without(every)), self.count, self.size)
+
+
+@dataclass
+class SplitTerms(_Several):
+    """Terms of lanes that ran apart: (which of all lanes, their term)."""
+
+    parts: Sequence[tuple[Tensor, BoundedTerm]]
+    size: int
+
+    def __post_init__(self) -> None:
+        self.terms = [term for _, term in self.parts]
+
+    def _joined(self, values: Sequence[Tensor]) -> Tensor:
+        whole = values[0].new_zeros(self.size, *values[0].shape[1:])
+        for (index, _), value in zip(self.parts, values, strict=True):
+            whole[index.to(value.device)] = value.to(whole.dtype)
+        return whole
+
+    def bounds(self) -> TermBounds:
+        found = [term.bounds() for term in self.terms]
+        reach = [torch.zeros_like(b.norms) if b.reach is None else b.reach for b in found]
+        return TermBounds(
+            self._joined([bounds.norms for bounds in found]),
+            self._joined([mass_of(bounds) for bounds in found]),
+            self._joined(reach),
+        )
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        own = ((factors[index.to(factors.device)], term) for index, term in self.parts)
+        return reduce(Tensor.add_, (term.summed(some, length) for some, term in own))
+
+    def rows(self) -> Tensor:
+        return self._joined([term.rows() for term in self.terms])
+
+    def picked(self, index: Tensor) -> SplitTerms:
+        found: list[tuple[Tensor, BoundedTerm]] = []
+        for mine, term in self.parts:
+            # Where the picked ones are among these lanes, and where the result wants them.
+            inside = mine.to(index.device).unsqueeze(1) == index.unsqueeze(0)
+            places, wanted = inside.nonzero(as_tuple=True)
+            if len(places):
+                found.append((wanted, term.picked(places)))
+        return SplitTerms(found, len(index))
+
+    def without(self, bad: Tensor) -> SplitTerms:
+        return SplitTerms(
+            [(i, bounded(term.without(bad[i.to(bad.device)]))) for i, term in self.parts], self.size
+        )
+
+
+class Unused(_DerivedAnswers):
+    """The gradient of a parameter that the loss does not depend on."""
+
+    added, breadth, dtype = 1, 1, torch.float64
+
+    def __init__(self, size: int, parameter: Tensor) -> None:
+        self._size, self._parameter = size, parameter
+
+    def bounds(self) -> TermBounds:
+        return TermBounds(
+            torch.zeros(self._size, dtype=torch.float64, device=self._parameter.device)
+        )
+
+    def weighted(self, factors: Tensor) -> Tensor:
+        return self.summed(factors, None)
+
+    def off(self, length: int | None) -> float:
+        return 0.0
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        return torch.zeros_like(self._parameter, dtype=torch.float64)
+
+    def rows(self) -> Tensor:
+        return zeros_for(self._parameter, self._size, *self._parameter.shape)
+
+    def picked(self, index: Tensor) -> Unused:
+        return Unused(index.numel(), self._parameter)
+
+    def without(self, bad: Tensor) -> Unused:
+        return self
+
+    def way(self) -> str:
+        return "unused"
+
+
+@lru_cache(maxsize=1024)
+def _overlap(shape: tuple[int, ...], parts: tuple[Geometry, ...]) -> bool:
+    count = torch.Size(shape).numel()
+    hits = torch.zeros(count, dtype=torch.int32)
+    places = torch.arange(count)
+    for part in parts:
+        hits[places.as_strided(part.size, part.stride, part.offset).flatten()] += 1
+    return bool((hits > 1).any())
+
+
+def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
+    """The one term of a parameter from all its uses in a pass."""
+    uses = list(uses)
+    if len(uses) == 1 and uses[0][0].geometry is None:
+        return uses[0][1]
+    by_place: dict[Slot, list[Term]] = defaultdict(list)
+    for place, term in uses:
+        by_place[place].append(term)
+    terms: list[Term] = []
+    for place, same in by_place.items():
+        merged = _merge(same)
+        if place.geometry is not None:
+            merged = Placed(bounded(merged), place.shape, place.geometry)
+        terms.append(merged)
+    if len(terms) == 1:
+        return terms[0]
+    parts = tuple(place.geometry for place in by_place)
+    shape = next(iter(by_place)).shape
+    known = tuple(part for part in parts if part is not None)
+    if len(known) == len(parts) and not _overlap(shape, known):
+        return Disjoint([bounded(term) for term in terms])
+    return _sum(terms)
+
+
+def _merge(terms: list[Term]) -> Term:
+    if len(terms) == 1:
+        return terms[0]
+    outers = [term for term in terms if isinstance(term, Outer)]
+    if len(outers) == len(terms) and len({term.transposed for term in outers}) == 1:
+        blocks = [block for term in outers for block in term.blocks]
+        return Outer(joined(blocks), outers[0].transposed)
+    return _sum(terms)
+
+
+def _sum(terms: list[Term]) -> Dense:
+    return Dense(reduce(torch.add, (term.rows() for term in terms)))
+
+
+# Per-example weight gradients of convolutions, without holding every patch.
+
+
+# So many at a time go through a grouped convolution on the CPU.
+EXAMPLES = 32
+
+
+@dataclass(frozen=True)
+class Window:
+    """Kernel size, stride, padding and dilation, one number a spatial dimension."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def cells(self) -> int:
+        """Entries of one kernel."""
+        return math.prod(self.size)
+
+
+@dataclass
+class Convolved(_DerivedAnswers):
+    """∇W of a convolution for each example.
+
+    Attributes:
+        image: (B·several, C_in, *space). gradient: (B·several, C_out, *output space).
+        groups: of the convolution. several: images of one example, next to each other.
+    """
+
+    image: Tensor
+    gradient: Tensor
+    window: Window
+    groups: int = 1
+    several: int = 1
+
+    @property
+    def _batch(self) -> int:
+        return self.gradient.shape[0] // self.several
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        channels = self.image.shape[1] // self.groups
+        return (self.gradient.shape[1], channels, *self.window.size)
+
+    def _ghost_wins(self) -> bool:
+        if self.several > 1:
+            return False
+        rate = rates(self.image.device)
+        width = self.image.element_size()
+        batch, time = self._batch, math.prod(self.gradient.shape[2:])
+        pixels = math.prod(
+            n + 2 * p for n, p in zip(self.image.shape[2:], self.window.padding, strict=True)
+        )
+        written = batch * math.prod(self._shape) * width
+        grams = pixels**2 * self.image.shape[1] + time**2 * self.gradient.shape[1]
+        shifts = self.window.cells * self.groups * time**2
+        ghost = batch * (2 * grams * rate.product + shifts * width * 2.4 * rate.move)
+        return ghost < written * (rate.rows + 2 * rate.move)
+
+    @property
+    def _positions(self) -> int:
+        return self.several * math.prod(self.gradient.shape[2:])
+
+    @property
+    def added(self) -> int:
+        return self._batch * self._positions
+
+    @property
+    def breadth(self) -> int:
+        return self._positions * math.prod(self._shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return sum_dtype(self.gradient.dtype)
+
+    def off(self, length: int | None) -> float:
+        if self._written is not None:
+            return self._written.off(length)
+        if self._images(length):
+            return gamma(roundings(self.added, length or 1) + 4, torch.float32)
+        each = self._positions // self.several
+        most = self._few() * each + math.ceil(self.gradient.shape[0] / self._few())
+        return gamma(most + 4, torch.float64)
+
+    def _images(self, length: int | None) -> int:
+        # How many at a time the library may add up in float32, if any. On other devices than the
+        # CPU it may choose Winograd's way, for which no such bound holds.
+        if length is None or self.gradient.device.type != "cpu":
+            return 0
+        return length * self.several // self._positions
+
+    def _few(self) -> int:
+        # How many images at a time go through a product in float64: about 2^20 numbers.
+        each = math.prod(self.gradient.shape[2:])
+        cells = self.image.shape[1] * self.window.cells
+        return max(1, (1 << 20) // max(1, each * cells))
+
+    @cached_property
+    def _written(self) -> Dense | None:
+        # Norms are those of the numbers that are added: written once, then used for both.
+        return None if self._ghost_wins() else Dense(self.rows())
+
+    def bounds(self) -> TermBounds:
+        if self._written is not None:
+            return self._written.bounds()
+        kind, groups = self.dtype, self.groups
+        image, gradient = wide(self.image), wide(self.gradient)
+        image = self._padded(image)
+        image = image.reshape(-1, image.shape[1] // groups, *image.shape[2:])
+        gradient = gradient.reshape(-1, gradient.shape[1] // groups, *gradient.shape[2:])
+        pixels = math.prod(image.shape[2:])
+        found = in_chunks(self._pixel_gram, image, gradient, cells=pixels**2)
+        value, masses = found[:, :2].view(-1, groups, 2).sum(1).unbind(1)
+        reach = found[:, 2].view(-1, groups).amax(1)
+        most = roundings(image.shape[1]) + self.window.cells + roundings(gradient.shape[1])
+        slack = gamma(most + self._positions + 8, kind) * masses.square()
+        slack += 2 * tiny(kind) * (self.breadth + 1) * (1 + reach).square() * self._positions**2
+        return bounds_of(self, value, slack, masses, reach, at_once=len(masses))
+
+    def _pixel_gram(self, image: Tensor, gradient: Tensor) -> Tensor:
+        # ⟨patch_t, patch_s⟩ = Σ over the kernel's cells of ⟨pixel_{t+cell}, pixel_{s+cell}⟩
+        space, out = image.shape[2:], gradient.shape[2:]
+        flat, grads = image.flatten(2), gradient.flatten(2)
+        pixels = gram(flat.mT, flat.mT).view(-1, *space, *space)
+        outputs = gram(grads.mT, grads.mT)
+        for number, cell in enumerate(product(*(range(n) for n in self.window.size))):
+            steps = zip(cell, self.window.dilation, self.window.stride, out, strict=True)
+            where = [slice(at * d, at * d + s * (n - 1) + 1, s) for at, d, s, n in steps]
+            part = pixels[(slice(None), *where, *where)]
+            if not number:
+                total = part.clone(memory_format=torch.contiguous_format)
+            else:
+                total += part
+        total = total.view_as(outputs)
+        # A patch's norm from its pixels' norms, which are bounds.
+        longest = lengths(flat.mT).view(-1, 1, *space).square()
+        ones = longest.new_ones(1, 1, *self.window.size)
+        convolution = (F.conv1d, F.conv2d, F.conv3d)[len(space) - 1]
+        spread: dict[str, Any] = {"stride": self.window.stride, "dilation": self.window.dilation}
+        long = convolution(longest, ones, **spread).flatten(1)
+        sides = long.clamp(min=0).sqrt() * (1 + 2.0**-30), lengths(grads.mT)
+        masses = (sides[0] * sides[1]).sum(1) * (1 + 2.0**-30)
+        return torch.stack([gram_product(total, outputs), masses, torch.maximum(*sides).amax(1)], 1)
+
+    def _weight_gradient(self, image: Tensor, gradient: Tensor, groups: int) -> Tensor:
+        weight = image.new_empty(gradient.shape[1], image.shape[1] // groups, *self.window.size)
+        dims = len(self.window.size)
+        window = (self.window.stride, self.window.padding, self.window.dilation)
+        rest = False, [0] * dims, groups, (False, True, False)
+        backward = torch.ops.aten.convolution_backward
+        result: Tensor = backward(gradient, image, weight, None, *window, *rest)[1]
+        return result
+
+    def summed(self, factors: Tensor, length: int | None) -> Tensor:
+        if self._written is not None:
+            return self._written.summed(factors, length)
+        image, gradient = wide(self.image), wide(self.gradient)
+        scale = (
+            factors.double().repeat_interleave(self.several).view(-1, *(1,) * (gradient.dim() - 1))
+        )
+        count = gradient.shape[0]
+        few = self._images(length)
+        if few:
+            gradient = gradient * scale.to(gradient.dtype)
+            return in_blocks(
+                count,
+                few,
+                lambda at, to: self._weight_gradient(image[at:to], gradient[at:to], self.groups),
+            ).double()
+        return self._products(image, gradient, scale)
+
+    def _products(self, image: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
+        # In float64, as products of patches.
+        groups, count = self.groups, gradient.shape[0]
+        patches = self._patches(self._padded(image))
+        cells = image.shape[1] // groups * self.window.cells
+
+        def part(at: int, to: int) -> Tensor:
+            right = patches[at:to].reshape(to - at, groups, cells, -1).double()
+            left = gradient[at:to].double() * scale[at:to]
+            left = left.reshape(to - at, groups, -1, right.shape[3])
+            left, right = (v.permute(1, 2, 0, 3).flatten(2) for v in (left, right))
+            return torch.bmm(left, right.mT)
+
+        return in_blocks(count, self._few(), part).reshape(self._shape)
+
+    def picked(self, index: Tensor) -> BoundedTerm:
+        if self._written is not None:  # of the numbers that are added, overflow included
+            return self._written.picked(index)
+        if self.several > 1:
+            index = index.unsqueeze(1) * self.several + torch.arange(
+                self.several, device=index.device
+            )
+            index = index.flatten()
+        image, gradient = self.image[index].double(), self.gradient[index].double()
+        return Convolved(image, gradient, self.window, self.groups, self.several)
+
+    def _few_channels(self) -> bool:
+        # Measured: with up to about 8 input channels, patches of a few examples at a time (they
+        # stay in cache) beat a grouped convolution, and often the ordinary weight gradient.
+        return self.groups == 1 and self.image.shape[1] <= 8 and self.image.device.type == "cpu"
+
+    def _padded(self, image: Tensor) -> Tensor:
+        padding = [side for p in reversed(self.window.padding) for side in (p, p)]
+        return F.pad(image, padding) if any(padding) else image
+
+    def _patches(self, image: Tensor) -> Tensor:
+        # A view (B, C_in, *kernel, *output space) of the padded image.
+        window, dims, out = self.window, len(self.window.size), self.gradient.shape[2:]
+        for at in range(dims):
+            reach = (out[at] - 1) * window.stride[at] + 1
+            image = image.unfold(2 + at, reach, window.dilation[at])
+            image = image.narrow(2 + at, 0, window.size[at])
+        steps = [slice(None), slice(None), *(slice(None),) * dims]
+        steps += [slice(None, None, s) for s in window.stride]
+        return image[tuple(steps)]
+
+    def _patch_rows(self) -> Tensor:
+        image, gradient = wide(self.image), wide(self.gradient).flatten(2)
+        patches = self._patches(self._padded(image))
+        count, cells = gradient.shape[0], image.shape[1] * self.window.cells
+        rows = gradient.new_empty(count, gradient.shape[1], cells)
+        step = max(1, (1 << 18) // max(1, cells * gradient.shape[2]))
+        for at in range(0, count, step):
+            few = gradient[at : at + step]
+            matrix = patches[at : at + step].reshape(few.shape[0], cells, -1)
+            torch.bmm(few, matrix.mT, out=rows[at : at + step])
+        return rows
+
+    def _by_example(self, rows: Tensor) -> Tensor:
+        if self.several == 1:
+            return rows.view(self._batch, *self._shape)
+        return rows.view(self._batch, self.several, *self._shape).sum(1)
+
+    def rows(self) -> Tensor:
+        if self._few_channels():
+            rows = self._patch_rows()
+            return self._by_example(rows)
+        image, gradient = wide(self.image), wide(self.gradient)
+        # The convolution copies its operands into layouts of its own: not the whole batch at once.
+        count, each = gradient.shape[0], self._shape[0]
+        if count <= EXAMPLES or gradient.device.type != "cpu":
+            return self._by_example(self._grouped(image, gradient))
+        rows = gradient.new_empty(count * each, *self._shape[1:])
+        for at in range(0, count, EXAMPLES):
+            few = slice(at, at + EXAMPLES)
+            rows[at * each : (at + EXAMPLES) * each] = self._grouped(image[few], gradient[few])
+        return self._by_example(rows)
+
+    def _grouped(self, image: Tensor, gradient: Tensor) -> Tensor:
+        count = gradient.shape[0]
+        image = image.reshape(1, -1, *image.shape[2:])
+        gradient = gradient.reshape(1, -1, *gradient.shape[2:])
+        return self._weight_gradient(image, gradient, count * self.groups)
+
+    def without(self, bad: Tensor) -> Convolved:
+        mask = bad.repeat_interleave(self.several)
+        return replace(self, image=zeroed(self.image, mask), gradient=zeroed(self.gradient, mask))
+
+    def settled(self) -> Term:
+        pointwise = self._pointwise()
+        if pointwise is not None:
+            return pointwise.settled()
+        return self if self._ghost_wins() else Dense(self.rows())
+
+    def way(self) -> str:
+        pointwise = self._pointwise()
+        if pointwise is not None:
+            return pointwise.way()
+        if self._ghost_wins():
+            return "ghost, pixel Gram"
+        return "per-example, " + ("patches" if self._few_channels() else "batch as groups")
+
+    def _pointwise(self) -> Term | None:
+        # A kernel of one cell without padding is a linear map of pixels.
+        if self.window.cells > 1 or any(self.window.padding) or self.groups > 1:
+            return None
+        if self.several > 1:
+            return None
+        steps = tuple(slice(None, None, s) for s in self.window.stride)
+        image = self.image[(slice(None), slice(None), *steps)]
+        spaces = zip(image.shape[2:], self.gradient.shape[2:], strict=True)
+        if any(one != other for one, other in spaces):
+            return None
+        flat = Outer([(self.gradient.flatten(2).mT, image.flatten(2).mT)])
+        return _Reshaped(flat, self._shape)
+
+
+@dataclass
+class _Reshaped(Moved):
+    """A term in another shape of the same parameter."""
+
+    term: BoundedTerm
+    shape: tuple[int, ...]
+
+    def moved(self, rows: Tensor) -> Tensor:
+        return rows.reshape(rows.shape[0], *self.shape)
+
+    def around(self, term: Term) -> _Reshaped:
+        return _Reshaped(bounded(term), self.shape)
+
 
 # Constants of the theorem that a sum of contributions keeps its bound in floating point.
 #

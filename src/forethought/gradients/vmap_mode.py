@@ -31,9 +31,9 @@ from forethought.gradients.boundary import (
     outside,
     physical,
     rows,
+    turns,
 )
-from forethought.gradients.terms import Dense, OneHot, Outer, Slot, Term, combine, slot, wide
-from forethought.turns import turns
+from forethought.gradients.sums import Dense, OneHot, Outer, Slot, Term, combine, slot, wide
 
 # What a call of a torch function does: writes to its argument, draws numbers, makes a tensor.
 

@@ -25,7 +25,7 @@ from forethought.federated.federation import Federation, FederationError
 from forethought.federated.rules import cohort_of
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.batches import UNIT, Blocks
-from forethought.gradients.boundary import Generators
+from forethought.gradients.boundary import Generators, turns
 from forethought.gradients.clipped import clipped_sum
 from forethought.holders.simulator import OVERHEAD, LogNormal, Result, SimulatedStar, Times, Work
 from forethought.holders.trainer import Holder, SharedModel
@@ -46,7 +46,6 @@ from forethought.rounds.randomness import (
 )
 from forethought.rounds.records import Records, TensorRecords
 from forethought.training.records import warn_of_another_model
-from forethought.turns import turns
 from forethought.values.mechanism import Examples, Poisson
 from forethought.values.plan import Clip, Round, step_sizes
 

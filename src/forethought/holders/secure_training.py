@@ -30,9 +30,8 @@ from forethought.federated.secure_aggregation.shared_noise import require_room
 from forethought.federated.steps import Moments, moved
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.rounds.private_sum import Layout, PrivateRounds
-from forethought.rounds.transcript import Transcript
 from forethought.training.optimizers import IterateAverage
-from forethought.values.plan import grid, step_sizes
+from forethought.values.plan import Transcript, grid, step_sizes
 
 # The state of training behind masks between two rounds, so that it goes on after an interruption.
 #

@@ -48,7 +48,6 @@ from forethought.holders.workers import PROCESSES, InProcess, Workers
 from forethought.rounds.contributions import Loss, check_loss, default_loss
 from forethought.rounds.randomness import Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.transcript import TRANSCRIPT, Transcript
 from forethought.training.folder import (
     KEYS,
     PLAN,
@@ -61,6 +60,7 @@ from forethought.training.folder import (
 from forethought.training.metrics import evaluate
 from forethought.training.records import require_fit
 from forethought.training.run import NOT_COVERED_TEST
+from forethought.values.plan import TRANSCRIPT, Transcript
 from forethought.values.serialisation import Stored, plain
 
 SUMMARY, START = "simulation.json", "start.npy"

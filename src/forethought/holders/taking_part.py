@@ -50,10 +50,9 @@ from forethought.holders.trainer import (
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records
-from forethought.rounds.transcript import TRANSCRIPT, Paid, Payer
 from forethought.training.folder import PAID, PLAN, RESERVATION, locked
 from forethought.values.caveats import Caveat
-from forethought.values.plan import Plan, grid
+from forethought.values.plan import TRANSCRIPT, Paid, Payer, Plan, grid
 from forethought.values.serialisation import canonical, plain
 
 # A worker's reason to end whose ledger does not say how much it released.

@@ -11,10 +11,9 @@ from forethought.federated import statements as of_clients
 from forethought.federated.federation import FEDERATION, Federation, FederationError
 from forethought.gossip import statements as of_workers
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
-from forethought.rounds.transcript import Transcript
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import LocalRounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Plan, Transcript
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,11 @@ from forethought.rounds.private_sum import (
 )
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, blank
-from forethought.rounds.transcript import Transcript
 from forethought.training.folder import KEYS, RunSecrets, wipe
 from forethought.training.optimizers import descent_of, optimizer_state, restore_optimizer
 from forethought.training.records import warn_of_another_model
 from forethought.values.mechanism import Correlated, LocalRounds, Persons, Sampling, first_round
-from forethought.values.plan import Plan, step_sizes
+from forethought.values.plan import Plan, Transcript, step_sizes
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"

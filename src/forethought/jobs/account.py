@@ -44,12 +44,11 @@ from forethought.jobs.job import JobRequest
 from forethought.ledger.history import history
 from forethought.ledger.paid_run import EVIDENCE as IN_BOOK
 from forethought.ledger.paid_run import book_at, in_words
-from forethought.rounds.transcript import TRANSCRIPT, Releases, Transcript, TranscriptError
 from forethought.values import signing
 from forethought.values.caveats import Caveat, one_line
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import TRANSCRIPT, Plan, Releases, Transcript, TranscriptError
 from forethought.values.serialisation import opened_outside, parse, read_outside, write_text
 
 if TYPE_CHECKING:

@@ -27,11 +27,11 @@ def release_job(
         JobError: no statistics, no budget, or no table. ValueError: columns that are not what was
             declared, a folder that holds a release, or a budget that has not so much left.
     """
-    from forethought.rounds.transcript import TRANSCRIPT
     from forethought.statistics import request as asked_of
     from forethought.statistics.released import RESULT
     from forethought.statistics.table import rows
     from forethought.training.folder import PAID, locked
+    from forethought.values.plan import TRANSCRIPT
 
     job = request.job
     budget, schema = job.budget, job.data.table_schema()

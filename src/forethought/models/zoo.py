@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from forethought.gradients.boundary import turns
 from forethought.models.networks import (
     PRESETS,
     additive,
@@ -22,7 +23,6 @@ from forethought.models.networks import (
     wrn_16_4,
     wrn_40_4,
 )
-from forethought.turns import turns
 from forethought.values.checks import imported
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

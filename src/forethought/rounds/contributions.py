@@ -23,14 +23,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from forethought.gradients import BatchDims, ClippingRule, Dense, clipped_sum
 from forethought.gradients.batches import Blocks, batch_size, even_parts, filled, planned
-from forethought.gradients.boundary import ExternalState, ModuleState, Refused
+from forethought.gradients.boundary import ExternalState, ModuleState, Refused, turns
 from forethought.gradients.clipped import cross_entropy_slope, placed, rows_alike, separable
-from forethought.gradients.sums import CHARGE, clip_and_sum, flat
-from forethought.gradients.terms import Ones, Outer, Term, TermBounds, lengths
+from forethought.gradients.sums import (
+    CHARGE,
+    Ones,
+    Outer,
+    Term,
+    TermBounds,
+    clip_and_sum,
+    flat,
+    lengths,
+)
 from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
 from forethought.rounds.randomness import Indices, Stream, assign_groups
 from forethought.rounds.records import PIECE, Records, blank, digest_of
-from forethought.turns import turns
 from forethought.values.mechanism import (
     Augmentation,
     Contribution,

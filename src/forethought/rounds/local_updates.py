@@ -15,11 +15,10 @@ from torch.func import functional_call, grad, vmap
 
 from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import Loss
-from forethought.gradients.boundary import ExternalState, ModuleState, Refused
+from forethought.gradients.boundary import ExternalState, ModuleState, Refused, turns
 from forethought.gradients.clipped import declared_separable
 from forethought.gradients.passes import Alone
 from forethought.gradients.vmap_mode import seeded
-from forethought.turns import turns
 from forethought.values.mechanism import INNER, Local, imported
 
 # Parameters end to end: an inner step is then a few calls of torch, not a few for each of them.

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from forethought.gradients.terms import Ones
+from forethought.gradients.sums import Ones
 from forethought.rounds.contributions import STATISTIC, unclipped
 from forethought.rounds.private_sum import PrivateRounds
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records
-from forethought.rounds.transcript import Paid, Transcript
 from forethought.values.mechanism import FullBatch, Mechanism, Rounds
 from forethought.values.plan import (
     LIKELY,
@@ -24,10 +23,12 @@ from forethought.values.plan import (
     REACH,
     WITHIN,
     Clip,
+    Paid,
     Preparation,
     Privacy,
     Statistic,
     Statistics,
+    Transcript,
 )
 from forethought.values.serialisation import Stored, build, plain
 

@@ -25,8 +25,9 @@ from torch import distributed
 from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.batches import together
+from forethought.gradients.boundary import own_part, turns
 from forethought.gradients.clipped import clipped_sums
-from forethought.gradients.sharded import Shards, own_part
+from forethought.gradients.sharded import Shards
 from forethought.gradients.sums import Sums, centred_count_below, next_clip_norm
 from forethought.rounds.contributions import (
     CONTRIBUTORS,
@@ -52,10 +53,8 @@ from forethought.rounds.randomness import (
     seed_of,
 )
 from forethought.rounds.records import Records, TensorRecords, content
-from forethought.rounds.transcript import Transcript
-from forethought.turns import turns
 from forethought.values.mechanism import Correlated, Examples, Sampling
-from forethought.values.plan import Privacy, Round, grid
+from forethought.values.plan import Privacy, Round, Transcript, grid
 
 # A model's trainable parameters laid end to end: the vector that is summed and noised.
 

@@ -26,13 +26,13 @@ from forethought.accounting.exact import epsilon, noise_multiplier
 from forethought.accounting.statement import Statement, account
 from forethought.data.columns import TableSchema
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, add_grid_noise, encoded
-from forethought.rounds.transcript import TRANSCRIPT, Transcript
 from forethought.statistics.kinds import Estimate, Statistic
 from forethought.statistics.sections import statistic
 from forethought.statistics.table import TableRows, rows
 from forethought.values.caveats import Caveat
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism, Rounds
+from forethought.values.plan import TRANSCRIPT, Transcript
 from forethought.values.serialisation import Stored, canonical, plain
 
 # The purpose of its random numbers, and its file in a folder.

@@ -34,11 +34,10 @@ from forethought import __version__
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
-from forethought.gradients.boundary import of_user
-from forethought.gradients.sharded import load_whole, own_part, shards_of
+from forethought.gradients.boundary import of_user, own_part, shards_of
+from forethought.gradients.sharded import load_whole
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
-from forethought.rounds.transcript import TRANSCRIPT, Transcript
 from forethought.training.metrics import (
     PRIVATE,
     PUBLIC,
@@ -50,7 +49,7 @@ from forethought.training.metrics import (
 )
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Mechanism
-from forethought.values.plan import Plan
+from forethought.values.plan import TRANSCRIPT, Plan, Transcript
 from forethought.values.serialisation import digest
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from torch.func import functional_call
 from forethought.accounting.interval import at_least, at_most
 from forethought.gradients import BatchDims
 from forethought.gradients.batches import call
+from forethought.gradients.boundary import shards_of
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.gradients.sharded import shards_of
 from forethought.rounds.contributions import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
 

@@ -42,7 +42,6 @@ from forethought.rounds.preparation import require_prepared
 from forethought.rounds.private_sum import PrivateRounds, RoundError
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, TensorRecords, blank, content
-from forethought.rounds.transcript import Paid, Payer, marked
 from forethought.training.execution import Execution, ShortForms, alone, settled
 from forethought.training.folder import (
     OF_TORCH,
@@ -66,7 +65,7 @@ from forethought.training.records import (
 from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Persons
-from forethought.values.plan import Plan, step_sizes
+from forethought.values.plan import Paid, Payer, Plan, marked, step_sizes
 from forethought.values.use import Averaging
 
 OWN_LOOP = Caveat("own-loop")

@@ -19,10 +19,10 @@ from forethought.data.dataset import EMPTY, PersonRows, by_person
 from forethought.data.files import DataError
 from forethought.gradients import BatchDims, check_model
 from forethought.gradients.batches import LaneBatch, call
+from forethought.gradients.boundary import shards_of
 from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.gradients.passes import contributions
-from forethought.gradients.sharded import shards_of
-from forethought.gradients.terms import Unused
+from forethought.gradients.sums import Unused
 from forethought.rounds.contributions import (
     Loss,
     cross_entropy,

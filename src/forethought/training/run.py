@@ -17,14 +17,9 @@ from forethought.accounting import exact
 from forethought.accounting.accountants import ACCOUNTANTS
 from forethought.accounting.statement import About, Randomness, Statement, account
 from forethought.gradients.batches import call
+from forethought.gradients.boundary import shards_of, trained_here, turns
 from forethought.gradients.clipped import outputs_in_front, placed
-from forethought.gradients.sharded import (
-    load_whole,
-    shards_of,
-    take_shards,
-    trained_here,
-    whole_state,
-)
+from forethought.gradients.sharded import load_whole, take_shards, whole_state
 from forethought.rounds.contributions import (
     Loss,
     check_loss,
@@ -37,7 +32,6 @@ from forethought.rounds.preparation import Prepared, released, require_prepared,
 from forethought.rounds.private_sum import PrivateRounds, Team, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, as_records, blank
-from forethought.rounds.transcript import Paid, Payer, Transcript, marked
 from forethought.training.execution import (
     Execution,
     Interrupted,
@@ -98,10 +92,9 @@ from forethought.training.records import (
     warn_of_another_model,
     with_caveats,
 )
-from forethought.turns import turns
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Augmentation, LocalUpdates
-from forethought.values.plan import Plan, step_sizes
+from forethought.values.plan import Paid, Payer, Plan, Transcript, marked, step_sizes
 from forethought.values.use import linear_layer
 
 # The rounds of a Plan in order, and all state that changes from one to the next.

@@ -52,7 +52,6 @@ from forethought.rounds.preparation import require_unprepared
 from forethought.rounds.private_sum import Team
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds, Stream, encoded, noised_count
 from forethought.rounds.records import Records, as_records
-from forethought.rounds.transcript import Paid, Payer, Transcript, TranscriptError
 from forethought.training.execution import Execution, ShortForms, alone, settled, usable
 from forethought.training.folder import (
     KEYS,
@@ -107,7 +106,7 @@ from forethought.training.run import (
 from forethought.values.caveats import Caveat
 from forethought.values.checks import one_of, real
 from forethought.values.mechanism import Mechanism, Persons, Rounds
-from forethought.values.plan import Plan
+from forethought.values.plan import Paid, Payer, Plan, Transcript, TranscriptError
 
 Scoring = Literal["noised", "public", "unprotected"]
 Score = Callable[[torch.nn.Module], float]

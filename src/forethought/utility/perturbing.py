@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Subset
 
 from forethought.data.dataset import PersonRows
 from forethought.gradients import batches
+from forethought.gradients.boundary import turns
 from forethought.models.networks import TemperedSigmoid
 from forethought.planning.defaults import default_delta
 from forethought.rounds.contributions import Loss, correct
@@ -26,7 +27,6 @@ from forethought.rounds.records import as_records
 from forethought.training.metrics import Event
 from forethought.training.records import opened
 from forethought.training.run import train
-from forethought.turns import turns
 from forethought.utility.graph import SOURCES, Source, UtilityGraph, increasing
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Mechanism, Poisson, Rounds

@@ -18,9 +18,9 @@ from torch import nn
 from forethought.data import Dataset
 from forethought.data.dataset import Split
 from forethought.data.synthetic import like
+from forethought.gradients.boundary import turns
 from forethought.rounds.contributions import Loss
 from forethought.training.run import train
-from forethought.turns import turns
 from forethought.values.checks import one_of, real, whole
 from forethought.values.plan import Plan
 from forethought.values.serialisation import Stored, plain
