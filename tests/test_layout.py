@@ -59,7 +59,6 @@ def test_names_say_what_things_are() -> None:
 SHARED_SUBJECTS = {
     *("account", "audit", "plan", "train"),  # a verb: its values, its work, its command, its page
     *("client", "server"),  # of a federation: its machine, its masks, its process
-    "contributions",  # what is clipped: the value, and how it is computed
     "decentralised",  # who sees what in a gossip, and the paper's calculator of it
     "events",  # what a machine takes and gives: a client's and a server's, a worker's
     "holders",  # several holders: their plans, jobs, commands, audits

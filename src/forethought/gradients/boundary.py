@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,9 +35,6 @@ from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
-
-if TYPE_CHECKING:
-    from forethought.gradients.sharded import Shards
 
 # Why a pass over the lanes stopped. None of these is an error of the model's own.
 #
@@ -1465,11 +1462,11 @@ def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
 
 # Models in shards: see :mod:`forethought.gradients.sharded`.
 
-SHARDED: weakref.WeakKeyDictionary[nn.Module, Shards] = weakref.WeakKeyDictionary()
+SHARDED: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
-def shards_of(model: nn.Module) -> Shards | None:
-    """The shards of a model that :func:`take_shards` has seen; None for one of whole parameters."""
+def shards_of(model: nn.Module) -> Any:
+    """The ``Shards`` of a model that ``take_shards`` has seen; None for one of whole parameters."""
     return SHARDED.get(model)
 
 
@@ -1497,9 +1494,8 @@ def agreed(model: nn.Module, *answers: object) -> bool:
 def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
     """Name → trained parameter, or this process's shard of it, that an optimizer steps."""
     shards = SHARDED.get(model)
-    if shards is not None:
-        return shards.local
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    every = model.named_parameters() if shards is None else shards.local.items()
+    return {name: p for name, p in every if p.requires_grad}
 
 
 def own_part(tensor: Any) -> Tensor:
