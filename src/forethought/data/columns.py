@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forethought.data.additive import Curves
 from forethought.data.basis import Basis, OnnxNodes
-from forethought.data.files import AS_USUAL, LABEL_NEEDED, DataError, TableFormat, finite
+from forethought.data.files import AS_USUAL, LABEL_NEEDED, NO_ENTRY, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
 # A look at a column of a private table, for its owner alone: ``forethought init`` takes it.
@@ -840,6 +840,8 @@ class Dropped(Column):
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
         if not seen.present:
             return "drop", "empty"
+        if NO_ENTRY.issuperset(seen.words):
+            return "drop", f"{next(iter(seen.words))[1:-1]}: no number, word or day"
         if len(seen.words) == 1 and not seen.missing:
             return "drop", "the same in every record"
         if seen.running:

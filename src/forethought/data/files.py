@@ -402,14 +402,14 @@ class Table:
             self._names(tuple(scan.collect_schema().names()))
             total = int(scan.select(pl.len()).collect().item())
             for start in range(0, total, _ROWS):
-                yield scan.slice(start, _ROWS).collect()
+                yield _with_entries(scan.slice(start, _ROWS).collect())
 
     def _excel(self) -> Iterator[pl.DataFrame]:
         with self._reported("Excel"):
             # Cells as they are: a column of an Excel sheet may mix numbers and words.
             frame = pl.read_excel(self.path, infer_schema_length=None)
         self._names(tuple(frame.columns))
-        yield frame
+        yield _with_entries(frame)
 
     def _unreadable(self, kind: str, error: BaseException) -> DataError:
         first = str(error).partition("\n")[0]
@@ -430,6 +430,30 @@ class Table:
             if module not in ("_fastexcel", "fastexcel", "pyo3_runtime"):
                 raise
             raise self._unreadable(kind, error) from None
+
+
+# In place of an entry that is no number, word or day: a list, bytes.
+_NO_ENTRY = {
+    "list": "(lists)",
+    "array": "(lists)",
+    "struct": "(fields)",
+    "object": "(objects)",
+    "binary": "(bytes)",
+}
+NO_ENTRY = frozenset(_NO_ENTRY.values())
+
+
+def _with_entries(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with durations as seconds, and a word for each entry that is none."""
+    changed = []
+    for name, kind in frame.schema.items():
+        word = _NO_ENTRY.get(kind.base_type().__name__.lower())
+        if kind == pl.Duration:
+            changed.append(pl.col(name).dt.total_microseconds() / 1e6)
+        elif word is not None:
+            there = pl.col(name).is_not_null()
+            changed.append(pl.when(there).then(pl.lit(word)).alias(name))
+    return frame.with_columns(changed)
 
 
 @dataclass(frozen=True)
