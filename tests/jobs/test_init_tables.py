@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from forethought.data import DataError
 from forethought.data.columns import outward
-from forethought.jobs.init import job_for
+from forethought.jobs.init import ALL_DROPPED, job_for
 from forethought.jobs.job import Job
 
 ROWS = 900
@@ -238,6 +239,62 @@ def test_a_word_for_nothing_that_is_a_class_is_none_that_is_missing(tmp_path):
     job = Job.parse(text.replace('classes = ["mild"', 'classes = ["none", "mild"'))
     data = job.load_data()
     assert len(data.train) + len(data.test) == ROWS
+
+
+def test_a_word_for_nothing_beside_one_other_is_a_class(tmp_path):
+    words = np.where(np.arange(ROWS) % 3 > 0, "yes", "none")
+    data = Job.parse(
+        job_for(table(tmp_path, age=np.arange(ROWS) % 80, outcome=words), "outcome")
+    ).load_data()
+    assert data.classes == 2
+    assert len(data.train) + len(data.test) == ROWS
+    with pytest.raises(DataError, match="the same in"):
+        job_for(table(tmp_path, age=words, outcome=np.where(words == "yes", "yes", "")), "outcome")
+
+
+def test_a_table_without_features_says_so(tmp_path, capsys):
+    text = job_for(table(tmp_path, number=np.arange(ROWS), same=["a"] * ROWS), "outcome")
+    assert ALL_DROPPED in text
+    assert ALL_DROPPED not in job_for(table(tmp_path, age=np.arange(ROWS) % 80), "outcome")
+
+
+@pytest.mark.parametrize(("wrong", "asked"), [(6, True), (90, False)])
+def test_a_column_that_says_nearly_every_label_is_asked_about(tmp_path, wrong, asked):
+    truth = np.arange(ROWS) % 2
+    said = np.where(np.arange(ROWS) < wrong, 1 - truth, truth)
+    made = {"said": np.where(said == 1, "died", "left"), "outcome": truth}
+    text = job_for(table(tmp_path, **made), "outcome")
+    assert ("nearly every record" in text) is asked
+    assert Job.parse(text).data.columns["said"] != "drop"
+
+
+def test_tables_of_parquet_may_hold_lists_fields_bytes_and_durations(tmp_path):
+    count = range(ROWS)
+    frame = pl.DataFrame({
+        "outcome": np.random.default_rng(5).integers(0, 2, ROWS),
+        "tags": [[number, 1] for number in count],
+        "fields": [{"a": number} for number in count],
+        "raw": [bytes([number % 7, 255]) for number in count],
+        "stay": [timedelta(minutes=number % 90) for number in count],
+    })  # fmt: skip
+    frame.write_parquet(tmp_path / "table.parquet")
+    text = job_for(tmp_path / "table.parquet", "outcome")
+    columns = Job.parse(text).data.columns
+    assert [columns[name] for name in ("tags", "fields", "raw")] == ["drop"] * 3
+    data = Job.parse(text).load_data()
+    low, high = columns["stay"]
+    assert (low, high) == (0, 5500)
+    assert len(set(data.train.inputs[:, 0].tolist())) == 90
+    declared = text.replace('tags = "drop"', "tags = [0, 5]")
+    with pytest.raises(DataError, match="lists"):
+        Job.parse(declared).load_data()
+
+
+def test_steps_of_ten_that_stand_in_runs_are_measured(tmp_path):
+    runs = np.repeat(np.random.default_rng(3).permutation(ROWS // 6) % 36, 6)
+    text = job_for(table(tmp_path, wind=10 * runs, place=10 * runs + runs % 3), "outcome")
+    assert 'person = "place"' in text
+    assert 'person = "wind"' not in text
 
 
 def test_free_text_is_not_copied(tmp_path):

@@ -150,5 +150,5 @@ def test_the_plan_as_it_is_shown_says_whom_it_counts():
     assert rows["persons"] == "400" and "examples" not in rows
     assert rows["clip norm"].endswith("per person")
     rows = dict(plan_rows(ft.plan(**known)))
-    assert rows["examples"] == "900" and rows["protected together"] == "any 3 examples"
+    assert rows["records"] == "900" and rows["protected together"] == "any 3 records"
     assert rows["expected ε"].startswith(("1.99", "2 "))

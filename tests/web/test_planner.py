@@ -157,6 +157,21 @@ def a_table(folder: Path) -> Path:
 COLUMNS = '[data.columns]\nwho = "drop"\nage = [0, 120]\ndose = [-5, 5]\nward = ["A", "B", "C"]\n'
 TABLE = '[data]\nsource = "csv:{}"\nlabel = "ill"\nclasses = ["no", "yes"]\n'
 BUDGET = "[budget]\nepsilon = 2.0\n"
+
+
+@pytest.mark.parametrize("model", ["", '[model]\nname = "additive"\n'])
+def test_what_stands_beside_the_columns_follows_the_sliders(model, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text((TABLE + COLUMNS + BUDGET + model).replace("{}", str(a_table(tmp_path))))
+    place, start = beginning(job, tmp_path, None)
+    features = set()
+    for epsilon in (0.05, 0.5, 3.0, 60.0):
+        trained = prepare(overridden(from_file(job), {"epsilon": epsilon}))
+        assert replace(start, epsilon=epsilon).plan(place.loaded) == trained.plan
+        features.add(trained.loaded.dataset.shape)
+    assert len(features) > 1
+
+
 JOBS = {
     "a table": TABLE + COLUMNS + BUDGET,
     "its delta, its batch": TABLE

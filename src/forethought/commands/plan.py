@@ -46,7 +46,7 @@ def init(
     quiet: Quiet = False,
 ) -> None:
     """Write a first job file for a table or for images, for you to correct. Reads the file here."""
-    from forethought.jobs.init import holds_arrays, job_for, job_for_arrays
+    from forethought.jobs.init import ALL_DROPPED, holds_arrays, job_for, job_for_arrays
 
     new_file(out, overwrite)
     arrays = holds_arrays(table)
@@ -65,6 +65,8 @@ def init(
             "machine, which no guarantee covers: correct them from what you know, and set "
             "columns_measured = false"
         )
+        if ALL_DROPPED in text:
+            console.print(f"[yellow]{ALL_DROPPED.removeprefix('# ')}[/yellow]")
     console.print(f"Then: forethought plan {out}, and forethought train {out}")
 
 

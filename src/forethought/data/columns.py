@@ -133,6 +133,12 @@ class Seen:
         return self.same > _IN_RUNS * self.looked and self.same > 5 * drawn * self.looked
 
     @property
+    def step(self) -> int:
+        """The greatest number that all whole numbers are multiples of, among the first ones."""
+        whole = self.whole and self.sample
+        return int(np.gcd.reduce(np.concatenate(self.sample).astype(np.int64))) if whole else 1
+
+    @property
     def running(self) -> bool:
         """True if whole numbers rise from row to row, or all differ although they lie so close
         together that of as many drawn at random some would be equal (in 99 of 100 tables)."""

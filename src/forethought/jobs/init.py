@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -74,6 +74,7 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     start = pl.concat(_first(Table(path, kind, form)), how="vertical_relaxed")
     persons = _persons(start, {name: seen[name] for name in seen if name not in targets})
     given_away: dict[str, str] = {}
+    nearly: dict[str, str] = {}
     shares: list[float] = []
     if len(targets) > 1:
         lines += [f"label = {toml_value(targets)}", 'task = "multilabel"']
@@ -84,6 +85,7 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         if shares:
             lines.append(f"# prevalence = {toml_value(shares)}{_PREVALENCE}")
         given_away = _giving_away(start, targets[0], own)
+        nearly = _nearly_giving_away(start, targets[0], own)
     for key, value, usual in (
         ("separator", form.separator, ","),
         ("decimal", form.decimal, "."),
@@ -98,15 +100,8 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
         for name in persons
     ]
     lines += ["columns_measured = true", "", "[data.columns]"]
-    for name, column in seen.items():
-        if name not in targets:
-            value, why = proposal(name, column)
-            if name in persons and _PERSONS.search(name):
-                value, why = "drop", "it names a person? See person, above"
-            elif name in given_away and value != "drop":
-                why = f"{given_away[name]}. Is it known before the label is? {toml_value(value)}"
-                value = "drop"
-            lines.append(f"{toml_key(name)} = {toml_value(value)}  # {why}")
+    others = {name: column for name, column in seen.items() if name not in targets}
+    lines += _columns(others, persons, given_away, nearly)
     if shares and min(shares) < RARE:
         costs = [float(f"{max(shares) / share:.1g}") for share in shares]
         lines += ["", f"# [predict]{_COSTS}", f"# costs = {toml_value(costs)}"]
@@ -115,6 +110,32 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     return "\n".join(lines)
 
 
+def _columns(
+    seen: Mapping[str, Seen],
+    persons: Sequence[str],
+    given_away: Mapping[str, str],
+    nearly: Mapping[str, str],
+) -> Iterator[str]:
+    """A line for each column: what it is proposed to be, and why."""
+    dropped = True
+    for name, column in seen.items():
+        value, why = proposal(name, column)
+        if name in persons and _PERSONS.search(name):
+            value, why = "drop", "it names a person? See person, above"
+        elif name in given_away and value != "drop":
+            why = f"{given_away[name]}. Is it known before the label is? {toml_value(value)}"
+            value = "drop"
+        elif name in nearly:
+            why += f"; {nearly[name]}"
+        dropped &= value == "drop"
+        yield f"{toml_key(name)} = {toml_value(value)}  # {why}"
+    if dropped:
+        yield ALL_DROPPED
+
+
+ALL_DROPPED = (
+    "# Every column is dropped, so there is nothing to learn from: say of one at least what it is"
+)
 # A class of a smaller share than this is rare: shares and costs are proposed.
 RARE = 0.1
 _PREVALENCE = "  # counted in the file: give what you know without it, and take away the first #"
@@ -135,16 +156,16 @@ def _first(table: Table) -> Iterator[pl.DataFrame]:
             return
 
 
-def _entries(column: pl.Series) -> pl.Series:
-    """Entries as words, null where they are missing."""
+def _entries(column: pl.Series, classes: Sequence[str] = ()) -> pl.Series:
+    """Entries as words, null where they are missing; these words are ``classes`` none the less."""
     text = column.cast(pl.String).str.strip_chars()
-    absent = text.str.to_lowercase().is_in(list(MISSING_WORDS))
+    absent = text.str.to_lowercase().is_in(list(MISSING_WORDS)) & ~text.is_in(list(classes))
     return text.set(absent.fill_null(True), None)
 
 
 def _shares(seen: Seen) -> list[float]:
     """The share of each class, to two digits; the largest takes what they lack to 1."""
-    if seen.several:
+    if seen.several or len(seen.words) < 2:
         return []
     found = [float(f"{seen.words[word] / seen.present:.2g}") for word in _classes(seen)]
     most = found.index(max(found))
@@ -167,7 +188,7 @@ def _giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
     """
     if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
         return {}
-    labels, found = _entries(frame[label]), {}
+    labels, found = _entries(frame[label], _classes(seen)), {}
     for name in frame.columns:
         rows = pl.DataFrame({"x": _entries(frame[name]), "y": labels}).drop_nulls()
         kinds = rows.unique()
@@ -185,6 +206,33 @@ def _giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
             follows = len(order.rle()) == order.n_unique()
         if follows and not along.null_count():
             found[name] = "the label follows from where it lies: it gives the label away"
+    return found
+
+
+# Of the mistakes that always saying the most frequent class makes, a column that is asked about
+# leaves so many.
+_MISTAKES = 1 / 20
+
+
+def _nearly_giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
+    """Columns of few words whose most frequent class is the label of all but a few rows.
+
+    Args:
+        seen: of the label.
+    """
+    found: dict[str, str] = {}
+    if seen.several or min(seen.words.values()) < _OF_A_CLASS:
+        return found
+    labels = _entries(frame[label], _classes(seen))
+    for name in frame.columns:
+        rows = pl.DataFrame({"x": _entries(frame[name]), "y": labels}).drop_nulls()
+        counts = rows.group_by("x", "y").len()
+        if name == label or len(rows) < _ENOUGH or len(rows) < _OF_A_VALUE * len(counts):
+            continue
+        wrong = len(rows) - int(counts.group_by("x").agg(pl.col("len").max())["len"].sum())
+        usual = len(rows) - int(rows["y"].value_counts()["count"].max())  # type: ignore[arg-type]
+        if 0 < wrong <= _MISTAKES * usual:
+            found[name] = "it says the label of nearly every record: is it known before?"
     return found
 
 
@@ -236,6 +284,8 @@ def _of_persons(name: str, seen: Seen) -> bool:
         return False
     if any(map(seen.mostly, seen.days.values())):
         return False
+    if seen.step > 1 and not _PERSONS.search(name):  # 10°, 20°: measured
+        return False
     if not seen.mostly(seen.numbers):
         return True
     # A measured number repeats as well, but neither in runs nor under such a name.
@@ -250,6 +300,8 @@ def _unlabelled(seen: Seen) -> list[str]:
     """The key that leaves records without a label out, where there are any."""
     if not seen.missing:
         return []
+    if len(seen.words) == 1 and seen.blanks:
+        return ["# Words such as none count as missing elsewhere; here they are listed as classes"]
     words = ", ".join(sorted(seen.blanks))
     why = "records without a label are left out; without this line they are refused"
     why += f". Is one of these a class: {words}? Then list it in classes" if words else ""
@@ -267,7 +319,9 @@ def _kind_of_target(seen: Seen) -> list[str]:
         return ['task = "regression"', f"target_range = {toml_value([low, high])}"]
     words: list[Any] = _classes(seen)
     if len(words) < 2:
-        raise DataError("the label is the same in every record: choose another with --label")
+        raise DataError(
+            "the label is the same in every record that has one: choose another with --label"
+        )
     if seen.numbers == seen.present and len(words) > 2:
         low, high = outward(seen.low, seen.high, seen.whole)
         return [
@@ -279,7 +333,8 @@ def _kind_of_target(seen: Seen) -> list[str]:
 
 
 def _classes(seen: Seen) -> list[str]:
-    return sorted(seen.words, key=_order)
+    # Beside one word alone, such as yes, "none" is a class and no missing entry.
+    return sorted([*seen.words, *(seen.blanks if len(seen.words) == 1 else ())], key=_order)
 
 
 def _order(word: str) -> tuple[int, float, str]:

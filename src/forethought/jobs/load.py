@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from forethought.data.basis import Basis
-from forethought.data.dataset import Dataset, PersonRows
+from forethought.data.dataset import Dataset, PersonRows, Split
 from forethought.data.synthetic import Indices, shares
 from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_features
 from forethought.planning import defaults
@@ -22,7 +22,7 @@ from forethought.training.metrics import Decisions, chosen_measures, learnt
 from forethought.training.records import with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
-from forethought.values.mechanism import FullBatch, Rounds
+from forethought.values.mechanism import Budget, FullBatch, Rounds
 from forethought.values.plan import Plan, Preparation
 from forethought.values.serialisation import Stored
 
@@ -127,16 +127,35 @@ class Loaded:
 
     Everything that is planned from a job's data goes through :meth:`with_caveats`, so that what
     loading read from private records reaches the Statement whichever way the plan is used.
+
+    Attributes:
+        read: the request, and few records of the table, as they were before functions of its
+            numbers stood beside them.
+        counted: the records that it is planned for; None: those that it has.
     """
 
     request: JobRequest
     dataset: Dataset
     model: nn.Module
+    read: tuple[JobRequest, Dataset] | None = None
+    counted: int | None = None
+
+    def resized(self, examples: int, budget: Budget) -> Loaded:
+        """The job as it would be with another number of records, or budget, to plan with.
+
+        What stands beside a table's columns follows from both. It has few records of the data.
+        """
+        if self.read is None:
+            return self
+        request, few = _with_functions(*self.read, (examples, budget))
+        if request.job == self.request.job:
+            return self
+        return Loaded(request, few, request.job.build_model(few), self.read, examples)
 
     @property
     def examples(self) -> int:
         """Training records, rows of a table."""
-        return len(self.dataset.train)
+        return self.counted or len(self.dataset.train)
 
     @property
     def persons(self) -> int | None:
@@ -420,17 +439,34 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
     dataset = request.job.load_data(data_dir)
     if dataset.fixed_features is not None:
         request = with_features(request, dataset.fixed_features)
-    if request.job.model.name == "additive":
-        request, dataset = _with_curves(request, dataset)
-    else:
-        request, dataset = _with_basis(request, dataset)
     with importable_from(request.folder or Path.cwd()):
         if request.job.federation is not None:
             request.job.federation.delay.value.permits(0, 0)  # may be a function of the user's own
-        return Loaded(request, dataset, request.job.build_model(dataset))
+        few = None
+        if dataset.encoder is not None:
+            rows = Split(dataset.train.inputs[:2], dataset.train.targets[:2])
+            few = request, replace(dataset, train=rows, test=None)
+        examples = len(dataset.train)
+        sizes = examples, request.job.budget_of(examples)
+        request, dataset = _with_functions(request, dataset, sizes)
+        return Loaded(request, dataset, request.job.build_model(dataset), few)
 
 
-def _with_curves(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dataset]:
+# Records, and the budget, that the functions beside a table's columns are chosen for.
+_Sizes = tuple[int, Budget | None]
+
+
+def _with_functions(
+    request: JobRequest, dataset: Dataset, sizes: _Sizes
+) -> tuple[JobRequest, Dataset]:
+    """The table with what stands beside its columns, and the request that says which it is."""
+    add = _with_curves if request.job.model.name == "additive" else _with_basis
+    return add(request, dataset, sizes)
+
+
+def _with_curves(
+    request: JobRequest, dataset: Dataset, sizes: _Sizes
+) -> tuple[JobRequest, Dataset]:
     """The table with an additive model's features, and the request that says which they are.
 
     Pairs are taken or left by the number of records and ε. Where several holders train one model
@@ -460,8 +496,9 @@ def _with_curves(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dat
     options = {"pieces": PIECES, "pairs": "auto", **job.model.options}
     if options["pairs"] == "auto":
         alone = job.federation is None and job.gossip is None
-        people = len(dataset.train) / dataset.records_per_person
-        known = len(encoder.numbers), int(people), job.budget.epsilon
+        people = sizes[0] / dataset.records_per_person
+        epsilon = sizes[1].epsilon if sizes[1] else job.budget.epsilon
+        known = len(encoder.numbers), int(people), epsilon
         options["pairs"] = alone and pairs_pay(*known)
         word = "true" if options["pairs"] else "false"
         settled = (*request.settled, f"pairs = {word}: by the number of records, columns and ε")
@@ -474,7 +511,7 @@ def _with_curves(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dat
     return request, dataset.with_basis(curves)
 
 
-def _with_basis(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Dataset]:
+def _with_basis(request: JobRequest, dataset: Dataset, sizes: _Sizes) -> tuple[JobRequest, Dataset]:
     """The table with the functions of its numbers that the job names, or that suit its sizes.
 
     Raises:
@@ -485,9 +522,8 @@ def _with_basis(request: JobRequest, dataset: Dataset) -> tuple[JobRequest, Data
     if name == "auto":
         name, why = "none", ""
         if numbers and _plans_itself(job, dataset):
-            budget = job.budget_of(len(dataset.train))
-            sizes = dataset.shape[0], len(numbers), dataset.classes or 2
-            name, why = defaults.basis_for(len(dataset.train), budget, *sizes)
+            counts = dataset.shape[0], len(numbers), dataset.classes or 2
+            name, why = defaults.basis_for(*sizes, *counts)
         if name != "none":
             request = with_basis(request, name, why)
     if name == "none":

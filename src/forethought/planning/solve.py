@@ -877,5 +877,7 @@ def _with_noise(
 
 def _change(old: Plan, new: Plan) -> str:
     cost = gradient_computations(new) / gradient_computations(old)
-    noise = noise_to_signal(new) / noise_to_signal(old) - 1
-    return f"{cost:.2g} × the gradients, {noise:+.0%} noise for the same signal"
+    # Noise goes with one over their number, for the same ε and the same share of them in a round.
+    like = noise_to_signal(old) / noise_to_signal(new)
+    whose = "persons" if isinstance(new.contribution, Persons) else "records"
+    return f"{cost:.2g} × the work; noise weighs as with {like:.2g} × the {whose}"

@@ -167,9 +167,9 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan as (what, value) pairs, with the exact ε of what it will release."""
     epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
     of_persons = isinstance(plan.contribution, Persons)
-    rows = [("persons" if of_persons else "examples", f"{plan.examples:,}")]
+    rows = [("persons" if of_persons else "records", f"{plan.examples:,}")]
     if plan.records_per_person > 1:
-        rows.append(("protected together", f"any {plan.records_per_person} examples"))
+        rows.append(("protected together", f"any {plan.records_per_person} records"))
     parts = plan.privacy.mechanism.rounds
     if len(parts) == 1:
         rows += [
@@ -187,7 +187,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             ("noise multiplier σ", _first_to_last([p.noise_multiplier for p in parts], ".4g")),
         ]
     alone = SEARCH_ALONE in plan.not_covered or PHASES_ALONE in plan.not_covered
-    each = "person" if of_persons else plan.mechanism.rounds[0].clipping
+    kind = plan.mechanism.rounds[0].clipping
+    each = "person" if of_persons else "record" if kind == "example" else kind
     clip = f"{plan.clip_norm:g}, {plan.clip.rule}, per {each}"
     if plan.groups is not None:
         size = plan.epochs * plan.examples / plan.rounds / plan.groups

@@ -91,10 +91,11 @@ class Settings:
             request = from_numbers(records_per_person=self.records_per_person, **own)
             numbers = self.records, self.features + 1
             return plan(request.job.plan_request(*numbers, persons=self.persons))
-        asked = asked or loaded.plan_request()
-        delta = self.delta or defaults.default_delta(self.records)
+        budget = Budget(self.epsilon, self.delta or defaults.default_delta(self.records))
+        here = loaded.resized(self.records, budget)
+        asked = asked if asked and here is loaded else here.plan_request()
         asked = asked.with_(
-            budget=Budget(self.epsilon, delta),
+            budget=budget,
             delta=None,
             noise_multiplier=None if asked.budget is None else asked.noise_multiplier,
             examples=self.records,
@@ -103,7 +104,7 @@ class Settings:
             epochs=self.epochs,
             rounds=asked.rounds if self.epochs is None else None,
         )
-        return loaded.with_caveats(plan(loaded.with_ranges(asked)))
+        return here.with_caveats(plan(here.with_ranges(asked)))
 
 
 # Setting → kind, least, most, whether it may be left to the planner.
