@@ -24,10 +24,15 @@ from typing import Any, TypedDict
 
 from forethought.options import NoiseName, NoiseScheduleName, PersonAs, SizeScheduleName
 from forethought.values.caveats import Caveat
-from forethought.values.mechanism import Augmentation, Local
-from forethought.values.mechanism import Adjacency, Budget, Clipping
+from forethought.values.mechanism import (
+    Adjacency,
+    Augmentation,
+    Budget,
+    Clipping,
+    Local,
+    SamplingName,
+)
 from forethought.values.plan import ClipRule, Preparation
-from forethought.values.mechanism import SamplingName
 from forethought.values.use import Averaging, GradientFilter, Schedule
 
 class PlanKeywords(TypedDict, total=False):
