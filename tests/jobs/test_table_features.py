@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,34 @@ def test_a_run_that_stops_goes_on_with_the_ranges_that_it_released(tmp_path: Pat
     assert (folder / "prepared.json").read_text() == before
     assert found.statement.mechanism == whole.statement.mechanism
     assert accuracy(folder) > 0.85
+
+
+def test_a_range_that_is_much_too_wide_is_told_with_where_its_numbers_lie(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    text = JOB.format(path=ring(tmp_path), high=10, epsilon=3)
+    job.write_text(text.replace("x = [0, 10]", "x = [0, 1000]"))
+    told = CliRunner().invoke(app, ["train", str(job), "--out", str(tmp_path / "run")]).output
+    words = " ".join(told.split())
+    # Most of 0 to 10 in 256 parts of 0 to 1,000: the first three of them.
+    least, most = re.findall(
+        r"x: a number from 0 to 1000 is declared; most lie from (\S+) to (\S+),", words
+    )[0]
+    assert float(least) == 0 and 7 < float(most) < 20
+    assert "y: a number" not in words
+    assert "released first" in words and "usual ranges, means, usual norm (alone ε" in words
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "x: a number from 0 to 1000 is declared" in page and "y: a number" not in page
+
+
+def test_ranges_that_are_not_released_are_spoken_of_before_anything_is_spent(
+    tmp_path: Path,
+) -> None:
+    few = load_job(request(tmp_path, epsilon=0.05))
+    assert "[training] ranges = true has it released, for 10% of the budget" in (few.advice or "")
+    assert load_job(request(tmp_path, epsilon=3.0)).advice is None
+    for given in (True, False):
+        assert load_job(request(tmp_path, epsilon=0.05, ranges=given)).advice is None
+    assert load_job(request(tmp_path, epsilon=0.05, learning_rate=0.1)).advice is None
 
 
 def test_a_folder_of_a_job_that_names_no_basis_is_read_without_one(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def train(
     draw_run(summary, folder / "figures")
     write_pages(summary)
     results = jobs.named(summary.results, prepared.loaded)
-    terminal.show_result(console, run.statement, run.accuracy, seconds, folder, results)
+    wide = summary.too_wide
+    terminal.show_result(console, run.statement, run.accuracy, seconds, folder, results, wide)
     terminal.show_phases(console, run)
     if as_json:
         print_json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})

@@ -1083,6 +1083,14 @@ class TableSchema:
         }
 
 
+# A range that is so many times wider than where its numbers lie is spoken of.
+WIDER = 4
+
+
+def _end(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 @dataclass(frozen=True)
 class Encoder(Stored):
     """The way from a table to features, and the meaning of a model's outputs.
@@ -1136,6 +1144,24 @@ class Encoder(Stored):
         total = math.fsum(kind.usual_square for _, kind in self.columns)
         total += 0.0 if self.basis is None else self.basis.usual_square
         return math.sqrt(total) if 0 < total < math.inf else None
+
+    def too_wide(self) -> tuple[str, ...]:
+        """A sentence for each number that lies in a small part of its range, as was released."""
+        ranges = getattr(self.basis, "ranges", ())
+        ranged = [(name, kind) for name, kind in self.columns if kind.ranged]
+        found = []
+        for (name, kind), (low, high) in zip(ranged, ranges, strict=False):
+            if high - low > 2 / WIDER:
+                continue
+            steps = 2**10  # a power of two, as released ends are
+            least, most = kind.spread(steps + 1)[
+                [round((end + 1) * steps / 2) for end in (low, high)]
+            ]
+            found.append(
+                f"{name}: {kind.describe()} is declared; most lie from {_end(least)} to "
+                f"{_end(most)}, as far as the noise shows: a range nearer to that would do"
+            )
+        return tuple(found)
 
     def encode(
         self, frame: pl.DataFrame, where: str, first: int = 0, outside: Outside | None = None

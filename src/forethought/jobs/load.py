@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 # What a run folder says of its model besides the weights: enough to apply it to new records.
 
 
-CARD_NAME = "model.json"
 PREPARED = "prepared.json"
 
 
@@ -226,6 +225,22 @@ class Loaded:
         return Preparation(("ranges",), bins=bins, numbers=count, ranges_noise=sigma)
 
     @property
+    def _unreleased(self) -> bool:
+        """True if ranges could be released and are not, since that would say too little."""
+        job = self.request.job
+        insisting = job.model_copy(
+            update={"training": job.training.model_copy(update={"ranges": True})}
+        )
+        able = replace(self, request=replace(self.request, job=insisting))
+        asked = job.plan_request(self.examples, self.parameters, self.features, self.persons)
+        if not _plans_itself(job, self.dataset) or self._ranges(asked) is not None:
+            return False
+        try:
+            return able._ranges(asked) is not None
+        except JobError:
+            return False
+
+    @property
     def _standardised_norm(self) -> float | None:
         """Usual norm of a standardised record, around any mean: a feature is about 1."""
         scaled = self.request.job.data.standardise is not None
@@ -382,11 +397,17 @@ class Loaded:
 
     @property
     def advice(self) -> str | None:
-        """The model that would do better with these data than the one that the job names; None:
-        nothing known."""
+        """A choice that would do better with these data than the job's; None: nothing known."""
         from forethought.data.features import best_features, reason_for
 
         data, job = self.dataset, self.request.job
+        if job.training.ranges is None and not job.data.columns_measured and self._unreleased:
+            return (
+                "ranges as narrow as you know them: with so many records and this ε, where the "
+                "numbers lie in them is not released, and ranges ten times too wide cost 2.6 "
+                "points on average on 20 tables. [training] ranges = true has it released, for "
+                f"{defaults.RANGES:.0%} of the budget"
+            )
         chosen = best_features((len(data.train), *data.shape))
         if data.fixed_features is not None or chosen is None or job.federation or job.gossip:
             return None

@@ -19,10 +19,10 @@ from forethought.data.features import features_of
 from forethought.data.files import Table, kind_of
 from forethought.data.sources import load_records
 from forethought.jobs.job import JobError
-from forethought.jobs.load import CARD_NAME, PREPARED, ModelCard
+from forethought.jobs.load import PREPARED, ModelCard
 from forethought.models import build
 from forethought.rounds.preparation import InputConstants, Prepared
-from forethought.training.folder import STATEMENT, RunFolder
+from forethought.training.folder import CARD, STATEMENT, RunFolder
 from forethought.training.metrics import Decisions, outputs_of
 from forethought.values.checks import importable_from
 
@@ -275,7 +275,7 @@ def load(folder: str | Path) -> Predictor:
     """
     path = Path(folder)
     run = RunFolder(path)
-    card = ModelCard.load(path / CARD_NAME)
+    card = ModelCard.load(path / CARD)
     if not run.finished:
         raise JobError(
             f"the run in {path} has not ended: continue it with forethought train --resume {path}"

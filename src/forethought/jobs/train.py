@@ -21,7 +21,7 @@ from forethought.data.additive import Curves
 from forethought.data.basis import Basis
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
-from forethought.jobs.load import CARD_NAME, PREPARED, Loaded, load_job
+from forethought.jobs.load import PREPARED, Loaded, load_job
 from forethought.ledger.book import Charge
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.mechanism import Budget, Mechanism, Persons
@@ -468,6 +468,8 @@ def _released_once(
 
 def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
     """The table encoded anew by the ranges that are released of its numbers, and paid for."""
+    from forethought.training.folder import CARD
+
     encoder = asked.loaded.dataset.encoder
     assert encoder is not None and not isinstance(data, PersonRows)
     basis = encoder.basis or Basis(encoder.numbers)
@@ -481,7 +483,7 @@ def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, 
     options["prepared"] = found
     # First what was released: a run that goes on takes it from there, and releases nothing anew.
     first = {PREPARED: found.to_json() + "\n"}
-    options["files"] = {**first, **options["files"], CARD_NAME: card.to_json()}
+    options["files"] = {**first, **options["files"], CARD: card.to_json()}
     if options["test"] is not None:
         options["test"] = (own.of(options["test"][0][:, :width]), options["test"][1])
     return own.of(data[0][:, :width]), data[1]
@@ -510,6 +512,7 @@ def run(
 ) -> Run:
     """Train what was prepared and leave a run folder."""
     from forethought.training.execution import leads, threads
+    from forethought.training.folder import CARD
     from forethought.training.run import train
     from forethought.training.search import train_until
 
@@ -523,7 +526,7 @@ def run(
         "loss": loaded.loss,
         "files": {
             JOB_NAME: loaded.request.released_text(),
-            CARD_NAME: loaded.card(prepared.plan).to_json(),
+            CARD: loaded.card(prepared.plan).to_json(),
         },
         "about": loaded.request.job.about.about(),
         "resume": resume,

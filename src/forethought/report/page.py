@@ -479,6 +479,11 @@ def report_page(summary: RunSummary) -> str:
     if pictures:
         body += ["<h2>How it went</h2>", f'<div class="charts">{"".join(pictures)}</div>']
     body += ["<h2>The plan</h2>", _table(("", ""), plan_rows(summary.plan), head=False)]
+    if summary.too_wide:
+        body += [
+            "<h3>Ranges much wider than need be</h3>",
+            _list(f"{t}." for t in summary.too_wide),
+        ]
     body += ["<h2>The promise</h2>", f"<p>{escape(third)}</p>"]
     body += ["<h3>Not covered</h3>", _list(f"{text}." for text in s.not_covered)]
     body.append(

@@ -20,8 +20,8 @@ from forethought.accounting.statement import Statement, truth, unit
 from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
 from forethought.papers.published import Paper, PaperTable
-from forethought.values.mechanism import Persons
-from forethought.values.plan import Plan
+from forethought.values.mechanism import Mechanism, Persons
+from forethought.values.plan import NAMES, Plan
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
@@ -193,6 +193,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     if plan.groups is not None:
         size = plan.epochs * plan.examples / plan.rounds / plan.groups
         rows.append(("groups", f"{plan.groups:,} of about {size:.0f} records"))
+    if plan.preparation is not None:
+        rows.append(("released first", _preparation_text(plan)))
     if plan.local is not None:
         rows.append(("inside a group", plan.local.describe()))
     if plan.augmentation is not None:
@@ -212,6 +214,16 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     if epsilon.reason is not None:
         rows.append(("less may be spent", f"from {at_least(epsilon.lower)}: {epsilon.reason}"))
     return rows
+
+
+def _preparation_text(plan: Plan) -> str:
+    """The releases before training, and what they would cost alone."""
+    asked = plan.preparation
+    assert asked is not None
+    alone = Mechanism(*asked.parts(), adjacency=plan.mechanism.adjacency)
+    spent = exact.epsilon(alone, plan.delta, plan.records_per_person).upper
+    names = ", ".join(NAMES[name].partition(" of ")[0] for name in asked.statistics)
+    return f"{names} (alone ε {at_most(spent, '.2g')})"
 
 
 def _first_to_last(values: Sequence[float], form: str) -> str:
@@ -282,6 +294,7 @@ def show_result(
     seconds: float | None,
     folder: Path | None,
     results: Results | None = None,
+    too_wide: Sequence[str] = (),
 ) -> None:
     """Print the result, the statement in three sentences, and where the run folder is."""
     parts = (
@@ -293,6 +306,10 @@ def show_result(
     if parts:
         console.print(f"\n[bold]Result[/bold]  {', '.join(parts)}")
     show_figures(console, results)
+    if too_wide:
+        console.print("\n[bold]Ranges[/bold]  much wider than need be")
+    for sentence in too_wide:
+        console.print(f"  {sentence}", markup=False)
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
         console.print(f"  {sentence}", markup=False)

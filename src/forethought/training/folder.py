@@ -711,6 +711,8 @@ STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
 METRICS, DIAGNOSTICS, RESULTS = "metrics.csv", "diagnostics.csv", "results.json"
 # What each column adds to an additive model's answer.
 SHAPES = "shapes.json"
+# How to apply the model of a job to new records.
+CARD = "model.json"
 # A run in phases has a run folder for each, until it ends, and then a record of them.
 PHASES, RECORD = "phases", "phases.json"
 _OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, SHAPES, TRANSCRIPT)
@@ -1212,6 +1214,7 @@ class RunSummary:
         figures: the pictures in the folder.
         results: what the model is worth on held-out records, where a job measured it.
         shapes: what each column adds, of an additive model.
+        too_wide: a sentence for each declared range that was much wider than need be.
     """
 
     folder: Path
@@ -1221,6 +1224,7 @@ class RunSummary:
     figures: tuple[Path, ...]
     results: Results | None = None
     shapes: Shapes | None = None
+    too_wide: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> RunSummary:
@@ -1243,7 +1247,13 @@ class RunSummary:
             from forethought.training.shapes import Shapes
 
             shapes = Shapes.load(folder / SHAPES)
-        return cls(folder, plan, statement, metrics, figures, results, shapes)
+        too_wide: tuple[str, ...] = ()
+        if plan.preparation is not None and plan.preparation.measures:
+            from forethought.data.columns import Encoder
+
+            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+            too_wide = Encoder.from_dict(card["encoder"]).too_wide()
+        return cls(folder, plan, statement, metrics, figures, results, shapes, too_wide)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
