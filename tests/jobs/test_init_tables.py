@@ -268,6 +268,27 @@ def test_a_column_that_says_nearly_every_label_is_asked_about(tmp_path, wrong, a
     assert Job.parse(text).data.columns["said"] != "drop"
 
 
+@pytest.mark.parametrize(("spread", "asked"), [(0.03, True), (0.5, False)])
+def test_a_number_that_says_nearly_every_label_is_asked_about(tmp_path, spread, asked):
+    draw = np.random.default_rng(17)
+    score, noise = draw.normal(0, 1, (2, 2000))
+    later = score + spread * noise
+    sick = np.where(later > 0.3, "yes", "no")
+    text = job_for(table(tmp_path, score=score.round(4), outcome=sick), "outcome")
+    assert ("nearly every record" in text) is asked
+    made = {"score": score.round(4), "outcome": np.exp(3 + later).round(3)}
+    text = job_for(table(tmp_path, **made), "outcome")
+    assert ("nearly every record" in text) is asked
+
+
+def test_a_small_table_of_noise_gives_nothing_away(tmp_path):
+    draw = np.random.default_rng(18)
+    for rows in (50, 60, 200):
+        made = {f"x{n}": draw.normal(0, 1, rows).round(3) for n in range(8)}
+        text = job_for(table(tmp_path, **made, outcome=np.arange(rows) % 2), "outcome")
+        assert "nearly every" not in text
+
+
 def test_tables_of_parquet_may_hold_lists_fields_bytes_and_durations(tmp_path):
     count = range(ROWS)
     frame = pl.DataFrame({

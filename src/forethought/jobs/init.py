@@ -125,7 +125,7 @@ def _columns(
         elif name in given_away and value != "drop":
             why = f"{given_away[name]}. Is it known before the label is? {toml_value(value)}"
             value = "drop"
-        elif name in nearly:
+        elif name in nearly and value != "drop":
             why += f"; {nearly[name]}"
         dropped &= value == "drop"
         yield f"{toml_key(name)} = {toml_value(value)}  # {why}"
@@ -209,31 +209,57 @@ def _giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
     return found
 
 
-# Of the mistakes that always saying the most frequent class makes, a column that is asked about
-# leaves so many.
-_MISTAKES = 1 / 20
+# Of the mistakes that always saying the most frequent class makes, or of the spread of a label of
+# numbers, a column that is asked about leaves so much. Numbers are looked at in at most so many
+# parts, of so many rows or more.
+_MISTAKES, _PARTS, _OF_A_PART = 1 / 20, 64, 25
 
 
 def _nearly_giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
-    """Columns of few words whose most frequent class is the label of all but a few rows.
+    """Columns from which the label follows in all but a few rows.
+
+    By the most frequent class beside each word, or in each of a few parts of a column of numbers;
+    of a label of numbers, by how nearly it rises or falls along a column.
 
     Args:
         seen: of the label.
     """
     found: dict[str, str] = {}
-    if seen.several or min(seen.words.values()) < _OF_A_CLASS:
+    if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
         return found
     labels = _entries(frame[label], _classes(seen))
     for name in frame.columns:
         rows = pl.DataFrame({"x": _entries(frame[name]), "y": labels}).drop_nulls()
-        counts = rows.group_by("x", "y").len()
-        if name == label or len(rows) < _ENOUGH or len(rows) < _OF_A_VALUE * len(counts):
+        if name == label or len(rows) < _ENOUGH:
             continue
-        wrong = len(rows) - int(counts.group_by("x").agg(pl.col("len").max())["len"].sum())
-        usual = len(rows) - int(rows["y"].value_counts()["count"].max())  # type: ignore[arg-type]
-        if 0 < wrong <= _MISTAKES * usual:
+        left = _left_along(rows) if seen.several else _left_of_mistakes(rows)
+        if 0 < left <= _MISTAKES:
             found[name] = "it says the label of nearly every record: is it known before?"
     return found
+
+
+def _left_along(rows: pl.DataFrame) -> float:
+    """The share of a label's spread, in ranks, that a line along a column of numbers leaves."""
+    numbers = rows.select(pl.all().cast(pl.Float64, strict=False))
+    if sum(numbers.null_count().row(0)):
+        return 1.0
+    (agree,) = numbers.select(pl.corr("x", "y", method="spearman")).row(0)
+    return 1 - agree**2 if math.isfinite(agree) else 1.0
+
+
+def _left_of_mistakes(rows: pl.DataFrame) -> float:
+    """The share of the mistakes that a column's words, or parts of its numbers, leave."""
+    if len(rows) < _OF_A_VALUE * len(rows.unique()):
+        numbers = rows["x"].cast(pl.Float64, strict=False)
+        if numbers.null_count():
+            return 1.0
+        parts = min(_PARTS, len(rows) // _OF_A_PART)
+        ends = np.unique(np.quantile(numbers, np.arange(1, parts) / parts))
+        rows = rows.with_columns(x=pl.Series(np.searchsorted(ends, numbers)))
+    most = rows.group_by("x", "y").len().group_by("x").agg(pl.col("len").max())
+    wrong = len(rows) - int(most["len"].sum())
+    usual = len(rows) - int(rows["y"].value_counts()["count"].max())  # type: ignore[arg-type]
+    return wrong / usual if usual else 1.0
 
 
 # Names that people give to the column that says whom a row is about.
