@@ -450,7 +450,10 @@ def load_table(
         caveats += (Caveat("categories-from-data"),) if words else ()
         notes = ("numbers as they are in the file, not rescaled",)
         return Dataset(name, train, held, classes, notes, caveats, owners, encoder)
-    _tell(path, outside, len(train) + len(held))
+    remedy = (
+        "correct [data.columns] where it is wrong, from what you know and not from these counts"
+    )
+    tell(path, outside, len(train) + len(held), remedy)
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     remarks = ["numbers scaled from their declared ranges to [-1, 1]"]
@@ -662,16 +665,15 @@ def _require_declared(path: Path, names: list[str], aside: set[str], declared: s
         )
 
 
-def _tell(path: Path, outside: Outside, rows: int) -> None:
-    """Tell the owner, on their machine, where the declarations do not fit the table."""
+def tell(where: object, outside: Outside, rows: int, remedy: str) -> None:
+    """Tell the owner, on their machine, where the declarations do not fit a table."""
     clipped, unknown = "outside the declared range, clipped to it", "words that are not declared"
     kinds = (outside.clipped, clipped), (outside.unknown, unknown)
     every = ((name, count, what) for kind, what in kinds for name, count in kind.items())
     found = [f"{name}: {count} of {rows} {what}" for name, count, what in every]
     if found:
         warnings.warn(
-            f"{path}: {'; '.join(found[:10])}. For your eyes only; correct [data.columns] where it "
-            "is wrong, from what you know and not from these counts",
+            f"{where}: {'; '.join(found[:10])}. For your eyes only; {remedy}",
             SuspiciousDataWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

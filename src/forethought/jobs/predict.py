@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from forethought.accounting.statement import Statement
 from forethought.data import DataError, Encoder
+from forethought.data.columns import Outside
 from forethought.data.features import features_of
 from forethought.data.files import Table, kind_of
 from forethought.data.sources import load_records
+from forethought.data.tables import tell
 from forethought.jobs.job import JobError
 from forethought.jobs.load import PREPARED, ModelCard
 from forethought.models import build
@@ -199,13 +201,20 @@ class Predictor:
         if self.card.encoder is None:
             return self._array(records)
         if isinstance(records, str | Path):
-            parts = [
-                self._encoder().encode(frame, str(records), first)
-                for frame, first in self._pieces(Path(records))
-            ]
-            return np.concatenate(parts)
-        encoder = self._encoder()
-        return encoder.encode(_frame_of(records, encoder), "the records")
+            return np.concatenate(list(self._read(Path(records))))
+        pieces = [(_frame_of(records, self._encoder()), 0)]
+        return np.concatenate(list(self._encoded(pieces, "the records")))
+
+    def _encoded(
+        self, pieces: Iterable[tuple[pl.DataFrame, int]], where: str
+    ) -> Iterator[NDArray[np.float32]]:
+        """Features of frames, each with the number of its first row; a warning at the end."""
+        outside, rows = Outside(), 0
+        for frame, first in pieces:
+            yield self._encoder().encode(frame, where, first, outside)
+            rows += len(frame)
+        remedy = "are they written as in training? model.json has the declarations"
+        tell(where, outside, rows, remedy)
 
     def _array(self, records: object) -> NDArray[np.float32]:
         given = np.asarray(records)
@@ -242,8 +251,7 @@ class Predictor:
             for at in range(0, len(records), _PIECE):
                 yield self._array(records[at : at + _PIECE])
             return
-        for frame, first in self._pieces(source):
-            yield self._encoder().encode(frame, str(source), first)
+        yield from self._encoded(self._pieces(source), str(source))
 
     def _pieces(self, source: Path) -> Iterator[tuple[pl.DataFrame, int]]:
         if not source.is_file():
