@@ -136,7 +136,7 @@ def test_other_rules_and_long_batches_take_the_general_sum(rule: Any) -> None:
     assert all(torch.equal(found[name], wanted[name]) for name in found)
 
 
-@pytest.mark.parametrize("examples", [1, 64, 250])
+@pytest.mark.parametrize("examples", [1, 64, 250, 1000, 6000])
 @pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 1e3])
 def test_the_short_sum_is_the_general_one(examples: int, clip_norm: float) -> None:
     model, (inputs, targets) = deep(nn.Tanh()), data(20, examples=examples)
@@ -164,14 +164,28 @@ def test_numbers_out_of_range_are_left_to_the_general_sum(value: float) -> None:
 
 
 def test_the_short_sum_refuses_what_its_bound_does_not_cover() -> None:
-    uses = [sums.SingleUseLinear(torch.ones(300, 2), torch.ones(300, 3), "w", None)]
-    assert sums.clip_and_sum_once(uses, 1.0, None) is None  # too long for one float32 block
+    uses = [sums.SingleUseLinear(torch.ones(30_000, 2), torch.ones(30_000, 3), "w", None)]
+    assert sums.clip_and_sum_once(uses, 1.0, None) is None  # gradients are rounded in float32
+    wide = [sums.SingleUseLinear(torch.ones(600, 200), torch.ones(600, 100), "w", None)]
+    assert sums.clip_and_sum_once(wide, 1.0, None) is None  # too much in float64
     few = [sums.SingleUseLinear(torch.ones(30, 2), torch.ones(30, 3), "w", None)]
     assert sums.clip_and_sum_once(few, 1.0, None) is not None
-    assert sums.clip_and_sum_once(few, 1.0, 10_000) is None  # a small piece of a long round
+    assert sums.clip_and_sum_once(few, 1.0, 10**6) is None  # a small piece of a long round
     assert sums.clip_and_sum_once(few, 2.0**-70, None) is None
     many = [sums.SingleUseLinear(torch.full((3, 2), 1e30), torch.ones(3, 3), "w", None)]
     assert sums.clip_and_sum_once(many, 1.0, None) is None
+
+
+def test_a_short_sum_that_is_too_long_for_float32_is_formed_in_float64() -> None:
+    draw = torch.Generator().manual_seed(3)
+    inputs, gradients = (torch.rand(4000, n, generator=draw) + 1 for n in (3, 2))
+    found = sums.clip_and_sum_once(
+        [sums.SingleUseLinear(inputs, gradients, "w", "b")], 1000.0, None
+    )
+    assert found is not None  # no norm reaches the bound: nothing is scaled
+    exact = gradients.double().t() @ inputs.double()
+    torch.testing.assert_close(found[0]["w"], exact, rtol=1e-13, atol=0)
+    torch.testing.assert_close(found[0]["b"], gradients.double().sum(0), rtol=1e-13, atol=0)
 
 
 def test_a_loss_that_uses_the_weights_is_not_cut_short(taken: list[bool]) -> None:

@@ -1840,11 +1840,13 @@ class _Certificate:
 # gradient of a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1),
 # nothing cancels, and no mass exceeds C. The same theorem holds by the same bounds; where they are
 # not met at once (long sums, numbers near the ends of float32, nothing finite), the general way
-# decides.
+# decides. A sum of few products that is too long for float32 is formed in float64.
 
 
 # Between these no underflow or overflow matters.
 SMALLEST, SAFE = 2.0**-60, 2.0**40
+# So many products in float64 cost no more than the choice between the ways.
+FEW_PRODUCTS = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -1871,11 +1873,13 @@ def clip_and_sum_once(
     """
     count = len(uses[0].inputs) if count is None else count
     with exactly(uses[0].inputs.device.type):
-        found = _scaled(uses, clip_norm, count, max(count, round_size or count), count)
-        if found is None:
-            return None
-        norms, scaled = found
-        return _summed(uses, scaled, None), norms
+        whole = max(count, round_size or count)
+        for dtype in (torch.float32, torch.float64):
+            found = _scaled(uses, clip_norm, count, whole, count, dtype)
+            if found is not None:
+                norms, scaled = found
+                return _summed(uses, scaled, None, dtype), norms
+        return None
 
 
 def clip_and_sum_once_parts(
@@ -1887,15 +1891,21 @@ def clip_and_sum_once_parts(
     None where one part by itself might be formed in another way.
     """
     with exactly(uses[0].inputs.device.type):
-        found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes))
+        narrow = torch.float32
+        found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes), narrow)
         if found is None:
             return None
         norms, scaled = found
-        return [(_summed(uses, scaled, part), norms[part]) for part in in_a_row(sizes)]
+        return [(_summed(uses, scaled, part, narrow), norms[part]) for part in in_a_row(sizes)]
 
 
 def _scaled(
-    uses: Sequence[SingleUseLinear], clip_norm: float, size: int, whole: int, count: int
+    uses: Sequence[SingleUseLinear],
+    clip_norm: float,
+    size: int,
+    whole: int,
+    count: int,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor]] | None:
     """Norms, float32, and every use's clipped gradients of its outputs.
 
@@ -1905,12 +1915,17 @@ def _scaled(
     Args:
         size: of the longest sum that is formed. whole: contributions of the round that it is of.
         count: how many rows count, the first ones; the factor of the others is 0.
+        dtype: in which the sums are formed.
     """
-    # B contributions of at most C, whose products meet at most B + 4 roundings each.
+    # B contributions of at most C, whose products meet at most B + 4 roundings each, of which four
+    # are of factors and gradients, in float32.
     rows = uses[0].inputs.shape[0]
     products = sum(use.inputs.shape[1] * use.gradients.shape[1] for use in uses)
+    if dtype == torch.float64 and rows * products > FEW_PRODUCTS:
+        return None
     lost = tiny(torch.float32) * rows * products * SAFE
-    off = gamma(rows + 4, torch.float32) * size * clip_norm + lost
+    rounded = gamma(4, torch.float32) + gamma(rows, dtype)
+    off = rounded * size * clip_norm + lost
     allowed = clip_norm * (CHARGE / 2) * OWN * size / whole
     if off > allowed or not SMALLEST < clip_norm < SAFE:
         return None
@@ -1932,11 +1947,15 @@ def _scaled(
 
 
 def _summed(
-    uses: Sequence[SingleUseLinear], scaled: Sequence[Tensor], part: slice | None
+    uses: Sequence[SingleUseLinear],
+    scaled: Sequence[Tensor],
+    part: slice | None,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):
         few, inputs = (clipped, use.inputs) if part is None else (clipped[part], use.inputs[part])
+        few, inputs = few.to(dtype), inputs.to(dtype)
         if use.weight is not None:
             sums[use.weight] = product_in_blocks(few.t(), inputs, len(inputs))
         if use.bias is not None:
