@@ -160,7 +160,9 @@ class _PrivateLinear(PrivateEstimator):
         bound = real("feature_bound", self.feature_bound, above=0)
         rows = X.toarray() if sparse.issparse(X) else X
         # A row of exactly the bound is as long as it only up to rounding.
-        longer = np.linalg.norm(rows, axis=1) > bound * (1 + 1e-6)
+        with np.errstate(over="ignore"):
+            squares = np.einsum("ij,ij->i", rows, rows)  # no second matrix
+        longer = squares > (bound * (1 + 1e-6)) ** 2
         self.features_clipped_ = int(longer.sum())
         with np.errstate(over="ignore"):  # of rows that are replaced
             found: NDArray[np.float32] = rows.astype(np.float32)

@@ -1845,8 +1845,8 @@ class _Certificate:
 
 # Between these no underflow or overflow matters.
 SMALLEST, SAFE = 2.0**-60, 2.0**40
-# So many products in float64 cost no more than the choice between the ways.
-FEW_PRODUCTS = 1 << 23
+# So many products, of so many inputs, cost less in float64 than the choice between the ways.
+FEW_PRODUCTS, FEW_INPUTS = 1 << 23, 5 << 18
 
 
 @dataclass(frozen=True)
@@ -1921,7 +1921,8 @@ def _scaled(
     # are of factors and gradients, in float32.
     rows = uses[0].inputs.shape[0]
     products = sum(use.inputs.shape[1] * use.gradients.shape[1] for use in uses)
-    if dtype == torch.float64 and rows * products > FEW_PRODUCTS:
+    widened = sum(use.inputs.numel() for use in uses)
+    if dtype == torch.float64 and (rows * products > FEW_PRODUCTS or widened > FEW_INPUTS):
         return None
     lost = tiny(torch.float32) * rows * products * SAFE
     rounded = gamma(4, torch.float32) + gamma(rows, dtype)
@@ -1955,8 +1956,14 @@ def _summed(
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):
         few, inputs = (clipped, use.inputs) if part is None else (clipped[part], use.inputs[part])
-        few, inputs = few.to(dtype), inputs.to(dtype)
-        if use.weight is not None:
+        few = few.to(dtype)
+        if use.weight is not None and dtype == torch.float64:
+            total = few.new_zeros(few.shape[1], inputs.shape[1])
+            step = max(FEW_ROWS, CACHED // inputs.shape[1])  # widened while it is in the cache
+            for at in range(0, len(few), step):
+                total.addmm_(few[at : at + step].t(), inputs[at : at + step].double())
+            sums[use.weight] = total
+        elif use.weight is not None:
             sums[use.weight] = product_in_blocks(few.t(), inputs, len(inputs))
         if use.bias is not None:
             sums[use.bias] = few.sum(0).double()

@@ -118,7 +118,7 @@ class Vectors:
             if self._statistic == "means":
                 # A record of zeros stays one; what is not finite counts as nothing in the sum.
                 share: Tensor = (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
-                return flat * share
+                return flat if bool((share == 1).all()) else flat * share
             centre = torch.tensor(self._centre, dtype=torch.float64, device=flat.device)
             left: Tensor = (flat - centre).norm(dim=1, keepdim=True)
             left = left * (REACH / asked.reach / LIKELY)
