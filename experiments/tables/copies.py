@@ -14,6 +14,7 @@ import torch
 from forethought.data.basis import Basis
 from forethought.jobs.train import PreparedJob
 from forethought.rounds.preparation import Vectors, centre, rescaled, usual_ranges
+from forethought.rounds.records import as_records
 from forethought.values.plan import Plan, Preparation, Statistic
 
 
@@ -28,7 +29,9 @@ def accuracies(prepared: PreparedJob, seeds: list[int], path: float = 1.0) -> li
     if asked is not None and asked.measures:
         basis = data.encoder.basis or Basis(data.encoder.numbers)
         encoded = [part.inputs[:, : data.shape[0] - basis.more] for part in (data.train, data.test)]
-        shares = _mean(asked, "ranges", encoded[0][:, list(basis.numbers)])
+        numbers = as_records((encoded[0][:, list(basis.numbers)], targets), torch.float32)
+        ones, _ = Vectors(numbers, asked, "ranges").take(np.arange(len(targets)))
+        shares = ones.summed(torch.ones(len(targets)), None) / len(targets)
     found = []
     for seed in seeds:
         rng = np.random.default_rng(seed)
