@@ -133,9 +133,18 @@ def answer(given: dict[str, Any]) -> Any:
     return json.loads(json.dumps({"is": found, "said": [str(warning.message) for warning in said]}))
 
 
+def told(found: Any) -> Any:
+    """The same with numbers to twelve digits: the last few are of the processor's exp and log."""
+    if isinstance(found, dict):
+        return {name: told(value) for name, value in found.items()}
+    if isinstance(found, list):
+        return [told(value) for value in found]
+    return pytest.approx(found, rel=1e-12) if isinstance(found, float) else found
+
+
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_is_given_the_plan_that_it_was_given(name: str) -> None:
-    assert answer(REQUESTS[name]) == json.loads(KEPT.read_text(encoding="utf-8"))[name]
+    assert answer(REQUESTS[name]) == told(json.loads(KEPT.read_text(encoding="utf-8"))[name])
 
 
 if __name__ == "__main__":
