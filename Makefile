@@ -37,7 +37,7 @@ test-all: .venv/installed-test
 coverage: .venv/installed-test
 	$(PYTEST) -m "not slow" --cov --cov-report=term
 
-# The slow tests but for those that `make busy` runs.
+# The slow tests but for those that `make waiting` runs.
 slow: .venv/installed-test
 	$(PYTEST) -m slow $(addprefix --ignore=,$(BUSY))
 
@@ -63,9 +63,9 @@ instruction-sets: .venv/installed-test
 busy: .venv/installed-test
 	.ci/busy env $(PYTEST) -p no:cacheprovider $(BUSY)
 
-# The same beside nothing of its own.
+# The slow ones of them, beside nothing of its own; `make test` has the others.
 waiting: .venv/installed-test
-	$(PYTEST) -p no:cacheprovider $(BUSY)
+	$(PYTEST) -m slow -p no:cacheprovider $(BUSY)
 
 # Every figure of README and docs that a committed result holds, against that result.
 figures: .venv/installed-test

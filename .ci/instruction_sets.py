@@ -17,9 +17,9 @@ from pathlib import Path
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
 ROOT = Path(__file__).resolve().parents[1]
-# Rooms that touch kernels; of the data, what makes features and what noises them.
+# Rooms that touch kernels, and of the data what makes features.
 ROOMS = (
-    *("tests/gradients", "tests/rounds", "tests/training"),
+    *("tests/gradients", "tests/rounds"),
     *sorted(
         f"tests/data/test_{name}.py"
         for name in ("features", "patches", "deep_patches", "scattering", "shifted_patches",

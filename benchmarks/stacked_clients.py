@@ -167,7 +167,7 @@ def main() -> None:
     given = parser.parse_args()
     smoke = given.smoke
     torch.set_num_threads(1)
-    clients = 256 if smoke else 1000
+    clients = 64 if smoke else 1000
     torch.manual_seed(0)
     data = torch.randn(clients * EXAMPLES, 1, 28, 28)
     labels = torch.randint(0, 10, (len(data),))

@@ -19,6 +19,7 @@ from scipy import stats
 from torch import nn
 
 import forethought as ft
+from forethought.errors import SlowGradientsWarning
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel
 from forethought.rounds.contributions import cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, PrivateSum
@@ -252,6 +253,7 @@ def test_an_unchanged_run_repeats_its_releases_bit_for_bit(
         ft.train(Network(), data(), plan(), checkpoint_every=2, progress=die, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", SlowGradientsWarning)  # of kernels that are this machine's
         run = ft.train(Network(), data(), plan(), resume=True, **options)
     for index in (2, 3):
         one, other = (vector for at, vector in released if at == index)
