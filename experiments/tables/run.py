@@ -116,7 +116,8 @@ def measure(folder: Path, way: str, name: str, epsilon: float, seeds: list[int])
         return [at | {"seed": 0, "epsilon": None} | row for row in rows]
     if way == "grid":
         rows = []
-        for basis in BASES:
+        numbers = asked(text, epsilon).load_data().encoder.numbers
+        for basis in BASES if numbers else ("none",):
             for path in PATHS:
                 own = copied(asked(text, epsilon, basis=basis), seeds, path)
                 rows += [{"seed": s, "path": path} | r for s, r in zip(seeds, own, strict=True)]
