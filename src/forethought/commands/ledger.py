@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,11 +119,10 @@ def open_account(
     chosen: dict[str, Any] = {"adjacency": adjacency, "unit": unit}
     account = Account(data, Budget(epsilon, delta), until=until, **chosen)
     new = context.info_name == "create"
-    book = create(url_of(place), actor=user(), key=key) if new else _store(place, key)
-    try:
+    with closing(
+        create(url_of(place), actor=user(), key=key) if new else _store(place, key)
+    ) as book:
         made = book.open_account(account, rule, blocks)
-    finally:
-        book.close()
     end = "" if made.until is None else f" until {made.until}"
     console_for(quiet).print(
         f"{place}: account of {made.data!r}, ε {made.budget.epsilon:g} at δ "
@@ -163,12 +162,9 @@ def reserve(
     mechanism = sum((other.mechanism for other in others), first.mechanism)
     group = max(one.records_per_person for one in (first, *others))
     charge = Charge(mechanism, group, partition)
-    book = _book(place, token_file, key)
-    try:
+    with closing(_book(place, token_file, key)) as book:
         made = book.reserve(data, charge, purpose=purpose)
         total = book.total(data)
-    finally:
-        book.close()
     if as_json:
         print_json({"reservation": made.number, "total": asdict(total)})
     else:
@@ -190,12 +186,9 @@ def show(
     """Show what is spent, what is left, and what that can still buy."""
     from forethought.ledger.shown import shown
 
-    book = _book(place, token_file)
-    try:
+    with closing(_book(place, token_file)) as book:
         names = [account.data for account in book.accounts()] if data is None else [data]
         found = [shown(book, name) for name in names]
-    finally:
-        book.close()
     console = console_for(quiet or as_json)
     for one in found:
         console.print(one.text, markup=False)
@@ -225,11 +218,8 @@ def verify(
     if path.suffix == ".json" and path.is_file():
         problems = verify_export(path.read_text("utf-8"), head=head, key=public_key)
     else:
-        book = _book(place, token_file, public_key)
-        try:
+        with closing(_book(place, token_file, public_key)) as book:
             problems = book.verify(head)
-        finally:
-            book.close()
     if as_json:
         print_json({"problems": list(problems)})
     if problems:
@@ -260,11 +250,8 @@ def export(
     refuse(out.suffix == ".html" and data is None, "a page is of one data set: give --data")
     refuse(out.suffix == ".json" and data is not None, "the JSON is of the whole book: drop --data")
     new_file(out, overwrite)
-    book = _book(place, token_file)
-    try:
+    with closing(_book(place, token_file)) as book:
         text = as_json(book.entries()) if data is None else account_page(book, data)
-    finally:
-        book.close()
     write_text(out, text)
     console_for(quiet).print(f"written  {out}", markup=False)
 
@@ -282,11 +269,8 @@ def end(
     quiet: Quiet = False,
 ) -> None:
     """Decide about a reservation whose run is gone for good; its owner's own decision."""
-    book = _book(place, token_file, key)
-    try:
+    with closing(_book(place, token_file, key)) as book:
         total = book.end(number, rounds, reason)
-    finally:
-        book.close()
     console_for(quiet).print(
         f"reservation {number} ended with {rounds} rounds; ε {at_most(total.epsilon)} is spent, "
         f"{at_least(total.left)} left for one more release"
@@ -307,11 +291,8 @@ def forget(
     quiet: Quiet = False,
 ) -> None:
     """Take out hashes of records that a run registered; its owner's own decision."""
-    book = _book(place, token_file, key)
-    try:
+    with closing(_book(place, token_file, key)) as book:
         taken = book.forget(data, entry, reason)
-    finally:
-        book.close()
     console_for(quiet).print(f"{taken:,} hashes of {data!r} are known no more", markup=False)
 
 
@@ -345,16 +326,13 @@ def token(
     """Make a token for the service; it is printed this once, the book keeps its hash."""
     refuse(revoke and role is not None, "--revoke goes without --role")
     refuse(not revoke and role is None, "say which role: --role owner, analyst or auditor")
-    book = _store(place, key)
-    try:
+    with closing(_store(place, key)) as book:
         if revoke:
             book.revoke_token(name)
             console_for(quiet).print(f"the token of {name!r} opens nothing any more", markup=False)
             return
         chosen: Any = role
         typer.echo(book.add_token(name, chosen))
-    finally:
-        book.close()
 
 
 @ledger.command(
@@ -389,8 +367,7 @@ def serve(
             f"the service needs more packages ({error.name}): pip install 'forethought[ledger]'"
         ) from None
     together(("--certificate", certificate, "--certificate-key", certificate_key))
-    book = _store(place, key)
-    try:
+    with closing(_store(place, key)) as book:
         listener = listening(
             host, port, certificate=certificate, key=certificate_key, plain=plain_http
         )
@@ -399,5 +376,3 @@ def serve(
         with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
             made = server(book, certificate=certificate, key=certificate_key, log=file)
             made.run(sockets=[listener])
-    finally:
-        book.close()

@@ -368,6 +368,10 @@ class PrivateEstimator(BaseEstimator):
     # Attributes that are for the operator alone.
     _diagnostics: tuple[str, ...] = ()
 
+    def _keep(self, given: dict[str, Any]) -> None:
+        """Keep each argument under its name, as scikit-learn asks of a constructor."""
+        self.__dict__.update((name, value) for name, value in given.items() if name != "self")
+
     def __sklearn_clone__(self) -> Self:
         clone: Self = super().__sklearn_clone__()
         cloned(self, clone)

@@ -296,16 +296,7 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
         random_state: Any = None,
         ledger: Payer | None = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.feature_bound = feature_bound
-        self.classes = classes
-        self.l2 = l2
-        self.fit_intercept = fit_intercept
-        self.adjacency = adjacency
-        self.above = above
-        self.random_state = random_state
-        self.ledger = ledger
+        self._keep(locals())
 
     def _problem(self, X: Any) -> Problem:
         classes = len(self.classes_)
@@ -359,17 +350,7 @@ class PrivateSVC(_PrivateLinearClassifier):
         random_state: Any = None,
         ledger: Payer | None = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.feature_bound = feature_bound
-        self.classes = classes
-        self.l2 = l2
-        self.smoothing = smoothing
-        self.fit_intercept = fit_intercept
-        self.adjacency = adjacency
-        self.above = above
-        self.random_state = random_state
-        self.ledger = ledger
+        self._keep(locals())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -424,16 +405,7 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         random_state: Any = None,
         ledger: Payer | None = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.feature_bound = feature_bound
-        self.target_range = target_range
-        self.l2 = l2
-        self.fit_intercept = fit_intercept
-        self.adjacency = adjacency
-        self.above = above
-        self.random_state = random_state
-        self.ledger = ledger
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Plan, descend and account.

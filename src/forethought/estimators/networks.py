@@ -171,15 +171,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         random_state: Any = None,
         ledger: Payer | None = None,
     ) -> None:
-        self.module = module
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.epochs = epochs
-        self.adjacency = adjacency
-        self.device = device
-        self.random_state = random_state
-        self.ledger = ledger
+        self._keep(locals())
 
     def _outputs(self) -> int:
         return len(self.classes_)
@@ -244,15 +236,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
         random_state: Any = None,
         ledger: Payer | None = None,
     ) -> None:
-        self.module = module
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_range = target_range
-        self.epochs = epochs
-        self.adjacency = adjacency
-        self.device = device
-        self.random_state = random_state
-        self.ledger = ledger
+        self._keep(locals())
 
     def _outputs(self) -> int:
         return 1

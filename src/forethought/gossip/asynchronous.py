@@ -19,7 +19,7 @@ from forethought.gossip import events as on
 from forethought.gossip.compression import Link
 from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.worker import UNIT, Effects, OwnReleases, moved
+from forethought.gossip.worker import UNIT, Effects, OwnReleases, Releasing, moved
 
 # So often a worker that is back asks for somebody's weights.
 ASKS = 40
@@ -48,7 +48,7 @@ class _Return:
     asked: int = 0
 
 
-class AsynchronousWorker:
+class AsynchronousWorker(Releasing):
     """One worker's decisions; see the module and :class:`~forethought.gossip.worker.OwnReleases`.
 
     Args:
@@ -75,7 +75,6 @@ class AsynchronousWorker:
         "finished",
         "gossip",
         "me",
-        "own",
         "step",
     )
 
@@ -106,16 +105,6 @@ class AsynchronousWorker:
         # Exchanges until the end, once the end is known, and who said so.
         self._left: int | None = None
         self._enders: set[int] = set()
-
-    @property
-    def updates(self) -> int:
-        """The number of committed updates."""
-        return self.own.updates
-
-    @property
-    def weights(self) -> Vector:
-        """The worker's model, float32, shape (parameters,)."""
-        return self.own.weights
 
     def known(self, worker: int) -> int:
         """The number of updates of a neighbour that this worker has heard of."""

@@ -25,14 +25,14 @@ from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.events import Hello, Known, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.worker import Effects, OwnReleases
+from forethought.gossip.worker import Effects, OwnReleases, Releasing
 
 # Releases that a ledger keeps whole: two neighbours are at most one round apart, and begin again
 # one round before.
 _WHOLE = 3
 
 
-class SynchronousWorker:
+class SynchronousWorker(Releasing):
     """One worker of D-PSGD; see the module.
 
     Args:
@@ -62,7 +62,6 @@ class SynchronousWorker:
         "finished",
         "gossip",
         "me",
-        "own",
         "step",
     )
 
@@ -90,16 +89,6 @@ class SynchronousWorker:
         self._got: dict[int, dict[int, Vector]] = {}
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
         self._stepped = False
-
-    @property
-    def updates(self) -> int:
-        """The number of committed updates."""
-        return self.own.updates
-
-    @property
-    def weights(self) -> Vector:
-        """The worker's model, float32, shape (parameters,)."""
-        return self.own.weights
 
     def handle(self, event: on.Event) -> Effects:
         """The effects of an event."""
@@ -318,10 +307,10 @@ class _Replicas:
         return self.theirs.get(other, self._start)
 
 
-class AllReduceWorker:
+class AllReduceWorker(Releasing):
     """One worker of SYNC; see the module and :class:`SynchronousWorker`."""
 
-    __slots__ = ("finished", "gossip", "me", "own")
+    __slots__ = ("finished", "gossip", "me")
 
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
@@ -330,16 +319,6 @@ class AllReduceWorker:
         self.gossip, self.me = gossip, me
         self.own = OwnReleases(gossip, me, weights)
         self.finished: str | None = None
-
-    @property
-    def updates(self) -> int:
-        """The number of committed updates."""
-        return self.own.updates
-
-    @property
-    def weights(self) -> Vector:
-        """The worker's model, float32, shape (parameters,)."""
-        return self.own.weights
 
     def handle(self, event: on.Event) -> Effects:
         """The effects of an event."""

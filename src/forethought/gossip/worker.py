@@ -289,3 +289,20 @@ class OwnReleases:
         """
         told = self.held if vector is None else vector
         return Weights(self.updates, step, known, self.count, left, told)
+
+
+class Releasing:
+    """A machine whose model and updates are those of its own releases."""
+
+    __slots__ = ("own",)
+    own: OwnReleases
+
+    @property
+    def updates(self) -> int:
+        """The number of committed updates."""
+        return self.own.updates
+
+    @property
+    def weights(self) -> Vector:
+        """The worker's model, float32, shape (parameters,)."""
+        return self.own.weights

@@ -179,11 +179,8 @@ class Ledger:
         Raises:
             BookError: no such account, one that has ended, or one with nothing left.
         """
-        book = self.book()
-        try:
+        with contextlib.closing(self.book()) as book:
             account, total = book.account(self.data), book.total(self.data)
-        finally:
-            book.close()
         if account.until is not None and time.strftime("%Y-%m-%d", time.gmtime()) > account.until:
             raise BookError(f"the account of {self.data!r} ended on {account.until}")
         if not total.left > 0:
