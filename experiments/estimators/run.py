@@ -218,8 +218,7 @@ def report(cells: list[Cell]) -> str:
         "",
         "`python experiments/estimators/run.py --full --data ../shared/data` makes this table.",
         "",
-        f"Mean and standard deviation over {SEEDS} splits (2 or 3 for 70,000 images, 5 for KDD's "
-        "attacks, Iris and wine, which alone are of the planner's way so far), on the 20 % "
+        f"Mean and standard deviation over {SEEDS} splits (2 or 3 for 70,000 images), on the 20 % "
         "that were not trained on. Seconds are the median processor time of one fit, one thread. "
         "Both under replace-one; ours with δ = 1/(10 n), diffprivlib's with δ = 0. In brackets: "
         f"one of the two is not {ERRORS:g} standard errors above chance.",

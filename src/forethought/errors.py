@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from forethought.accounting.adaptive import BudgetExceededError as BudgetExceededError
     from forethought.accounting.exact import CertificateError as CertificateError
     from forethought.accounting.statement import StatementError as StatementError
+    from forethought.data.columns import SuspiciousDataWarning as SuspiciousDataWarning
     from forethought.data.columns import UndeclaredError as UndeclaredError
     from forethought.data.files import DataError as DataError
-    from forethought.data.tables import SuspiciousDataWarning as SuspiciousDataWarning
     from forethought.estimators.estimator import (
         SelectionNotCoveredWarning as SelectionNotCoveredWarning,
     )
@@ -117,7 +117,7 @@ _HOME = {
     "SimulationError": "holders.simulator",
     "SlowGradientsWarning": "gradients.passes",
     "StatementError": "accounting.statement",
-    "SuspiciousDataWarning": "data.tables",
+    "SuspiciousDataWarning": "data.columns",
     "TeamError": "rounds.private_sum",
     "TranscriptError": "values.plan",
     "UndeclaredError": "data.columns",

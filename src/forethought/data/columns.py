@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -205,6 +206,10 @@ class UndeclaredError(DataError):
     """A declaration that cannot be used, or an entry that none covers."""
 
 
+class SuspiciousDataWarning(UserWarning):
+    """Data that can be used and probably should not be used as they are."""
+
+
 @dataclass
 class Outside:
     """Counts, for the operator alone, of entries that a declaration had to bend.
@@ -222,6 +227,22 @@ class Outside:
         """Add to one of the three."""
         if count:
             kind[name] = kind.get(name, 0) + count
+
+    def tell(self, where: object, rows: int, remedy: str) -> None:
+        """Tell the owner, on their machine, where the declarations do not fit a table."""
+        clipped, unknown = (
+            "outside the declared range, clipped to it",
+            "words that are not declared",
+        )
+        kinds = (self.clipped, clipped), (self.unknown, unknown)
+        every = ((name, count, what) for kind, what in kinds for name, count in kind.items())
+        found = [f"{name}: {count} of {rows} {what}" for name, count, what in every]
+        if found:
+            warnings.warn(
+                f"{where}: {'; '.join(found[:10])}. For your eyes only; {remedy}",
+                SuspiciousDataWarning,
+                stacklevel=5,
+            )
 
 
 @dataclass(frozen=True)

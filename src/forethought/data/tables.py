@@ -24,6 +24,7 @@ from forethought.data.columns import (
     Number,
     Outside,
     PlainNumber,
+    SuspiciousDataWarning,
     TableSchema,
     UndeclaredError,
 )
@@ -68,10 +69,6 @@ _UNITS = (
 _NUMBER_AND_MORE = re.compile(rf"[-+€$£]?\d[\d.,' ]*\s*({_UNITS})?", re.IGNORECASE)
 # What people write for "missing" where there are no negative values otherwise.
 _MISSING = (-9.0, -99.0, -999.0, -9999.0)
-
-
-class SuspiciousDataWarning(UserWarning):
-    """Data that can be used and probably should not be used as they are."""
 
 
 def require_text(path: Path, content: bytes) -> str:
@@ -453,7 +450,7 @@ def load_table(
     remedy = (
         "correct [data.columns] where it is wrong, from what you know and not from these counts"
     )
-    tell(path, outside, len(train) + len(held), remedy)
+    outside.tell(path, len(train) + len(held), remedy)
     # What init wrote was not declared without a look at the data: nor were its classes.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     remarks = ["numbers scaled from their declared ranges to [-1, 1]"]
@@ -662,18 +659,4 @@ def _require_declared(path: Path, names: list[str], aside: set[str], declared: s
         raise UndeclaredError(
             f"{path}: not declared: {', '.join(extra[:20])}: say in [data.columns] what each "
             'is, or "drop". forethought init writes the table for you to correct'
-        )
-
-
-def tell(where: object, outside: Outside, rows: int, remedy: str) -> None:
-    """Tell the owner, on their machine, where the declarations do not fit a table."""
-    clipped, unknown = "outside the declared range, clipped to it", "words that are not declared"
-    kinds = (outside.clipped, clipped), (outside.unknown, unknown)
-    every = ((name, count, what) for kind, what in kinds for name, count in kind.items())
-    found = [f"{name}: {count} of {rows} {what}" for name, count, what in every]
-    if found:
-        warnings.warn(
-            f"{where}: {'; '.join(found[:10])}. For your eyes only; {remedy}",
-            SuspiciousDataWarning,
-            stacklevel=5,
         )

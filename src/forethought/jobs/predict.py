@@ -19,7 +19,6 @@ from forethought.data.columns import Outside
 from forethought.data.features import features_of
 from forethought.data.files import Table, kind_of
 from forethought.data.sources import load_records
-from forethought.data.tables import tell
 from forethought.jobs.job import JobError
 from forethought.jobs.load import PREPARED, ModelCard
 from forethought.models import build
@@ -214,7 +213,7 @@ class Predictor:
             yield self._encoder().encode(frame, where, first, outside)
             rows += len(frame)
         remedy = "are they written as in training? model.json has the declarations"
-        tell(where, outside, rows, remedy)
+        outside.tell(where, rows, remedy)
 
     def _array(self, records: object) -> NDArray[np.float32]:
         given = np.asarray(records)
