@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.data.additive import Curves, pairs_pay
-from forethought.data.basis import hats
+from forethought.data.basis import Curves, hats, pairs_pay
 from forethought.data.columns import Encoder, TableSchema
 
 COLUMNS = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import forethought as ft
-from forethought.data.additive import Curves
+from forethought.data.basis import Curves
 from forethought.data.columns import Encoder, TableSchema
 from forethought.models import build
 from forethought.planning.defaults import weight_noise

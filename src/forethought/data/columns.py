@@ -16,8 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from forethought.data.additive import Curves
-from forethought.data.basis import Basis, OnnxNodes
+from forethought.data.basis import Basis, Curves, OnnxNodes
 from forethought.data.files import AS_USUAL, LABEL_NEEDED, NO_ENTRY, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 

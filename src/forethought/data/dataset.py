@@ -16,8 +16,7 @@ from forethought.data.files import LABEL_NEEDED, DataError
 from forethought.values.caveats import Caveat, of_role
 
 if TYPE_CHECKING:
-    from forethought.data.additive import Curves
-    from forethought.data.basis import Basis
+    from forethought.data.basis import Basis, Curves
     from forethought.data.columns import Encoder
 
 

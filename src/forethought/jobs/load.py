@@ -192,23 +192,24 @@ class Loaded:
 
     def with_ranges(self, asked: PlanRequest) -> PlanRequest:
         """The request with ranges that are released as its budget and its records pay for them."""
+        wanted = self.request.job.training.ranges
         if asked.preparation is not None and asked.preparation.statistics == ("ranges",):
             asked = asked.with_(preparation=None)  # of other numbers
-        return asked.with_(preparation=self._ranges(asked) or asked.preparation)
+        return asked.with_(preparation=self._ranges(asked, wanted) or asked.preparation)
 
-    def _ranges(self, asked: PlanRequest) -> Preparation | None:
-        """The release of where the numbers lie, as the job says or where it pays.
+    def _ranges(self, asked: PlanRequest, wanted: bool | None) -> Preparation | None:
+        """The release of where the numbers lie, as it is wanted, or where it pays.
 
         Raises:
             JobError: it is asked for and not possible.
         """
-        job, wanted = self.request.job, self.request.job.training.ranges
+        job = self.request.job
         numbers = () if self.dataset.encoder is None else self.dataset.encoder.numbers
         if wanted is False or (wanted is None and not _plans_itself(job, self.dataset)):
             return None
         other = asked.preparation or job.data.standardise is not None
         if not numbers or asked.budget is None or self.persons is not None or other:
-            if wanted:
+            if job.training.ranges:
                 raise JobError(
                     "[training] ranges = true needs a budget, numbers with declared ranges in "
                     "[data.columns], one row a person, and no standardise: leave it out, or one "
@@ -228,17 +229,9 @@ class Loaded:
     def _unreleased(self) -> bool:
         """True if ranges could be released and are not, since that would say too little."""
         job = self.request.job
-        insisting = job.model_copy(
-            update={"training": job.training.model_copy(update={"ranges": True})}
-        )
-        able = replace(self, request=replace(self.request, job=insisting))
         asked = job.plan_request(self.examples, self.parameters, self.features, self.persons)
-        if not _plans_itself(job, self.dataset) or self._ranges(asked) is not None:
-            return False
-        try:
-            return able._ranges(asked) is not None
-        except JobError:
-            return False
+        able = _plans_itself(job, self.dataset) and self._ranges(asked, True) is not None
+        return able and self._ranges(asked, None) is None
 
     @property
     def _standardised_norm(self) -> float | None:
@@ -496,7 +489,7 @@ def _with_curves(
     Raises:
         JobError: data without declared columns, or options that the model does not have.
     """
-    from forethought.data.additive import PIECES, Curves, pairs_pay
+    from forethought.data.basis import PIECES, Curves, pairs_pay
 
     job = request.job
     encoder = dataset.encoder

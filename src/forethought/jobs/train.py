@@ -17,8 +17,7 @@ import numpy as np
 
 from forethought.accounting import exact
 from forethought.accounting.interval import warn_if_hollow
-from forethought.data.additive import Curves
-from forethought.data.basis import Basis
+from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
 from forethought.jobs.load import PREPARED, Loaded, load_job
@@ -713,7 +712,6 @@ def _called(loaded: Loaded) -> Sequence[Any] | None:
 
 def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
     """Write what each column adds to an additive model's answer, which its weights say."""
-    from forethought.data.additive import Curves
     from forethought.planning.defaults import weight_noise
     from forethought.training.folder import SHAPES, replace_file
     from forethought.training.records import PREPARED as CENTRED

@@ -293,7 +293,7 @@ def additive(
 ) -> nn.Module:
     """An additive model of a declared table: a curve over each number, a weight for each word.
 
-    In a job the curves are features of the table (:mod:`forethought.data.additive`), of which this
+    In a job the curves are features of the table (:mod:`forethought.data.basis`), of which this
     is the linear model; the options say how many pieces each has, and whether there are surfaces
     over pairs of columns.
     """

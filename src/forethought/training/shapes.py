@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from forethought.data.additive import PAIR_PIECES, Curves
-from forethought.data.basis import Basis, hats
+from forethought.data.basis import PAIR_PIECES, Basis, Curves, hats
 from forethought.data.columns import Category, Column, Date, Encoder, Outside
 from forethought.values.serialisation import Stored, build
 from forethought.values.use import linear_layer
