@@ -1107,10 +1107,6 @@ class TableSchema:
 WIDER = 4
 
 
-def _end(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 @dataclass(frozen=True)
 class Encoder(Stored):
     """The way from a table to features, and the meaning of a model's outputs.
@@ -1174,12 +1170,12 @@ class Encoder(Stored):
             if high - low > 2 / WIDER:
                 continue
             steps = 2**10  # a power of two, as released ends are
-            least, most = kind.spread(steps + 1)[
-                [round((end + 1) * steps / 2) for end in (low, high)]
-            ]
+            places = [round((end + 1) * steps / 2) for end in (low, high)]
+            values = kind.spread(steps + 1)[places].to_list()
+            ends = " to ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
             found.append(
-                f"{name}: {kind.describe()} is declared; most lie from {_end(least)} to "
-                f"{_end(most)}, as far as the noise shows: a range nearer to that would do"
+                f"{name}: {kind.describe()} is declared; most lie from {ends}, "
+                "as far as the noise shows: a range nearer to that would do"
             )
         return tuple(found)
 

@@ -372,6 +372,11 @@ class PrivateEstimator(BaseEstimator):
         """Keep each argument under its name, as scikit-learn asks of a constructor."""
         self.__dict__.update((name, value) for name, value in given.items() if name != "self")
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     def __sklearn_clone__(self) -> Self:
         clone: Self = super().__sklearn_clone__()
         cloned(self, clone)

@@ -104,11 +104,6 @@ class _PrivateLinear(PrivateEstimator):
     coef_: NDArray[np.float64]
     intercept_: Any
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[Any, NDArray[Any]]:
         X, y = validate_data(self, X, y, dtype=_FLOATS, accept_sparse="csr", **options)
         return X, y

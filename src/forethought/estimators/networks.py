@@ -47,11 +47,6 @@ class _PrivateNetwork(PrivateEstimator):
 
     module_: torch.nn.Module
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         if "module_" in state:  # arrays: no code, which skops would refuse

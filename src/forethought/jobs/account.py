@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -237,8 +237,8 @@ def _in_book(
     if not path.is_file():
         raise StatementError(f"there is no {IN_BOOK} beside it: no book paid for this run")
     noted = parse(read_outside(path))
-    book = book_at(place if "://" in place else f"sqlite:///{place}", token_file)
-    try:
+    url = place if "://" in place else f"sqlite:///{place}"
+    with closing(book_at(url, token_file)) as book:
         head, number = noted["total"]["head"], noted["reservation"]
         problems = book.verify(head)
         if problems:
@@ -251,8 +251,6 @@ def _in_book(
         again = [book.reservation(one) for one in noted["again"]]
         paying = [book.reservation(one) for one in noted.get("also", ())]
         points = history(book.entries(), noted["data"], head).points
-    finally:
-        book.close()
     ran = statement.mechanism
     if "part" in noted:  # of a series, which may still go on
         first, end = noted["part"]

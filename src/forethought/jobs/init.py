@@ -224,10 +224,9 @@ def _nearly_giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str
     Args:
         seen: of the label.
     """
-    found: dict[str, str] = {}
     if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
-        return found
-    labels = _entries(frame[label], _classes(seen))
+        return {}
+    labels, found = _entries(frame[label], _classes(seen)), {}
     for name in frame.columns:
         rows = pl.DataFrame({"x": _entries(frame[name]), "y": labels}).drop_nulls()
         if name == label or len(rows) < _ENOUGH:

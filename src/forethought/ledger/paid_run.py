@@ -162,12 +162,10 @@ class Ledger:
                     f"pay: also = [{other!r}] in [ledger], or --ledger BOOK#{self.data}+{other}"
                 )
 
-        try:
+        with contextlib.closing(book):
             ask()
             book.add_records(self.data, listed, name)
             ask()  # whoever did the same at the same time is seen by one of the two
-        finally:
-            book.close()
 
     def book(self) -> Book:
         """The opened book. Raises BookError, OSError."""

@@ -59,11 +59,6 @@ def iterated_gamma(
         current = new
 
 
-def converged_gamma(sigma: float, ratio: float) -> float:
-    """γ of Theorem 3.1 at fixed σ by that iteration. ratio: εN/K."""
-    return iterated_gamma(lambda current: gamma_step(sigma, ratio, current))[1]
-
-
 def printed_sigma(epsilon: float, delta: float) -> float:
     """σ of the paper's tables: sqrt(2 ln(1/δ)/ε), without the ε that belongs inside the root."""
     return math.sqrt(-2 * math.log(delta) / epsilon)
