@@ -1891,12 +1891,13 @@ def clip_and_sum_once_parts(
     None where one part by itself might be formed in another way.
     """
     with exactly(uses[0].inputs.device.type):
-        narrow = torch.float32
-        found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes), narrow)
+        found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes), torch.float32)
         if found is None:
             return None
         norms, scaled = found
-        return [(_summed(uses, scaled, part, narrow), norms[part]) for part in in_a_row(sizes)]
+        return [
+            (_summed(uses, scaled, part, torch.float32), norms[part]) for part in in_a_row(sizes)
+        ]
 
 
 def _scaled(

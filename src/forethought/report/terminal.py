@@ -21,7 +21,7 @@ from forethought.papers.calculators import Calculated
 from forethought.papers.closed_form import SampleSizes
 from forethought.papers.published import Paper, PaperTable
 from forethought.values.mechanism import Mechanism, Persons
-from forethought.values.plan import NAMES, Plan
+from forethought.values.plan import NAMES, Plan, Preparation
 
 if TYPE_CHECKING:
     from forethought.accounting.verification import Verification
@@ -194,7 +194,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         size = plan.epochs * plan.examples / plan.rounds / plan.groups
         rows.append(("groups", f"{plan.groups:,} of about {size:.0f} records"))
     if plan.preparation is not None:
-        rows.append(("released first", _preparation_text(plan)))
+        rows.append(("released first", _preparation_text(plan, plan.preparation)))
     if plan.local is not None:
         rows.append(("inside a group", plan.local.describe()))
     if plan.augmentation is not None:
@@ -216,10 +216,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _preparation_text(plan: Plan) -> str:
+def _preparation_text(plan: Plan, asked: Preparation) -> str:
     """The releases before training, and what they would cost alone."""
-    asked = plan.preparation
-    assert asked is not None
     alone = Mechanism(*asked.parts(), adjacency=plan.mechanism.adjacency)
     spent = exact.epsilon(alone, plan.delta, plan.records_per_person).upper
     names = ", ".join(NAMES[name].partition(" of ")[0] for name in asked.statistics)
@@ -306,10 +304,8 @@ def show_result(
     if parts:
         console.print(f"\n[bold]Result[/bold]  {', '.join(parts)}")
     show_figures(console, results)
-    if too_wide:
-        console.print("\n[bold]Ranges[/bold]  much wider than need be")
     for sentence in too_wide:
-        console.print(f"  {sentence}", markup=False)
+        console.print(f"  declared wider than need be: {sentence}", markup=False)
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
         console.print(f"  {sentence}", markup=False)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from forethought.gradients import SlowGradientsWarning
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records, as_records
@@ -33,8 +34,9 @@ from forethought.values.mechanism import Examples, FullBatch, Mechanism, Persons
 from forethought.values.plan import Plan
 
 GB = 1e9
-# Sizes of micro_batch that are tried, and rounds at each: the first looks at more than others.
-TRIED, ROUNDS = (4, 8), 3
+# The first size of micro_batch that is tried, of which the second is twice; rounds at each, of
+# which the first looks at more than the others.
+TRIED, ROUNDS = 4, 3
 # Records in the longer of two rounds that are timed.
 TIMED = 32
 # Larger models are tried with one and with two of their repeated layers, in bytes.
@@ -173,15 +175,18 @@ def cost(
     stacks = _stacks(model)
     size = _bytes(model)
     large = size > LARGE and stacks is not None
-    few = min(TRIED[0], max(1, round(held)))
-    sizes = (few, max(few + 1, min(TRIED[1], round(held))))
+    most = max(1, round(held))
     counts = (1, 2) if large else (None,)
+    few = min(TRIED, most)
+    spent = trial.seconds(few, counts[0])
+    while trial.alone and few < most:  # on some machines small blocks go another way
+        few = min(2 * few, most)
+        spent = trial.seconds(few, counts[0])
+    sizes = (few, max(few + 1, min(2 * few, most)))
     begin = example = None
-    if large:
-        trial.seconds(few, 1)
-    else:
-        longer = few, max(few + 1, min(TIMED, round(held)))
-        begin, example = _line(longer, [trial.seconds(size) for size in longer])
+    if not large:
+        longer = few, max(few + 1, min(TIMED, most))
+        begin, example = _line(longer, [spent, trial.seconds(longer[1])])
         example /= trial.blocks
     # By now kernels have what they keep for themselves. The model is counted with the rest.
     program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
@@ -241,10 +246,11 @@ class _TrialRounds:
 
     Attributes:
         blocks: how many blocks a round's batch has, one after the other.
+        alone: whether the examples of the last trial went one at a time.
     """
 
     def __init__(self, model: nn.Module, records: Records, plan: Plan, loss: Loss | None) -> None:
-        self._model, self._loss, self._plan, self.blocks = model, loss, plan, 1
+        self._model, self._loss, self._plan, self.blocks, self.alone = model, loss, plan, 1, False
         self._form = records.take(np.zeros(1, dtype=np.int64))
 
     def peak(self, size: int, count: int | None) -> float:
@@ -264,9 +270,10 @@ class _TrialRounds:
         mechanism = Mechanism(Rounds(1.0, ROUNDS, FullBatch()), adjacency="add-or-remove")
         plan = self._plan.with_(mechanism=mechanism, examples=count, budget=None)
         how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as told, torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("always")
             train(model, data, plan, loss=self._loss, micro_batch=size, seeds=Seeds(0, 0), **how)
+        self.alone = any(issubclass(one.category, SlowGradientsWarning) for one in told)
 
 
 def _like(leaf: Any, size: int) -> Any:
