@@ -1895,9 +1895,7 @@ def clip_and_sum_once_parts(
         if found is None:
             return None
         norms, scaled = found
-        return [
-            (_summed(uses, scaled, part, torch.float32), norms[part]) for part in in_a_row(sizes)
-        ]
+        return [(_summed(uses, scaled, part), norms[part]) for part in in_a_row(sizes)]
 
 
 def _scaled(
@@ -1952,7 +1950,7 @@ def _summed(
     uses: Sequence[SingleUseLinear],
     scaled: Sequence[Tensor],
     part: slice | None,
-    dtype: torch.dtype,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for use, clipped in zip(uses, scaled, strict=True):
