@@ -145,9 +145,9 @@ def test_a_record_whose_copies_are_clipped_one_by_one_is_seen() -> None:
 
 
 def test_a_block_that_varies_with_the_batch_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = TensorRecords(randn(200, 784).double(), randint(0, 3, (200,)))
+    records = TensorRecords(randn(200, 16).double(), randint(0, 3, (200,)))
     plan = PLAN.with_(mechanism=ft.Mechanism(ft.Rounds(1.0, 10, ft.Poisson(0.35))))
-    model = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.Linear(512, 3)).double()
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 3)).double()
 
     def findings() -> list[Finding]:
         generator, sizes = np.random.default_rng(0), sizes_of("quick")
@@ -155,15 +155,13 @@ def test_a_block_that_varies_with_the_batch_is_refuted(monkeypatch: pytest.Monke
         return [finding for finding in found if finding.name.startswith("bits of")]
 
     def ending_otherwise(x: torch.Tensor, *layer: torch.Tensor | None) -> torch.Tensor:
-        """As some machines' products: the last rows, of a number that is no multiple of 16."""
-        output, last = torch.nn.functional.linear(x, *layer), len(x) // 16 * 16
-        whole = output.detach()
-        nudge = torch.nextafter(whole, whole + 1) - whole
-        nudge[:last] = 0
-        return output + nudge
+        """As some machines' products: otherwise by how many rows are beyond a multiple of 16."""
+        return torch.nn.functional.linear(x, *layer) * (1 + len(x) % 16 * 2.0**-50)
 
     functions = SimpleNamespace(**{**vars(torch.nn.functional), "linear": ending_otherwise})
     monkeypatch.setattr(clipped, "F", functions)
+    # What the probe makes of it is for others to test, and hangs on the machine's own products.
+    monkeypatch.setattr(clipped, "probed", lambda blocks, *rest: blocks)
     assert [finding.violated for finding in findings()] == [False]
     monkeypatch.setattr(Blocks, "fit", lambda self, count: count)
     assert [finding.violated for finding in findings()] == [True]

@@ -1172,7 +1172,7 @@ class Encoder(Stored):
             steps = 2**10  # a power of two, as released ends are
             places = [round((end + 1) * steps / 2) for end in (low, high)]
             values = kind.spread(steps + 1)[places].to_list()
-            ends = " to ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
+            ends = " to ".join(f"{v:.7g}" if isinstance(v, float) else str(v) for v in values)
             found.append(
                 f"{name}: {kind.describe()} is declared; most lie from {ends}, "
                 "as far as the noise shows: a range nearer to that would do"

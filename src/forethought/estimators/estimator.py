@@ -370,7 +370,8 @@ class PrivateEstimator(BaseEstimator):
 
     def _keep(self, given: dict[str, Any]) -> None:
         """Keep each argument under its name, as scikit-learn asks of a constructor."""
-        self.__dict__.update((name, value) for name, value in given.items() if name != "self")
+        for name in given.keys() - {"self"}:
+            setattr(self, name, given[name])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -156,7 +156,7 @@ class _PrivateLinear(PrivateEstimator):
         rows = X.toarray() if sparse.issparse(X) else X
         # A row of exactly the bound is as long as it only up to rounding.
         with np.errstate(over="ignore"):
-            squares = np.einsum("ij,ij->i", rows, rows)  # no second matrix
+            squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)  # no second matrix
         longer = squares > (bound * (1 + 1e-6)) ** 2
         self.features_clipped_ = int(longer.sum())
         with np.errstate(over="ignore"):  # of rows that are replaced

@@ -1873,8 +1873,9 @@ def clip_and_sum_once(
     """
     count = len(uses[0].inputs) if count is None else count
     with exactly(uses[0].inputs.device.type):
-        whole = max(count, round_size or count)
-        for dtype in (torch.float32, torch.float64):
+        whole = round_size or count
+        # More rows than the round has are for the general way to refuse.
+        for dtype in (torch.float32, torch.float64) if count <= whole else ():
             found = _scaled(uses, clip_norm, count, whole, count, dtype)
             if found is not None:
                 norms, scaled = found

@@ -212,8 +212,7 @@ class Predictor:
         for frame, first in pieces:
             yield self._encoder().encode(frame, where, first, outside)
             rows += len(frame)
-        remedy = "are they written as in training? model.json has the declarations"
-        outside.tell(where, rows, remedy)
+        outside.tell(where, rows, "are they written as in training? model.json has them declared")
 
     def _array(self, records: object) -> NDArray[np.float32]:
         given = np.asarray(records)
