@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 import forethought as ft
 from forethought.accounting.tradeoff import tradeoff
 from forethought.cli import main
 from forethought.jobs.job import Job, from_file, overridden
+from forethought.jobs.load import load_job
 from forethought.jobs.train import prepare
 from forethought.planning.defaults import noise_to_signal
 from forethought.web.planner import BUDGETS, FALSE_ALARMS, SettingError, Settings, shown
@@ -225,3 +227,20 @@ def test_page_command_and_training_have_one_plan(name, tmp_path, monkeypatch, ca
     linear = name not in ("a network", "images")
     assert (page["cost"] is not None) == linear == bool(told["forecast"])
     assert told["seconds"] > 0
+
+
+def test_a_saved_job_is_planned_as_the_page_showed_it(tmp_path):
+    draw = np.random.default_rng(5)
+    x, y = draw.uniform(0, 10, (2, 20_000)).round(3)
+    words = np.where(x + y > 10, "yes", "no")
+    pl.DataFrame({"x": x, "y": y, "over": words}).write_csv(tmp_path / "table.csv")
+    path = tmp_path / "job.toml"
+    path.write_text(
+        f'[data]\nsource = "csv:{tmp_path}/table.csv"\nlabel = "over"\nclasses = ["no", "yes"]\n'
+        "[data.columns]\nx = [0, 10]\ny = [0, 10]\n[budget]\nepsilon = 1.0\n"
+    )
+    place, start = beginning(path, tmp_path, None)
+    moved = replace(start, epsilon=0.02)  # where another basis pays
+    saved = load_job(from_file(place.save("less.toml", moved)))
+    assert saved.request.job.training.basis != load_job(from_file(path)).request.job.training.basis
+    assert saved.plan() == moved.plan(place.loaded)

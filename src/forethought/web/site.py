@@ -66,9 +66,8 @@ class Place:
                 f"a file's name is letters, digits, - and _, then .json for a plan or .toml for a "
                 f"job, not {name!r}"
             )
-        text = self._job(settings)
-        if name.endswith(".json"):
-            text = settings.plan(self.loaded).to_json() + "\n"
+        plain = name.endswith(".toml")
+        text = self._job(settings) if plain else settings.plan(self.loaded).to_json() + "\n"
         path = self.folder / name
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -125,7 +124,9 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
         epochs=job.training.epochs,
         features=min(1000, loaded.features),
     )
-    tables = job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    # Without what was chosen for these numbers: a saved job has others.
+    own = loaded.read[0].job if loaded.read else job
+    tables = own.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     chosen = (f"Chosen: {one}" for one in loaded.request.settled)
     notes = (*chosen, *((loaded.advice,) if loaded.advice else ()))
     if job.budget.epsilon is None:
