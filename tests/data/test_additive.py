@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forethought.data.basis import Curves, hats, pairs_pay
+from forethought.data.basis import SIZE, Curves, hats, pairs_pay
 from forethought.data.columns import Encoder, TableSchema
 
 COLUMNS = {
@@ -46,7 +46,7 @@ def test_features_are_hats_of_each_number_and_products_of_coarse_ones() -> None:
     def near(place: int, pieces: int, knot: int) -> np.ndarray:
         return np.interp(own[:, place], np.linspace(-1, 1, pieces + 1), np.eye(pieces + 1)[knot])
 
-    wanted = [curves.size * near(place, 4, knot) for place in (0, 3, 6) for knot in range(5)]
+    wanted = [SIZE * near(place, 4, knot) for place in (0, 3, 6) for knot in range(5)]
     wanted += [
         curves.pair_size * near(one, 2, i) * near(two, 2, j)
         for one, two in ((0, 3), (0, 6), (3, 6))

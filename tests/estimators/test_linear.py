@@ -179,6 +179,15 @@ def test_columns_far_from_the_middle_of_wide_ranges_are_told_apart(kind: Any) ->
     assert fitted.score(X[3000:], y[3000:]) > 0.8
 
 
+def test_rows_of_float32_are_held_to_a_bound_whose_square_is_beyond_it() -> None:
+    X = np.full((40, 2), 3e19, np.float32)
+    model = PrivateLogisticRegression(
+        epsilon=1.0, classes=[0, 1], feature_bound=2e19, above="refuse"
+    )
+    with pytest.raises(ValueError, match="longer"):
+        model.fit(X, np.arange(40) % 2)
+
+
 def test_rows_beyond_the_bound_are_refused_where_asked() -> None:
     X = rows(300)
     given = {"epsilon": 1.0, "classes": [0, 1], "above": "refuse"}

@@ -188,6 +188,12 @@ def test_a_short_sum_that_is_too_long_for_float32_is_formed_in_float64() -> None
     torch.testing.assert_close(found[0]["b"], gradients.double().sum(0), rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("rows", [20, 300])
+def test_more_contributions_than_the_round_has_are_refused(rows: int) -> None:
+    with pytest.raises(ValueError, match="round_size"):
+        clipped_sum(nn.Linear(5, 3), cross_entropy, *data(5, examples=rows), 1.0, round_size=10)
+
+
 def test_a_loss_that_uses_the_weights_is_not_cut_short(taken: list[bool]) -> None:
     model = nn.Linear(5, 3)
 

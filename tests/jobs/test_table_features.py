@@ -21,6 +21,7 @@ from forethought.jobs.onnx_export import write_onnx
 from forethought.jobs.train import prepare, run
 from forethought.planning import defaults
 from forethought.training.execution import Interrupted
+from forethought.training.folder import RunSummary
 
 JOB = """
 [data]
@@ -146,13 +147,17 @@ def test_a_range_that_is_much_too_wide_is_told_with_where_its_numbers_lie(tmp_pa
     assert "released first" in words and "usual ranges, means, usual norm (alone ε" in words
     page = (tmp_path / "run" / "report.html").read_text()
     assert "x: a number from 0 to 1000 is declared" in page and "y: a number" not in page
+    (tmp_path / "run" / "model.json").unlink()
+    assert RunSummary.load(tmp_path / "run").too_wide == ()
 
 
 def test_ranges_that_are_not_released_are_spoken_of_before_anything_is_spent(
     tmp_path: Path,
 ) -> None:
     few = load_job(request(tmp_path, epsilon=0.05))
-    assert "[training] ranges = true has it released, for 10% of the budget" in (few.advice or "")
+    assert "[training] ranges = true has it released, for 10% of the budget's μ² at most" in (
+        few.advice or ""
+    )
     assert load_job(request(tmp_path, epsilon=3.0)).advice is None
     for given in (True, False):
         assert load_job(request(tmp_path, epsilon=0.05, ranges=given)).advice is None

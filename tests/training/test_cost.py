@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ from torch import nn
 
 import forethought as ft
 from drawn import randn, reseed, stream
+from forethought.gradients import SlowGradientsWarning, clipped
+from forethought.gradients.batches import Blocks
 from forethought.jobs.train import cost_of
 from forethought.training import cost as costs
 from forethought.training.cost import peak
@@ -95,6 +98,26 @@ def test_a_large_model_is_counted_up_from_one_and_two_layers(
     assert found.step is None and "time" not in found.text()
     if place == "here":
         assert all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_small_blocks_that_go_another_way_are_not_what_the_cost_is_read_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = []
+
+    def probed(blocks: Blocks, *rest: Any) -> Blocks:
+        """As on a processor whose short products have other bits at another place."""
+        sizes.append(blocks.sizes[-1])
+        if sizes[-1] >= 12:
+            return blocks
+        warnings.warn("one example at a time", SlowGradientsWarning, stacklevel=2)
+        return Blocks((1,))
+
+    monkeypatch.setattr(clipped, "probed", probed)
+    found = ft.cost(network(), table(), planned(), micro_batch=64)
+    assert {4, 8} <= set(sizes)  # they were tried
+    assert found.weights + found.each * 64 == pytest.approx(taken(64), rel=0.15)
 
 
 def test_what_fits_follows_from_the_line() -> None:

@@ -60,6 +60,14 @@ def hats_in_onnx(graph: OnnxNodes, numbers: str, pieces: int) -> str:
     return graph.add("Relu", graph.add("Sub", graph.constant(1.0, np.float32), fall))
 
 
+def _widened(features: Floats, more: int) -> tuple[Floats, int]:
+    """Features with room for so many more beside them, and the column where these begin."""
+    rows, width = features.shape
+    found = np.empty((rows, width + more), np.float32)
+    found[:, :width] = features
+    return found, width
+
+
 class _Functions:
     """Features that stand beside a table's encoded ones, as a model card keeps them."""
 
@@ -184,22 +192,19 @@ class Basis(_Functions):
         Args:
             features: encoded, float32 (rows, encoded); not changed.
         """
-        rows, width = features.shape
-        found = np.empty((rows, width + self.more), np.float32)
-        found[:, :width] = features
+        found, at = _widened(features, self.more)
         places = list(self.numbers)
         numbers = features[:, places]
         if self.ranges:
             middle, half = self._ends
             numbers = np.clip((numbers - middle) / half, -1, 1)
             found[:, places] = numbers
-        at = width
         for number in range(len(places)) if self.hats else ():
             found[:, at : at + self.hats] = hats(numbers[:, number], -1.0, 1.0, self.hats - 1)
             at += self.hats
         if self.waves:
             directions, phases = self._directions
-            for first in range(0, rows, _ROWS):
+            for first in range(0, len(found), _ROWS):
                 part = numbers[first : first + _ROWS] @ directions
                 part += phases
                 found[first : first + _ROWS, at:] = np.float32(self._wave) * np.cos(part)
@@ -301,19 +306,12 @@ class Curves(_Functions):
     @property
     def bound(self) -> float:
         """The largest norm of what it adds: hats sum to 1, and so do products of them."""
-        return math.sqrt(self.size**2 * len(self.numbers) + self.pair_size**2 * len(self.couples))
+        return math.sqrt(SIZE**2 * len(self.numbers) + self.pair_size**2 * len(self.couples))
 
     @property
     def usual_square(self) -> float:
         """Mean square norm of what it adds, numbers spread evenly over their ranges."""
-        return self.size**2 * 2 / 3 * len(self.numbers) + self.pair_size**2 * 4 / 9 * len(
-            self.couples
-        )
-
-    @property
-    def size(self) -> float:
-        """Size of a curve's features."""
-        return SIZE
+        return SIZE**2 * 2 / 3 * len(self.numbers) + self.pair_size**2 * 4 / 9 * len(self.couples)
 
     @property
     def pair_size(self) -> float:
@@ -343,12 +341,10 @@ class Curves(_Functions):
         Args:
             features: encoded, float32 (rows, encoded); not changed.
         """
-        rows, width = features.shape
-        found = np.empty((rows, width + self.more), np.float32)
-        found[:, :width] = features
-        at, step = width, self.pieces + 1
+        found, at = _widened(features, self.more)
+        step = self.pieces + 1
         for place in self.numbers:
-            found[:, at : at + step] = self.size * hats(features[:, place], -1.0, 1.0, self.pieces)
+            found[:, at : at + step] = SIZE * hats(features[:, place], -1.0, 1.0, self.pieces)
             at += step
         if not self.couples:
             return found
@@ -356,7 +352,7 @@ class Curves(_Functions):
         step = (PAIR_PIECES + 1) ** 2
         for one, two in self.couples:
             both = coarse[:, one, :, None] * coarse[:, two, None, :]
-            found[:, at : at + step] = self.pair_size * both.reshape(rows, step)
+            found[:, at : at + step] = self.pair_size * both.reshape(len(found), step)
             at += step
         return found
 
@@ -378,7 +374,7 @@ class Curves(_Functions):
         def sized(value: Any, size: float) -> Any:
             return graph.add("Flatten", graph.add("Mul", value, graph.constant(size, np.float32)))
 
-        parts = [features, sized(bent(self.pieces), self.size)]
+        parts = [features, sized(bent(self.pieces), SIZE)]
         if self.couples:
             coarse = bent(PAIR_PIECES)
             sides = [

@@ -1959,7 +1959,9 @@ def _summed(
         few = few.to(dtype)
         if use.weight is not None and dtype == torch.float64:
             total = few.new_zeros(few.shape[1], inputs.shape[1])
-            step = max(FEW_ROWS, CACHED // inputs.shape[1])  # widened while it is in the cache
+            step = max(
+                FEW_ROWS, CACHED // max(1, inputs.shape[1])
+            )  # widened while it is in the cache
             for at in range(0, len(few), step):
                 total.addmm_(few[at : at + step].t(), inputs[at : at + step].double())
             sums[use.weight] = total

@@ -257,7 +257,7 @@ def _left_of_mistakes(rows: pl.DataFrame) -> float:
         rows = rows.with_columns(x=pl.Series(np.searchsorted(ends, numbers)))
     most = rows.group_by("x", "y").len().group_by("x").agg(pl.col("len").max())
     wrong = len(rows) - int(most["len"].sum())
-    usual = len(rows) - int(rows["y"].value_counts()["count"].max())  # type: ignore[arg-type]
+    usual = len(rows) - int(rows["y"].unique_counts().to_numpy().max())
     return wrong / usual if usual else 1.0
 
 

@@ -399,7 +399,7 @@ class Loaded:
                 "ranges as narrow as you know them: with so many records and this ε, where the "
                 "numbers lie in them is not released, and ranges ten times too wide cost 2.6 "
                 "points on average on 20 tables. [training] ranges = true has it released, for "
-                f"{defaults.RANGES:.0%} of the budget"
+                f"{defaults.RANGES:.0%} of the budget's μ² at most"
             )
         chosen = best_features((len(data.train), *data.shape))
         if data.fixed_features is not None or chosen is None or job.federation or job.gossip:

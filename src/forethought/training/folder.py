@@ -1248,7 +1248,8 @@ class RunSummary:
 
             shapes = Shapes.load(folder / SHAPES)
         too_wide: tuple[str, ...] = ()
-        if plan.preparation is not None and plan.preparation.measures:
+        measured = plan.preparation is not None and plan.preparation.measures
+        if measured and (folder / CARD).is_file():  # a folder that is handed on may lack it
             from forethought.data.columns import Encoder
 
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from forethought.data.basis import PAIR_PIECES, Basis, Curves, hats
+from forethought.data.basis import PAIR_PIECES, SIZE, Basis, Curves, hats
 from forethought.data.columns import Category, Column, Date, Encoder, Outside
 from forethought.values.serialisation import Stored, build
 from forethought.values.use import linear_layer
@@ -197,7 +197,7 @@ class AdditiveModel:
             return np.concatenate(places), np.concatenate(values, axis=1)
         first, step = self._width, basis.pieces + 1
         places.append(first + step * number + np.arange(step))
-        values.append(basis.size * hats(values[0][:, 0], -1.0, 1.0, basis.pieces))
+        values.append(SIZE * hats(values[0][:, 0], -1.0, 1.0, basis.pieces))
         coarse = hats(values[0][:, 0], -1.0, 1.0, PAIR_PIECES)
         for pair, couple in enumerate(basis.couples):
             if number in couple:
