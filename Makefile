@@ -37,9 +37,9 @@ test-all: .venv/installed-test
 coverage: .venv/installed-test
 	$(PYTEST) -m "not slow" --cov --cov-report=term
 
-# The slow tests but for those that `make waiting` runs.
+# The slow tests but for those that `make waiting` runs, and for repeated ones.
 slow: .venv/installed-test
-	$(PYTEST) -m slow $(addprefix --ignore=,$(BUSY))
+	$(PYTEST) -m "slow and not repeated" $(addprefix --ignore=,$(BUSY))
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
@@ -65,7 +65,7 @@ busy: .venv/installed-test
 
 # The slow ones of them, beside nothing of its own; `make test` has the others.
 waiting: .venv/installed-test
-	$(PYTEST) -m slow -p no:cacheprovider $(BUSY)
+	$(PYTEST) -m "slow and not repeated" -p no:cacheprovider $(BUSY)
 
 # Every figure of README and docs that a committed result holds, against that result.
 figures: .venv/installed-test

@@ -205,7 +205,7 @@ MUTANTS = [
            "values.flatten(1).mean(1)", "values.flatten(1).sum(1)",
            "test_torchs_mean_of_a_loss_is_the_loss_of_each_example"),
     Mutant("blocks: a probe that finds nothing", "_alike",
-           "agreed(model, same, True)", "True",
+           "boundary.agreed(model, same, True)", "True",
            "test_another_last_bit_in_one_place_is_found"),
     Mutant("blocks: sizes that follow from the batch", "Blocks.fit",
            "next((size for size in self.sizes if size >= count))", "count",
@@ -232,7 +232,7 @@ MUTANTS = [
     Mutant("blocks: what a first pass learns is taken for other bits", "_alike",
            "if turn == 0: ...", "pass", "test_what_a_first_pass_learns_changes_no_block"),
     Mutant("blocks: a probe takes a refusal for odd values", "_alike",
-           "kind is None and isinstance(error, RefusedError)", "False",
+           "kind is None and isinstance(error, boundary.RefusedError)", "False",
            "test_a_loss_of_the_batch_is_refused_however_the_examples_go"),
     Mutant("local updates: one that is not clipped", "_added",
            "addition.clipped({'': Dense(whole)}, {'': whole[0]})",
@@ -263,8 +263,8 @@ MUTANTS = [
     Mutant("copies: see each other", "LaneBatch.mixing",
            "self.members is not None and (not self.copies)", "self.members is not None",
            "test_copies_may_not_see_each_other"),
-    Mutant("copies: of a share by the whole batch's numbers", "share_of",
-           "draws[every]", "draws", "test_pieces_processes_and_parts_change_nothing"),
+    Mutant("copies: of a share by the whole batch's numbers", "DealtBatch.some",
+           "self.draws[places]", "self.draws", "test_pieces_processes_and_parts_change_nothing"),
     Mutant("adam-bc: the noise stays in", "AdamBC.step", "state['square'] - state['noise']",
            "state['square']", "test_steps_are_those_of_the_paper"),
     Mutant("adam-bc: another round's noise", "Descent.step", "whole ** 2", "whole",
@@ -322,7 +322,7 @@ MUTANTS = [
            "full * self.groups ** 2 + rest ** 2", "full * self.groups ** 2",
            "test_records_of_a_batch_move_at_most_its_groups"),
     Mutant("blocks: groups are not tried", "_of_groups",
-           "own.tried(data, blocks)", "blocks or MULTIPLES",
+           "own.tried(data, blocks)", "blocks or batches.MULTIPLES",
            "test_how_many_groups_there_are_changes_no_bit_of_one"),
     Mutant("groups: any number of them", "Privacy.__post_init__",
            "part.groups not in (None, count)", "False",
@@ -642,7 +642,7 @@ MUTANTS = [
            "any((one == dict(statement.accountant) for one in made))", "True",
            "test_noise_of_others_needs_what_they_agreed_on"),
     Mutant("statement: a caveat of several lines", "Caveat.__post_init__",
-           "object.__setattr__(self, 'detail', one_line(self.detail))", "pass",
+           "settle(self, detail=one_line(self.detail))", "pass",
            "test_words_from_outside_stay_one_line"),
     Mutant("verifier: reads a device", "opened_outside", "not stat.S_ISREG(held.st_mode)", "False",
            "test_what_is_no_ordinary_file_is_not_read"),
@@ -666,9 +666,9 @@ MUTANTS = [
     Mutant("statement: a plan of persons speaks of records", "caveats_of",
            "getattr(contribution, 'kind', None) == 'persons' and ...", "False",
            "test_a_plan_of_persons_speaks_of_persons_and_nothing_less"),
-    Mutant("statement: noise of several releases", "accounting/statement.py::_together",
-           "0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum((sigma ** (-2) for sigma in "
-           "values)))", "min(values)", "test_rounds_are_recognised_however_they_are_cut"),
+    Mutant("statement: noise of several releases", "values/plan.py::together",
+           "0.0 if min(sigmas) == 0 else 1 / math.sqrt(math.fsum((sigma ** (-2) for sigma in "
+           "sigmas)))", "min(sigmas)", "test_rounds_are_recognised_however_they_are_cut"),
     Mutant("signature: of any content", "signing.py::encoded",
            "(len(name), name, len(payload), payload)", "(len(name), name, 0, b'')",
            "test_the_signed_bytes_are_those_of_the_specification"),
@@ -838,7 +838,7 @@ MUTANTS = [
            "min(max(count, sent.count - UNIT), sent.count + UNIT)", "count",
            "test_a_hostile_count_moves_a_run_by_half_an_update_an_exchange"),
     Mutant("network: an update that is none is not answered", "ServerDriver.undecoded",
-           "KINDS[frame.kind] is Update", "False",
+           "messages.KINDS[frame.kind] is messages.Update", "False",
            "test_a_hostile_frame_changes_nothing_and_is_seen"),
     Mutant("cluster: a message of any size taken", "ActorLinks.came", "lambda _: self._largest",
            "lambda _: 1e18", "test_what_comes_is_judged_before_it_is_delivered"),
@@ -923,7 +923,7 @@ MUTANTS = [
            "blake3(self.team.joined(bound)).digest()", "bound",
            "test_noise_belongs_to_all_shards_and_to_one"),
     Mutant("shards: a record that makes shares even counts", "share_of",
-           "DealtBatch(own, None, count, ...)", "DealtBatch(own, None, len(own), ...)",
+           "batch.some(every, None, count)", "batch.some(every, None, len(every))",
            "test_even_shares_hold_every_record_once"),
     Mutant("noise: not bound to the sum", "BoundNoise.bind",
            "state.update(vector.cpu().numpy().view(np.uint8).data).digest()", "state.digest()",
@@ -1023,7 +1023,8 @@ MUTANTS = [
            "test_every_part_is_the_clipped_sum_of_its_own"),
     Mutant("statement: another model file", "_about", "about.model != case.model", "False",
            "test_another_model_file_is_noticed"),
-    Mutant("own loop: a model that was changed", "_Rounds.step", "now[name] != left",
+    Mutant("own loop: a model that was changed", "_Rounds.step",
+           "self._left.get(name) != now.get(name)",
            "False", "test_a_model_that_was_changed_is_refused"),
     Mutant("own loop: a weight that the optimizer passes over", "_Rounds._require_moved",
            "still or moved", "moved",
@@ -1673,6 +1674,10 @@ class Sources:
             setattr(parent, field_, _fitted(value, new))
         return Place(path, self._tree(path), ast.fix_missing_locations(tree))
 
+    def forget(self) -> None:
+        """The trees of the files, until one is asked for again."""
+        self._trees.clear()
+
     @functools.cached_property
     def _trees(self) -> dict[Path, ast.Module]:
         return {}
@@ -1712,6 +1717,22 @@ def _own(code: CodeType) -> tuple[object, ...]:
     return code.co_code, code.co_names, constants
 
 
+def _walked() -> tuple[dict[str, list[FunctionType]], list[Any]]:
+    """The package's functions by their files, and its caches."""
+    functions: dict[str, list[FunctionType]] = defaultdict(list)
+    caches: list[Any] = []
+    for one in gc.get_objects():
+        if type(one) is FunctionType and one.__code__.co_filename.startswith(str(SOURCE)):
+            functions[one.__code__.co_filename].append(one)
+        elif type(one) is functools._lru_cache_wrapper and one.__module__.startswith(PACKAGE):
+            caches.append(one)
+    return functions, caches
+
+
+# The same once for all forks, which need not walk through, and so copy, everything.
+_there = functools.cache(_walked)
+
+
 def install(place: Place) -> None:
     """Put the changed functions where the original ones are, in this process."""
     before, after = _codes(place.tree, place.file), _codes(place.changed, place.file)
@@ -1724,13 +1745,17 @@ def install(place: Place) -> None:
                 if old != new:
                     swaps[name, old.co_firstlineno] = new
     module = ".".join(place.file.relative_to(SOURCE.parent).with_suffix("").parts)
-    importlib.import_module(module)
-    for one in gc.get_objects():
-        if type(one) is FunctionType and one.__code__.co_filename == str(place.file):
-            key = one.__code__.co_qualname, one.__code__.co_firstlineno
-            one.__code__ = swaps.get(key, one.__code__)
-        elif type(one) is functools._lru_cache_wrapper and one.__module__.startswith(PACKAGE):
-            one.cache_clear()
+    if module in sys.modules:
+        functions, caches = _there()
+    else:
+        importlib.import_module(module)
+        gc.unfreeze()
+        functions, caches = _walked()
+    for one in functions[str(place.file)]:
+        key = one.__code__.co_qualname, one.__code__.co_firstlineno
+        one.__code__ = swaps.get(key, one.__code__)
+    for cache in caches:
+        cache.cache_clear()
 
 
 # The tests.
@@ -1786,7 +1811,7 @@ class Verdict:
     """What became of a mutant: nothing failed, or this test."""
 
     row: Mutant
-    place: Place | None
+    sources: Sources | None
     seconds: float
     failed: str = ""
     wrong: str = ""
@@ -1794,14 +1819,14 @@ class Verdict:
     @property
     def good(self) -> bool:
         """A test failed just where something was changed."""
-        return not self.wrong and bool(self.failed) == (self.place is not None)
+        return not self.wrong and bool(self.failed) == (self.sources is not None)
 
 
 @dataclass(eq=False)
 class Trials:
     """A pytest plugin: runs each row's tests in a fork, in place of the collected tests."""
 
-    rows: Sequence[tuple[Mutant, Place | None]]
+    rows: Sequence[tuple[Mutant, Sources | None]]
     choose: Callable[[Mutant, list[pytest.Item]], list[pytest.Item]] = chosen
     verdicts: list[Verdict] = field(default_factory=list)
     _failed: str = ""
@@ -1829,6 +1854,10 @@ class Trials:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         if session.testsfailed:
             raise session.Failed("tests cannot be collected")
+        # What a fork's collections walk through, it copies.
+        gc.collect()
+        _there()
+        gc.freeze()
         with tempfile.TemporaryDirectory() as folder:
             self.verdicts += self._all(session.items, Path(folder))
         return True
@@ -1838,10 +1867,10 @@ class Trials:
         running: dict[int, tuple[int, float]] = {}
         while todo or running:
             while todo and len(running) < (os.cpu_count() or 2):
-                number, (row, place) = todo.pop()
+                number, (row, sources) = todo.pop()
                 pid = os.fork()
                 if not pid:
-                    self._run(row, place, items, folder / str(number))
+                    self._run(row, sources, items, folder / str(number))
                 running[pid] = number, time.monotonic()
             time.sleep(0.01)
             for pid, (number, begun) in list(running.items()):
@@ -1864,7 +1893,7 @@ class Trials:
                 yield verdict
 
     def _run(
-        self, row: Mutant, place: Place | None, items: list[pytest.Item], folder: Path
+        self, row: Mutant, sources: Sources | None, items: list[pytest.Item], folder: Path
     ) -> NoReturn:
         """One row in a process of its own, which ends here."""
         try:
@@ -1876,8 +1905,8 @@ class Trials:
             os.environ["TMPDIR"] = os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
             tempfile.tempdir = None
             try:
-                if place is not None:
-                    install(place)
+                if sources is not None:
+                    install(sources.find(row))
                 its = self.choose(row, items)
                 for item, after in itertools.zip_longest(its, its[1:]):
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
@@ -1895,28 +1924,34 @@ class Trials:
 
 def said_of(verdict: Verdict) -> str:
     """One line: the mutant, how long it lived, and which test has killed it."""
-    state = "WRONG  " if not verdict.good else "killed " if verdict.place else "passed "
+    state = "WRONG  " if not verdict.good else "killed " if verdict.sources else "passed "
     why = verdict.wrong or verdict.failed or f"nothing fails of {verdict.row.tests}"
     return f"{state}{verdict.seconds:6.1f} s  {verdict.row.name}: {why}"
 
 
 def bound(
     rows: Iterable[Mutant], words: Iterable[str] = ()
-) -> tuple[list[tuple[Mutant, Place | None]], list[str]]:
-    """The rows with their places, and what is wrong with those that have none, or no tests."""
+) -> tuple[list[tuple[Mutant, Sources | None]], list[str]]:
+    """The rows that have a place, where it is, and what is wrong with those without, or no tests.
+
+    The place itself is found again where it is needed: two trees of a file for each row would be
+    copied by every fork.
+    """
     sources, found, wrong = Sources(SOURCE), [], []
     for row in rows:
         if all(word in row.name for word in words):
             try:
-                found.append((row, sources.find(row)))
+                sources.find(row)
+                found.append((row, sources))
             except UnboundError as reason:
                 wrong.append(f"UNBOUND {row.name}: {reason}")
+    sources.forget()
     names = {name for row, _ in found for name in names_of(row.tests)}
     wrong += [f"UNBOUND no test is called {name}" for name in names if not files_with([name])]
     return found, wrong
 
 
-def tried(rows: Sequence[tuple[Mutant, Place | None]]) -> list[Verdict]:
+def tried(rows: Sequence[tuple[Mutant, Sources | None]]) -> list[Verdict]:
     """Every row with the tests that it names."""
     files = files_with({name for row, _ in rows for name in names_of(row.tests)})
     trials = Trials(rows)

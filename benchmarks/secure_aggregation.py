@@ -14,6 +14,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 
@@ -87,8 +88,8 @@ def overhead(clients: int) -> int:
         if not isinstance(effect, Send):
             continue
         if sender == 0 and not isinstance(effect.message, MaskedSum):
-            fields = [getattr(effect.message, name) for name in effect.message.__slots__]
-            sent += sum(len(f) if isinstance(f, bytes) else getattr(f, "nbytes", 8) for f in fields)
+            held = [getattr(effect.message, one.name) for one in fields(effect.message)]
+            sent += sum(len(f) if isinstance(f, bytes) else getattr(f, "nbytes", 8) for f in held)
         receiver = server if effect.to == SERVER else made[effect.to]
         found = receiver.handle(Received(sender, effect.message, 0.0))
         waiting += [(effect.to, reply) for reply in found]

@@ -100,7 +100,7 @@ class Watch:
 
 
 # Fewer trials of blocks than in earnest: they come before the first step, which is not timed.
-clipped._ROWS = EACH
+clipped.COMPARED.set(EACH)
 
 
 def private(model: nn.Module, tokens: Tensor, steps: int, watch: Callable[[], None]) -> None:

@@ -149,10 +149,10 @@ def fused_ratio(
     return median(ratios)
 
 
-def noise_seconds(parameters: int) -> float:
+def noise_seconds(parameters: int, streams: int) -> float:
     """Processor seconds of one client's noise: a stream of its own, and its numbers added."""
     vector, spent = torch.zeros(parameters, dtype=torch.float64), []
-    for index in range(200):
+    for index in range(streams):
         begin = time.process_time()
         noise = Stream(index.to_bytes(32, "little"), "noise").at(index)
         GaussianNoise().add_to(vector, 1.0, noise)
@@ -167,7 +167,7 @@ def main() -> None:
     given = parser.parse_args()
     smoke = given.smoke
     torch.set_num_threads(1)
-    clients = 64 if smoke else 1000
+    clients = 12 if smoke else 1000
     torch.manual_seed(0)
     data = torch.randn(clients * EXAMPLES, 1, 28, 28)
     labels = torch.randint(0, 10, (len(data),))
@@ -177,9 +177,9 @@ def main() -> None:
         columns += f" {'together':>9} {'apart':>9} {'noise alone':>12} {'a client, together':>20}"
     print(f"{head:52} {columns}")
     for name, make in MODELS.items():
-        for batch in (6, 30):
+        for batch in (6,) if smoke else (6, 30):
             torch.manual_seed(1)
-            fused = fused_ratio(make, data, labels, batch, 4 if smoke else ROUNDS[name])
+            fused = fused_ratio(make, data, labels, batch, 2 if smoke else ROUNDS[name])
             words = f"{name}, batch {batch} each"
             if given.fused:
                 print(f"{words:52} {fused:8.2f}x", flush=True)
@@ -190,7 +190,7 @@ def main() -> None:
             words = f"{words} ({one:.3g} s)"
             each = 1e3 * stacked / clients
             parameters = sum(p.numel() for p in make().parameters())
-            noise = clients * noise_seconds(parameters) / one
+            noise = clients * noise_seconds(parameters, 5 if smoke else 200) / one
             print(
                 f"{words:52} {fused:8.2f}x {stacked / one:8.2f}x {apart / one:8.2f}x "
                 f"{noise:11.2f}x {each:17.2f} ms"

@@ -92,7 +92,7 @@ def whole_bert() -> float:
 class Bytes(Dataset):
     """Pieces of a text, each a record, for a model that computes its own loss."""
 
-    def __init__(self, text: str, length: int = 64) -> None:
+    def __init__(self, text: str, length: int = 32) -> None:
         data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
         self.pieces = data[: len(data) // length * length].view(-1, length)
 
@@ -114,7 +114,7 @@ def lora_on_gpt2() -> tuple[float, float]:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=4,
+            vocab_size=256, n_positions=32, n_embd=64, n_layer=2, n_head=4,
             bos_token_id=None, eos_token_id=None,
         )
     )  # fmt: skip
@@ -126,7 +126,7 @@ def lora_on_gpt2() -> tuple[float, float]:
         optimizer.step()
 
     private, held_out = random_split(
-        Bytes(scikit_learn_text()[:100_000]), [0.9, 0.1], torch.Generator().manual_seed(0)
+        Bytes(scikit_learn_text()[:50_000]), [0.9, 0.1], torch.Generator().manual_seed(0)
     )
     before = nats_per_byte(model, held_out)
     targets = ["c_attn", "c_fc", "c_proj"]
@@ -137,7 +137,7 @@ def lora_on_gpt2() -> tuple[float, float]:
         examples=len(private),
         budget=ft.Budget(epsilon=8.0, delta=1e-5),
         epochs=1,
-        batch=256,
+        batch=64,
         optimizer="adam",
         learning_rate=3e-3,  # that of the public text
     )

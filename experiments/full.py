@@ -191,7 +191,7 @@ BY_OTHERS = (
     "forecast/run.py",
     "forecast/times.py",
     *("newcomer/run.py", "newcomer/persons.py"),
-    *("additive/run.py", "additive/rival.py", "tables/run.py"),
+    *("additive/run.py", "additive/rival.py", "tables/run.py", "tables/values.py"),
     *("estimators/adassp.py", "estimators/against_plan.py"),
 )
 

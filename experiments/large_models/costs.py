@@ -43,8 +43,7 @@ import forethought as ft
 from networks import ROWS, gpt2, masked
 from torch.nn import functional as F
 from forethought.training import run, cost
-what, name, *sizes = sys.argv[1:]
-size = int(sizes[0])
+what, name, size = sys.argv[1:3] + [int(sys.argv[3])]
 torch.set_num_threads(1)
 if name == "gpt2-lora":
     from peft import LoraConfig, get_peft_model
@@ -63,9 +62,7 @@ def planned(size):
                    optimizer="adam", learning_rate=1e-3)
 if what == "said":
     found = ft.cost(build(), data(size), planned(size), loss=loss, micro_batch=size)
-    for size in map(int, sizes):
-        own = found.weights + found.each * size
-        print(found.program + own, own, found.begin and found.begin + 2 * size * found.example or 0)
+    print(found.memory, found.memory - found.program, found.step or 0)
 else:
     some = torch.zeros(8, 2), torch.zeros(8, dtype=torch.long)
     ft.train(torch.nn.Linear(2, 2), some, planned(2), micro_batch=2)  # loads what a run loads
@@ -78,17 +75,16 @@ else:
 """
 
 
-def figures(what: str, name: str, *sizes: int) -> list[list[float]]:
-    """Bytes of a process, those above its libraries, and seconds of a round, for each size."""
-    command = [sys.executable, "-c", _ONE, what, name, *map(str, sizes)]
+def figures(what: str, name: str, size: int) -> list[float]:
+    """Bytes of a process, those above its libraries, and seconds of a round."""
+    command = [sys.executable, "-c", _ONE, what, name, str(size)]
     paths = [str(HERE.parents[1] / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     own = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(done.stderr[-600:])
-    lines = done.stdout.splitlines()[-len(sizes) :]
-    return [[float(word) for word in line.split()] for line in lines]
+    return [float(word) for word in done.stdout.splitlines()[-1].split()]
 
 
 def shown(rows: list[dict[str, Any]]) -> str:
@@ -125,14 +121,11 @@ def main() -> None:
     names = asked.only or (list(SIZES) if asked.full else ["mlp-512"])
     have = {(row["model"], row["micro_batch"]) for row in kept} if asked.full else set()
     for name in names:
-        if all((name, size) in have for size in SIZES[name]):
-            continue
-        said = figures("said", name, *SIZES[name])
-        for size, found in zip(SIZES[name], said, strict=True):
+        for size in SIZES[name]:
             if (name, size) in have:
                 continue
-            row = {"model": name, "micro_batch": size, "said": found}
-            row["took"] = figures("took", name, size)[0]
+            row = {"model": name, "micro_batch": size, "said": figures("said", name, size)}
+            row["took"] = figures("took", name, size)
             print(json.dumps(row), flush=True)
             if asked.full:
                 with KEPT.open("a", encoding="utf-8") as file:

@@ -302,9 +302,8 @@ def above(one: Any, other: Any) -> float:
 
 
 def planned(task: Task, model: nn.Module, part: str, epsilon: float, **more: Any) -> ft.Plan:
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     given = {
-        "examples": len(task.data[1]), "parameters": trained, "optimizer": "adam",
+        "examples": len(task.data[1]), "model": model, "optimizer": "adam",
         "budget": ft.Budget(epsilon, 1e-5), "epochs": EPOCHS, "batch": BATCH,
         "learning_rate": RATES[part],
     }  # fmt: skip
@@ -382,17 +381,42 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        if "plan" in row:
+        if "plan" in row or "failed" in row:
             continue
         epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
-        held_out = f"{row['held_out']:.1f}" if row["model"] == "gpt2" else f"{row['held_out']:.1%}"
-        if "failed" in row:
-            continue
+        held_out = _held_out(row)
         lines.append(
             f"| {row['model']} | {row['part']} | {row['by']} | {epsilon} | {held_out} | "
             f"{row['shown_epsilon']:.2f} | {row['canaries_told_apart']:.1%} | "
             f"{row['seconds'] / 60:.1f} |"
         )
+    return "\n".join(lines)
+
+
+def _held_out(row: dict[str, Any]) -> str:
+    return f"{row['held_out']:.1f}" if row["model"] == "gpt2" else f"{row['held_out']:.1%}"
+
+
+def recipes(rows: list[dict[str, Any]]) -> str:
+    """What other step sizes, batches and ranks reach at ε = 8."""
+    tried: dict[str, dict[str, str]] = {}
+    names = [f"{kind}, {part}" for kind in KINDS for part in ("full", "lora")]
+    for row in rows:
+        if "plan" not in row:
+            continue
+        own, text = row["plan"], _held_out(row)
+        if "batch" in own:
+            what = f"batches of {own['batch']:,}"
+        elif "rank" in row:
+            what = f"rank {row['rank']}"
+        elif own["learning_rate"] is None:
+            what, text = "the planner's η", f"{text} ({row['learning_rate']:.2g})"
+        else:
+            what = f"η {own['learning_rate']:g}"
+        tried.setdefault(what, {})[f"{row['model']}, {row['part']}"] = text
+    lines = ["| at ε = 8 | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
+    for what, found in tried.items():
+        lines.append(f"| {what} | " + " | ".join(found.get(name, "–") for name in names) + " |")
     return "\n".join(lines)
 
 
@@ -410,7 +434,7 @@ def main() -> None:
         [json.loads(line) for line in ROWS.read_text("utf-8").splitlines()] if ROWS.exists() else []
     )
     if asked.print:
-        print(table(kept))
+        print(table(kept), recipes(kept), sep="\n\n")
         return
     small = not (asked.full or asked.recipes)
     found = cells("opacus" if asked.opacus else "forethought", asked.recipes)

@@ -14,6 +14,8 @@ skips the rows that there are. Ways:
 - ``grid``: three bases by five paths around the planner's own, fifteen models;
 - ``library`` and ``library-before``: the first two run by the library; all above are copies of
   their plans' rounds (copies.py), which take a tenth of the time;
+- ``mlp``: the same job with ``model = "mlp"`` by the library; ``mlp-moments``: with moments that
+  are released and paid for; ``mlp-longer``: with twice its plan's step size;
 - ``boosting``, ``fitted``: without privacy, ε and seeds, scikit-learn's
   HistGradientBoostingClassifier, and its LogisticRegression on the features that ε 8 has.
 """
@@ -32,11 +34,12 @@ import copies
 import numpy as np
 from sets import EPSILONS, HAD_A_SAY, HELD_OUT, LOOKED_AT, SETS, fetch, job_text
 
-from forethought.jobs.job import Job, JobRequest
+from forethought.jobs.job import Job, JobRequest, ModelSection
 from forethought.jobs.train import prepare, run
 
 ROWS = Path(__file__).parent / "rows.jsonl"
-WAYS = ("default", "before", "wide", "wide-before", "grid", "library", "library-before")
+NETWORKS = ("mlp", "mlp-moments", "mlp-longer")
+WAYS = ("default", "before", "wide", "wide-before", "grid", "library", "library-before", *NETWORKS)
 FREE = ("boosting", "fitted")
 BEFORE = {"basis": "none", "ranges": False}
 PATHS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -62,6 +65,19 @@ def widened(job: Job) -> Job:
             wide = [low, low + 10 * (high - low)]
             columns[name] = value | {"range": wide} if isinstance(value, dict) else wide
     return job.model_copy(update={"data": job.data.model_copy(update={"columns": columns})})
+
+
+def network(job: Job, way: str) -> Job:
+    """The job with the default network, and what the way changes of its plan."""
+    job = job.model_copy(update={"model": ModelSection(name="mlp")})
+    if way == "mlp-moments":
+        data = {"bounds": (-1.0, 1.0), "standardise": "private"}
+        return job.model_copy(update={"data": job.data.model_copy(update=data)})
+    if way == "mlp-longer":
+        planned = prepare(JobRequest("table", "", job)).plan.optimizer.learning_rate
+        training = job.training.model_copy(update={"learning_rate": 2 * planned})
+        return job.model_copy(update={"training": training})
+    return job
 
 
 def copied(job: Job, seeds: list[int], path: float = 1.0) -> list[dict]:
@@ -123,15 +139,18 @@ def measure(folder: Path, way: str, name: str, epsilon: float, seeds: list[int])
                 rows += [{"seed": s, "path": path} | r for s, r in zip(seeds, own, strict=True)]
         return [at | row for row in rows]
     job = asked(text, epsilon, **(BEFORE if way.endswith("before") else {}))
+    if way in NETWORKS:
+        job = network(job, way)
     if way.startswith("wide"):
         job = widened(job)
-    own = by_library(job, seeds) if way.startswith("library") else copied(job, seeds)
+    measured = by_library if way.startswith(("library", "mlp")) else copied
+    own = measured(job, seeds)
     return [at | {"seed": s} | row for s, row in zip(seeds, own, strict=True)]
 
 
-def read() -> list[dict]:
+def read(rows: Path = ROWS) -> list[dict]:
     """The rows that there are."""
-    lines = ROWS.read_text("utf-8").splitlines() if ROWS.is_file() else []
+    lines = rows.read_text("utf-8").splitlines() if rows.is_file() else []
     return [json.loads(line) for line in lines]
 
 
@@ -202,6 +221,11 @@ def show() -> None:
         ("such trees over before at ε 1", "boosting", None, "before", 1.0),
         ("its own features without privacy over before at ε 8", "fitted", None, "before", 8.0),
         *(
+            (f"a network {what}, ε {at:g}", f"mlp-{way}", at, "mlp", at)
+            for way, what in (("moments", "with paid moments"), ("longer", "with twice the path"))
+            for at in (0.1, 1.0, 8.0)
+        ),
+        *(
             (f"the library's runs over copies, {way}, ε {at:g}", f"library{end}", at, way, at)
             for way, end in (("default", ""), ("before", "-before"))
             for at in (0.1, 1.0, 8.0)
@@ -210,6 +234,10 @@ def show() -> None:
     for what, way, epsilon, other, at in pairs:
         both = [n for n in unseen if (n, epsilon, way) in mean and (n, at, other) in mean]
         line(what, {n: mean[n, epsilon, way] - mean[n, at, other] for n in both})
+        if other == "mlp":
+            both = [n for n in LOOKED_AT if {(n, at, way), (n, at, other)} <= set(mean)]
+            gaps = {n: mean[n, at, way] - mean[n, at, other] for n in both}
+            line(f"{what}, looked at", gaps)
         if way == "default":
             large = {row["table"] for row in read() if row.get("records", 0) >= LARGE}
             gaps = {n: mean[n, epsilon, way] - mean[n, at, other] for n in both if n in large}

@@ -57,6 +57,7 @@ class PlanKeywords(TypedDict, total=False):
     feature_norm_known: bool
     squared_error: bool
     noise_borne: float | None
+    untried: bool
     features: int | None
     centre: bool | None
     image_features: bool

@@ -12,82 +12,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Former name → name now, both below the package.
-MOVED: dict[str, str] = {
-    **{name: f"values.{name}" for name in ("checks", "mechanism", "serialisation")},
-    **{name: f"values.{name}" for name in ("caveats", "signing", "strategies", "use")},
-    **dict.fromkeys(
-        ("augmentation", "contributions", "local_updates", "samplings"), "values.mechanism"
-    ),
-    **dict.fromkeys(("assumed", "optimizers"), "values.use"),
-    **dict.fromkeys(("plans", "preparation", "privacy"), "values.plan"),
-    "caveat_kinds": "values.caveats",
-    "planning.courses": "planning.plan_request",
-    "gradients.mixing": "gradients.batch_mixing",
-    "gradients.terms": "gradients.sums",
-    "rounds.transcript": "values.plan",
-    "turns": "gradients.boundary",
-    "training.descent": "training.optimizers",
-    "web.server": "web.site",
-    **{
-        f"planning.{name}": "planning.alternatives"
-        for name in ("pareto", "phase_plans", "search_plans")
-    },
-    "published": "papers",
-    **dict.fromkeys(("auditing.federated", "auditing.gossip"), "auditing.holders"),
-}
-MOVED["federated.delay"] = "federated.federation"
-MOVED |= dict.fromkeys(
-    [f"federated.{one}" for one in ("asynchronous", "rule", "synchronous")], "federated.rules"
-)
-MOVED |= dict.fromkeys(("gossip.colouring", "gossip.tournament"), "gossip.pairing")
-_SECURE = "federated.secure_aggregation"
-for _part in ("masks", "ring", "settings", "shamir"):
-    MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.masking"
-for _part in ("aggregator", "messages", "participant", "session"):
-    MOVED[f"{_SECURE}.{_part}"] = f"{_SECURE}.protocol"
-for _now, _former in {
-    "cluster": "peers.cluster",
-    "driving": "network.client network.driving",
-    "flower": "network.flower",
-    "fused": "federated.fused",
-    "grpc": "network peers.roster peers.sites",
-    "links": "peers peers.driving peers.launched peers.links",
-    "secure_training": "federated.reporting federated.secure_checkpoint federated.secure_training",
-    "server": "network.server",
-    "simulate": "federated.simulate gossip.simulate holders.recorded holders.simulated",
-    "simulator": "federated.simulator gossip.machines gossip.simulator holders.times holders.work "
-    "simulation simulation.clock simulation.speeds simulation.times",
-    "taking_part": "peers.taking_part",
-}.items():
-    MOVED.update(dict.fromkeys(_former.split(), f"holders.{_now}"))
-MOVED.update(dict.fromkeys(("planning.federated", "planning.gossip"), "planning.holders"))
-for _now, _former in {
-    "exchange.messages": "exchange.codec exchange.frame",
-    "federated.steps": "federated.server_optimizers",
-    "gossip.compression": "gossip.replicas",
-    "gossip.events": "gossip.messages",
-    "gossip.gossip": "gossip.clipping",
-    "exchange.storage": "exchange.ledger",
-    "jobs.job": "jobs.request",
-    "jobs.holders": "jobs.federate jobs.gossip",
-    "jobs.members": "jobs.federate_network jobs.gossip_peer",
-    "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise rounds.sampling",
-    "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.team rounds.together",
-    "rounds.contributions": "rounds.augmenting rounds.contributors rounds.linear "
-    "rounds.local_contributions rounds.losses rounds.statistics rounds.undisturbed",
-    "gradients.boundary": "gradients.state",
-    "rounds.local_updates": "local local.alone local.enclosure local.joined local.known "
-    "local.optimizers local.stacked",
-    "rounds.preparation": "preparing preparing.prepare",
-    "training.run": "training.loop",
-    "training.records": "training.fit",
-    "training.search": "training.phases",
-    "training.own_loop": "training.deferred training.stated_loss",
-    "training.folder": "training.summary",
+# Module of today → its former names, all below the package.
+_FORMER = {
+    "accounting.accountants": "accounting.discrete_gaussian accounting.summed",
     "accounting.adaptive": "accounting.gaussian_filter accounting.profile_selection "
     "training.progress",
-    "accounting.accountants": "accounting.discrete_gaussian accounting.summed",
     "accounting.attack_bounds": "accounting.attack accounting.attained",
     "accounting.dominating_pair": "accounting.gaussian accounting.limits",
     "accounting.exact": "accounting.calibration accounting.chains accounting.convex_order",
@@ -95,18 +24,85 @@ for _now, _former in {
     "accounting.releases",
     "accounting.theorems": "accounting.correlated",
     "accounting.tradeoff": "accounting.envelopes",
-    "papers.strong_adversary": "accounting.strong_adversary",
-    "values.plan": "rounds.grid_step training.step_sizes",
-    "data.sources": "data.cifar data.idx",
-    "data.files": "data.reading",
     "auditing.attack": "auditing.inference",
     "auditing.audit": "auditing.self_test",
-    "data.dataset": "data.labels data.persons",
+    "auditing.holders": "auditing.federated auditing.gossip",
     "data.columns": "data.encoder",
+    "data.dataset": "data.labels data.persons",
+    "data.files": "data.reading",
+    "data.sources": "data.cifar data.idx",
+    "exchange.messages": "exchange.codec exchange.frame",
+    "exchange.storage": "exchange.ledger",
+    "federated.federation": "federated.delay",
+    "federated.rules": "federated.asynchronous federated.rule federated.synchronous",
+    "federated.secure_aggregation.masking": "federated.secure_aggregation.masks "
+    "federated.secure_aggregation.ring federated.secure_aggregation.settings "
+    "federated.secure_aggregation.shamir",
+    "federated.secure_aggregation.protocol": "federated.secure_aggregation.aggregator "
+    "federated.secure_aggregation.messages federated.secure_aggregation.participant "
+    "federated.secure_aggregation.session",
+    "federated.steps": "federated.server_optimizers",
+    "gossip.compression": "gossip.replicas",
+    "gossip.events": "gossip.messages",
+    "gossip.gossip": "gossip.clipping",
+    "gossip.pairing": "gossip.colouring gossip.tournament",
+    "gradients.batch_mixing": "gradients.mixing",
+    "gradients.boundary": "turns gradients.state",
+    "gradients.sums": "gradients.terms",
+    "holders.cluster": "peers.cluster",
+    "holders.driving": "network.client network.driving",
+    "holders.flower": "network.flower",
+    "holders.fused": "federated.fused",
+    "holders.grpc": "network peers.roster peers.sites",
+    "holders.links": "peers peers.driving peers.launched peers.links",
+    "holders.secure_training": "federated.reporting federated.secure_checkpoint "
+    "federated.secure_training",
+    "holders.server": "network.server",
+    "holders.simulate": "federated.simulate gossip.simulate holders.recorded holders.simulated",
+    "holders.simulator": "federated.simulator gossip.machines gossip.simulator holders.times "
+    "holders.work simulation simulation.clock simulation.speeds simulation.times",
+    "holders.taking_part": "peers.taking_part",
+    "jobs.holders": "jobs.federate jobs.gossip",
+    "jobs.job": "jobs.request",
+    "jobs.members": "jobs.federate_network jobs.gossip_peer",
     "models.networks": "models.activations models.convolutional models.dense models.recurrent "
     "models.wide",
-}.items():
-    MOVED.update(dict.fromkeys(_former.split(), _now))
+    "papers": "published",
+    "papers.adaptive_noise": "published.adaptive_noise",
+    "papers.calculators": "published.calculators",
+    "papers.closed_form": "published.closed_form",
+    "papers.comparison": "published.comparison",
+    "papers.decentralised": "published.decentralised",
+    "papers.strong_adversary": "accounting.strong_adversary",
+    "planning.alternatives": "planning.pareto planning.phase_plans planning.search_plans",
+    "planning.holders": "planning.federated planning.gossip",
+    "planning.plan_request": "planning.courses",
+    "rounds.contributions": "rounds.augmenting rounds.contributors rounds.linear "
+    "rounds.local_contributions rounds.losses rounds.statistics rounds.undisturbed",
+    "rounds.local_updates": "local local.alone local.enclosure local.joined local.known "
+    "local.optimizers local.stacked",
+    "rounds.preparation": "preparing preparing.prepare",
+    "rounds.private_sum": "rounds.clip_norm rounds.flat rounds.team rounds.together",
+    "rounds.randomness": "rounds.correlated_noise rounds.grid rounds.noise rounds.sampling",
+    "training.folder": "training.summary",
+    "training.optimizers": "training.descent",
+    "training.own_loop": "training.deferred training.stated_loss",
+    "training.records": "training.fit",
+    "training.run": "training.loop",
+    "training.search": "training.phases",
+    "values.caveats": "caveats caveat_kinds",
+    "values.checks": "checks",
+    "values.mechanism": "mechanism augmentation contributions local_updates samplings",
+    "values.plan": "plans preparation privacy rounds.transcript rounds.grid_step "
+    "training.step_sizes",
+    "values.serialisation": "serialisation",
+    "values.signing": "signing",
+    "values.strategies": "strategies",
+    "values.use": "use assumed optimizers",
+    "web.site": "web.server",
+}
+# Former name → name now.
+MOVED = {former: now for now, names in _FORMER.items() for former in names.split()}
 # Names that are others now, by the module that they were in.
 RENAMED: dict[str, dict[str, str]] = {
     "federated.simulator": {"Simulated": "SimulatedStar", "Simulator": "StarSimulator"},
@@ -115,8 +111,6 @@ RENAMED: dict[str, dict[str, str]] = {
     },
     "planning.gossip": {"predict": "predict_gossip"},
 }  # fmt: skip
-for _paper in ("adaptive_noise", "calculators", "closed_form", "comparison", "decentralised"):
-    MOVED[f"published.{_paper}"] = f"papers.{_paper}"
 
 
 class Former(MetaPathFinder, Loader):

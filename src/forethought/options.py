@@ -189,9 +189,10 @@ class Keywords:
         "True if that norm follows from how they are made.", default=False, must=_BOOL
     )
     squared_error: bool = _known(
-        "True if a linear model's loss is the squared error.", default=False, must=_BOOL
+        "True if the loss is the squared error.", default=False, must=_BOOL
     )
     noise_borne: float | None = _known("Norm of noise that a network's weights bear.", above=0)
+    untried: bool = _known("True if what its weights bear is not known.", default=False, must=_BOOL)
     features: int | None = _known("Features of a linear model.")
     centre: bool | None = _option(
         "Release of a linear model's mean features first. Default: where it pays.",

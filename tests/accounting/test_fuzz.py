@@ -26,26 +26,20 @@ def _judge(outcome) -> None:
 
 
 @pytest.mark.slow
-def test_a_few_random_mechanisms_lie_in_their_intervals():
-    outcome = fuzz.run(11, 24, 16, every=2)
-    assert outcome.checked >= 6
-    _judge(outcome)
-
-
-@pytest.mark.slow
-@pytest.mark.no_cover  # minutes more, of lines that quick tests run
-@pytest.mark.parametrize("seed", range(100, 102))
-def test_random_mechanisms_lie_in_their_intervals(seed):
-    # 750 cases; fuzzed.csv has what came of ten thousand.
-    outcome = fuzz.run(seed, 180, 70)
-    assert outcome.checked >= 80
+@pytest.mark.no_cover  # a minute more, of lines that quick tests run
+def test_random_mechanisms_lie_in_their_intervals():
+    # Of faults in one mechanism of forty, 120 show one with a probability of 0.95; a certain seed
+    # has no false alarm. fuzzed.csv has what came of ten thousand.
+    outcome = fuzz.run(100, 120, 40)
+    assert outcome.checked >= 50
     _judge(outcome)
 
 
 @pytest.mark.slow
 @pytest.mark.no_cover
 def test_small_mechanisms_of_every_cell_hold_by_enumeration() -> None:
-    found = fuzz.run_small(3, 9 * len(fuzz.SUPPORTED))
+    # Every cell four times; below, 40 cases see an attack that claims two hundredths too much.
+    found = fuzz.run_small(3, 4 * len(fuzz.SUPPORTED))
     assert {cell[:3] for cell in found.asked} == set(fuzz.SUPPORTED)
     assert found.attacks >= found.cases / 3
     assert found.too_low == [] and found.too_high == []

@@ -10,7 +10,9 @@ import pytest
 from scipy import stats
 
 import forethought as ft
-from forethought.auditing.attack import log_likelihood_ratio, simulate
+from forethought.auditing import attack as attacks
+from forethought.auditing.attack import log_likelihood_ratio, shortened, simulate
+from forethought.auditing.canaries import LEVELS
 
 SIGMA = 0.8
 
@@ -142,3 +144,24 @@ def test_correlated_noise_is_scored_through_its_covariance(rate: float) -> None:
     assert found[0] == pytest.approx(math.log(likelihood(1.0) / likelihood(0.0)))
     drawn = simulate(ft.Mechanism(part), [SIGMA] * 4, 200_000, 0.0, np.random.default_rng(0))
     np.testing.assert_allclose(np.cov(drawn), covariance, atol=0.02)
+
+
+def test_a_norm_that_falls_falls_in_shorter_runs_too() -> None:
+    clip = ft.Clip(1.0, "per-layer", shares=(("weight", 0.6), ("bias", 0.8)), final=0.5)
+    plan = ft.Plan(ft.Mechanism(ft.Rounds(1.0, 20, ft.Poisson(0.1))), 200, 1e-5, clip=clip)
+    assert shortened(plan, 5).clip == ft.Clip(1.0, "per-layer", final=0.5)
+
+
+def test_games_on_few_records_keep_a_norm_that_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = list[ft.Plan]()
+
+    def games(plan: ft.Plan, *_: object) -> None:
+        played.append(plan)
+        raise InterruptedError
+
+    monkeypatch.setattr(attacks, "directed_games", games)
+    rounds = ft.Rounds(1.0, 20, ft.Poisson(0.1), "group")
+    plan = ft.Plan(ft.Mechanism(rounds), 200, 1e-5, groups=4, clip=ft.Clip(1.0, final=0.5))
+    with pytest.raises(InterruptedError):
+        attacks.attack(plan, LEVELS["quick"], np.random.default_rng(0))
+    assert [one.clip for one in played] == [plan.clip]

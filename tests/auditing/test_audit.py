@@ -59,6 +59,7 @@ def test_a_planted_fault_is_caught(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeated
 def test_the_attack_alone_does_not_suffice() -> None:
     found = audits.attack_alone()
     assert {"half noise", "no clipping", "double rate"} <= set(found)

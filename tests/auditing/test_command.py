@@ -26,7 +26,7 @@ epsilon = 3.0
 
 [training]
 batch = 150
-rounds = 8
+rounds = 5
 """
 
 

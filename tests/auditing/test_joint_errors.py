@@ -44,7 +44,7 @@ def test_sound_attacks_are_seldom_refuted() -> None:
     alpha = 0.25
     found = [
         JointErrors(
-            int(source.binomial(300, alpha)), 300, int(source.binomial(300, CLAIM(alpha))), 300, 1.1
+            int(source.binomial(120, alpha)), 120, int(source.binomial(120, CLAIM(alpha))), 120, 1.1
         )
         for _ in range(300)
     ]

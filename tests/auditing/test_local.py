@@ -22,11 +22,11 @@ from forethought.values.plan import Plan
 from trials import audits
 
 FALSE_ALARM = 1e-6
-EXAMPLES = 600
+EXAMPLES = 240
 SAMPLINGS: dict[str, tuple[Any, Any]] = {
     "poisson": (ft.Poisson(0.1), "add-or-remove"),
-    "without-replacement": (WithoutReplacement(60, EXAMPLES), "replace-one"),
-    "shuffled": (Shuffled(60, EXAMPLES), "zero-out"),
+    "without-replacement": (WithoutReplacement(24, EXAMPLES), "replace-one"),
+    "shuffled": (Shuffled(24, EXAMPLES), "zero-out"),
     "full-batch": (ft.FullBatch(), "replace-one"),
     "cyclic-poisson": (ft.CyclicPoisson(0.5, 5), "add-or-remove"),
 }

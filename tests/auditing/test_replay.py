@@ -425,9 +425,10 @@ def test_the_reference_shares_no_code_with_what_trains() -> None:
     """Of the library it imports plain values only."""
     tree = ast.parse(inspect.getsource(reference))
     modules = {
-        node.module
+        f"{node.module}.{name.name}" if node.module == "forethought.values" else node.module
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("forethought.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("forethought")
+        for name in node.names
     }
     assert modules == {f"forethought.values.{name}" for name in ("mechanism", "plan")}
 

@@ -16,12 +16,6 @@ from forethought.values.plan import Plan
 SOURCE = Path(ft.__file__).parent
 
 EDITS = {
-    "noise": (
-        "rounds/randomness.py",
-        "            vector[start : start + length].add_(noise, alpha=std)",
-        "            pass  # vector[start : start + length].add_(noise, alpha=std)",
-        "is not the noise that belongs to its sum",
-    ),
     "half of the noise": (
         "rounds/randomness.py",
         "add_(noise, alpha=std)",

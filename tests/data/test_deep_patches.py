@@ -29,12 +29,10 @@ from forethought.data.deep_patches import (
     deep_patch_features,
     first_filters,
     halved,
-    pooled,
     second_pooled,
-    standard_counts,
 )
 from forethought.data.patches import GRID, MOST, normalised_patches, windows
-from learners.deep_patches import arrays_of, leading_components
+from learners.deep_patches import arrays_of, leading_components, pooled, standard_counts
 
 # Whoever changes the numbers on purpose changes Extractor.kind as well.
 BITS = {1: "b9af74be3919e359", 3: "817d99bb32115331"}

@@ -75,6 +75,7 @@ def test_declared_classes_fail_only_what_privacy_forbids(
 
 
 @pytest.mark.slow
+@pytest.mark.repeated
 @parametrize_with_checks(SLOW)
 def test_the_other_estimators_are_scikit_learns(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from drawn import rand
 from forethought.gradients import SlowGradientsWarning, batches, clipped, clipped_sum
 from forethought.gradients.batches import UNIT, Blocks, bits, filled, planned
-from forethought.gradients.clipped import Subject, numbers_behind
+from forethought.gradients.clipped import COMPARED, Subject, numbers_behind
 from forethought.rounds.contributions import cross_entropy, squared_error
 
 
@@ -33,6 +33,11 @@ def test_few_sizes_hold_nearly_every_poisson_batch_and_are_filled_cheaply(batch:
     assert np.mean(draws > sizes[-1]) < 0.005
     # Half a step, which is about the spread, and never more than half of one unit and a bit.
     assert np.mean(rows) <= batch + 0.75 * max(UNIT, math.sqrt(batch)) + 1
+
+
+def test_models_are_compared_on_as_many_examples_as_the_sweep_of_layers_needs() -> None:
+    """With a few, an ELU in blocks of four passes and gives other bits later."""
+    assert COMPARED.get() == 256
 
 
 @pytest.mark.parametrize("most", [1, 3, 5, 16, 50, 1000])

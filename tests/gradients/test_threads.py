@@ -286,7 +286,7 @@ def one_after_the_other() -> bool:
 
 def test_passes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one_after_the_other()
-    monkeypatch.setattr(passes, "turns", nullcontext())
+    monkeypatch.setattr(passes.boundary, "turns", nullcontext())
     assert not one_after_the_other()
 
 

@@ -152,6 +152,15 @@ class Watched:
         with (self.folder / f"orders-{me}").open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
+    def back(self, me: int, before: int) -> bool:
+        """True once a worker is in another process; ActorDiedError where Ray has given it up."""
+        known = engine().get_actor(name_of(f"scripts-{self.folder.name}", me), NAMESPACE)
+        try:
+            engine().get(known.pid.remote())
+        except engine().exceptions.ActorUnavailableError:
+            return False  # it is being started again
+        return self.pid(me) != before
+
     def end(self) -> None:
         self.halt.set()
         self.thread.join(PATIENCE)
@@ -177,7 +186,7 @@ def test_the_living_go_on_and_whoever_comes_back_is_met_again(watched: Watched) 
     until(lambda: all("2:left" in watched.state(k) for k in (0, 1)))
     watched.order(1, "0 9 1")
     until(lambda: watched.state(0)[-1] == "1")
-    until(lambda: watched.pid(2) != before and "0:met" in watched.state(2))
+    until(lambda: watched.back(2, before) and "0:met" in watched.state(2))
     until(lambda: all("2:met" in watched.state(k) for k in (0, 1)))
     # Stopped: nothing breaks, nothing is heard; of what is sent most is lost, and nobody waits.
     stopped = watched.pid(2)
@@ -289,6 +298,26 @@ def test_of_what_a_stopped_worker_does_not_answer_eight_are_on_their_way(answers
     # Dead: no way, and nothing is heard.
     answers.calls[-1][2].set_exception(ChildProcessError())
     assert links.heard(1) is None
+    links.close(0.1)
+
+
+def test_signs_that_nobody_answers_leave_messages_their_places(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BEAT_EVERY", 0.0)
+    links = ActorLinks("run", 0, gossip(2))
+    links.start(lambda what: None)
+    for signs in range(1, 21):
+        until(lambda wanted=signs: len(answers.calls) >= wanted)
+        if signs < 20:
+            answers.calls[-1][2].set_result(True)
+    for round in range(7):
+        links.send(1, said(round, 1.0))
+    kinds = [kind for kind, _, answer in answers.calls if not answer.done()]
+    assert kinds.count(0) == 1 and len(kinds) == 8
+    answers.calls[-1][2].set_result(True)
+    links.finish()
+    until(lambda: answers.calls[-1][0] == -1)  # its last word is said beside messages
     links.close(0.1)
 
 

@@ -376,6 +376,7 @@ def test_one_that_was_begun_without_goes_on_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeated
 def test_the_bits_do_not_depend_on_the_number_of_processes() -> None:
     agreed = federation(noise=1.0)
     options = {"micro_batch": 16}

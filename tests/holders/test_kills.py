@@ -18,7 +18,7 @@ from trials.processes import prepared
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("engine", ["ray", "sites"])
+@pytest.mark.parametrize("engine", [pytest.param("ray", marks=pytest.mark.repeated), "sites"])
 def test_workers_that_are_killed_and_stopped_leave_the_others_going(engine):
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")

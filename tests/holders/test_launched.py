@@ -18,7 +18,7 @@ import torch
 from forethought.holders import links as launched
 from forethought.holders.links import Launched, PeersError, TeamLinks
 
-# Each process says what it was told; the last one's job may differ.
+# Each process says what it was told of one job after the other; one process's may differ.
 PROGRAM = """
 import json, sys
 import numpy as np
@@ -29,27 +29,34 @@ from forethought.gossip.mixing import Mixing
 from forethought.holders.links import Launched, mean
 from forethought.training.execution import launched
 
-rank, rounds, length = (int(word) for word in sys.argv[1:])
+rank, jobs = int(sys.argv[1]), json.loads(sys.argv[2])
 plan = ft.Plan(ft.Mechanism(ft.Rounds(1.0, 9, ft.Poisson(0.5))), 40, 1e-3,
                optimizer=ft.Optimizer("sgd", 0.5, ()))
 members = tuple(Member(name) for name in "abc")
-gossip = Gossip(members, (plan,), Mixing("matchings", make("complete", 3)), 7, "launched", rounds,
-                start=f"weights of {rank}")
-with launched():
+
+
+def told(rounds, length):
+    mixing = Mixing("matchings", make("complete", 3))
+    start = f"weights of {rank}"
+    gossip = Gossip(members, (plan,), mixing, 7, "launched", rounds, start=start)
     try:
         first = Launched.here().agree(gossip, np.full(length, rank + 1.0, np.float32))
         found = mean(0, np.array([1e8, 1, rank], np.float32))
-        print(json.dumps([first.tolist(), found.tolist()]))
+        return [first.tolist(), found.tolist()]
     except Exception as error:
-        print(json.dumps([type(error).__name__, str(error)]))
+        return [type(error).__name__, str(error)]
+
+
+with launched():
+    print(json.dumps([told(*job) for job in jobs]))
 """
 
 
-def said(ports: int, *jobs: tuple[int, int]) -> list[Any]:
-    """What three processes say, each with rounds and the length of its model."""
+def said(ports: int, *turns: tuple[tuple[int, int], ...]) -> list[list[Any]]:
+    """Turn by turn what three processes say, each of its rounds and the length of its model."""
     there = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), *map(str, job)],
+            [sys.executable, "-c", PROGRAM, str(rank), json.dumps(jobs)],
             stdout=subprocess.PIPE,
             text=True,
             env={
@@ -59,10 +66,11 @@ def said(ports: int, *jobs: tuple[int, int]) -> list[Any]:
                 "GLOO_SOCKET_IFNAME": "lo",
             },
         )
-        for rank, job in enumerate(jobs)
+        for rank, jobs in enumerate(zip(*turns, strict=True))
     ]
     try:
-        return [json.loads(one.communicate(timeout=300)[0]) for one in there]
+        found = [json.loads(one.communicate(timeout=300)[0]) for one in there]
+        return [list(turn) for turn in zip(*found, strict=True)]
     finally:
         for one in there:
             one.kill()
@@ -78,27 +86,18 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_all_begin_with_the_first_ones_weights_and_take_one_mean() -> None:
-    found = said(free_port(), (5, 4), (5, 4), (5, 4))
-    assert found == [[[1.0] * 4, [1e8, 1.0, 1.0]]] * 3
-
-
-@pytest.mark.slow
-def test_all_are_told_whose_job_differs_and_in_what() -> None:
-    found = said(free_port(), (5, 4), (5, 4), (6, 4))
-    assert (
-        found
-        == [
-            [
-                "GossipError",
-                "process 2 has another gossip than the first one: rounds differ; start all with "
-                "the same job and data",
-            ]
-        ]
-        * 3
+def test_all_agree_or_are_told_whose_job_differs_and_in_what() -> None:
+    """All begin with the first one's weights and take one mean; after a refusal, too."""
+    alike = ((5, 4), (5, 4), (5, 4))
+    jobs = alike, ((5, 4), (5, 4), (6, 4)), ((5, 4), (5, 3), (5, 4)), alike
+    same, rounds, lengths, again = said(free_port(), *jobs)
+    assert same == again == [[[1.0] * 4, [1e8, 1.0, 1.0]]] * 3
+    refusal = (
+        "process 2 has another gossip than the first one: rounds differ; start all with "
+        "the same job and data"
     )
-    found = said(free_port(), (5, 4), (5, 3), (5, 4))
-    assert {kind for kind, _ in found} == {"PeersError"} and "4, 3, 4" in found[0][1]
+    assert rounds == [["GossipError", refusal]] * 3
+    assert {kind for kind, _ in lengths} == {"PeersError"} and "4, 3, 4" in lengths[0][1]
 
 
 def test_a_mean_of_gpus_is_moved_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_shares_and_members_must_be_as_many() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.repeated)])
 def test_processes_of_a_cluster_compute_the_same_bits(fused: bool) -> None:
     agreed = federation("synchronous", local_rounds=1)
     expected = run(agreed, fused=fused)[1]

@@ -37,7 +37,7 @@ from trials.parties import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "federation"
-PATIENCE = 240.0
+PATIENCE = 600.0
 JOB = """
 [data]
 source = "digits"

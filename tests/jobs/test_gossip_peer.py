@@ -284,6 +284,7 @@ def test_three_sites_of_which_one_is_killed_and_comes_back(
 
 
 @pytest.mark.slow
+@pytest.mark.repeated
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_workers_on_a_cluster_of_which_one_is_killed_and_all_are_paused(
     job: Path, tmp_path: Path, processes: Processes

@@ -81,5 +81,5 @@ def test_steps_are_as_long_as_the_network_bears(
     step = first_plan(asked).optimizer.learning_rate
     untried = request("linear", kind, tables)
     assert load_job(untried).noise_borne is None
-    monkeypatch.setattr("forethought.planning.plan_request.noise_borne", lambda *_: None)
+    monkeypatch.setattr("forethought.jobs.load.noise_borne", lambda *_: None)
     assert step / first_plan(asked).optimizer.learning_rate == pytest.approx(borne / 30, rel=1e-3)

@@ -309,11 +309,12 @@ def malformed(number: int) -> str:
 
 
 @pytest.mark.slow
-def test_two_hundred_malformed_jobs_train_or_are_one_clear_line(
+def test_a_hundred_malformed_jobs_train_or_are_one_clear_line(
     forethought: Callable[..., Outcome],
 ) -> None:
+    """Of mistakes that one job in 33 makes, a hundred show one with a probability of 0.95."""
     refused = 0
-    for number in range(200):
+    for number in range(100):
         Path("job.toml").write_text(malformed(number))
         outcome = forethought("train", "job.toml", "--out", f"run{number}", "--quiet")
         if outcome[0] == 0:
@@ -322,4 +323,4 @@ def test_two_hundred_malformed_jobs_train_or_are_one_clear_line(
         refused += 1
         one_line(outcome)
         assert not Path(f"run{number}").exists(), "something half-written was left"
-    assert refused > 120
+    assert refused > 60

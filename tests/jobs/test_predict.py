@@ -361,3 +361,28 @@ def test_models_are_compared_before_anything_is_spent(
     assert "two models" in capsys.readouterr().err
     assert command("compare", str(job), "--models", "linear,frog") == 2
     assert "frog" in capsys.readouterr().err
+
+
+def test_models_of_a_regression_are_compared_by_r_squared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(7)
+    bent = draw.uniform(-1, 1, size=(900, 2))
+    values = np.cos(np.pi * bent[:, 0]) + 0.1 * draw.standard_normal(900)
+    path = tmp_path / "bent.csv"
+    pl.DataFrame({"a": bent[:, 0], "b": bent[:, 1], "y": values}).write_csv(path)
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f"[data]\nsource = 'csv:{path}'\nlabel = 'y'\ntask = 'regression'\n"
+        "target_range = [-2, 2]\n[data.columns]\na = [-1, 1]\nb = [-1, 1]\n"
+        "[budget]\nepsilon = 8\ndelta = 1e-5\n"
+    )
+    models = ("--models", "linear,additive", "--public-proxy", f"csv:{path}", "--repeats", "2")
+    assert command("compare", str(job), *models, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["chosen"] == "additive" and found["alike"] == ["additive"]
+    assert found["models"][0]["rehearsal"]["measure"] == "R²"
+    of = {one["name"]: one["rehearsal"]["predicted"] for one in found["models"]}
+    assert of["additive"] > 0.5 > 0.2 > of["linear"]
+    assert command("compare", str(job), "--models", "linear,additive", "--repeats", "2") == 0
+    assert "Always saying the mean: R² 0.000" in capsys.readouterr().out

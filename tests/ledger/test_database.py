@@ -222,7 +222,7 @@ class Line:
 
             threading.Thread(target=back, daemon=True).start()
             with contextlib.suppress(OSError):
-                while data := client.recv(65536):
+                while (data := client.recv(65536)) and not self.closed:
                     if self.cut and b"COMMIT\0" in data:
                         how, self.cut = self.cut, None
                         self.closed = self.for_good

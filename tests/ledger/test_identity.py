@@ -20,7 +20,6 @@ from forethought.ledger.identity import (
     contents,
     fingerprint,
     hashes,
-    of_hashes,
     overlap,
 )
 
@@ -106,25 +105,14 @@ def test_records_of_different_entries_have_different_bytes() -> None:
 def test_multiplicities_give_the_group() -> None:
     found = hashes(KEY, ["ann", "bob", "ann", "ann"])
     assert (len(found), found.rows, found.group) == (2, 4, 3)
-    assert {len(one) for one in found.listed()} == {16}
+    many = hashes(KEY, map(str, range(3000))).listed()  # some end in zeros
+    assert {len(one) for one in many} == {16} and any(one[-1] == 0 for one in many)
     together = found + hashes(KEY, ["ann", "eve"])
     assert (len(together), together.rows, together.group) == (3, 6, 4)
     assert hashes(KEY, []).group == 0
     # Neither another key nor another kind has the same hashes.
     for other in (hashes(OTHER, ["ann"]), hashes(KEY, ["ann"], "record")):
         assert overlap(found, other).shared == 0
-    kept = of_hashes(found.listed()[::-1], [int(one) for one in found.times[::-1]])
-    assert kept.listed() == found.listed() and kept.times.tolist() == found.times.tolist()
-    with pytest.raises(ValueError, match="16 bytes"):
-        of_hashes([b"short"])
-    with pytest.raises(ValueError, match="more than once"):
-        of_hashes([bytes(16), bytes(16)])
-
-
-def test_hashes_that_end_in_zeros_stay_what_they_are() -> None:
-    ends = [bytes([1]) + bytes(15), bytes([1, 0, 2]) + bytes(13), bytes(16)]
-    assert sorted(of_hashes(ends).listed()) == sorted(ends)
-    assert overlap(of_hashes(ends), of_hashes(ends[:1])).shared == 1
 
 
 @pytest.mark.parametrize(

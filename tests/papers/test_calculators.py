@@ -3,13 +3,12 @@ import math
 import pytest
 
 from forethought.papers.calculators import (
-    gamma_step,
     iterated_gamma,
     phase_calculator,
     phase_epsilon,
     rounds_calculator,
 )
-from forethought.papers.closed_form import gamma
+from forethought.papers.closed_form import gamma, gamma_step
 
 
 @pytest.mark.parametrize(

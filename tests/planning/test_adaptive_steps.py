@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from torch import nn
 
 import forethought as ft
 from forethought.planning.defaults import adaptive_rate
@@ -79,3 +80,23 @@ def test_noise_that_falls_counts_by_its_mean() -> None:
         "sgd", noise_schedule="geometric", noise_fall=4.0, options={"momentum": 0.0}
     ).optimizer.learning_rate
     assert plan.optimizer.learning_rate == pytest.approx(rate * math.sqrt(variance))
+
+
+def test_a_network_that_cannot_be_tried_takes_no_long_steps() -> None:
+    ids = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(40, 3))
+    given: dict[str, Any] = {"examples": 3000, "budget": ft.Budget(8.0, 1e-5), "epochs": 3}
+    numbers = ft.plan(**given, batch=256, optimizer="adam", parameters=523)
+    assert numbers.optimizer.learning_rate > 0.02
+    tried = ft.plan(**given, batch=256, optimizer="adam", model=ids)
+    assert tried.optimizer.learning_rate == 0.01
+    assert "small models bore" in tried.explain()
+    # What is known, linear or tried, and what descends is planned as before.
+    shorter = {
+        "optimizer": "adam",
+        "batch": 256,
+        "model": nn.Sequential(nn.Linear(9, 40), nn.ReLU(), nn.Linear(40, 2)),
+    }
+    assert ft.plan(**given, **shorter, shape=(9,)).optimizer.learning_rate != 0.01
+    assert ft.plan(**given, batch=256, model=ids).optimizer.learning_rate > 0.1
+    with pytest.raises(TypeError, match="untried"):
+        ft.plan(**given, untried=1)

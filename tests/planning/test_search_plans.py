@@ -55,6 +55,6 @@ def test_what_cannot_be_searched_is_explained() -> None:
 
 def test_a_search_that_no_noise_pays_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # With privacy profiles the price goes to 0 with the noise's inverse: such a search is made up.
-    monkeypatch.setattr(alternatives, "search_epsilon", lambda *_arguments: 9.0)
+    monkeypatch.setattr(alternatives.adaptive, "search_epsilon", lambda *_arguments: 9.0)
     with pytest.raises(PlanError, match="costs that much"):
         plan_tuning(**GIVEN, trials=NegativeBinomialTrials(1e-4, 1.0), candidates=[{}])

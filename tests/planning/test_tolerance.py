@@ -184,3 +184,29 @@ def test_a_network_on_a_table_is_planned_by_the_declared_norm(norm: float | None
     )
     assert found.optimizer == asked.optimizer and found.mechanism == asked.mechanism
     assert found.hyperparameters == asked.hyperparameters  # declared, and not looked at
+
+
+def test_a_network_of_values_takes_steps_that_its_answers_bear() -> None:
+    model = build("mlp", inputs=(6,), classes=1)
+    asked = {"examples": 3000, "budget": ft.Budget(1.0, 1e-5), "model": model, "shape": (6,)}
+    classes, values = ft.plan(**asked), ft.plan(**asked, squared_error=True)
+    assert values.optimizer.learning_rate == pytest.approx(
+        defaults.OF_VALUES * classes.optimizer.learning_rate, rel=1e-3
+    )
+    source = synthetic.slopes(4000, 6, seed=3)
+    halves = [
+        Split(source.inputs[at], source.targets[at]) for at in (slice(3000), slice(3000, None))
+    ]
+    data = Dataset("slopes", *halves, None)
+    assert ft.plan(data=data, budget=asked["budget"], model=model) == values
+    of = [
+        ft.rehearse(
+            plan,
+            lambda: build("mlp", inputs=(6,), classes=1),
+            data,
+            repeats=2,
+            test_examples=1000,
+        )
+        for plan in (values, classes)
+    ]
+    assert of[0].predicted > 0.5 > of[1].predicted

@@ -381,7 +381,7 @@ def test_the_order_of_a_batch_says_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     local, model, data = plan_of(Local("adam", 0.1, step=4), 1), network(), records()
     wanted, _ = one_round(model, data, local)
     monkeypatch.setattr(
-        "forethought.rounds.private_sum.Batches.__call__",
+        "forethought.rounds.randomness.Batches.__call__",
         lambda *_: np.random.default_rng(5).permutation(EXAMPLES),
     )
     found, _ = one_round(model, data, local)

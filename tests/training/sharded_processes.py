@@ -11,12 +11,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
@@ -24,13 +26,17 @@ from torch.utils.checkpoint import checkpoint
 
 from forethought.gradients import clipped_sum
 from forethought.gradients.batches import planned
+from forethought.gradients.boundary import shards_of
+from forethought.gradients.clipped import COMPARED
 from forethought.gradients.sharded import Shards, take_shards, whole_state
 from forethought.gradients.sums import CHARGE, Measured
 from forethought.rounds.private_sum import NoisedSum
 from forethought.training.execution import Interrupted, launched
 from forethought.training.metrics import Event
 from forethought.training.optimizers import Descent
+from forethought.training.own_loop import private
 from forethought.training.run import train
+from forethought.training.trainers import private_trainer
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Clip, Plan
 from forethought.values.use import Averaging, Optimizer
@@ -238,6 +244,12 @@ def apart(rank: int) -> dict[str, Any]:
 
 def halves(rank: int) -> dict[str, Any]:
     """The fault: each process clips by the norm of what it keeps, as if that were the gradient."""
+    with by_halves():
+        return {**of_network(rank), **one_example(rank)}
+
+
+@contextmanager
+def by_halves() -> Iterator[None]:
     honest = Measured.__init__
 
     def local(self: Measured, *given: Any) -> None:
@@ -246,7 +258,7 @@ def halves(rank: int) -> dict[str, Any]:
 
     Measured.__init__ = local  # type: ignore[method-assign]
     try:
-        return {**of_network(rank), **one_example(rank)}
+        yield
     finally:
         Measured.__init__ = honest  # type: ignore[method-assign]
 
@@ -330,6 +342,187 @@ def noise(rank: int) -> dict[str, Any]:
     return {"noise": seen}
 
 
+def small() -> nn.Sequential:
+    """Quick to train; the table has fewer rows in one shard than in the other."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(WORDS, 3), nn.Flatten(), nn.Linear(18, CLASSES))
+
+
+def looped(model: Any, chosen: Plan, own: bool = True, fall: float = 1.0) -> Any:
+    """A loop of one's own: a schedule, and a look at public records after every round."""
+    sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9) if own else None
+    loader, optimizer = private(model, sgd, data(), chosen, seed=1, noise_seed=2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, fall)
+    public = (data()[0] + 4) % WORDS
+    for _ in range(loader.epochs):
+        for words, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(words), labels, reduction="none").backward()
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                model(public)
+    return optimizer
+
+
+def digest(model: nn.Module) -> str:
+    bits = b"".join(value.numpy().tobytes() for value in whole_state(model).values())
+    return hashlib.sha256(bits).hexdigest()
+
+
+def loop(rank: int) -> dict[str, Any]:
+    """The weights after a loop without noise, whose steps become shorter."""
+    model = small()
+    if "RANK" in os.environ:
+        cut(model, [model[0]])
+    looped(model, plan(0.0), fall=0.9).finish()
+    return {name: value.tolist() for name, value in whole_state(model).items()}
+
+
+def bits(rank: int, out: Path) -> dict[str, Any]:
+    """The same rounds with noise by forethought.train and by loops."""
+    found = []
+    for way in ("train", "planned", "own"):
+        model = small()
+        cut(model, [model[0]])
+        chosen = plan(1.0, "sgd", averaging=Averaging("none"))
+        if way == "train":
+            train(model, data(), chosen, seed=1, noise_seed=2)
+        else:
+            ended = looped(model, chosen, way == "own").finish(out if way == "own" else None)
+            statement = ended.statement
+        found.append(digest(model))
+    saved = load_file(out / "model.safetensors")
+    same = all(torch.equal(value, saved[name]) for name, value in whole_state(model).items())
+    return {"digests": found, "saved": same, "statement": statement.to_json()}
+
+
+def unlike(rank: int) -> dict[str, Any]:
+    """What both processes are told where their loops part."""
+    found = {}
+    for way in ("whole", "loss", "weight", "end"):
+        model = small()
+        if way != "whole":
+            cut(model, [model[0]])
+        other = rank == 1 and way
+        try:
+            sgd = torch.optim.SGD(model.parameters(), 0.05)
+            loader, optimizer = private(model, sgd, data(), plan(1.0))
+            for turn, (words, labels) in enumerate(loader):
+                if other == "end" and turn == 2:
+                    break
+                how = {"label_smoothing": 0.1 if other == "loss" else 0.0}
+                F.cross_entropy(model(words), labels, reduction="none", **how).backward()
+                shards = shards_of(model)
+                if other == "weight":
+                    shards.local["2.bias"].data.add_(1.0)
+                optimizer.step()
+            optimizer.finish()
+        except (RuntimeError, ValueError) as error:
+            found[way] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def unseeded(rank: int) -> dict[str, Any]:
+    """The releases of a loop whose secrets nobody chose, which moves its clipping norm."""
+    model = small()
+    chosen = plan(1.0, clip=Clip(0.5, "quantile", count_noise=3.0))
+    loader, optimizer = private(cut(model, [model[0]]), None, data(), chosen)
+    for words, labels in loader:
+        F.cross_entropy(model(words), labels).backward()
+        optimizer.step()
+    transcript = optimizer.finish().transcript
+    assert transcript is not None
+    return {"transcript": transcript.to_values()}
+
+
+def dies(rank: int) -> dict[str, Any]:
+    """The second process is killed in a round of a loop."""
+    with killed_at(rank, 8):
+        return loop(rank)
+
+
+class Documents(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        words = data()[0][at]
+        return {"input_ids": words, "labels": words}
+
+
+def trainer(rank: int, out: Path) -> dict[str, Any]:
+    """The same rounds by transformers' Trainer, which evaluates, and by a loop."""
+    model, again = transformer(False), transformer(False)
+    import transformers
+
+    chosen = plan(1.0, averaging=Averaging("none"))
+    settings: dict[str, Any] = {
+        "output_dir": str(out), "use_cpu": True, "report_to": [], "disable_tqdm": True,
+        "learning_rate": 0.05, "lr_scheduler_type": "constant", "optim": "adamw_torch",
+        "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2,
+    }  # fmt: skip
+    seeds: dict[str, Any] = {"seed": 1, "noise_seed": 2}
+    refused = ""
+    cut(model, blocks_of(model))
+    for saves in ("steps", "no"):
+        arguments = transformers.TrainingArguments(**settings, save_strategy=saves)
+        own = transformers.Trainer(
+            model=model, args=arguments, train_dataset=Documents(), eval_dataset=Documents()
+        )
+        try:
+            training = private_trainer(own, chosen, **seeds)
+        except ValueError as error:
+            refused = str(error)
+    own.train()
+    ended = training.finish(out / "run")
+    cut(again, blocks_of(again))
+    steps = torch.optim.AdamW(again.parameters(), 0.05, weight_decay=0.0)
+    loader, optimizer = private(again, steps, Documents(), chosen, **seeds)
+    again.train()
+    for _ in range(loader.epochs):
+        for batch in loader:
+            again(**batch).loss.backward()
+            optimizer.step()
+    optimizer.finish()
+    rows = own.state.log_history
+    return {
+        "digests": [digest(model), digest(again)],
+        "moved": digest(model) != digest(transformer(False)),
+        "refused": refused,
+        "rounds": len(ended.transcript or ()),
+        "evaluated": sum("eval_loss" in row for row in rows),
+        "told": sorted({name for row in rows for name in row} & {"loss", "grad_norm"}),
+    }
+
+
+def loop_halves(rank: int) -> dict[str, Any]:
+    """The fault: clipping by the norm of a shard, in a loop."""
+    with by_halves():
+        return loop(rank)
+
+
+@contextmanager
+def killed_at(rank: int, sums: int | None) -> Iterator[None]:
+    """The second process is killed when it has part in so many sums of parameters."""
+    scattered, calls = Shards.scattered, [0]
+
+    def dying(self: Shards, *given: Any) -> Tensor:
+        calls[0] += 1
+        if rank and calls[0] == sums:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return scattered(self, *given)
+
+    if sums is not None:
+        # Torchrun ends the others as soon as one is gone; this one is to say its line first.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Shards.scattered = dying  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Shards.scattered = scattered  # type: ignore[method-assign]
+
+
 def run(rank: int, out: Path, resume: bool, stop: int | None, kill: int | None) -> dict[str, Any]:
     """A run with a folder, which a signal stops after a round, or which is killed in one."""
     found: dict[str, Any] = {}
@@ -338,28 +531,16 @@ def run(rank: int, out: Path, resume: bool, stop: int | None, kill: int | None) 
         if event.round == stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    scattered, calls = Shards.scattered, [0]
-
-    def dying(self: Shards, *given: Any) -> Tensor:
-        calls[0] += 1
-        if rank and calls[0] == kill:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return scattered(self, *given)
-
-    Shards.scattered = dying  # type: ignore[method-assign]
     model = network()
     try:
-        ended = trained(
-            cut(model, model.parts), plan(1.0), out=out, resume=resume, checkpoint_every=2,
-            progress=progress,
-        )  # fmt: skip
+        with killed_at(rank, kill):
+            ended = trained(
+                cut(model, model.parts), plan(1.0), out=out, resume=resume, checkpoint_every=2,
+                progress=progress,
+            )  # fmt: skip
     except Interrupted as error:
         return {"interrupted": error.rounds}
-    finally:
-        Shards.scattered = scattered  # type: ignore[method-assign]
-    state = whole_state(ended.model)
-    bits = b"".join(value.numpy().tobytes() for value in state.values())
-    found["digest"] = hashlib.sha256(bits).hexdigest()
+    found["digest"] = digest(ended.model)
     found["statement"] = ended.statement.to_json()
     return found
 
@@ -378,6 +559,11 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     "few": lambda rank: equal(rank, "few"),
     "quantile": quantile,
     "noise": noise,
+    "loop": loop,
+    "loop halves": loop_halves,
+    "unlike": unlike,
+    "unseeded": unseeded,
+    "dies": dies,
 }
 
 
@@ -390,6 +576,8 @@ def main(case: str, folder: Path) -> None:
         places = numbers.get("stop"), numbers.get("kill")
         found = run(rank, folder / name, "resume" in words, *places)
         case = name
+    elif case in ("bits", "trainer"):
+        found = {"bits": bits, "trainer": trainer}[case](rank, folder / case)
     else:
         found = CASES[case](rank)
     (folder / f"{case}-{rank}.json").write_text(json.dumps(found))
@@ -397,6 +585,7 @@ def main(case: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    COMPARED.set(0)  # how blocks are tried is for other tests
     with launched():
         for each in sys.argv[1].split(","):
             main(each, Path(sys.argv[2]))

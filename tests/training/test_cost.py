@@ -17,7 +17,7 @@ import forethought as ft
 from drawn import randn, reseed, stream
 from forethought.gradients import SlowGradientsWarning, clipped
 from forethought.gradients.batches import Blocks
-from forethought.jobs.train import cost_of
+from forethought.jobs import train as jobs_train
 from forethought.training import cost as costs
 from forethought.training.cost import peak
 
@@ -162,13 +162,14 @@ def test_a_plan_is_made_where_its_cost_is_not_found(monkeypatch: pytest.MonkeyPa
     def full(*given: object, **more: object) -> None:
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr(costs, "cost", full)
+    monkeypatch.setattr(jobs_train, "cost", full)
     run = SimpleNamespace(micro_batch=None)
     loaded: Any = SimpleNamespace(request=SimpleNamespace(job=SimpleNamespace(run=run)))
-    loaded.model = loaded.data = loaded.loss = None
-    assert cost_of(loaded, planned()) is None
+    loaded.model = loaded.loss = None
+    loaded.dataset = SimpleNamespace(records=None)
+    assert jobs_train.cost_of(loaded, planned()) is None
     with pytest.raises(RuntimeError, match="allocate"):
-        cost_of(loaded, planned(), required=True)
+        jobs_train.cost_of(loaded, planned(), required=True)
 
 
 @pytest.mark.slow
@@ -183,6 +184,12 @@ def test_plans_of_other_units_are_refused_or_arranged() -> None:
 
 
 @pytest.mark.slow
+def test_training_after_a_trial_compares_as_many_examples_as_before() -> None:
+    clipped.COMPARED.set(256)
+    costs.cost(network(), table(), planned())
+    assert clipped.COMPARED.get() == 256
+
+
 def test_a_trial_leaves_what_torch_draws_next_as_it_was() -> None:
     model, before = network(), torch.get_rng_state()
     ft.cost(model, table(), planned())

@@ -28,14 +28,11 @@ from forethought.values.plan import Clip, Plan
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_run_killed_at_random_ends_exactly_like_one_that_was_not(
-    seed: int, tmp_path: Path
-) -> None:
+def test_a_run_killed_at_random_ends_exactly_like_one_that_was_not(tmp_path: Path) -> None:
     """Model, metrics, statement and every repeated round agree to the last bit."""
     script = Path(__file__).with_name("killed_runs.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), str(seed)],
+        [sys.executable, str(script), str(tmp_path), "1"],
         capture_output=True,
         text=True,
         timeout=300,

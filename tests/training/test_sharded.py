@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,12 +26,14 @@ from forethought.rounds.contributions import DealtBatch, cross_entropy
 from forethought.rounds.private_sum import PrivateRounds, Team, share_of
 from forethought.rounds.randomness import BoundNoise, Secrets, Seeds
 from forethought.rounds.records import TensorRecords
+from forethought.training.own_loop import private
 from forethought.training.run import train
 from forethought.values.mechanism import Mechanism, Poisson, Rounds
 from forethought.values.plan import Plan
-from forethought.values.use import Optimizer
+from forethought.values.use import Averaging, GradientFilter, Optimizer
 
 SCRIPT = Path(__file__).with_name("sharded_processes.py")
+TRANSFORMERS = bool(find_spec("transformers") and find_spec("peft"))
 pytestmark = pytest.mark.skipif(
     not distributed.is_available() or not distributed.is_gloo_available(),
     reason="needs torch.distributed with gloo",
@@ -56,57 +58,72 @@ def two(cases: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+class Found(NamedTuple):
+    """The folder of two processes, and what they found in it, case by case."""
+
+    folder: Path
+    cases: dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """All that can share two processes; most of their time they load torch."""
+    folder = tmp_path_factory.mktemp("shards")
+    cases = "network,pieces,again,one,apart,halves,bfloat16,adam,few,quantile,noise"
+    if TRANSFORMERS:
+        cases += ",gpt2,lora"
+    return Found(folder, two(f"{cases},run:straight,run:stopped:stop=3", folder))
+
+
 @pytest.mark.slow
-def test_sharded_sums_are_those_of_one_example_after_the_other(tmp_path: Path) -> None:
-    found = two("network,pieces,again,one,apart,halves,bfloat16", tmp_path)
+def test_sharded_sums_are_those_of_one_example_after_the_other(found: Found) -> None:
     for rank in range(2):
         for case in ("network", "pieces", "again"):
-            one = found[case][rank]
+            one = found.cases[case][rank]
             assert one["off"] < 1e-5
             assert one["norms off"] < 1e-5
             assert not one["gathered"]
         # Norms and sums are in float32 at least, whatever the weights are in.
-        rounded = found["bfloat16"][rank]
+        rounded = found.cases["bfloat16"][rank]
         assert rounded["kind"] == "torch.float32"
         assert rounded["off"] < 0.03
         assert rounded["norms off"] < 0.03
-        assert 0.98 < found["one"][rank]["length"] <= 1
-        assert found["one"][rank]["norms"] == 1 - rank
+        assert 0.98 < found.cases["one"][rank]["length"] <= 1
+        assert found.cases["one"][rank]["norms"] == 1 - rank
         # No process's examples choose which weights the other's are computed with.
-        assert "take different ways" in found["apart"][rank]["refused"]
+        assert "take different ways" in found.cases["apart"][rank]["refused"]
         # The same checks see a process that clips by the norm of its own shard.
-        assert found["halves"][rank]["off"] > 0.1
-        assert found["halves"][rank]["norms off"] > 0.1
-        assert found["halves"][rank]["length"] > 1.3
+        assert found.cases["halves"][rank]["off"] > 0.1
+        assert found.cases["halves"][rank]["norms off"] > 0.1
+        assert found.cases["halves"][rank]["length"] > 1.3
 
 
 @pytest.mark.slow
-def test_sharded_transformers_are_those_of_one_example_after_the_other(tmp_path: Path) -> None:
-    if not (find_spec("transformers") and find_spec("peft")):
+def test_sharded_transformers_are_those_of_one_example_after_the_other(found: Found) -> None:
+    if not TRANSFORMERS:
         pytest.skip("needs transformers and peft")
-    for case in two("gpt2,lora", tmp_path).values():
-        for one in case:
+    for case in ("gpt2", "lora"):
+        for one in found.cases[case]:
             assert one["off"] < 1e-4
             assert one["norms off"] < 1e-4
             assert not one["gathered"]
 
 
 @pytest.mark.slow
-def test_runs_on_shards_are_those_of_whole_models(tmp_path: Path) -> None:
-    found = two("adam,few,quantile,noise", tmp_path)
+def test_runs_on_shards_are_those_of_whole_models(found: Found) -> None:
     for rank in range(2):
         for case in ("adam", "few"):
-            one = found[case][rank]
+            one = found.cases[case][rank]
             assert one["off"] < 1e-5
             assert one["losses off"] < 1e-5
             assert one["statement"]
             assert one["rows"][0] == one["rows"][1]
     # All processes move the clipping norm alike.
-    first, second = (one["norms"] for one in found["quantile"])
+    first, second = (one["norms"] for one in found.cases["quantile"])
     assert first == second
     assert len(set(first)) > 1
     # Noise: drawn once (of the planned variance), another on every shard and in every round.
-    shards = [np.array(one["noise"]) for one in found["noise"]]
+    shards = [np.array(one["noise"]) for one in found.cases["noise"]]
     both = np.concatenate([shard.ravel() for shard in shards])
     assert abs(both.std() - 1) < 5 / np.sqrt(2 * both.size)
     assert abs(both.mean()) < 5 / np.sqrt(both.size)
@@ -120,14 +137,64 @@ def test_runs_on_shards_are_those_of_whole_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_shards_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    found = two("run:straight,run:stopped:stop=3", tmp_path)
-    assert [one["interrupted"] for one in found["stopped"]] == [3, 3]
-    died = launch("run:killed:kill=120", tmp_path)
+def test_a_run_on_shards_goes_on_bit_for_bit(found: Found) -> None:
+    assert [one["interrupted"] for one in found.cases["stopped"]] == [3, 3]
+    died = launch("run:killed:kill=120", found.folder)
     assert died.returncode != 0
     assert "another process of this run has ended" in died.stderr
-    again = two("run:stopped:resume,run:killed:resume", tmp_path)
-    assert again["stopped"] == again["killed"] == found["straight"]
+    again = two("run:stopped:resume,run:killed:resume", found.folder)
+    assert again["stopped"] == again["killed"] == found.cases["straight"]
+
+
+@pytest.mark.slow
+def test_a_loop_on_shards_is_that_of_a_whole_model(tmp_path: Path) -> None:
+    spec = spec_from_file_location("sharded_processes", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    whole = script.loop(0)
+    found = two("loop,loop halves,bits,unseeded,unlike", tmp_path)
+
+    def off(case: str) -> float:
+        return max(
+            float(np.abs(np.subtract(one[name], whole[name])).max())
+            for one in found[case]
+            for name in whole
+        )
+
+    assert off("loop") < 1e-5
+    # The same comparison sees a process that clips by the norm of its own shard.
+    assert off("loop halves") > 1e-3
+    first, second = found["bits"]
+    assert first == second
+    assert len(set(first["digests"])) == 1
+    assert first["saved"]
+    # Nobody chose the secrets: all have those of the first process.
+    assert found["unseeded"][0] == found["unseeded"][1]
+    for told in found["unlike"]:
+        assert "fully_shard has not cut" in told["whole"]
+        assert "another loss" in told["loss"]
+        assert "number of rounds" in told["end"]
+        assert "changed since" in told["weight"]
+
+
+@pytest.mark.slow
+def test_a_loop_ends_where_another_process_is_killed(tmp_path: Path) -> None:
+    died = launch("dies", tmp_path)
+    assert died.returncode != 0
+    assert "another process of this run has ended" in died.stderr
+
+
+@pytest.mark.slow
+def test_transformers_trainer_takes_shards(tmp_path: Path) -> None:
+    if not find_spec("transformers"):
+        pytest.skip("needs transformers")
+    for one in two("trainer", tmp_path)["trainer"]:
+        assert one["digests"][0] == one["digests"][1]
+        assert one["moved"]
+        assert (one["rounds"], one["evaluated"], one["told"]) == (6, 3, [])
+        assert "save_strategy" in one["refused"]
 
 
 @pytest.fixture
@@ -168,6 +235,28 @@ def test_a_single_process_takes_shards(by_itself: None) -> None:
     before = whole_state(model)["0.weight"].clone()
     train(model, data(), plan(), seed=1, noise_seed=2)
     assert not torch.equal(before, whole_state(model)["0.weight"])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loop_of_a_single_process_takes_shards(by_itself: None, own: bool) -> None:
+    """The same bits as forethought.train, though each round leaves the outermost module whole."""
+    trained, looped = network(), network()
+    for model in (trained, looped):
+        fully_shard(model[0])
+        fully_shard(model)
+    chosen = plan(optimizer=Optimizer("sgd", 0.1, {}), averaging=Averaging("none"))
+    train(trained, data(), chosen, seed=1, noise_seed=2)
+    before = network().state_dict()
+    sgd = torch.optim.SGD(looped.parameters(), 0.1) if own else None
+    loader, optimizer = private(looped, sgd, data(), chosen, seed=1, noise_seed=2)
+    for inputs, targets in (batch for _ in range(loader.epochs) for batch in loader):
+        nn.functional.cross_entropy(looped(inputs), targets).backward()
+        optimizer.step()
+        looped(data()[0])
+    optimizer.finish()
+    for name, value in whole_state(trained).items():
+        assert torch.equal(value, whole_state(looped)[name])
+        assert not torch.equal(value, before[name])
 
 
 class Beside(Team):
@@ -215,6 +304,10 @@ def test_what_needs_whole_parameters_is_refused(by_itself: None) -> None:
         train(model, data(), plan(optimizer=Optimizer("adafactor", 0.1, {})))
     with pytest.raises(ValueError, match="whole model"):
         train(model, data(), plan(noise="grid"))
+    with pytest.raises(ValueError, match="whole parameters"):
+        private(model, torch.optim.Adafactor(model.parameters()), data(), plan())
+    with pytest.raises(ValueError, match="gradient_filter"):
+        private(model, None, data(), plan(gradient_filter=GradientFilter("low-pass", 0.5)))
 
 
 def test_shards_offloaded_from_where_they_are_computed_are_refused(

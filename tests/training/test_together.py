@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ def launch(*arguments: str, module: tuple[str, ...] = ()) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
 
 
-def two(cases: str, folder: Path, *stop: str) -> list[list[dict[str, Any]]]:
+def two(cases: str, folder: Path) -> list[list[dict[str, Any]]]:
     """For each case what each of two processes found."""
-    done = launch(cases, str(folder), *stop)
+    done = launch(cases, str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     return [
         [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(2)]
@@ -63,45 +63,59 @@ def test_two_processes_end_where_one_does(tmp_path: Path, monkeypatch: pytest.Mo
         assert "rounds" not in second  # one process reports
 
 
-@pytest.mark.slow
-def test_a_team_is_replayed_in_each_of_its_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ENVIRONMENT, "REPLAY", "sound")
-    (tmp_path / "sound").mkdir()
-    for found in two("examples,groups,quantile,copies", tmp_path / "sound"):
-        assert [one["replay"] for one in found] == [[12, False, []]] * 2
-    monkeypatch.setitem(ENVIRONMENT, "REPLAY", "every slice is the whole batch")
-    (tmp_path / "fault").mkdir()
-    for found in two("examples", tmp_path / "fault"):
-        assert [one["replay"][1] for one in found] == [True, True]
+UNFIT = {
+    "other data": "process 1 has another data",
+    "wrapped": ".module",
+    "other sum": "another sum each",
+}
+
+
+class Ended(NamedTuple):
+    """Ends of one run and of one that was stopped, and what was said of those that do not fit."""
+
+    folder: Path
+    straight: list[dict[str, Any]]
+    stopped: list[dict[str, Any]]
+    unfit: list[list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """All that can share two processes; most of their time they load torch."""
+    folder = tmp_path_factory.mktemp("together")
+    straight, stopped, *unfit = two(",".join(("examples", "examples:5", *UNFIT)), folder)
+    return Ended(folder, straight, stopped, unfit)
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_in_two_processes_bit_for_bit(tmp_path: Path) -> None:
-    for name in ("straight", "stopped", "again"):
-        (tmp_path / name).mkdir()
-    (straight,) = two("examples", tmp_path / "straight")
-    (stopped,) = two("examples", tmp_path / "stopped", "5")
-    assert [found["interrupted"] for found in stopped] == [5, 5]
-    shutil.copytree(tmp_path / "stopped", tmp_path / "again", dirs_exist_ok=True)
-    (resumed,) = two("examples", tmp_path / "stopped")
+def test_processes_that_do_not_fit_are_refused(ended: Ended) -> None:
+    for both, said in zip(ended.unfit, UNFIT.values(), strict=True):
+        for found in both:
+            assert said in found["refused"] and "weights" not in found
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_in_two_processes_bit_for_bit(ended: Ended) -> None:
+    straight, folder = ended.straight, ended.folder
+    assert [found["interrupted"] for found in ended.stopped] == [5, 5]
+    shutil.copytree(folder / "examples:5", folder / "again" / "examples")
+    (resumed,) = two("examples:5", folder)
     assert {found["digest"] for found in (*straight, *resumed)} == {straight[0]["digest"]}
     assert resumed[0]["history"] == straight[0]["history"]
     # A run of two processes goes on in one: nothing has to be repeated.
-    assert one("examples", tmp_path / "again")[0]["statement"] == straight[0]["statement"]
+    assert one("examples", folder / "again")[0]["statement"] == straight[0]["statement"]
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    other, wrapped, sums = two("other data,wrapped,other sum", tmp_path)
-    for refused, said in (
-        (other, "process 1 has another data"),
-        (wrapped, ".module"),
-        (sums, "another sum each"),
-    ):
-        for found in refused:
-            assert said in found["refused"] and "weights" not in found
+@pytest.mark.repeated
+def test_a_team_is_replayed_in_each_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "REPLAY", "1")
+    *sound, fault = two("examples,groups,quantile,copies,every slice is the whole batch", tmp_path)
+    for found in sound:
+        assert [one["replay"] for one in found] == [[12, False, []]] * 2
+    assert [one["replay"][1] for one in fault] == [True, True]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """One process of a data-parallel run; started twice by torchrun, or once by itself.
 
-``python two_processes.py CASE,… FOLDER [STOP]`` trains each CASE into FOLDER/CASE, and sends itself
-SIGTERM after round STOP. Every process writes what it ended with to FOLDER/CASE-RANK.json.
+``python two_processes.py CASE,… FOLDER`` trains each CASE into FOLDER/CASE; of CASE:STOP it sends
+itself SIGTERM after round STOP. Every process writes what it ended with to FOLDER/CASE-RANK.json.
 """
 
 from __future__ import annotations
@@ -70,36 +70,40 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return inputs, (inputs[:, 0] > 0).astype(np.int64)
 
 
-def main(case: str, out: Path, stop: int | None) -> None:
+WHOLE = "every slice is the whole batch"
+
+
+def main(case: str, out: Path) -> None:
     rank = int(os.environ.get("RANK", "0"))
     torch.set_num_threads(1)
     torch.manual_seed(rank)  # the first process's weights are everybody's
     model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     inputs, targets = data()
-    name, found = case, {"rank": rank}
+    name, _, stop = case.partition(":")
+    name = name if name in CASES else "examples"
+    found: dict[str, Any] = {"rank": rank}
 
     def progress(event: Event) -> None:
         found["rounds"] = event.round
-        if event.round == stop:
+        if str(event.round) == stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
     options: dict[str, Any] = {"seed": 1, "noise_seed": 2, "log_every": 3, "progress": progress}
     if case == "other data" and rank:
-        name, inputs = "examples", inputs + 1
-    if case == "other data":
-        name = "examples"
-    if case == "other sum":
-        name = "examples"
-        if rank:
-            honest = ProcessGroup.add_up
+        inputs = inputs + 1
+    if case == "other sum" and rank:
+        honest = ProcessGroup.add_up
 
-            def add_up(self: ProcessGroup, tensor: torch.Tensor) -> None:
-                honest(self, tensor)
-                tensor[0] = torch.nextafter(tensor[0], tensor[0] + 1)
+        def add_up(self: ProcessGroup, tensor: torch.Tensor) -> None:
+            honest(self, tensor)
+            tensor[0] = torch.nextafter(tensor[0], tensor[0] + 1)
 
-            ProcessGroup.add_up = add_up  # type: ignore[method-assign]
+        ProcessGroup.add_up = add_up  # type: ignore[method-assign]
     if case == "wrapped":
-        name, model = "examples", DistributedDataParallel(model)
+        model = DistributedDataParallel(model)
+    share_of = private_sum.share_of
+    if case == WHOLE:
+        private_sum.share_of = lambda batch, *_: batch
     generator = np.random.default_rng(5)
     held = generator.normal(size=(20, 6)), generator.integers(2, size=20)
     if case == "copies":
@@ -124,6 +128,7 @@ def main(case: str, out: Path, stop: int | None) -> None:
         # Without what follows from the weights' last bits, which the order of a sum decides.
         found["statement"] = replace(run.statement, about=None).to_json()
         found["history"] = [[row.round, row.clipped, row.non_finite] for row in run.history]
+    private_sum.share_of = share_of
     (out.parent / f"{case}-{rank}.json").write_text(json.dumps(found))
 
 
@@ -132,12 +137,9 @@ if __name__ == "__main__":
         # Noise of secret and round alone, so that the sums of one process and of two compare.
         PrivateRounds._about = lambda _, chosen: chosen.index.to_bytes(32, "big")
         BoundNoise.bind = lambda _, about, _sum: about[31::-1]
-    if os.environ.get("REPLAY") == "every slice is the whole batch":
-        private_sum.share_of = lambda batch, *_: batch
     with launched():
-        last = int(sys.argv[3]) if len(sys.argv) > 3 else None
         for each in sys.argv[1].split(","):
-            main(each, Path(sys.argv[2]) / each, last)
+            main(each, Path(sys.argv[2]) / each)
     assert not distributed.is_initialized()
     # The group ended with its threads: one that outlives it aborts the process now and then.
     threads = [(task / "comm").read_text() for task in Path("/proc/self/task").glob("*")]

@@ -231,5 +231,47 @@ def test_what_does_not_fit_is_refused_in_the_users_words() -> None:
     with pytest.raises(ValueError, match="only 2 outputs"):
         rehearse(plan, lambda: nn.Linear(5, 2), data)
     real = Split(data.train.inputs, data.train.inputs[:, 0])
-    with pytest.raises(ValueError, match="no classes"):
+    with pytest.raises(ValueError, match="has 3 outputs"):
         rehearse(plan, model, Dataset("numbers", real, None, None))
+
+
+def test_a_regression_is_rehearsed_by_r_squared(tmp_path: Path) -> None:
+    plan = small_plan(sigma=0.3)
+    source = synthetic((5,), None, plan.examples)
+    found = rehearse(plan, lambda: nn.Linear(5, 1), source, repeats=3)
+    assert found.measure == "R²" and found.baseline == 0 and 0.1 < found.predicted < 1
+    # By hand, for one repeat: the same records, first weights, batches and noise.
+    seed = rehearsal.mixed(0, 0)
+    data = source(seed)
+    torch.manual_seed(seed)
+    run = ft.train(
+        nn.Linear(5, 1),
+        (data.train.inputs, data.train.targets),
+        plan,
+        seed=seed,
+        noise_seed=seed,
+        log_every=plan.rounds,
+    )
+    assert data.test is not None
+    answers = run.model(torch.from_numpy(data.test.inputs)).detach().numpy()[:, 0]
+    left = ((answers - data.test.targets) ** 2).sum()
+    whole = ((data.test.targets - data.test.targets.mean()) ** 2).sum()
+    assert found.accuracies[0] == pytest.approx(1 - left / whole, abs=1e-5)
+    # Below 0 counts as such, and nothing is promised of the private data.
+    worse = Rehearsal(
+        (-1.0, -2.0, -1.5), (0.0,) * 3, 0.9, "s", 200, 40, 1.0, False, plan, measure="R²"
+    )
+    assert worse.run_interval[0] < -2 and "R² -1.500" in worse.text()
+    assert "Nothing is known" in found.text() and "the mean gives 0.000" in found.text()
+    found.save(tmp_path / "rehearsal.json")
+    assert Rehearsal.load(tmp_path / "rehearsal.json") == found
+
+
+def test_synthetic_values_are_hard_by_as_much_as_they_say() -> None:
+    drawn = [like((6,), None, 20_000, noise=noise, seed=1).train for noise in (0.0, 1.0)]
+    assert np.array_equal(drawn[0].inputs, drawn[1].inputs)
+    inside = np.maximum(abs(drawn[0].targets), abs(drawn[1].targets)) < 1
+    left = (drawn[1].targets - drawn[0].targets)[inside].var() / drawn[1].targets[inside].var()
+    assert 0.15 < left < 0.25
+    with pytest.raises(ValueError, match="of classes"):
+        like((1, 8, 8), None, 100)

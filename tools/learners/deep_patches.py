@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from forethought.data.deep_patches import (
     BLOCKS,
     COMPONENTS,
+    FINE,
     STANDARD,
+    STILL,
     Components,
     DeepFilterConstants,
     Filters,
@@ -23,9 +25,9 @@ from forethought.data.deep_patches import (
     cell_patches,
     first_filters,
     halved,
-    pooled,
+    pooled_at,
     second_pooled,
-    standard_counts,
+    standardise_,
 )
 from learners.dead_leaves import dead_leaves
 from learners.patches import (
@@ -72,6 +74,30 @@ def learn(channels: int) -> DeepFilterConstants:
             BLOCKS["second"],
         ),
     )
+
+
+def pooled(images: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pooled responses to the filters and to their negatives, in whole numbers.
+
+    Returns:
+        Over the coarse grid, image and mirror image together, (N, 16, 2 · filters); and over the
+        fine grid the two apart, (N, 2, 81, 2 · filters).
+    """
+    fine = torch.empty(len(images), 2, FINE * FINE, 2 * len(filters.filters))
+    coarse = [
+        pooled_at(one, filters, STILL, cells)
+        for one, cells in zip(images[:, None], fine[:, None], strict=True)
+    ]
+    return torch.cat(coarse), fine
+
+
+def standard_counts(pools: torch.Tensor) -> torch.Tensor:
+    """Roots of pooled responses, each image by itself to mean 0 and deviation 1, in 1/16.
+
+    Args:
+        pools: whole numbers, (N, cells, channels).
+    """
+    return standardise_(pools.clone())
 
 
 def leading_components(parts: Iterable[torch.Tensor], count: int) -> Components:

@@ -369,7 +369,7 @@ def _surviving_state() -> Iterator[None]:
 
 
 _STEP = CorrelatedNoise._step
-_DRAW = randomness._Allocated.__call__
+_DRAW = randomness._Epochs.__call__
 
 
 def _in_two_rounds() -> AbstractContextManager[None]:
@@ -382,7 +382,7 @@ def _in_two_rounds() -> AbstractContextManager[None]:
         before[id(self)] = mine[: len(mine) // 10]
         return np.union1d(mine, again)
 
-    return replaced((randomness._Allocated, "__call__", draw))
+    return replaced((randomness._Epochs, "__call__", draw))
 
 
 def _in_order() -> AbstractContextManager[None]:
@@ -400,7 +400,7 @@ def _dealt_anew() -> AbstractContextManager[None]:
 
     def draw(self: Any, index: int) -> Any:
         cycle, turn = divmod(index - self._first, self._sampling.parts)
-        examples = len(self._dealt._order)
+        examples = len(self._dealt.order)
         moved = turns(self._sampling, examples, self._stream, self._first + 7919 * cycle)
         part = moved._dealt[turn]
         return part[randomness._poisson(len(part), self._sampling.rate, self._stream.at(index))]
@@ -637,6 +637,8 @@ def outcome(
         first: replay a few rounds first, and do no more where that refutes the run.
     """
     start = time.perf_counter()
+    # How blocks are compared before training is for tests of gradients.
+    compared = clipped.COMPARED.set(64)
     try:
         with plant:
             # The laws of sampler and noise, and the accountant, are what a replay cannot see.
@@ -647,6 +649,8 @@ def outcome(
         seconds = time.perf_counter() - start
         text = str(error).partition("\n")[0].rstrip(".") + "."
         return Outcome(name, True, "refused", ("refused",), text, round(seconds, 3))
+    finally:
+        clipped.COMPARED.reset(compared)
     seconds = round(time.perf_counter() - start, 3)
     checks = tuple(dict.fromkeys(finding.check for finding in found.refuting))
     check = next((f.check for f in found.refuting if f.reason == found.reason), "")

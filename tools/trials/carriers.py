@@ -28,7 +28,7 @@ import numpy as np
 from trials import ViolationError
 from trials.parties import PID, federation, free_port, last_model, make_client, prepare
 
-ENGINES, LINKS = ("grpc", "flower"), ("ray", "sites")
+ENGINES = ("grpc", "flower")
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("parties.py")
 CLIENTS = 2

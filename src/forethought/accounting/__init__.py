@@ -22,19 +22,15 @@ if TYPE_CHECKING:
     from forethought.accounting.tradeoff import TradeOff as TradeOff
     from forethought.accounting.verification import verify as verify
 
-_HOME = {
-    "Interval": "interval",
-    "Statement": "statement",
-    "TradeOff": "tradeoff",
-    "account": "statement",
-    "calibrate": "exact",
-    "delta": "exact",
-    "epsilon": "exact",
-    "epsilon_curve": "exact",
-    "noise_multiplier": "exact",
-    "privacy_loss": "exact",
-    "verify": "verification",
+# Module → the public names that it holds.
+_HELD = {
+    "exact": "calibrate delta epsilon epsilon_curve noise_multiplier privacy_loss",
+    "interval": "Interval",
+    "statement": "Statement account",
+    "tradeoff": "TradeOff",
+    "verification": "verify",
 }
+_HOME = {name: module for module, held in _HELD.items() for name in held.split()}
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 (a list of strings)
 

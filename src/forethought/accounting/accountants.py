@@ -33,18 +33,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from forethought.accounting import exact
-from forethought.accounting.adaptive import (
-    FILTER,
-    GAUSSIAN_FILTER,
-    SELECTION,
-    PoissonTrials,
-    filter_interval,
-    selection_interval,
-    trials_from_dict,
-)
+from forethought.accounting import adaptive, exact
 from forethought.accounting.interval import Interval, at_most
 from forethought.accounting.renyi import CURVES
 from forethought.accounting.theorems import theorem
@@ -307,16 +299,11 @@ def network_curve(mechanism: Mechanism, details: Details) -> Mechanism:
     parts = mechanism.rounds
     if len(parts) > 1 or parts[0].sampling.rounds_per_epoch > 1 or isinstance(parts[0], Correlated):
         return _scaled(mechanism, min(gain for gain, _ in gains))
-    return Mechanism(
-        *(
-            part
-            for gain, count in gains
-            for part in _scaled(
-                Mechanism(replace(parts[0], count=count), adjacency=mechanism.adjacency), gain
-            )
-        ),
-        adjacency=mechanism.adjacency,
+    scaled = (
+        _scaled(Mechanism(replace(parts[0], count=count), adjacency=mechanism.adjacency), gain)
+        for gain, count in gains
     )
+    return Mechanism(*chain.from_iterable(scaled), adjacency=mechanism.adjacency)
 
 
 def _observed(details: Details) -> tuple[str, ...]:
@@ -410,8 +397,8 @@ def _renyi(mechanism: Mechanism, _group: int) -> tuple[str, ...]:
 
 
 def _search(details: Details) -> tuple[str, ...]:
-    trials = trials_from_dict(details["trials"])
-    if isinstance(trials, PoissonTrials):
+    trials = adaptive.trials_from_dict(details["trials"])
+    if isinstance(trials, adaptive.PoissonTrials):
         drawn = f"Poisson with mean {trials.mean:g}"
     else:
         drawn = (
@@ -468,8 +455,8 @@ ACCOUNTANTS: dict[str, Accountant] = {
         caveats=(Caveat("seeded-sampling"),),
         composed=batches_known,
     ),
-    SELECTION: Accountant(
-        proven=selection_interval,
+    adaptive.SELECTION: Accountant(
+        proven=adaptive.selection_interval,
         named=_renyi,
         further=(
             "best of a random number of trials (Papernot and Steinke 2022, Theorems 2 and 6; by "
@@ -488,8 +475,8 @@ ACCOUNTANTS: dict[str, Accountant] = {
         caveats=(Caveat("hidden-trials"),),
         batches_known=None,
     ),
-    FILTER: Accountant(
-        proven=filter_interval,
+    adaptive.FILTER: Accountant(
+        proven=adaptive.filter_interval,
         named=_renyi,
         further=("Rényi filter (Feldman and Zrnic 2021, Theorem 4.3)", _CONVERTED),
         covered=_WHATEVER,
@@ -498,8 +485,8 @@ ACCOUNTANTS: dict[str, Accountant] = {
         details=("epsilon", "delta", "orders", "spent"),
         batches_known=None,
     ),
-    GAUSSIAN_FILTER: Accountant(
-        proven=filter_interval,
+    adaptive.GAUSSIAN_FILTER: Accountant(
+        proven=adaptive.filter_interval,
         named=lambda _mechanism, _group: ("Gaussian mechanism (Balle and Wang 2018, Theorem 8)",),
         further=("Gaussian filter (Smith and Thakurta 2022)",),
         covered=_WHATEVER,

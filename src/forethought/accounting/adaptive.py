@@ -87,16 +87,15 @@ from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from forethought.accounting import exact, renyi
-from forethought.accounting.dominating_pair import gaussian_mu
+from forethought.accounting.dominating_pair import Array, gaussian_mu
 from forethought.accounting.interval import Interval, at_most, bisected
 from forethought.accounting.line_integral import Curve
 from forethought.accounting.renyi import RenyiCurve, canonne_epsilon, rdp
 from forethought.values.caveats import Caveat
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, settle, whole
 from forethought.values.mechanism import (
     ADJACENCIES,
     Adjacency,
@@ -368,9 +367,6 @@ def _check(budget: Budget, adjacency: Adjacency) -> None:
     one_of("adjacency", adjacency, ADJACENCIES)
 
 
-Array = NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class NegativeBinomialTrials:
     """K ≥ 1 with P(K = k) ∝ (1 − γ)^k Γ(k + η)/k!: truncated negative binomial.
@@ -386,8 +382,8 @@ class NegativeBinomialTrials:
     kind: ClassVar[str] = "negative-binomial"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stopping", real("stopping", self.stopping, above=0, below=1))
-        object.__setattr__(self, "shape", real("shape", self.shape, above=-1))
+        settle(self, stopping=real("stopping", self.stopping, above=0, below=1))
+        settle(self, shape=real("shape", self.shape, above=-1))
 
     @property
     def mean(self) -> float:
@@ -442,7 +438,7 @@ class PoissonTrials:
     kind: ClassVar[str] = "poisson"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", real("mean", self.mean, above=0))
+        settle(self, mean=real("mean", self.mean, above=0))
 
     def probabilities(self, most: int) -> Array:
         """P(K = k) for k = 0 … ``most``."""

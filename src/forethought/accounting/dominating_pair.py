@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -405,16 +406,11 @@ def disclosed_epsilon(counts: Mapping[Pair, int], delta: float) -> float:
     if pair.down or pair.symmetric or len(pair.up) != 1:
         return math.inf
     shift, weight = pair.up[0]
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if _more_than(middle, count, weight) <= delta / 2:
-            high = middle
-        else:
-            low = middle + 1
-    if low == 0:
+    # The fewest that are exceeded with a chance of at most δ/2.
+    most = bisect_left(range(count), True, key=lambda k: _more_than(k, count, weight) <= delta / 2)
+    if most == 0:
         return 0.0
-    return gaussian_epsilon_bounds(math.sqrt(low) * shift * (1 + 4 * EPS), delta / 2).upper
+    return gaussian_epsilon_bounds(math.sqrt(most) * shift * (1 + 4 * EPS), delta / 2).upper
 
 
 def _more_than(k: int, count: int, weight: float) -> float:

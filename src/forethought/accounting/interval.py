@@ -88,7 +88,7 @@ def warn_if_hollow(delta: float, examples: int | None, group: int = 1) -> None:
         )
 
 
-def warn_if_wide(found: Interval, stacklevel: int = 3) -> str | None:
+def warn_if_wide(found: Interval) -> str | None:
     """Warn where the ends of an ε are further apart than was asked for; the words, or None.
 
     For whatever is chosen by the upper end: what is spent may be less.
@@ -100,7 +100,7 @@ def warn_if_wide(found: Interval, stacklevel: int = 3) -> str | None:
         f"{at_most(found.upper)}, the end that all is chosen by: less may be spent, since "
         f"{found.reason}"
     )
-    warnings.warn(words, stacklevel=stacklevel)
+    warnings.warn(words, stacklevel=3)
     return words
 
 

@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr, ndtri_exp
 
+from forethought.accounting import transform
 from forethought.accounting.discrete_ratio import DiscreteRatio, RatioRows, represented, varies
 from forethought.accounting.dominating_pair import (
     EPS,
@@ -52,14 +53,6 @@ from forethought.accounting.dominating_pair import (
     inverted,
 )
 from forethought.accounting.interval import bisected
-from forethought.accounting.transform import (
-    Complex,
-    IntegratedPairs,
-    Line,
-    UnresolvedError,
-    gaussian_line,
-    of_one_rate,
-)
 
 
 def log_peak(tilt: float) -> float:
@@ -81,7 +74,7 @@ class Integral:
         tilt: float,
         step: float,
         smoothing: float,
-        line: Line,
+        line: transform.Line,
         beyond: float,
         log_moment: float,
     ) -> None:
@@ -89,7 +82,7 @@ class Integral:
         self.beyond, self.log_moment = beyond, log_moment
         c, tau = tilt, smoothing
         t = step * np.arange(line.real.size, dtype=float)
-        s: Complex = np.asarray(c + 1j * t)
+        s: transform.Complex = np.asarray(c + 1j * t)
         weight = np.full(t.size, step / math.pi)
         weight[0] /= 2
         self.base = float(line.real[0])
@@ -152,7 +145,7 @@ class Integral:
         return scale, value - aliased * (1 + 1e-9)
 
 
-def _expm1(x: Complex) -> Complex:
+def _expm1(x: transform.Complex) -> transform.Complex:
     half = np.sin(x.imag / 2)
     return np.asarray(
         np.expm1(x.real) * np.cos(x.imag) - 2 * half * half + 1j * np.exp(x.real) * np.sin(x.imag)
@@ -249,7 +242,7 @@ def _alike(parts: Mapping[Pair, int]) -> list[list[Pair]]:
             key = (*pair.shape, round(2 * math.log2(pair.largest)))
             rates.setdefault((*key, pair.up[0][1], pair.idle, pair.rest), []).append(pair)
     for rate, pairs in rates.items():
-        kept = len(pairs) >= SEVERAL and of_one_rate(pairs)
+        kept = len(pairs) >= SEVERAL and transform.of_one_rate(pairs)
         shapes.setdefault(rate if kept else rate[:-3], []).extend(pairs)
     return list(shapes.values())
 
@@ -284,8 +277,10 @@ class Composition:
         self.distance = math.sqrt(
             math.fsum(n * p.up[0][0] ** 2 for p, n in pairs.items() if p.gaussian)
         )
-        self.rows: list[IntegratedPairs | RatioRows] = [
-            IntegratedPairs(alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped)
+        self.rows: list[transform.IntegratedPairs | RatioRows] = [
+            transform.IntegratedPairs(
+                alike, np.array([float(pairs[p]) for p in alike]), swapped=swapped
+            )
             for alike in _alike(pairs)
         ]
         laws = [
@@ -476,7 +471,7 @@ class Composition:
             tilt = self.locate(epsilon=at, rough=True).tilt
         try:
             moment = self._moment_above(tilt)
-        except UnresolvedError:
+        except transform.UnresolvedError:
             return 0.0
         value = moment + log_peak(tilt) - tilt * at + self.shift
         charge = self.lost + self.cut_off
@@ -502,7 +497,7 @@ class Composition:
         try:
             smoothing = self.smoothing(tilt, relative)
             line = self.integral(AnswerRegion(tilt, epsilon, about, 0.0), smoothing, 0.1 * relative)
-        except (UnresolvedError, FloatingPointError, OverflowError):
+        except (transform.UnresolvedError, FloatingPointError, OverflowError):
             return False
         return Charged(line, self.charges).upper(epsilon) <= wanted
 
@@ -538,7 +533,7 @@ class Composition:
         # How much larger the line's first value is than the answer: all errors count for more.
         excess = max(0.0, float(self.cumulant(np.array([c]))[0]) - c * epsilon - log_delta)
         if not excess < 500:
-            raise UnresolvedError(f"a line e^{excess:.0f} above the answer")
+            raise transform.UnresolvedError(f"a line e^{excess:.0f} above the answer")
         ahead = 6.0 - math.log(accuracy) + excess
         end = math.sqrt(c * c + 2 * ahead / smoothing**2)
         accuracy *= math.exp(-excess)
@@ -546,7 +541,7 @@ class Composition:
         step = 2 * math.pi / max((1 - small) / c, need)
         points = math.ceil(end / step) + 1
         if points > _MOST_POINTS:
-            raise UnresolvedError(f"{points} points on the line")
+            raise transform.UnresolvedError(f"{points} points on the line")
         line = self._line(c, step, points, accuracy)
         return Integral(c, step, smoothing, line, beyond, bound)
 
@@ -573,14 +568,14 @@ class Composition:
         everything = np.arange(tilts.size)
         about = needs(everything, moments)
         best: tuple[float, float, float] | None = None
-        failed = UnresolvedError("no moment beyond the line")
+        failed = transform.UnresolvedError("no moment beyond the line")
         for at in np.argsort(about)[:_MOST_BEYOND]:
             try:
                 width = max((1 - small) / tilt, float(about[at]))
                 if not self.many and end * width < _KEPT:
                     self._keep(tilt, width, end, accuracy, float(tilts[at]))
                 moment = self._moment_above(float(tilts[at]))
-            except UnresolvedError as error:
+            except transform.UnresolvedError as error:
                 failed = error
                 continue
             # The estimate may be far below what is certain.
@@ -603,7 +598,7 @@ class Composition:
             fallen = self.fall(tilt, (first - 1) * step) / _ROOM - 1
             bands.append((end + 3 * step, self._loose(accuracy, max(0.0, fallen)) - 1))
         for rows in self.rows:
-            if isinstance(rows, IntegratedPairs):
+            if isinstance(rows, transform.IntegratedPairs):
                 rows.keep(tilt, bands, beyond, self._tight)
 
     def _first_band(self, step: float, points: int) -> int:
@@ -625,16 +620,16 @@ class Composition:
         own = (self.distance * frequency) ** 2 / 2
         return own + math.fsum(rows.fall(tilt, frequency) for rows in self.rows)
 
-    def _line(self, tilt: float, step: float, points: int, accuracy: float) -> Line:
+    def _line(self, tilt: float, step: float, points: int, accuracy: float) -> transform.Line:
         # In bands: the further out, the finer the panels, and the smaller what the transform of
         # the whole composition still is.
-        pieces: list[Line] = []
+        pieces: list[transform.Line] = []
         first, peak, swing = 0, 0.0, 0.0
         swings: list[Array] | None = None
         last = self._first_band(step, points)
         while first < points:
             frequencies = step * np.arange(first, last, dtype=float)
-            line = gaussian_line(self.distance, tilt, frequencies)
+            line = transform.gaussian_line(self.distance, tilt, frequencies)
             fallen = peak - float(pieces[-1].real[-1]) if pieces else 0.0
             deep = fallen > _DEEP
             error = self._loose(accuracy, fallen)
@@ -659,7 +654,7 @@ class Composition:
                 )
                 if stride > 1:
                     nearest = np.rint(np.arange(first, last) / stride).astype(int) - here[0]
-                    some = Line(*(x[nearest] for x in some))
+                    some = transform.Line(*(x[nearest] for x in some))
                 self.work_left -= work
                 line = line + some
             if not pieces:
@@ -667,17 +662,17 @@ class Composition:
             if deep:
                 # Taken for next to nothing.
                 most = line.real + np.minimum(line.doubt, 700.0)
-                line = Line(most, np.zeros(most.size), np.full(most.size, math.log(3)))
+                line = transform.Line(most, np.zeros(most.size), np.full(most.size, math.log(3)))
             pieces.append(line)
             # What is left takes at least as many products for each point, unless the transform
             # falls on: better to know at once that there are too many.
             further = points / last
             falls = (peak - float(line.real[-1])) * further**2
             if falls < _DEEP and (spent - self.work_left) * (further - 1) > 2 * self.work_left:
-                raise UnresolvedError(f"{points} points on the line")
+                raise transform.UnresolvedError(f"{points} points on the line")
             large = self.many or points > 4096
             first, last = last, min(points, 2 * last if large else max(3 * last, 512))
-        return Line(*(np.concatenate(x) for x in zip(*pieces, strict=True)))
+        return transform.Line(*(np.concatenate(x) for x in zip(*pieces, strict=True)))
 
 
 _TRIES = 7
@@ -746,7 +741,7 @@ class Search:
         try:
             integral = self.total.integral(place, smoothing, 0.03 * relative)
             line = Charged(integral, self.total.charges)
-        except (UnresolvedError, FloatingPointError, OverflowError):
+        except (transform.UnresolvedError, FloatingPointError, OverflowError):
             self._retreat(place, smoothing)
             return
         self._retreats = 0

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from forethought.accounting.dominating_pair import Array
 from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import all_uncorrelated
-from forethought.values.checks import real
+from forethought.values.checks import real, settle
 from forethought.values.mechanism import (
     SAMPLINGS,
     Adjacency,
@@ -27,8 +27,6 @@ from forethought.values.mechanism import (
     Rounds,
     UnsupportedMechanismError,
 )
-
-Array = NDArray[np.float64]
 
 # Fractional orders matter for large ε, large ones for small ε. A minimum over any grid is sound.
 ORDERS: tuple[float, ...] = (
@@ -60,8 +58,7 @@ class RenyiCurve:
             raise ValueError("orders must be strictly ascending")
         if any(math.isnan(value) or value < 0 for value in values):
             raise ValueError("Rényi divergences are at least 0 and never NaN")
-        object.__setattr__(self, "orders", orders)
-        object.__setattr__(self, "values", values)
+        settle(self, orders=orders, values=values)
 
     def __add__(self, other: RenyiCurve) -> RenyiCurve:
         """Composition, adaptive in the outputs (Mironov 2017, Proposition 1)."""

@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from importlib import resources
 from itertools import accumulate, combinations, groupby, pairwise
 from operator import add, itemgetter
@@ -27,7 +27,7 @@ from forethought.accounting.attack_bounds import Attained, attained_of, bounded
 from forethought.accounting.exact import why_wide
 from forethought.accounting.interval import Interval, at_least, at_most
 from forethought.values.caveats import Caveat, caveats, choice, of_role
-from forethought.values.checks import real, whole
+from forethought.values.checks import real, settle, whole
 from forethought.values.mechanism import (
     SAMPLINGS,
     Adjacency,
@@ -37,7 +37,7 @@ from forethought.values.mechanism import (
     Rounds,
     Sampling,
 )
-from forethought.values.plan import NAMES
+from forethought.values.plan import NAMES, Releases, together
 from forethought.values.serialisation import build, digest, exact_keys, parse, plain, write_text
 from forethought.values.signing import Signature
 
@@ -244,17 +244,6 @@ OF_NO_ROUND = frozenset({SCORE})
 OF_PREPARATION = frozenset(NAMES.values())
 
 
-class TranscriptRow(Protocol):
-    """The fields that are read of a row of a transcript."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def noise_multiplier(self) -> float: ...
-
-
 @dataclass(frozen=True)
 class StatedRelease:
     """Equal releases in a row.
@@ -274,9 +263,12 @@ class StatedRelease:
             raise TypeError(f"a release needs a name, not {self.name!r}")
         if not self.name.isprintable():
             raise ValueError(f"the name of a release must be one line, not {self.name!r}")
-        object.__setattr__(self, "count", whole("count", self.count))
-        sigma = real("noise_multiplier", self.noise_multiplier, least=0)
-        object.__setattr__(self, "noise_multiplier", sigma)
+        settle(self, count=whole("count", self.count))
+        settle(self, noise_multiplier=real("noise_multiplier", self.noise_multiplier, least=0))
+
+
+# A row of a transcript, and of what a statement says of one.
+TranscriptRow = Releases | StatedRelease
 
 
 def listed(rows: Iterable[TranscriptRow]) -> tuple[StatedRelease, ...]:
@@ -373,10 +365,10 @@ def difference(
     ends = sorted({end for steps in every for end, _ in steps})
     for start, end in pairwise([0, *ends]):
         sigma, *done = (steps[bisect_left(steps, end, key=itemgetter(0))][1] for steps in every)
-        if not math.isclose(_together(done), sigma, rel_tol=_ROUNDING):
+        if not math.isclose(together(done), sigma, rel_tol=_ROUNDING):
             return (
                 f"rounds {start + 1:,} to {end:,} were released with noise "
-                f"{_together(done):.6g}, they are accounted with {sigma:.6g}"
+                f"{together(done):.6g}, they are accounted with {sigma:.6g}"
             )
     return None
 
@@ -400,12 +392,6 @@ def _steps(rows: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
     """(round after the last, noise) of each row."""
     counts, noises = zip(*rows, strict=True)
     return list(zip(accumulate(counts), noises, strict=True))
-
-
-def _together(values: list[float]) -> float:
-    if len(values) == 1:
-        return values[0]
-    return 0.0 if min(values) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for sigma in values))
 
 
 def rows(releases: Iterable[StatedRelease]) -> Iterator[tuple[str, int, str]]:
@@ -514,7 +500,7 @@ class Statement:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "caveats", caveats(self.caveats))
+        settle(self, caveats=caveats(self.caveats))
 
     @property
     def private(self) -> bool:
@@ -859,7 +845,7 @@ def _read(values: Any) -> Statement:
         caveats=tuple(map(Caveat.from_dict, content["caveats"])),
         releases=tuple(build(StatedRelease, row) for row in content["releases"]),
         examples=_optional(whole, "examples", content["examples"]),
-        clip_norm=_optional(_positive, "clip_norm", content["clip_norm"]),
+        clip_norm=_optional(partial(real, above=0), "clip_norm", content["clip_norm"]),
         plan=_optional(_text, "plan", content["plan"]),
         version=_text("version", content["version"]),
         signature=_optional(_built(Signature), "signature", signature),
@@ -900,10 +886,6 @@ def _attained(name: str, value: Any) -> Attained:
 
 def _built(kind: type[Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: build(kind, value, name)
-
-
-def _positive(name: str, value: object) -> float:
-    return real(name, value, above=0)
 
 
 def _text(name: str, value: object) -> str:
@@ -1078,6 +1060,18 @@ def truth(statement: Statement) -> list[tuple[str, str]]:
     ]
 
 
+def terms(statement: Statement) -> list[tuple[str, str]]:
+    """Pairs (what, how much): :func:`truth`, and what the guarantee is about."""
+    s, one = statement, unit(statement)
+    return [
+        *truth(s),
+        ("δ", at_most(s.delta, ".6g")),
+        ("adjacency", s.adjacency),
+        (f"{one}s protected together", f"{s.group}"),
+        (f"{one}s in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
+    ]
+
+
 def _numbers(statement: Statement) -> list[str]:
     s = statement
     upper = "ε (upper end: the guarantee)"
@@ -1088,11 +1082,7 @@ def _numbers(statement: Statement) -> list[str]:
         "| --- | --- |",
         f"| {upper} | {at_most(s.epsilon.upper, '.6g')} |",
         f"| ε (lower end: how tightly it is computed) | {at_least(s.epsilon.lower, '.6g')} |",
-        *(f"| {what} | {_as_text(value)} |" for what, value in truth(s)),
-        f"| δ | {at_most(s.delta, '.6g')} |",
-        f"| adjacency | {s.adjacency} |",
-        f"| {unit(s)}s protected together | {s.group} |",
-        f"| {unit(s)}s in the data | {'not stated' if s.examples is None else f'{s.examples:,}'} |",
+        *(f"| {what} | {_as_text(value)} |" for what, value in terms(s)),
         f"| clip norm | {'not stated' if s.clip_norm is None else f'{s.clip_norm:g}'} |",
         f"| {s.way.rounds} | {len(s.mechanism):,} |",
         f"| accountant | {s.accountant['kind']}, forethought {_as_text(s.version)} |",

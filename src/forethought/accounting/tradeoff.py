@@ -22,21 +22,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from forethought.accounting import exact
-from forethought.accounting.dominating_pair import Pair, gaussian_delta_above
+from forethought.accounting.dominating_pair import Array, Pair, gaussian_delta_above
 from forethought.accounting.exact import all_integrable, single_changes
 from forethought.accounting.interval import bisected
 from forethought.accounting.theorems import parts, unsampled_distance
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Mechanism
 
-Array = NDArray[np.float64]
 Profile = Callable[[Array], Array]
 
 PIECES = 2000
@@ -342,12 +342,12 @@ def from_epsilon_delta(epsilon: float, delta: float) -> TradeOff:
     return TradeOff(half.delta, half.delta)
 
 
-def from_profile(profile: Profile, reversed_profile: Profile | None = None) -> TradeOff:
-    """f from δ(ε) on ε ≥ 0 (arrays to arrays, decreasing); symmetric unless the other is given.
+def from_profile(profile: Profile) -> TradeOff:
+    """f from δ(ε) on ε ≥ 0 (arrays to arrays, decreasing); symmetric.
 
     Sound when the profiles are upper bounds.
     """
-    return TradeOff(profile, profile if reversed_profile is None else reversed_profile)
+    return TradeOff(profile, profile)
 
 
 def from_points(epsilons: ArrayLike, deltas: ArrayLike) -> TradeOff:
@@ -405,23 +405,27 @@ def minimum(*curves: TradeOff) -> TradeOff:
     """min{f_1, …, f_n}**: holds where the mechanism obeys at least one of them. Exact."""
     if not curves:
         raise ValueError("a minimum needs at least one trade-off function")
-    return TradeOff(
-        lambda epsilon: np.max([curve.forward(epsilon) for curve in curves], axis=0),
-        lambda epsilon: np.max([curve.backward(epsilon) for curve in curves], axis=0),
-        max(curve.floor for curve in curves),
-    )
+    return _joined(curves, lambda each: np.max(each, axis=0), max(c.floor for c in curves))
 
 
 def maximum(*curves: TradeOff) -> TradeOff:
     """max{f_1, …, f_n}: holds where the mechanism obeys all of them. f is exact, δ an upper end."""
     if not curves:
         raise ValueError("a maximum needs at least one trade-off function")
-    return TradeOff(
-        lambda epsilon: np.min([curve.forward(epsilon) for curve in curves], axis=0),
-        lambda epsilon: np.min([curve.backward(epsilon) for curve in curves], axis=0),
-        min(curve.floor for curve in curves),
-        curves,
-    )
+    floor = min(curve.floor for curve in curves)
+    return replace(_joined(curves, lambda each: np.min(each, axis=0), floor), over=curves)
+
+
+def _joined(
+    curves: Sequence[TradeOff], join: Callable[[list[Array]], Array], floor: float
+) -> TradeOff:
+    """The function whose profile is made of those of others, in either direction."""
+
+    def profile(direction: str) -> Profile:
+        of_each = attrgetter(direction)
+        return lambda epsilon: np.asarray(join([of_each(curve)(epsilon) for curve in curves]))
+
+    return TradeOff(profile("forward"), profile("backward"), floor)
 
 
 def mixture(weights: ArrayLike, curves: Sequence[TradeOff]) -> TradeOff:
@@ -437,14 +441,9 @@ def mixture(weights: ArrayLike, curves: Sequence[TradeOff]) -> TradeOff:
     if len(q) != len(curves):
         raise ValueError(f"one weight per curve: {len(q)} weights, {len(curves)} curves")
     rest = max(0.0, 1 - float(np.sum(q)))
-    return TradeOff(
-        lambda epsilon: np.asarray(
-            rest + sum(w * curve.forward(epsilon) for w, curve in zip(q, curves, strict=True))
-        ),
-        lambda epsilon: np.asarray(
-            rest + sum(w * curve.backward(epsilon) for w, curve in zip(q, curves, strict=True))
-        ),
-        math.inf if rest > 0 else max(curve.floor for curve in curves),
+    floor = math.inf if rest > 0 else max(curve.floor for curve in curves)
+    return _joined(
+        curves, lambda each: rest + sum(w * one for w, one in zip(q, each, strict=True)), floor
     )
 
 

@@ -568,9 +568,7 @@ def _delta(case: _Case) -> str | None:
             f"the statement's δ is {at_most(case.claimed.delta, '.6g')}, that of the plan.json "
             f"beside it {at_most(case.plan.delta, '.6g')}"
         )
-    if not case.claimed.private:
-        return "with no guarantee any δ is as good as another"
-    return _NO_PLAN if case.plan is None else None
+    return _as_agreed(case, "δ")
 
 
 def _group(case: _Case) -> str | None:
@@ -580,12 +578,15 @@ def _group(case: _Case) -> str | None:
             f"the statement is for {case.claimed.group} records together, the plan.json beside it "
             f"says that one person may have {least}"
         )
+    return _as_agreed(case, "group")
+
+
+def _as_agreed(case: _Case, what: str) -> str | None:
     if not case.claimed.private:
-        return "with no guarantee any group is as good as another"
-    return _NO_PLAN if case.plan is None else None
-
-
-_NO_PLAN = "ε is computed for it; no plan.json beside it says that it is the one that was agreed"
+        return f"with no guarantee any {what} is as good as another"
+    if case.plan is not None:
+        return None
+    return "ε is computed for it; no plan.json beside it says that it is the one that was agreed"
 
 
 def _follows(_case: _Case) -> str | None:

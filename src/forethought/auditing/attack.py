@@ -238,7 +238,6 @@ def decision_rule(
     distance: tuple[float, float],
     games: int,
     delta: float,
-    group: int = 1,
 ) -> DecisionRule:
     """The choices for so many games, half of them with the record in.
 
@@ -249,8 +248,8 @@ def decision_rule(
     count = min(SIMULATED, max(FEWEST, CELLS // len(noise)))
     simulated = [_games(mechanism, noise, distance, count, factor) for factor in SUSPECTED]
     half = max(1, games // 2)
-    thresholds = _thresholds(simulated, half, half, mechanism, group)
-    claim = tradeoff(mechanism, group)
+    thresholds = _thresholds(simulated, half, half, mechanism)
+    claim = tradeoff(mechanism)
     slopes = [_slope(claim, made, at) for made, at in zip(simulated, thresholds, strict=True)]
     return DecisionRule(tuple(thresholds), tuple(slopes), _guesses(simulated[0], games, delta))
 
@@ -281,7 +280,7 @@ def _games(
 
 
 def _thresholds(
-    simulated: Sequence[Games], outside: int, inside: int, mechanism: Mechanism, group: int
+    simulated: Sequence[Games], outside: int, inside: int, mechanism: Mechanism
 ) -> list[float]:
     """For each kind of simulated games the threshold that would refute most noise in so many."""
     candidates, ends = [], []
@@ -296,7 +295,7 @@ def _thresholds(
     # How far below each curve a point lies: it grows with the noise that the curve claims.
     gaps = np.array(
         [
-            tradeoff(scaled_noise(mechanism, float(factor)), group)(np.minimum(false, 1.0)) - missed
+            tradeoff(scaled_noise(mechanism, float(factor)))(np.minimum(false, 1.0)) - missed
             for factor in FACTORS
         ]
     )
@@ -333,10 +332,8 @@ def _guesses(simulated: Games, canaries: int, delta: float) -> int:
 def shortened(plan: Plan, rounds: int) -> Plan:
     """The plan's first ``rounds`` rounds, at most."""
     mechanism = plan.mechanism.first(min(rounds, plan.rounds))
-    clip = plan.clip
-    if clip.shares is not None:
-        clip = Clip(clip.norm, clip.rule)
-    # Planted records are no images.
+    # Planted records are no images, and their model's layers have other names.
+    clip = replace(plan.clip, shares=None)
     return plan.with_(mechanism=mechanism, clip=clip, budget=None, augmentation=None)
 
 
@@ -478,22 +475,22 @@ def _few_records(plan: Plan) -> Plan:
     sampling = scaled(part.sampling, plan.examples, examples)
     rounds = replace(part, count=min(SHORT, part.count), sampling=sampling)
     mechanism = Mechanism(rounds, adjacency=plan.mechanism.adjacency)
-    clip = plan.clip if plan.clip.rule == "quantile" else Clip(plan.clip.norm)
+    clip = plan.clip
+    if clip.rule != "quantile":
+        clip = Clip(clip.norm, final=clip.final)
     small = plan.with_(mechanism=mechanism, examples=examples, clip=clip)
     return shortened(small, rounds.count)
 
 
-def judge(
-    plan: Plan, games: Games, distance: tuple[float, float], group: int = 1
-) -> tuple[Finding, DecisionRule]:
+def judge(plan: Plan, games: Games, distance: tuple[float, float]) -> tuple[Finding, DecisionRule]:
     """Games against the trade-off function of the plan that they were played on.
 
     Args:
         distance: what the record contributed, and what its absence.
     """
     noise = tuple(scales(plan))
-    chosen = decision_rule(plan.mechanism, noise, distance, games.count, plan.delta, group)
-    claim = tradeoff(plan.mechanism, group)
+    chosen = decision_rule(plan.mechanism, noise, distance, games.count, plan.delta)
+    claim = tradeoff(plan.mechanism)
     rate, share = games.rates(chosen.thresholds[0])
     seen = f"{100 * share:.3g} % missed at {100 * rate:.3g} % false alarms"
     least, reason = f"{100 * claim(rate):.3g} % or more", _does_better(games, chosen, claim)
@@ -503,7 +500,7 @@ def judge(
 
 
 def summarise(
-    plan: Plan, games: Games, chosen: DecisionRule | None, group: int = 1, fdp: float | None = None
+    plan: Plan, games: Games, chosen: DecisionRule | None, fdp: float | None = None
 ) -> AttackSummary:
     """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP.
 
@@ -516,20 +513,20 @@ def summarise(
         found = guessed(games)
         plain = max(one_run_epsilon(games, delta, r, LEVEL / len(found)) for r, _ in found)
     else:
-        shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta, group)
+        shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta)
         if not directed(plan):  # one run with many coins, and not one game each
             plain = one_run_epsilon(games, delta, chosen.guesses, LEVEL)
     return AttackSummary(
         games=games.count,
         rounds=plan.rounds,
         delta=delta,
-        claimed_epsilon=epsilon(plan.mechanism, delta, group).upper,
+        claimed_epsilon=epsilon(plan.mechanism, delta).upper,
         epsilon=shown,
         one_run_epsilon=plain,
         noise_at_most=noise,
         confidence=1 - LEVEL,
         points=() if chosen is None else points(games),
-        curve=curve(tradeoff(plan.mechanism, group)),
+        curve=curve(tradeoff(plan.mechanism)),
         fdp_epsilon=fdp,
     )
 
@@ -724,15 +721,15 @@ def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -
     return math.exp(bisected(lambda log: not at(log), low, high, steps=steps)[1])
 
 
-def shown_epsilon(mechanism: Mechanism, factor: float, delta: float, group: int = 1) -> float:
+def shown_epsilon(mechanism: Mechanism, factor: float, delta: float) -> float:
     """ε of the mechanism with ``factor`` times the noise: what an attack shows by f-DP."""
     if math.isinf(factor):
         return 0.0
-    return epsilon(scaled_noise(mechanism, factor), delta, group, accuracy=1e-2).lower
+    return epsilon(scaled_noise(mechanism, factor), delta, accuracy=1e-2).lower
 
 
 def epsilon_interval(
-    mechanism: Mechanism, games: Games, chosen: DecisionRule, delta: float, group: int = 1
+    mechanism: Mechanism, games: Games, chosen: DecisionRule, delta: float
 ) -> tuple[tuple[float, float], float]:
     """ε that an attack shows, (lower, upper), and the multiple of the noise that it acts as having.
 
@@ -742,13 +739,11 @@ def epsilon_interval(
     """
     threshold = chosen.thresholds[0]
     errors = joint(games, threshold, chosen.slopes[0])
-    upper = critical_noise(
-        lambda scaled: errors.p_value(tradeoff(scaled, group)) < LEVEL, mechanism
-    )
+    upper = critical_noise(lambda scaled: errors.p_value(tradeoff(scaled)) < LEVEL, mechanism)
     false, missed = games.at_least(threshold, LEVEL)
-    lower = critical_noise(lambda scaled: missed < tradeoff(scaled, group)(false), mechanism)
-    shown = shown_epsilon(mechanism, upper, delta, group)
-    return (shown, max(shown, shown_epsilon(mechanism, lower, delta, group))), upper
+    lower = critical_noise(lambda scaled: missed < tradeoff(scaled)(false), mechanism)
+    shown = shown_epsilon(mechanism, upper, delta)
+    return (shown, max(shown, shown_epsilon(mechanism, lower, delta))), upper
 
 
 def points(games: Games, count: int = 24, level: float = 0.05) -> tuple[AttackPoint, ...]:

@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forethought.auditing.attack import (
-    Array,
-    contributions,
-    directed,
-    drawn_canaries,
-    games_of,
-    judge,
-    shortened,
-)
+from forethought.auditing import attack
 from forethought.auditing.canaries import CanaryRecords
 from forethought.auditing.verdict import Finding
 from forethought.exchange.events import Received
@@ -44,7 +36,7 @@ from forethought.values.checks import whole
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, ReleaseUse
 
-Listen = Callable[[Plan, list[CanaryRecords]], Array]
+Listen = Callable[[Plan, list[CanaryRecords]], attack.Array]
 
 
 def audit_client(
@@ -102,21 +94,21 @@ def _audited(
     Args:
         listen: trains, and says what an attacker made of the first holder's noised sums.
     """
-    if directed(plan) or plan.clip.rule == "quantile":
+    if attack.directed(plan) or plan.clip.rule == "quantile":
         raise ValueError(
             "a client is audited where every record is a game of its own: a plan that clips "
             "examples, to a fixed norm, without batches of a fixed size under add-or-remove"
         )
-    small = shortened(plan, rounds)
+    small = attack.shortened(plan, rounds)
     count = min(canaries, plan.examples)
-    records, there = drawn_canaries(small, count, np.random.default_rng(seed))
+    records, there = attack.drawn_canaries(small, count, np.random.default_rng(seed))
     nowhere = np.full(plan.examples, count)
     blank = CanaryRecords(nowhere, np.zeros_like(nowhere), plan.clip.norm, 1)
     seen = listen(small, [records] + [blank] * (holders - 1))[:, :count] / plan.clip.norm
-    return judge(small, games_of(small, seen, there), contributions(small))[0]
+    return attack.judge(small, attack.games_of(small, seen, there), attack.contributions(small))[0]
 
 
-def received(plan: Plan, held: list[CanaryRecords]) -> Array:
+def received(plan: Plan, held: list[CanaryRecords]) -> attack.Array:
     """Every noised sum of the first client that its server received, shape (rounds, coordinates).
 
     A round that came more than once counts as the mean of what came, as an attacker would use it.
@@ -132,7 +124,7 @@ def received(plan: Plan, held: list[CanaryRecords]) -> Array:
         averaging=Averaging("none"),
     )
     simulator = StarSimulator(federation, shared.read(), trainers, Times([1.0] * len(held)))
-    sums: dict[int, list[Array]] = {}
+    sums: dict[int, list[attack.Array]] = {}
 
     def hear(event: Any) -> None:
         if isinstance(event, Received) and event.sender == 0 and isinstance(event.message, Update):
@@ -145,7 +137,7 @@ def received(plan: Plan, held: list[CanaryRecords]) -> Array:
     return np.array([np.mean(sums[round], axis=0) for round in range(plan.rounds)])
 
 
-def recovered(plan: Plan, held: list[CanaryRecords]) -> Array:
+def recovered(plan: Plan, held: list[CanaryRecords]) -> attack.Array:
     """Every noised sum of worker 0 as worker 1 works it out, shape (rounds, coordinates)."""
     shared, trainers = _trainers(plan, held)
     simulator = GraphSimulator(
@@ -164,8 +156,8 @@ def recovered(plan: Plan, held: list[CanaryRecords]) -> Array:
         trainers,
         Times([1.0] * len(held)),
     )
-    theirs: dict[int, Array] = {}
-    own: dict[int, Array] = {}
+    theirs: dict[int, attack.Array] = {}
+    own: dict[int, attack.Array] = {}
 
     def hear(event: Any) -> None:
         if isinstance(event, on.PeerMessage | on.Send) and isinstance(event.message, Weights):

@@ -19,16 +19,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.signal import lfilter
 
+from forethought.auditing import canaries
 from forethought.auditing import exact_tests as exact
-from forethought.auditing.canaries import (
-    LARGE,
-    CanaryRecords,
-    CheckSizes,
-    evenly,
-    observe,
-    scaled,
-    with_parts,
-)
 from forethought.auditing.verdict import Finding, certain, smallest, tested
 from forethought.values.mechanism import Correlated, Mechanism, Rounds
 from forethought.values.plan import Plan
@@ -47,7 +39,7 @@ STRETCH = 12
 RECORDS = 400
 
 
-def noise(plan: Plan, sizes: CheckSizes, generator: np.random.Generator) -> list[Finding]:
+def noise(plan: Plan, sizes: canaries.CheckSizes, generator: np.random.Generator) -> list[Finding]:
     """Every finding about the noise of runs on records with known gradients.
 
     Args:
@@ -62,13 +54,13 @@ def noise(plan: Plan, sizes: CheckSizes, generator: np.random.Generator) -> list
 def noise_plan(plan: Plan, rounds: int) -> Plan:
     """``rounds`` rounds with the noise of the plan's parts, on few records."""
     examples = min(plan.examples, RECORDS)
-    parts = evenly([part for part in plan.mechanism if part.noise_multiplier > 0])
+    parts = canaries.evenly([part for part in plan.mechanism if part.noise_multiplier > 0])
     each = max(2, rounds // len(parts))
     short = [
-        replace(part, count=each, sampling=scaled(part.sampling, plan.examples, examples))
+        replace(part, count=each, sampling=canaries.scaled(part.sampling, plan.examples, examples))
         for part in parts
     ]
-    return with_parts(plan, short, examples)
+    return canaries.with_parts(plan, short, examples)
 
 
 def standardised(plan: Plan, coordinates: int, **options: Any) -> list[Array]:
@@ -78,14 +70,16 @@ def standardised(plan: Plan, coordinates: int, **options: Any) -> list[Array]:
     and the rest are far above any norm, so that the quantile rule keeps its norm.
     """
     place = np.arange(plan.examples)
-    weight = np.where(place % 2 == 0, 1, LARGE)
-    records = CanaryRecords(place, weight, plan.clip.norm / 1000, coordinates + plan.examples)
+    weight = np.where(place % 2 == 0, 1, canaries.LARGE)
+    records = canaries.CanaryRecords(
+        place, weight, plan.clip.norm / 1000, coordinates + plan.examples
+    )
     kept: list[Array] = []
 
     def see(_index: int, total: Array) -> None:
         kept.append(total[-coordinates:].copy())
 
-    norms = observe(plan, records, see, **options)
+    norms = canaries.observe(plan, records, see, **options)
     numbers = [total / scale for total, scale in zip(kept, scales(plan, norms), strict=True)]
     return whitened(plan.mechanism, numbers)
 

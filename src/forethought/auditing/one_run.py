@@ -27,21 +27,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from forethought.accounting.tradeoff import tradeoff
-from forethought.auditing.attack import (
-    Games,
-    contributions,
-    directed,
-    games_of,
-    guessed,
-    judge,
-    one_run_fdp_epsilon,
-    one_run_refutation,
-    orthogonal_games,
-    summarise,
-)
+from forethought.auditing import attack
 from forethought.auditing.audit import FALSE_ALARM, own_records
 from forethought.auditing.canaries import LARGE
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
+from forethought.gradients.batches import call
 from forethought.rounds.contributions import Loss, default_loss
 from forethought.rounds.private_sum import WITNESS, NoisedSum
 from forethought.rounds.records import blank
@@ -86,14 +76,7 @@ class Canaried(nn.Module):
         self, row: torch.Tensor, own: torch.Tensor, weight: torch.Tensor, inputs: Any
     ) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """The model's outputs, what its loss counts (B,), and weight × table[row] (B,)."""
-        return called(self.model, inputs), own, weight * self.table(row).squeeze(-1)
-
-
-def called(model: nn.Module, inputs: Any) -> Any:
-    """The model of inputs in any form that training takes."""
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+        return call(self.model, inputs), own, weight * self.table(row).squeeze(-1)
 
 
 def one_run(
@@ -135,7 +118,7 @@ def one_run(
         raise ValueError("give model and data, or neither")
     if model is None and canaries == "inputs":
         raise ValueError('canaries="inputs" are records of yours: give model and data')
-    if directed(plan):
+    if attack.directed(plan):
         raise ValueError(
             "one run plays one game of this plan: records of a group share its update, and one "
             "record less moves batches of a fixed size. Use forethought.audit, or a plan that "
@@ -156,7 +139,7 @@ def one_run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about gradients of sizes that no data has
         if model is None:
-            games = orthogonal_games(plan, count, generator)
+            games = attack.orthogonal_games(plan, count, generator)
         else:
             games = _games(plan, model, data, loss, canaries, count, generator, progress)
     if not len(games.outside) or not len(games.inside):
@@ -166,22 +149,24 @@ def one_run(
     return Audit(tuple(findings), share, summary, seconds, tuple(notes))
 
 
-def _judged(plan: Plan, games: Games, canaries: Canaries) -> tuple[list[Finding], AttackSummary]:
-    claim, found = tradeoff(plan.mechanism), guessed(games)
+def _judged(
+    plan: Plan, games: attack.Games, canaries: Canaries
+) -> tuple[list[Finding], AttackSummary]:
+    claim, found = tradeoff(plan.mechanism), attack.guessed(games)
     right = ", ".join(f"{v:,} of {r:,}" for r, v in found)
     total = games.count
     reason = (
         f"Of one run with {total:,} canaries {right} guesses about them are right, which the "
         "claim makes improbable."
     )
-    p_value = one_run_refutation(found, total, claim)
+    p_value = attack.one_run_refutation(found, total, claim)
     findings = [Finding("attack", "guesses in one run", f"{right} right", "fewer", reason, p_value)]
-    fdp = one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
+    fdp = attack.one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
     chosen = None
     if canaries == "gradients":  # scores of a known law, one canary independent of another
-        finding, chosen = judge(plan, games, contributions(plan))
+        finding, chosen = attack.judge(plan, games, attack.contributions(plan))
         findings.append(finding)
-    return findings, summarise(plan, games, chosen, fdp=fdp)
+    return findings, attack.summarise(plan, games, chosen, fdp=fdp)
 
 
 def _games(
@@ -193,7 +178,7 @@ def _games(
     count: int,
     generator: np.random.Generator,
     progress: Callable[[int, int], None] | None,
-) -> Games:
+) -> attack.Games:
     """One run of the plan on the user's model; every canary is a game."""
     model, records, found = own_records(model, data, plan, loss)
     usual = found or default_loss(blank(records)[1])
@@ -208,10 +193,10 @@ def _games(
     if canaries == "gradients":
         row[chosen] = np.arange(count)
         counted[chosen] = 0
-        weight[chosen] = np.where(there, *contributions(plan)) * LARGE * plan.clip.norm
+        weight[chosen] = np.where(there, *attack.contributions(plan)) * LARGE * plan.clip.norm
     else:
         wrong = mistaken(targets, chosen, generator)
-        if contributions(plan)[1]:  # the record itself takes the canary's place
+        if attack.contributions(plan)[1]:  # the record itself takes the canary's place
             kept = torch.from_numpy(chosen[~there]).to(targets.device)
             wrong[kept] = targets[kept]
         else:
@@ -233,8 +218,8 @@ def _games(
     if canaries == "inputs":
         assert isinstance(run.model, Canaried)
         score = before - losses(run.model.model, usual, inputs, wrong, chosen)
-        return Games(score[~there], score[there], independent=False)
-    return games_of(plan, np.array([total / norm for norm, total in seen]), there)
+        return attack.Games(score[~there], score[there], independent=False)
+    return attack.games_of(plan, np.array([total / norm for norm, total in seen]), there)
 
 
 def mistaken(
@@ -262,7 +247,7 @@ def losses(
         for some in np.array_split(chosen, -(-len(chosen) // PIECE)):
             places = torch.from_numpy(some).to(targets.device)
             piece = torch.utils._pytree.tree_map(lambda leaf, at=places: leaf[at], inputs)
-            found.append(loss(called(model, piece), targets[places]).double().cpu().numpy())
+            found.append(loss(call(model, piece), targets[places]).double().cpu().numpy())
     model.train(training)
     return np.asarray(np.concatenate(found), dtype=np.float64)
 

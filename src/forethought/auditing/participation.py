@@ -19,29 +19,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
+from forethought.auditing import canaries
 from forethought.auditing import exact_tests as exact
-from forethought.auditing.canaries import (
-    CanaryRecords,
-    CheckSizes,
-    divisors,
-    evenly,
-    observe,
-    scaled,
-    with_parts,
-)
 from forethought.auditing.verdict import Finding, certain, smallest, tested
-from forethought.values.mechanism import (
-    INNER,
-    CyclicPoisson,
-    FullBatch,
-    Poisson,
-    RandomAllocation,
-    Rounds,
-    Sampling,
-    Shuffled,
-    UnsupportedMechanismError,
-    WithoutReplacement,
-)
+from forethought.values import mechanism
 from forethought.values.plan import Plan
 
 Indices = NDArray[np.int64]
@@ -63,7 +44,10 @@ _certain, _tested = partial(certain, "participation"), partial(tested, "particip
 
 
 def sampling_findings(
-    sampling: Sampling, members: Sequence[Indices], examples: int, generator: np.random.Generator
+    sampling: mechanism.Sampling,
+    members: Sequence[Indices],
+    examples: int,
+    generator: np.random.Generator,
 ) -> list[Finding]:
     """Tests of whether batches are drawn as claimed.
 
@@ -76,7 +60,7 @@ def sampling_findings(
     """
     tests = TESTS.get(type(sampling))
     if tests is None:
-        raise UnsupportedMechanismError(
+        raise mechanism.UnsupportedMechanismError(
             f"an audit has no tests of how {type(sampling).__name__} draws its batches; it has "
             f"them for {', '.join(kind.__name__ for kind in TESTS)}"
         )
@@ -167,7 +151,7 @@ class SeenBatches:
         seen = f"{mean:.5g} on average"
         return _found("sizes of batches", seen, f"{wanted:.5g}", reason, p_value)
 
-    def uniformity(self, sampling: Sampling) -> list[Finding]:
+    def uniformity(self, sampling: mechanism.Sampling) -> list[Finding]:
         """Given its size, a batch is a uniform subset, whatever the rounds before were.
 
         So the number of its records in any set that was marked beforehand is hypergeometric given
@@ -251,11 +235,11 @@ def _drawn_afresh(p_value: float) -> Finding:
     return _tested(what, "every batch drawn afresh", reason, p_value)
 
 
-def _full(sampling: FullBatch, seen: SeenBatches) -> list[Finding]:
+def _full(sampling: mechanism.FullBatch, seen: SeenBatches) -> list[Finding]:
     return [seen.sizes([seen.examples] * len(seen.members), "full batch")]
 
 
-def _subsets(sampling: WithoutReplacement, seen: SeenBatches) -> list[Finding]:
+def _subsets(sampling: mechanism.WithoutReplacement, seen: SeenBatches) -> list[Finding]:
     return [
         seen.sizes([sampling.batch] * len(seen.members), "sampling without replacement"),
         seen.most_and_fewest(sampling.rate),
@@ -263,7 +247,7 @@ def _subsets(sampling: WithoutReplacement, seen: SeenBatches) -> list[Finding]:
     ]
 
 
-def _allocated(sampling: RandomAllocation, seen: SeenBatches) -> list[Finding]:
+def _allocated(sampling: mechanism.RandomAllocation, seen: SeenBatches) -> list[Finding]:
     return [
         seen.once_an_epoch(sampling.rounds, "random allocation"),
         seen.dealt_evenly(sampling.rounds, 1.0),
@@ -271,7 +255,7 @@ def _allocated(sampling: RandomAllocation, seen: SeenBatches) -> list[Finding]:
     ]
 
 
-def _shuffled(sampling: Shuffled, seen: SeenBatches) -> list[Finding]:
+def _shuffled(sampling: mechanism.Shuffled, seen: SeenBatches) -> list[Finding]:
     length, batch = sampling.rounds_per_epoch, sampling.batch
     last = seen.examples - batch * (length - 1)
     wanted = [last if t % length == length - 1 else batch for t in range(len(seen.members))]
@@ -282,7 +266,7 @@ def _shuffled(sampling: Shuffled, seen: SeenBatches) -> list[Finding]:
     ]
 
 
-def _poisson(sampling: Poisson, seen: SeenBatches) -> list[Finding]:
+def _poisson(sampling: mechanism.Poisson, seen: SeenBatches) -> list[Finding]:
     rounds, rate, examples = len(seen.members), sampling.rate, seen.examples
     sizes, counts = np.array([len(batch) for batch in seen.members]), seen.counts
     total = int(sizes.sum())
@@ -311,7 +295,7 @@ def _poisson(sampling: Poisson, seen: SeenBatches) -> list[Finding]:
     return [_found(*row, why, p) for row, why, p in every] + seen.uniformity(sampling)
 
 
-def _turns(sampling: CyclicPoisson, seen: SeenBatches) -> list[Finding]:
+def _turns(sampling: mechanism.CyclicPoisson, seen: SeenBatches) -> list[Finding]:
     """Each record in the rounds of one part only, and there independently at the rate.
 
     A record's part shows when it takes part first; from then on it is in each round of that part
@@ -352,13 +336,13 @@ def _turns(sampling: CyclicPoisson, seen: SeenBatches) -> list[Finding]:
 
 
 # (sampling, batches) → findings, by kind; others cannot be audited.
-TESTS: dict[type[Sampling], Callable[[Any, SeenBatches], list[Finding]]] = {
-    FullBatch: _full,
-    Poisson: _poisson,
-    WithoutReplacement: _subsets,
-    Shuffled: _shuffled,
-    RandomAllocation: _allocated,
-    CyclicPoisson: _turns,
+TESTS: dict[type[mechanism.Sampling], Callable[[Any, SeenBatches], list[Finding]]] = {
+    mechanism.FullBatch: _full,
+    mechanism.Poisson: _poisson,
+    mechanism.WithoutReplacement: _subsets,
+    mechanism.Shuffled: _shuffled,
+    mechanism.RandomAllocation: _allocated,
+    mechanism.CyclicPoisson: _turns,
 }
 
 
@@ -388,19 +372,21 @@ class DryRun:
         return ((values, norm) for values, norm in rounds if len(values))
 
 
-def dry_plan(plan: Plan, sizes: CheckSizes) -> Plan:
+def dry_plan(plan: Plan, sizes: canaries.CheckSizes) -> Plan:
     """A plan with the same sampling and clipping, no noise, and rounds enough to judge them."""
     examples = min(plan.examples, sizes.population)
-    kinds: dict[Sampling, Rounds] = {}
+    kinds: dict[mechanism.Sampling, mechanism.Rounds] = {}
     for part in plan.mechanism:
-        sampling = scaled(part.sampling, plan.examples, examples)
+        sampling = canaries.scaled(part.sampling, plan.examples, examples)
         count = _rounds(sampling, examples, plan, sizes)
-        silent = Rounds(0.0, count, sampling, part.clipping, groups=part.groups)
+        silent = mechanism.Rounds(0.0, count, sampling, part.clipping, groups=part.groups)
         kinds.setdefault(sampling, silent)
-    return with_parts(plan, evenly(list(kinds.values())), examples)
+    return canaries.with_parts(plan, canaries.evenly(list(kinds.values())), examples)
 
 
-def _rounds(sampling: Sampling, examples: int, plan: Plan, sizes: CheckSizes) -> int:
+def _rounds(
+    sampling: mechanism.Sampling, examples: int, plan: Plan, sizes: canaries.CheckSizes
+) -> int:
     length = sampling.rounds_per_epoch
     if length == 1 and not sampling.hides(length):
         return 3
@@ -430,7 +416,7 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
         # A mean of many orthogonal gradients must still be far above the norm.
         weight = np.full(examples, LARGE)
         unit = LARGE * norm * math.ceil(math.sqrt(examples))
-    records = CanaryRecords(np.arange(examples), weight.astype(np.int64), unit, examples)
+    records = canaries.CanaryRecords(np.arange(examples), weight.astype(np.int64), unit, examples)
     members: list[Indices] = []
     values: list[NDArray[np.float64]] = []
 
@@ -439,11 +425,13 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
         members.append(found)
         values.append(total[found])
 
-    norms = observe(plan, records, see, seed=seed)
+    norms = canaries.observe(plan, records, see, seed=seed)
     return DryRun(plan, tuple(members), tuple(values), tuple(norms))
 
 
-def participation(plan: Plan, sizes: CheckSizes, generator: np.random.Generator) -> list[Finding]:
+def participation(
+    plan: Plan, sizes: canaries.CheckSizes, generator: np.random.Generator
+) -> list[Finding]:
     """Every finding of the dry run.
 
     Args:
@@ -498,7 +486,7 @@ def proportional(plan: Plan) -> bool:
         return True
     plain = local.function is None and local.step is None
     decays = any(name == "weight_decay" and value for name, value in local.options)
-    return plain and not decays and INNER[local.optimizer].along
+    return plain and not decays and mechanism.INNER[local.optimizer].along
 
 
 def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Finding]:
@@ -584,7 +572,7 @@ def count_noise(seen: DryRun, generator: np.random.Generator) -> Finding:
     assert clip.count_noise is not None
     uniforms = []
     for t, (members, divisor) in enumerate(
-        zip(seen.members[:-1], divisors(seen.plan), strict=False)
+        zip(seen.members[:-1], canaries.divisors(seen.plan), strict=False)
     ):
         norm = seen.clip_norms[t]
         share = clip.quantile - math.log(seen.clip_norms[t + 1] / norm) / clip.quantile_rate

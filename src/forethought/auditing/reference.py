@@ -23,22 +23,7 @@ from randomgen import AESCounter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from forethought.values.mechanism import (
-    INNER,
-    Augmentation,
-    Correlated,
-    CyclicPoisson,
-    FullBatch,
-    LinearExamples,
-    Local,
-    LocalUpdates,
-    Persons,
-    Poisson,
-    RandomAllocation,
-    Shuffled,
-    WithoutReplacement,
-    imported,
-)
+from forethought.values import mechanism
 from forethought.values.plan import Clip, Privacy, Round, Statistics
 
 Array = NDArray[np.float64]
@@ -120,7 +105,7 @@ class Reference:
             part.noise_multiplier,
             privacy.noise,
             float(privacy.contribution.groups or batch),
-            part.strategy if isinstance(part, Correlated) else None,
+            part.strategy if isinstance(part, mechanism.Correlated) else None,
             part.groups,
             privacy.augmentation,
         )
@@ -141,20 +126,20 @@ class Reference:
         epoch, turn = divmod(one.index - one.origin, sampling.rounds_per_epoch)
         began = self._at("sampling", (one.origin + epoch * sampling.rounds_per_epoch) << 64)
         match sampling:
-            case Poisson():
+            case mechanism.Poisson():
                 return _coins(count, sampling.rate, here)
-            case WithoutReplacement():
+            case mechanism.WithoutReplacement():
                 return here.choice(count, sampling.batch, replace=False, shuffle=False)
-            case Shuffled():
+            case mechanism.Shuffled():
                 order = began.permutation(count)
                 return order[turn * sampling.batch : (turn + 1) * sampling.batch]
-            case RandomAllocation():
+            case mechanism.RandomAllocation():
                 return np.flatnonzero(began.integers(sampling.rounds, size=count) == turn)
-            case CyclicPoisson():
+            case mechanism.CyclicPoisson():
                 dealt = self._at("sampling", (2**63 + one.origin) << 64)
                 part = np.flatnonzero(dealt.integers(sampling.parts, size=count) == turn)
                 return part[_coins(len(part), sampling.rate, here)]
-            case FullBatch():
+            case mechanism.FullBatch():
                 return np.arange(count)
             case _:
                 raise ReplayError(f"{sampling!r} is not replayed")
@@ -329,7 +314,7 @@ def summed(
     """
     members = reference.members(one, batch)
     draws = None if one.augmentation is None else reference.draws(one, len(batch))
-    seeds = reference.seeds(one) if isinstance(one.contribution, LocalUpdates) else None
+    seeds = reference.seeds(one) if isinstance(one.contribution, mechanism.LocalUpdates) else None
     keep = len(members) * reference.size <= KEPT
     total = _ExactSum(reference.size)
     reach, shorter = np.zeros(reference.size), np.zeros(reference.size)
@@ -439,11 +424,11 @@ def _taken(records: Any, index: int, one: Round, draw: int | None) -> list[Recor
     how = one.augmentation
     if how is None or draw is None:
         return [(inputs, targets)]
-    rows = inputs.shape[1] if isinstance(one.contribution, Persons) else 1
+    rows = inputs.shape[1] if isinstance(one.contribution, mechanism.Persons) else 1
     numbers = _uniform(draw, how.copies * rows)
     found = []
     for _ in range(how.copies):
-        images = inputs[0] if isinstance(one.contribution, Persons) else inputs
+        images = inputs[0] if isinstance(one.contribution, mechanism.Persons) else inputs
         altered = torch.stack([_altered(image, next(numbers), how) for image in images])
         found.append((altered.view(inputs.shape), targets))
     return found
@@ -474,7 +459,7 @@ def _uniform(draw: int, count: int) -> Iterator[list[float]]:
         yield numbers
 
 
-def _altered(image: Tensor, numbers: list[float], how: Augmentation) -> Tensor:
+def _altered(image: Tensor, numbers: list[float], how: mechanism.Augmentation) -> Tensor:
     """One copy of an image (channels, height, width), by its own eight numbers."""
     height, width = image.shape[-2:]
     far = 0
@@ -544,7 +529,7 @@ class _Look:
         if isinstance(self._kind, Statistics):
             return np.asarray(own[0][0][0], dtype=np.float64).reshape(-1)
         ready = [[self._record(*copy) for copy in copies] for copies in own]
-        if isinstance(self._kind, LocalUpdates) and not self._kind.local.is_gradient:
+        if isinstance(self._kind, mechanism.LocalUpdates) and not self._kind.local.is_gradient:
             return self._local(self._kind.local, ready, seed)
         slopes = self._mean(self.model, ready)
         return np.concatenate([slope.double().numpy().reshape(-1) for slope in slopes])
@@ -578,7 +563,7 @@ class _Look:
     def _slopes(
         self, model: nn.Module, trained: list[Any], inputs: Any, targets: Any
     ) -> Sequence[Tensor]:
-        if isinstance(self._kind, LinearExamples):
+        if isinstance(self._kind, mechanism.LinearExamples):
             slope = model.slope(inputs @ model.weight.detach(), targets)  # type: ignore[operator]
             return [torch.outer(inputs.reshape(-1), slope.detach().reshape(-1)).view_as(trained[0])]
         with torch.enable_grad():
@@ -590,7 +575,7 @@ class _Look:
         return [slope.detach().to_dense() for slope in slopes]
 
     def _value(self, model: nn.Module, inputs: Any, targets: Any) -> Tensor:
-        if isinstance(self._kind, Persons):
+        if isinstance(self._kind, mechanism.Persons):
             return self._of_a_person(model, inputs[0], targets[0])
         if self._dims is not None:
             inputs = _moved(inputs, self._dims.inputs, 0)
@@ -633,7 +618,7 @@ class _Look:
             return nothing
         return torch.stack(values).sum() / len(values)
 
-    def _local(self, local: Local, own: Sequence[Sequence[Record]], seed: int) -> Array:
+    def _local(self, local: mechanism.Local, own: Sequence[Sequence[Record]], seed: int) -> Array:
         """The weight change of a group's own algorithm, turned round."""
         model = copy.deepcopy(self.model)
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -644,10 +629,10 @@ class _Look:
                 torch.utils._pytree.tree_map(lambda *leaves: torch.cat(leaves), *side)
                 for side in zip(*records, strict=True)
             )
-            moved = imported(local.function)(copy.deepcopy(model), pair)
+            moved = mechanism.imported(local.function)(copy.deepcopy(model), pair)
             parts = [-moved[name] for name in trained]
         else:
-            kind = INNER[local.optimizer]
+            kind = mechanism.INNER[local.optimizer]
             options: dict[str, Any] = {**kind.preset, **dict(local.options)}
             optimizer = getattr(torch.optim, kind.home)(
                 list(trained.values()), lr=local.learning_rate, **options

@@ -22,17 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from forethought.auditing import reference
 from forethought.auditing.canaries import evenly, scaled, with_parts
-from forethought.auditing.reference import (
-    CHARGE,
-    NUDGES,
-    Part,
-    Reference,
-    ReferenceSum,
-    ReplayError,
-    inputs_of,
-    summed,
-)
 from forethought.auditing.verdict import Finding, certain
 from forethought.rounds.private_sum import WITNESS, NoisedSum, PrivateRounds, PrivateSum
 from forethought.rounds.randomness import Secrets
@@ -124,7 +115,7 @@ class Replay:
         """The witness of a run that begins."""
         try:
             return _Witness(self, rounds, secrets)
-        except ReplayError as error:
+        except reference.ReplayError as error:
             self._refuse(error)
             return None
 
@@ -156,7 +147,7 @@ class _Witness:
 
     def __init__(self, replay: Replay, rounds: PrivateRounds, secrets: Secrets) -> None:
         self._replay, self._rounds = replay, rounds
-        self._reference = Reference(
+        self._reference = reference.Reference(
             rounds.privacy,
             (secrets.sampling, secrets.noise),
             rounds.layout.names,
@@ -166,7 +157,7 @@ class _Witness:
         self._bounds = replay._bounds.setdefault(secrets.noise, {})
         self._key = secrets.noise
         self._correlated = any(isinstance(part, Correlated) for part in rounds.privacy.mechanism)
-        self._parts: list[Part] = []
+        self._parts: list[reference.Part] = []
         self._inputs, self._last = b"", b""
         self._indices: Any = None
         self._records: Any = None
@@ -184,7 +175,7 @@ class _Witness:
             self._parts, self._inputs, self._last, self._sum = [], b"", b"", None
         wanted = self._wanted(total.round.index)
         if wanted or self._correlated:
-            name = inputs_of(model)
+            name = reference.inputs_of(model)
             if name != self._last:
                 self._inputs, self._last = self._inputs + name, name
         if wanted:
@@ -192,9 +183,9 @@ class _Witness:
             self._indices, self._records = total.indices.copy(), records
             try:
                 copied, dims = copy.deepcopy(model), self._rounds.how.batch_dims
-                self._parts.append(Part(copied, self._rounds.how.loss, some, dims))
+                self._parts.append(reference.Part(copied, self._rounds.how.loss, some, dims))
             except Exception as error:  # whatever keeps a model from being copied
-                self._replay._refuse(ReplayError(f"the model cannot be copied: {error}"))
+                self._replay._refuse(reference.ReplayError(f"the model cannot be copied: {error}"))
                 self._copied = False
 
     def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
@@ -221,12 +212,14 @@ class _Witness:
         try:
             with torch.random.fork_rng(devices=[]):
                 self._compare(one, noised, bound)
-        except ReplayError as error:
+        except reference.ReplayError as error:
             self._replay._refuse(error)
             return
         except Exception as error:  # the run goes on: it is not its fault
             what = f"{type(error).__name__}: {error}"
-            self._replay._refuse(ReplayError(f"the reference could not compute a round: {what}"))
+            self._replay._refuse(
+                reference.ReplayError(f"the reference could not compute a round: {what}")
+            )
             return
         self._replay.replayed += 1
 
@@ -265,8 +258,10 @@ class _Witness:
 
     def _sums(self, one: Round, batch: Any, equal: bool, where: str) -> None:
         assert self._sum is not None
-        for nudges in (NUDGES, MANY_NUDGES):
-            found = summed(self._reference, one, batch, self._parts, self._records, nudges)
+        for nudges in (reference.NUDGES, MANY_NUDGES):
+            found = reference.summed(
+                self._reference, one, batch, self._parts, self._records, nudges
+            )
             off = apart(self._sum, found, one.clip_norm)
             if off <= 1 or not equal:
                 break
@@ -324,14 +319,14 @@ class _Witness:
             self._say("noise on the count, by the next norm", gap, reason)
 
 
-def apart(total: Array, found: ReferenceSum, clip_norm: float) -> float:
+def apart(total: Array, found: reference.ReferenceSum, clip_norm: float) -> float:
     """The distance of a sum from the reference's, in units of what is allowed in that direction.
 
     Along every coordinate, along the sum itself, and along every contribution: half of the charge
     r·C for the sum's own rounding (docs/gradients.md), what rounding can do to the contributions,
     and, one way only, what norms that are taken too long can take away.
     """
-    half = CHARGE / 2 * clip_norm
+    half = reference.CHARGE / 2 * clip_norm
     gap = total - found.middle
     if not np.isfinite(gap).all():
         return math.inf

@@ -23,21 +23,13 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from forethought.accounting.tradeoff import tradeoff
-from forethought.auditing.canaries import (
-    LARGE,
-    CanaryRecords,
-    CheckSizes,
-    divisors,
-    observe,
-    recorded_plan,
-    watching,
-)
+from forethought.auditing import canaries
 from forethought.auditing.verdict import Finding, certain
 from forethought.gradients.batches import bits
 from forethought.gradients.clipped import numbers_behind
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import Gradients, Loss
-from forethought.rounds.records import Records
+from forethought.rounds.records import Records, content
 from forethought.training.run import train
 from forethought.values.mechanism import Examples, FullBatch, Mechanism, Rounds
 from forethought.values.plan import Clip, Plan
@@ -71,8 +63,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def _frozen(value: Any, depth: int = 0) -> Any:
     if isinstance(value, torch.Tensor):
-        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return (str(value.dtype), tuple(value.shape), content)
+        return (str(value.dtype), tuple(value.shape), content(value))
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
@@ -128,9 +119,9 @@ def planted_distance(plan: Plan) -> float:
     adjacency, examples = plan.mechanism.adjacency, 12
     clip = plan.clip if plan.clip.rule in ("flat", "automatic") else Clip(plan.clip.norm)
     weight = np.full(examples, -1, dtype=np.int64)
-    weight[-1] = LARGE
+    weight[-1] = canaries.LARGE
     replaced = weight.copy()
-    replaced[-1] = -LARGE
+    replaced[-1] = -canaries.LARGE
     others = [replaced] if adjacency == "replace-one" else [weight[:-1]]
     if adjacency == "zero-out" and plan.groups is None:
         blank = weight.copy()
@@ -141,14 +132,14 @@ def planted_distance(plan: Plan) -> float:
 
 
 def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:
-    records = CanaryRecords(np.zeros_like(weight), weight, 1e3 * clip.norm, 1)
+    records = canaries.CanaryRecords(np.zeros_like(weight), weight, 1e3 * clip.norm, 1)
     kept: list[float] = []
 
     def see(_index: int, total: Array) -> None:
         kept.append(float(total[0]))
 
     # One seed for all: the other records are dealt to the same groups.
-    observe(full_batch(plan, len(weight), clip), records, see, seed=0)
+    canaries.observe(full_batch(plan, len(weight), clip), records, see, seed=0)
     return kept[0]
 
 
@@ -228,16 +219,16 @@ class _ModelCase:
 
     def total(self, batch: _TakenRecords, clip: Clip, seed: int = 0) -> Array:
         """The sum of clipped contributions over all parameters, in units of C."""
-        plan = recorded_plan(full_batch(self.plan, batch.size, clip))
+        plan = canaries.recorded_plan(full_batch(self.plan, batch.size, clip))
         kept: list[Array] = []
-        (scale,) = divisors(plan)
+        (scale,) = canaries.divisors(plan)
 
         def see(gradients: list[torch.Tensor]) -> None:
             flat = [g.detach().cpu().double().numpy().reshape(-1) for g in gradients]
             kept.append(np.concatenate(flat) * (scale / clip.norm))
 
         options: dict[str, Any] = {"diagnostics": False, "log_every": 1, "seed": seed}
-        with watching(see):
+        with canaries.watching(see):
             train(self.model, batch.data, plan, loss=self.loss, **options)
         return kept[0]
 
@@ -247,7 +238,7 @@ def model_sensitivity(
     records: Records,
     plan: Plan,
     loss: Loss,
-    sizes: CheckSizes,
+    sizes: canaries.CheckSizes,
     generator: np.random.Generator,
 ) -> list[Finding]:
     """Neighbouring batches through the user's model and loss, and what they leave in the model.
@@ -356,7 +347,10 @@ def _fixed(clip: Clip) -> Clip:
 
 
 def _distances(
-    case: _ModelCase, batch: _TakenRecords, sizes: CheckSizes, generator: np.random.Generator
+    case: _ModelCase,
+    batch: _TakenRecords,
+    sizes: canaries.CheckSizes,
+    generator: np.random.Generator,
 ) -> Iterator[tuple[str, float]]:
     own, size = _fixed(case.plan.clip), batch.size
     binding = replace(own, norm=own.norm * BINDING)

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forethought.commands.command import (
-    DataDir,
-    Figures,
-    Json,
-    Quiet,
-    app,
-    console_for,
-    fail,
-    print_json,
-    refuse,
-    show_files,
-    takes,
-)
+from forethought.commands import command
 from forethought.values.checks import without_none
 
 if TYPE_CHECKING:
@@ -32,11 +20,11 @@ if TYPE_CHECKING:
     from forethought.values.plan import Plan
 
 
-@app.command(
+@command.app.command(
     epilog="Example: forethought account --examples 60000 --batch 256 --epochs 20 "
     "--noise-multiplier 1.1 --delta 1e-5"
 )
-@takes("account", before="group")
+@command.takes("account", before="group")
 def account(
     path: Annotated[
         Path | None, typer.Argument(help="Plan, statement or run folder.", show_default=False)
@@ -73,9 +61,9 @@ def account(
     compare: Annotated[
         bool, typer.Option("--compare", help="Show what every other analysis says of it.")
     ] = False,
-    figure: Figures = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    figure: command.Figures = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
     **flags: Any,
 ) -> None:
     """Say exactly how private something is: from numbers, a plan, a run or a statement."""
@@ -86,22 +74,22 @@ def account(
     from forethought.report.figures import draw_statement
     from forethought.report.page import write_statement
 
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     verification = None
     delta, examples = flags.pop("delta"), flags.pop("examples")
     numbers = without_none({"examples": examples, **flags})
     called = ", ".join(f"--{name.replace('_', '-')}" for name in numbers)
     checks = verify or public_key is not None or ledger is not None
     incomplete = {"examples", "noise_multiplier", "batch"} - set(numbers)
-    refuse(
+    command.refuse(
         path is not None and numbers,
         f"{path} says what was done: drop {called} (--group and --delta may be asked of it)",
     )
-    refuse(
+    command.refuse(
         path is None and (checks or sign is not None),
         "--verify, --ledger, --sign and --public-key need the path of a statement",
     )
-    refuse(
+    command.refuse(
         path is None and incomplete,
         "give a path, or --examples, --batch, --noise-multiplier and --epochs or --rounds",
     )
@@ -127,7 +115,7 @@ def account(
         if verification is not None:
             more["checked"] = list(verification.checked)
             more["not_checked"] = dict(verification.not_checked)
-        print_json({**json.loads(statement.to_json()), **more})
+        command.print_json({**json.loads(statement.to_json()), **more})
     else:
         folder = None if path is None else path if path.is_dir() else path.parent
         there = folder is not None and (folder / "statement.md").is_file()
@@ -141,10 +129,10 @@ def account(
             terminal.show_verification(console, verification)
         terminal.show_comparison(console, rows)
     if figure is not None:
-        show_files(console, draw_statement(statement, figure))
+        command.show_files(console, draw_statement(statement, figure))
 
 
-@app.command(epilog="Example: forethought keygen signing.pem")
+@command.app.command(epilog="Example: forethought keygen signing.pem")
 def keygen(
     path: Annotated[Path, typer.Argument(help="File of the private key; .pub is put beside it.")],
 ) -> None:
@@ -156,7 +144,7 @@ def keygen(
     typer.echo(f"public key   {public} (give it to those who verify), fingerprint {fingerprint}")
 
 
-@app.command(epilog="Example: forethought audit job.toml --quick")
+@command.app.command(epilog="Example: forethought audit job.toml --quick")
 def audit(
     path: Annotated[
         Path | None, typer.Argument(help="Job file, plan or run folder.", show_default=False)
@@ -186,30 +174,30 @@ def audit(
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Plant faults and show which check finds each.")
     ] = False,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Try to refute what a run claims; it never proves it. Exit status 1 if refuted."""
     from forethought.jobs import audit as jobs
     from forethought.report import audit as report
     from forethought.report.terminal import counting
 
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     other = quick or thorough or replay
-    refuse(
+    command.refuse(
         self_test and (other or one_run or (path, out, false_alarm) != (None, None, None)),
         "--self-test goes by itself (with --seed, --json, --quiet)",
     )
-    refuse(
+    command.refuse(
         path is None and not self_test, "give a job file, a plan or a run folder, or --self-test"
     )
-    refuse(quick and thorough, "give --quick or --thorough, not both")
-    refuse(
+    command.refuse(quick and thorough, "give --quick or --thorough, not both")
+    command.refuse(
         one_run and other,
         "--one-run is one run of the whole plan: it goes with --canaries and --seed",
     )
-    refuse(
+    command.refuse(
         replay and (quick or thorough or (false_alarm, seed) != (None, None)),
         "--replay leaves nothing to chance: it goes with --rounds alone",
     )
@@ -238,7 +226,7 @@ def audit(
         report.draw_audit(audited.audit, figure)
     if as_json:
         files = {"audit": str(written), "figure": None if figure is None else str(figure)}
-        print_json({**audited.audit.to_dict(), "files": files})
+        command.print_json({**audited.audit.to_dict(), "files": files})
     else:
         report.show_audit(console, audited.audit)
         console.print(f"\n[bold]Written[/bold]  {written}")
@@ -253,7 +241,7 @@ def _self_test(console: Console, seed: int | None, as_json: bool) -> None:
 
     result = self_test(seed)
     if as_json:
-        print_json(result.to_dict())
+        command.print_json(result.to_dict())
     else:
         report.show_self_test(console, result)
     if not result.passed:
@@ -261,12 +249,12 @@ def _self_test(console: Console, seed: int | None, as_json: bool) -> None:
         wrong = [row.name for row in result.sound if row.caught]
         text = [f"not caught: {', '.join(missed)}"] if missed else []
         text += [f"refuted without a fault: {', '.join(wrong)}"] if wrong else []
-        raise typer.Exit(fail(f"the self-test failed; {'; '.join(text)}", 1))
+        raise typer.Exit(command.fail(f"the self-test failed; {'; '.join(text)}", 1))
 
 
 def _end_refuted(found: Audit) -> None:
     if found.refuted:
-        raise typer.Exit(fail(f"refuted: {found.reason}", 1))
+        raise typer.Exit(command.fail(f"refuted: {found.reason}", 1))
 
 
 def watching(replay: int | None, rounds: int) -> AbstractContextManager[Replay | None]:
@@ -299,14 +287,14 @@ def judge(console: Console, found: Audit | None) -> None:
         _end_refuted(found)
 
 
-@app.command(epilog="Example: forethought report runs/mnist")
+@command.app.command(epilog="Example: forethought report runs/mnist")
 def report(
     folder: Annotated[Path, typer.Argument(help="Run folder.")],
     pdf: Annotated[
         bool, typer.Option("--pdf", help="Print report and statement with a browser found here.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Show a run's result and statement and draw its figures again, or say how far it came."""
     from forethought.accounting.statement import Statement
@@ -318,10 +306,10 @@ def report(
     def there(*names: str) -> bool:
         return any((folder / name).is_file() for name in names)
 
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     printed = []
     if not there("statement.json"):
-        refuse(pdf, f"the run in {folder} has not ended: there is no report to print")
+        command.refuse(pdf, f"the run in {folder} has not ended: there is no report to print")
         unfinished = UnfinishedRun.load(folder)
         values = unfinished.to_dict()
         terminal.show_unfinished(console, unfinished)
@@ -340,6 +328,6 @@ def report(
         for name in ("report", "statement") if pdf else ():
             printed.append(print_pdf(folder / f"{name}.html", folder / f"{name}.pdf"))
         terminal.show_summary(console, summary)
-        show_files(console, printed, "printed")
+        command.show_files(console, printed, "printed")
     if as_json:
-        print_json(values)
+        command.print_json(values)

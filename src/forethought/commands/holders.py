@@ -12,31 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forethought.accounting.interval import at_most
+from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
-from forethought.commands.command import (
-    DataDir,
-    JobFile,
-    Json,
-    Paying,
-    PublicProxy,
-    Quiet,
-    Replayed,
-    UsageError,
-    console_for,
-    fail,
-    print_json,
-    refuse,
-    together,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from forethought.auditing.verdict import Audit
     from forethought.federated.statements import Policy
     from forethought.holders.taking_part import TookPart
     from forethought.jobs.holders import Kind
-    from forethought.jobs.job import JobRequest
-    from forethought.jobs.members import Membership
 
 federate = typer.Typer(
     name="federate",
@@ -103,8 +88,8 @@ def _plan(
     from forethought.report import holders as report
     from forethought.report.terminal import counting
 
-    together(("--public-proxy", proxy is not None, "--rehearse", rehearse))
-    console = console_for(quiet or as_json)
+    command.together(("--public-proxy", proxy is not None, "--rehearse", rehearse))
+    console = command.console_for(quiet or as_json)
     held = holders_of(from_file(job_file), kind, data_dir)
     found = plan_job(held, observers or ())
     if save is not None:
@@ -115,7 +100,7 @@ def _plan(
             rehearsal = rehearsed(held, proxy, repeats, data_dir, progress)
     if as_json:
         more = {} if rehearsal is None else {"rehearsal": asdict(rehearsal)}
-        print_json({**found.to_dict(), **more})
+        command.print_json({**found.to_dict(), **more})
         return
     report.show_plan(console, found)
     if isinstance(rehearsal, GossipRehearsal):
@@ -130,12 +115,12 @@ def federate_plan(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Simulate it on a public proxy; predict accuracy.")
     ] = False,
-    public_proxy: PublicProxy = None,
+    public_proxy: command.PublicProxy = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.", min=1)] = 3,
     save: Annotated[Path | None, typer.Option(help="Write the federation here.")] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Show what every client would spend, send and take, before anybody trains."""
     _plan("federation", job_file, rehearse, public_proxy, repeats, save, data_dir, as_json, quiet)
@@ -148,16 +133,16 @@ def gossip_plan(
         bool,
         typer.Option("--rehearse", help="Try every graph, and SYNC, on a public proxy."),
     ] = False,
-    public_proxy: PublicProxy = None,
+    public_proxy: command.PublicProxy = None,
     repeats: Annotated[int, typer.Option(help="Runs of each graph.", min=1)] = 1,
     observer: Annotated[
         list[str] | None,
         typer.Option(help="A distant worker; ε against what it sees. May be given again."),
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the gossip here.")] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Show what every worker would spend, what headroom costs, and which graph is quickest."""
     options = save, data_dir, as_json, quiet, observer
@@ -166,7 +151,7 @@ def gossip_plan(
 
 def simulate(
     context: typer.Context,
-    job_file: JobFile = None,
+    job_file: command.JobFile = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="The digits over ten clients, or eight workers.")
     ] = False,
@@ -180,9 +165,9 @@ def simulate(
     engine: Annotated[
         str, typer.Option(help="Of these processes: processes, ray, or ray:ADDRESS of a cluster.")
     ] = "processes",
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Train all holders of a job in virtual time on this computer."""
     from forethought.jobs.holders import holders_of, simulate_job
@@ -190,12 +175,12 @@ def simulate(
     from forethought.report import holders as report
     from forethought.report.terminal import counting
 
-    refuse((job_file is not None) == demo, "give a job file or --demo")
-    refuse(resume and out is None, "--resume goes on in a folder: give --out")
+    command.refuse((job_file is not None) == demo, "give a job file or --demo")
+    command.refuse(resume and out is None, "--resume goes on in a folder: give --out")
     kind = _kind(context)
     name = "federated_demo" if kind == "federation" else "gossip_demo"
     request = built_in(name) if demo else from_file(job_file or Path())
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     held = holders_of(request, kind, data_dir)
     report.show_agreed(console, held.agreed)
     options: dict[str, Any] = {"resume": resume, "workers": workers, "engine": engine}
@@ -206,13 +191,13 @@ def simulate(
         if out is None:
             raise
         words = f"interrupted; go on with: --out {out} --resume"
-        raise typer.Exit(fail(words, 130)) from None
+        raise typer.Exit(command.fail(words, 130)) from None
     summary = {**run.summary(), "synchronous_seconds": synchronous}
     if out is not None:
         report.draw_simulation(summary, out)
     report.show_simulated(console, summary)
     if as_json:
-        print_json({name: value for name, value in summary.items() if name != "timeline"})
+        command.print_json({name: value for name, value in summary.items() if name != "timeline"})
 
 
 def keys(
@@ -228,7 +213,7 @@ def keys(
     join: Annotated[
         list[Path] | None, typer.Option(help="A member's identity.json; once for each member.")
     ] = None,
-    data_dir: DataDir = None,
+    data_dir: command.DataDir = None,
 ) -> None:
     """Make keys, certificates, the roster, and what all agree on.
 
@@ -239,7 +224,7 @@ def keys(
     from forethought.jobs.job import from_file
 
     if member is not None:
-        refuse(
+        command.refuse(
             job_file is not None or join,
             "--member makes one member's keys: drop the job file and --join",
         )
@@ -247,7 +232,7 @@ def keys(
         typer.echo(f"keys of {member} in {out} (keep them); hand over {out / IDENTITY}")
         return
     if job_file is None:
-        raise UsageError("give a job file, or --member NAME")
+        raise command.UsageError("give a job file, or --member NAME")
     request, kind = from_file(job_file), _kind(context)
     if join:
         roster = members.join(request, kind, join, out, data_dir)
@@ -264,7 +249,7 @@ def keys(
 
 def faults(context: typer.Context) -> None:
     """Moved: `python tools/faults.py`, in a checkout of the repository."""
-    raise UsageError(
+    raise command.UsageError(
         "trials of faults are no longer installed: in a checkout of the repository "
         f"`python tools/faults.py {_kind(context)}` runs them"
     )
@@ -282,24 +267,34 @@ for _family, _first in ((federate, "server"), (gossip, "hospital-b")):
     _family.command("faults", hidden=True, context_settings=_AS_WRITTEN)(faults)
 
 
-def _member(
+def _take_part(
+    console: Console,
+    take: Callable[..., Any],
     kind: Kind,
     job_file: Path,
     key_folder: Path,
     out: Path | None,
-    console: Console,
     ledger: str | None,
-) -> tuple[JobRequest, str, Path, Membership]:
-    """A member's request, name, folder and what its keys' folder holds; the first lines shown."""
+    replay: int | None,
+    **options: Any,
+) -> tuple[str, Any, Audit | None]:
+    """A member's name, what ``take`` came to, and what a replay found; all shown as it comes."""
     from forethought.jobs.job import from_file, paying
     from forethought.jobs.members import Membership
 
     request, member = paying(from_file(job_file), ledger), Membership.load(key_folder, kind)
-    name = member.keys.identity.name
+    name, plan = member.keys.identity.name, member.agreed.plan(member.place)
     folder = out or Path("runs") / f"{request.name}-{name}"
     console.print(f"{name}: ledger and secrets in {folder} (keep it; it is yours alone)")
     console.print(f"roster {member.roster.fingerprint} (compare it with the others)")
-    return request, name, folder, member
+    start = time.perf_counter()
+    with watching(replay, plan.rounds) as seen:
+        done = take(request, key_folder, folder, **options)
+    took, found = done if kind == "federation" else done.took, None
+    if took.over:
+        found = saved(seen, plan, folder, time.perf_counter() - start)
+    _show_part(console, took, folder)
+    return name, done, found
 
 
 def _progress(console: Console, told: Callable[..., tuple[object, str]]) -> Callable[..., None]:
@@ -359,7 +354,7 @@ def _show_part(console: Console, took: TookPart, folder: Path) -> None:
 
 
 def _paused() -> typer.Exit:
-    return typer.Exit(fail("paused; the same command goes on where it was", 130))
+    return typer.Exit(command.fail("paused; the same command goes on where it was", 130))
 
 
 # With a server.
@@ -380,9 +375,9 @@ def server(
     page: Annotated[
         int | None, typer.Option(help="Port of the status page on 127.0.0.1; 0: any free one.")
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Serve a federation until it is finished; started again, it goes on where it was."""
     from rich.live import Live
@@ -393,7 +388,7 @@ def server(
 
     request = from_file(job_file)
     folder = out or Path("runs") / f"{request.name}-server"
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     if engine == "flower":
         _by_flower(console, job_file, key_folder, folder, address, certificates)
         return
@@ -422,12 +417,12 @@ def server(
             look=look,
         )
     if not served.finished:
-        raise typer.Exit(fail("stopped; the same command goes on where it was", 130))
+        raise typer.Exit(command.fail("stopped; the same command goes on where it was", 130))
     if accuracy is not None:
         console.print(f"accuracy on held-out data {accuracy:.2%}")
     console.print(f"model in {folder}")
     if as_json:
-        print_json({"accuracy": accuracy, **served.status.to_dict()})
+        command.print_json({"accuracy": accuracy, **served.status.to_dict()})
 
 
 def _by_flower(
@@ -446,9 +441,9 @@ def _by_flower(
         status = submit(config, address, certificates)
     except KeyboardInterrupt:
         words = "not watched any more; the run goes on in the SuperLink (flwr list, flwr stop)"
-        raise typer.Exit(fail(words, 130)) from None
+        raise typer.Exit(command.fail(words, 130)) from None
     if status:
-        raise typer.Exit(fail("flwr run failed; what it printed says why", 1))
+        raise typer.Exit(command.fail("flwr run failed; what it printed says why", 1))
     console.print(f"journal and model in {folder}, on the SuperLink's machine")
 
 
@@ -473,42 +468,33 @@ def client(
         ),
     ] = False,
     witness: WitnessFolder = None,
-    ledger: Paying = None,
-    replay: Replayed = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger: command.Paying = None,
+    replay: command.Replayed = None,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Take part in a federation; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs import members as jobs
 
-    console = console_for(quiet or as_json)
-    request, name, folder, member = _member(
-        "federation", job_file, key_folder, out, console, ledger
+    console = command.console_for(quiet or as_json)
+    name, took, found = _take_part(
+        console,
+        jobs.take_part_in_job,
+        "federation",
+        *(job_file, key_folder, out, ledger, replay),
+        policy=_policy(epsilon, delta),
+        address=address,
+        engine=engine,
+        certificates=certificates,
+        node_key=node_key,
+        data_dir=data_dir,
+        leave=leave,
+        witness=witness,
+        look=_progress(console, _of_client),
     )
-    plan = member.agreed.plan(member.place)
-    start = time.perf_counter()
-    with watching(replay, plan.rounds) as seen:
-        took = jobs.take_part_in_job(
-            request,
-            key_folder,
-            folder,
-            policy=_policy(epsilon, delta),
-            address=address,
-            engine=engine,
-            certificates=certificates,
-            node_key=node_key,
-            data_dir=data_dir,
-            leave=leave,
-            witness=witness,
-            look=_progress(console, _of_client),
-        )
-    found = None
-    if took.over:
-        found = saved(seen, plan, folder, time.perf_counter() - start)
-    _show_part(console, took, folder)
     if as_json:
-        print_json(
+        command.print_json(
             {
                 "name": name,
                 "reason": took.reason,
@@ -520,7 +506,7 @@ def client(
     if took.reason is None:
         raise _paused()
     if not took.over:
-        raise typer.Exit(fail(took.reason, 1))
+        raise typer.Exit(command.fail(took.reason, 1))
     judge(console, found)
 
 
@@ -530,7 +516,7 @@ def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
     if epsilon is None and delta is None:
         return None
     if epsilon is None or delta is None:
-        raise UsageError("a policy is an epsilon at a delta: give --epsilon and --delta")
+        raise command.UsageError("a policy is an epsilon at a delta: give --epsilon and --delta")
     return Policy(epsilon, delta)
 
 
@@ -548,15 +534,15 @@ def gossip_train(
         str | None,
         typer.Option(help="Ray cluster: host:port or auto. Default: processes of this machine."),
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Train a job's gossip on a Ray cluster; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs.job import from_file
     from forethought.jobs.members import cluster_workers
 
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     request = from_file(job_file)
     folder = out or Path("runs") / request.name
     console.print(f"ledgers and secrets in {folder} (keep it)")
@@ -572,11 +558,11 @@ def gossip_train(
             highlight=False,
         )
     if as_json:
-        print_json({"workers": found})
+        command.print_json({"workers": found})
     if any(one["reason"] is None for one in found):
         raise _paused()
     if any(one["reason"] == "ledger set back" for one in found):
-        raise typer.Exit(fail("a ledger was set back: restore the newest one", 1))
+        raise typer.Exit(command.fail("a ledger was set back: restore the newest one", 1))
 
 
 @gossip.command(epilog="Example: forethought gossip peer job.toml --keys keys/hospital-a")
@@ -592,44 +578,38 @@ def peer(
     epsilon: Allowed = None,
     delta: AtDelta = None,
     witness: WitnessFolder = None,
-    ledger: Paying = None,
-    replay: Replayed = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger: command.Paying = None,
+    replay: command.Replayed = None,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Be one worker of a gossip between sites; Ctrl-C pauses, the same command goes on."""
     from forethought.jobs import members as jobs
 
-    console = console_for(quiet or as_json)
-    request, _, folder, member = _member("gossip", job_file, key_folder, out, console, ledger)
-    plan = member.agreed.plan(member.place)
-    start = time.perf_counter()
-    with watching(replay, plan.rounds) as seen:
-        done = jobs.site_worker(
-            request,
-            key_folder,
-            folder,
-            listen=listen,
-            epsilon=epsilon,
-            delta=delta,
-            data_dir=data_dir,
-            look=_progress(console, _of_worker),
-            witness=witness,
-        )
-    took, found = done.took, None
-    if took.over:
-        found = saved(seen, plan, folder, time.perf_counter() - start)
-    _show_part(console, took, folder)
+    console = command.console_for(quiet or as_json)
+    _, done, found = _take_part(
+        console,
+        jobs.site_worker,
+        "gossip",
+        *(job_file, key_folder, out, ledger, replay),
+        listen=listen,
+        epsilon=epsilon,
+        delta=delta,
+        data_dir=data_dir,
+        look=_progress(console, _of_worker),
+        witness=witness,
+    )
     if done.accuracy is not None:
         console.print(f"accuracy {done.accuracy:.1%} of this worker's model")
     if as_json:
-        print_json(done.summary())
-    if "alone" in took.drove.counts:
+        command.print_json(done.summary())
+    drove = done.took.drove
+    if "alone" in drove.counts:
         words = "nobody is there; if all have finished, the statement is the last word of this one"
-        raise typer.Exit(fail(words, 1))
-    if took.drove.reason is None:
+        raise typer.Exit(command.fail(words, 1))
+    if drove.reason is None:
         raise _paused()
-    if took.drove.reason == "ledger set back":
-        raise typer.Exit(fail("the ledger was set back: restore the newest one", 1))
+    if drove.reason == "ledger set back":
+        raise typer.Exit(command.fail("the ledger was set back: restore the newest one", 1))
     judge(console, found)

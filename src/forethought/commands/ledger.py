@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forethought.accounting.interval import at_least, at_most
-from forethought.commands.command import (
-    Json,
-    Overwrite,
-    Quiet,
-    console_for,
-    fail,
-    new_file,
-    print_json,
-    refuse,
-    together,
-)
+from forethought.commands import command
 
 if TYPE_CHECKING:
     from forethought.ledger.book import Book
@@ -64,7 +54,7 @@ def _store(place: str, key: Path | None) -> Store:
     from forethought.ledger.paid_run import stored
 
     url = url_of(place)
-    refuse(
+    command.refuse(
         url.startswith(("http://", "https://")),
         "this needs the database itself: run it where the book is, not through the service",
     )
@@ -109,7 +99,7 @@ def open_account(
         ),
     ] = None,
     key: Key = None,
-    quiet: Quiet = False,
+    quiet: command.Quiet = False,
 ) -> None:
     from forethought.ledger.book import Account
     from forethought.ledger.paid_run import user
@@ -124,7 +114,7 @@ def open_account(
     ) as book:
         made = book.open_account(account, rule, blocks)
     end = "" if made.until is None else f" until {made.until}"
-    console_for(quiet).print(
+    command.console_for(quiet).print(
         f"{place}: account of {made.data!r}, ε {made.budget.epsilon:g} at δ "
         f"{made.budget.delta:g}{end}. In a job: [ledger] url = {url_of(place)!r}, "
         f"data = {made.data!r}",
@@ -151,8 +141,8 @@ def reserve(
     ] = None,
     token_file: TokenFile = None,
     key: Key = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Reserve plans by hand, for what this program does not run itself."""
     from forethought.ledger.book import Charge
@@ -166,9 +156,9 @@ def reserve(
         made = book.reserve(data, charge, purpose=purpose)
         total = book.total(data)
     if as_json:
-        print_json({"reservation": made.number, "total": asdict(total)})
+        command.print_json({"reservation": made.number, "total": asdict(total)})
     else:
-        console_for(quiet).print(
+        command.console_for(quiet).print(
             f"reservation {made.number}; {data!r} has ε {at_least(total.left)} left for one more "
             "release",
             markup=False,
@@ -180,22 +170,22 @@ def show(
     place: Place,
     data: Annotated[str | None, typer.Option("--data", help="One data set. Default: all.")] = None,
     token_file: TokenFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Show what is spent, what is left, and what that can still buy."""
-    from forethought.ledger.shown import shown
+    from forethought.ledger.page import shown
 
     with closing(_book(place, token_file)) as book:
         names = [account.data for account in book.accounts()] if data is None else [data]
         found = [shown(book, name) for name in names]
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     for one in found:
         console.print(one.text, markup=False)
     if not found:
         console.print("no account yet: forethought ledger open")
     if as_json:
-        print_json([one.values for one in found])
+        command.print_json([one.values for one in found])
 
 
 @ledger.command(epilog="Example: forethought ledger verify books.db --head sha256:…")
@@ -208,8 +198,8 @@ def verify(
         Path | None, typer.Option(help="Key that must have signed every entry.", dir_okay=False)
     ] = None,
     token_file: TokenFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Find any edit, deletion or reordering in a book, or in its JSON export."""
     from forethought.ledger.chain import verify_export
@@ -221,10 +211,12 @@ def verify(
         with closing(_book(place, token_file, public_key)) as book:
             problems = book.verify(head)
     if as_json:
-        print_json({"problems": list(problems)})
+        command.print_json({"problems": list(problems)})
     if problems:
-        raise typer.Exit(fail(f"{place} does not verify: {'; '.join(problems)}", 1))
-    console_for(quiet or as_json).print(f"{place} verifies: chain, signatures, sums and lives")
+        raise typer.Exit(command.fail(f"{place} does not verify: {'; '.join(problems)}", 1))
+    command.console_for(quiet or as_json).print(
+        f"{place} verifies: chain, signatures, sums and lives"
+    )
 
 
 @ledger.command(
@@ -234,26 +226,28 @@ def export(
     place: Place,
     out: Annotated[Path, typer.Option(help="patients.html for one data set, book.json for all.")],
     data: Annotated[str | None, typer.Option("--data", help="Of the page.")] = None,
-    overwrite: Overwrite = False,
+    overwrite: command.Overwrite = False,
     token_file: TokenFile = None,
-    quiet: Quiet = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """For an auditor: the year of a data set as one page, or the whole book as JSON."""
     from forethought.ledger.chain import export as as_json
     from forethought.ledger.page import account_page
     from forethought.values.serialisation import write_text
 
-    refuse(
+    command.refuse(
         out.suffix not in (".html", ".json"),
         f"--out is a page (.html) or the book (.json), not {out.name}",
     )
-    refuse(out.suffix == ".html" and data is None, "a page is of one data set: give --data")
-    refuse(out.suffix == ".json" and data is not None, "the JSON is of the whole book: drop --data")
-    new_file(out, overwrite)
+    command.refuse(out.suffix == ".html" and data is None, "a page is of one data set: give --data")
+    command.refuse(
+        out.suffix == ".json" and data is not None, "the JSON is of the whole book: drop --data"
+    )
+    command.new_file(out, overwrite)
     with closing(_book(place, token_file)) as book:
         text = as_json(book.entries()) if data is None else account_page(book, data)
     write_text(out, text)
-    console_for(quiet).print(f"written  {out}", markup=False)
+    command.console_for(quiet).print(f"written  {out}", markup=False)
 
 
 @ledger.command(
@@ -266,12 +260,12 @@ def end(
     reason: Annotated[str, typer.Option(help="Why its run does not settle itself.")],
     token_file: TokenFile = None,
     key: Key = None,
-    quiet: Quiet = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Decide about a reservation whose run is gone for good; its owner's own decision."""
     with closing(_book(place, token_file, key)) as book:
         total = book.end(number, rounds, reason)
-    console_for(quiet).print(
+    command.console_for(quiet).print(
         f"reservation {number} ended with {rounds} rounds; ε {at_most(total.epsilon)} is spent, "
         f"{at_least(total.left)} left for one more release"
     )
@@ -288,24 +282,26 @@ def forget(
     reason: Annotated[str, typer.Option(help="Why they are nobody's.")],
     token_file: TokenFile = None,
     key: Key = None,
-    quiet: Quiet = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Take out hashes of records that a run registered; its owner's own decision."""
     with closing(_book(place, token_file, key)) as book:
         taken = book.forget(data, entry, reason)
-    console_for(quiet).print(f"{taken:,} hashes of {data!r} are known no more", markup=False)
+    command.console_for(quiet).print(
+        f"{taken:,} hashes of {data!r} are known no more", markup=False
+    )
 
 
 @ledger.command(epilog="Example: forethought ledger identity hospital.identity")
 def identity(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="New file of the key.")],
-    quiet: Quiet = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Make the key by which a book's users recognise records and persons; keep it from the book."""
     from forethought.ledger.identity import new_key
 
     new_key(path)
-    console_for(quiet).print(
+    command.console_for(quiet).print(
         f"{path}: for every machine that trains on the book's data sets. In a job: [ledger] "
         f"identity = {str(path)!r}",
         markup=False,
@@ -321,15 +317,17 @@ def token(
     ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Let it open nothing any more.")] = False,
     key: Key = None,
-    quiet: Quiet = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Make a token for the service; it is printed this once, the book keeps its hash."""
-    refuse(revoke and role is not None, "--revoke goes without --role")
-    refuse(not revoke and role is None, "say which role: --role owner, analyst or auditor")
+    command.refuse(revoke and role is not None, "--revoke goes without --role")
+    command.refuse(not revoke and role is None, "say which role: --role owner, analyst or auditor")
     with closing(_store(place, key)) as book:
         if revoke:
             book.revoke_token(name)
-            console_for(quiet).print(f"the token of {name!r} opens nothing any more", markup=False)
+            command.console_for(quiet).print(
+                f"the token of {name!r} opens nothing any more", markup=False
+            )
             return
         chosen: Any = role
         typer.echo(book.add_token(name, chosen))
@@ -357,7 +355,7 @@ def serve(
         Path | None, typer.Option(help="File of a JSON line a request. Default: standard error.")
     ] = None,
     key: Key = None,
-    quiet: Quiet = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Let training machines use the book with a token and no database credentials."""
     try:
@@ -366,13 +364,13 @@ def serve(
         raise ValueError(
             f"the service needs more packages ({error.name}): pip install 'forethought[ledger]'"
         ) from None
-    together(("--certificate", certificate, "--certificate-key", certificate_key))
+    command.together(("--certificate", certificate, "--certificate-key", certificate_key))
     with closing(_store(place, key)) as book:
         listener = listening(
             host, port, certificate=certificate, key=certificate_key, plain=plain_http
         )
         scheme, found = "http" if certificate is None else "https", listener.getsockname()[1]
-        console_for(quiet).print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
+        command.console_for(quiet).print(f"{place} at {scheme}://{host}:{found}; Ctrl-C ends it")
         with listener, nullcontext() if log is None else log.open("a", encoding="utf-8") as file:
             made = server(book, certificate=certificate, key=certificate_key, log=file)
             made.run(sockets=[listener])

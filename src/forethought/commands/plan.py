@@ -9,29 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from forethought.commands.command import (
-    DataDir,
-    Figures,
-    JobFile,
-    Json,
-    Overwrite,
-    PublicProxy,
-    Quiet,
-    UsageError,
-    app,
-    console_for,
-    new_file,
-    print_json,
-    refuse,
-    show_files,
-    show_request,
-    takes,
-    together,
-    writable,
-)
+from forethought.commands import command
 
 
-@app.command(epilog="Example: forethought init patients.csv --label died")
+@command.app.command(epilog="Example: forethought init patients.csv --label died")
 def init(
     table: Annotated[
         Path,
@@ -42,18 +23,20 @@ def init(
         typer.Option(help="The column to predict; repeat for several labels of 1 and 0."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The job file to write.")] = Path("job.toml"),
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
+    overwrite: command.Overwrite = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Write a first job file for a table or for images, for you to correct. Reads the file here."""
     from forethought.jobs.init import ALL_DROPPED, holds_arrays, job_for, job_for_arrays
 
-    new_file(out, overwrite)
+    command.new_file(out, overwrite)
     arrays = holds_arrays(table)
-    refuse(arrays and label, "--label is a column of a table: an archive's labels are y or y_train")
+    command.refuse(
+        arrays and label, "--label is a column of a table: an archive's labels are y or y_train"
+    )
     text = job_for_arrays(table) if arrays else job_for(table, label)
     out.write_text(text, encoding="utf-8")
-    console = console_for(quiet)
+    console = command.console_for(quiet)
     if arrays:
         console.print(f"{out} is written from the sizes in {table.name}")
         for line in text.splitlines():
@@ -70,10 +53,10 @@ def init(
     console.print(f"Then: forethought plan {out}, and forethought train {out}")
 
 
-@app.command(epilog="Example: forethought plan --examples 60000 --epsilon 1 --epochs 20")
-@takes("plan", before="explain")
+@command.app.command(epilog="Example: forethought plan --examples 60000 --epsilon 1 --epochs 20")
+@command.takes("plan", before="explain")
 def plan(
-    job_file: JobFile = None,
+    job_file: command.JobFile = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each number is what it is.")
     ] = False,
@@ -96,7 +79,7 @@ def plan(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Run the plan on a public proxy; predict accuracy.")
     ] = False,
-    public_proxy: PublicProxy = None,
+    public_proxy: command.PublicProxy = None,
     relation: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +89,7 @@ def plan(
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of a rehearsal.")] = 5,
-    figure: Figures = None,
+    figure: command.Figures = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan here.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder for train: say now if it cannot be used.")
@@ -117,9 +100,9 @@ def plan(
             help="Say what fits into a GPU of so many GB, which need not be here.", min=0.01
         ),
     ] = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
     **flags: Any,
 ) -> None:
     """Choose everything before touching private data."""
@@ -133,32 +116,34 @@ def plan(
     numbers = {name: flags.pop(name) for name in ("examples", "parameters", "persons")}
     each = flags.pop("records_per_person")
     of_data = each is not None or numbers["persons"] is not None
-    together(
+    command.together(
         *((f"--max-{name}", most is not None, "--pareto", pareto) for name, most in limits.items()),
         ("--weight", weight, "--pareto", pareto),
         ("--public-proxy", public_proxy is not None, "--rehearse", rehearse),
         ("--relation", relation is not None, "--public-proxy", public_proxy is not None),
         ("--gpu-memory", gpu_memory is not None, "a job file", job_file is not None),
     )
-    refuse(
+    command.refuse(
         (job_file is None) == (numbers["examples"] is None),
         "give a job file, or --examples and what is known (see --help)",
     )
-    refuse(
+    command.refuse(
         job_file is not None and of_data,
         (
             "--records-per-person and --persons go with --examples: a job's data "
             "say whose each record is, with person under [data]"
         ),
     )
-    refuse(
+    command.refuse(
         job_file is not None and numbers["parameters"] is not None,
         "--parameters goes with --examples: a job's model has its own number",
     )
-    refuse(job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model")
+    command.refuse(
+        job_file is None and rehearse, "--rehearse needs a job file: it trains the job's model"
+    )
     if save is not None:
-        writable(save)
-    console = console_for(quiet or as_json)
+        command.writable(save)
+    console = command.console_for(quiet or as_json)
     if job_file is None:
         request = from_numbers(records_per_person=each, **flags)
     else:
@@ -177,7 +162,7 @@ def plan(
     )
     loaded = found.loaded
     if loaded is not None:
-        show_request(console, loaded.request, loaded.advice)
+        command.show_request(console, loaded.request, loaded.advice)
         if request.question is not None:
             console.print(f"[yellow]question[/yellow]: {escape(request.question)}")
     if save is not None:
@@ -190,7 +175,7 @@ def plan(
             )
     if as_json:
         more = {} if rehearsal is None else {"rehearsal": rehearsal.to_dict()}
-        print_json({**found.to_dict(), **more})
+        command.print_json({**found.to_dict(), **more})
     else:
         if found.front is not None:
             terminal.show_front(console, found.front)
@@ -202,7 +187,7 @@ def plan(
         if rehearsal is not None:
             console.print(rehearsal.text())
     if figure is not None:
-        show_files(console, draw_plan(found.plan, figure, found.front))
+        command.show_files(console, draw_plan(found.plan, figure, found.front))
 
 
 def _weights(given: list[str] | None) -> dict[str, float] | None:
@@ -211,54 +196,56 @@ def _weights(given: list[str] | None) -> dict[str, float] | None:
         name, _, value = text.partition("=")
         with contextlib.suppress(ValueError):
             weights[name] = float(value)
-        refuse(
+        command.refuse(
             name not in weights, f"--weight takes NAME=VALUE, for example epsilon=2, not {text!r}"
         )
     return weights or None
 
 
-@app.command(epilog="Example: forethought compare job.toml --models linear,mlp")
+@command.app.command(epilog="Example: forethought compare job.toml --models linear,mlp")
 def compare(
-    job_file: JobFile,
+    job_file: command.JobFile,
     models: Annotated[
         str, typer.Option(help="Models to compare, by their names in a job.")
     ] = "linear,mlp",
-    public_proxy: PublicProxy = None,
+    public_proxy: command.PublicProxy = None,
     relation: Annotated[
         str | None,
         typer.Option(help="How the public proxy stands to the private data, as of plan."),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each model.")] = 5,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Say which model to take, by public numbers and rehearsals, before anything is spent.
 
-    By accuracy: of classes, one a record, and of rows, not of persons.
+    By accuracy, or by R² of a regression: of one label a record, and of rows, not of persons.
     """
     from forethought.jobs.job import from_file
     from forethought.jobs.public_proxy import compare_models
     from forethought.report import terminal
 
-    together(("--relation", relation is not None, "--public-proxy", public_proxy is not None))
+    command.together(
+        ("--relation", relation is not None, "--public-proxy", public_proxy is not None)
+    )
     names = [name.strip() for name in models.split(",") if name.strip()]
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     request = from_file(job_file or Path())
     with terminal.counting(console, "Rehearsing", repeats * len(names)) as progress:
         found = compare_models(request, names, public_proxy, repeats, data_dir, relation, progress)
     if as_json:
-        print_json(found.to_dict())
+        command.print_json(found.to_dict())
     else:
         console.print(found.text(), markup=False)
 
 
-@app.command(
+@command.app.command(
     epilog="Example: forethought utility job.toml --public-proxy fashion-mnist --save graph.json"
 )
 def utility(
-    job_file: JobFile,
-    public_proxy: PublicProxy = None,
+    job_file: command.JobFile,
+    public_proxy: command.PublicProxy = None,
     leaks: Annotated[
         str | None, typer.Option(help="'accept' allows the job's own, private data.")
     ] = None,
@@ -283,10 +270,10 @@ def utility(
     ] = None,
     tolerance: Annotated[float, typer.Option(help="Share of accuracy that may be lost.")] = 0.1,
     save: Annotated[Path | None, typer.Option(help="Write the graph here.")] = None,
-    figure: Figures = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    figure: command.Figures = None,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """See how much noise the job's model bears at each clip norm, on data that costs nothing."""
     from forethought.jobs.job import from_file
@@ -297,7 +284,7 @@ def utility(
 
     loaded = load_job(from_file(job_file or Path()), data_dir)
     loaded.require_rows("a utility graph")
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     scale: float | str = noise_scale
     with contextlib.suppress(ValueError):  # a name
         scale = float(noise_scale)
@@ -311,7 +298,7 @@ def utility(
         "clip_norms": clip_norm or list(UTILITY_GRID["clip_norms"]),
         "noise_multipliers": noise_multiplier or list(UTILITY_GRID["noise_multipliers"]),
     }
-    refuse(leaks not in (None, "accept"), f"--leaks knows only 'accept', not {leaks!r}")
+    command.refuse(leaks not in (None, "accept"), f"--leaks knows only 'accept', not {leaks!r}")
     with terminal.counting(console, "Measuring", 0) as progress:
         graph = utility_of(
             loaded, public_proxy, settings, data_dir, leaks=leaks is not None, progress=progress
@@ -319,14 +306,16 @@ def utility(
     if save is not None:
         graph.save(save)
     if figure is not None:
-        show_files(console, draw_utility(graph, figure, tolerance))
+        command.show_files(console, draw_utility(graph, figure, tolerance))
     if as_json:
-        print_json(graph.to_dict())
+        command.print_json(graph.to_dict())
     else:
         terminal.show_utility(console, graph, tolerance)
 
 
-@app.command(epilog="Example: forethought calculator --examples 10000 --epochs 5 --epsilon 0.1")
+@command.app.command(
+    epilog="Example: forethought calculator --examples 10000 --epochs 5 --epsilon 0.1"
+)
 def calculator(
     examples: Annotated[int, typer.Option(help="Records, N.")],
     epochs: Annotated[float, typer.Option(help="Passes over the data, k = K/N.")],
@@ -347,8 +336,8 @@ def calculator(
         bool,
         typer.Option("--as-printed", help="Read the rules to the letter: the paper's own tables."),
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """The published DP calculators, with conditions, margins and the exact figures."""
     from forethought.papers.calculators import calculate, earlier_phase
@@ -366,27 +355,29 @@ def calculator(
         reading="as-printed" if as_printed else "converged",
     )
     if as_json:
-        print_json([plan.to_dict() for plan in plans])
+        command.print_json([plan.to_dict() for plan in plans])
     else:
-        show_calculated(console_for(quiet), plans)
+        show_calculated(command.console_for(quiet), plans)
 
 
-@app.command(epilog="Example: forethought papers 000 --table 6")
+@command.app.command(epilog="Example: forethought papers 000 --table 6")
 def papers(
     name: Annotated[str | None, typer.Argument(help="A paper's number, 000 to 004.")] = None,
     table: Annotated[
         str | None, typer.Option(help="One of its tables, printed beside ours.")
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """The five papers: what each claims, where it is wrong, its tables beside ours."""
     from forethought.papers import published
     from forethought.report.terminal import show_paper, show_paper_table, show_papers
     from forethought.values.serialisation import plain
 
-    refuse(table is not None and name is None, "--table goes with a paper: forethought papers 000")
-    console = console_for(quiet or as_json)
+    command.refuse(
+        table is not None and name is None, "--table goes with a paper: forethought papers 000"
+    )
+    console = command.console_for(quiet or as_json)
     if name is None:
         found: Any = list(published.papers().values())
         show_papers(console, found)
@@ -397,29 +388,33 @@ def papers(
         found = published.paper(name).table(table)
         show_paper_table(console, found)
     if as_json:
-        print_json(plain(found))
+        command.print_json(plain(found))
 
 
-@app.command(epilog="Example: forethought ui job.toml")
+@command.app.command(epilog="Example: forethought ui job.toml")
 def ui(
-    job_file: JobFile = None,
+    job_file: command.JobFile = None,
     port: Annotated[int, typer.Option(help="On 127.0.0.1; 0: any that is free.")] = 0,
     folder: Annotated[Path, typer.Option(help="Where plans and jobs are saved.")] = Path(),
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
+    data_dir: command.DataDir = None,
+    quiet: command.Quiet = False,
 ) -> None:
     """Plan in a browser, on this machine alone: sliders, and what follows from them."""
     from forethought.web.site import PlannerServer, beginning
 
-    refuse(not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder")
-    refuse(not 0 <= port <= 65535, f"--port is 0 (any that is free) to 65535, not {port}")
+    command.refuse(
+        not folder.is_dir(), f"{folder} is no folder: make it first, or give another --folder"
+    )
+    command.refuse(not 0 <= port <= 65535, f"--port is 0 (any that is free) to 65535, not {port}")
     place, start = beginning(job_file, folder, data_dir)
     try:
         server = PlannerServer(place, start, port)
     except OSError as error:
         why = str(error.strerror).lower()
-        raise UsageError(f"--port {port}: {why}. Leave it out for any that is free") from None
-    console = console_for(quiet)
+        raise command.UsageError(
+            f"--port {port}: {why}. Leave it out for any that is free"
+        ) from None
+    console = command.console_for(quiet)
     # Not opened by itself: what a browser is started with, other people here can see.
     console.print(f"Open this address in your browser; it is for you alone:\n{server.address}")
     console.print("Ctrl-C ends it.")

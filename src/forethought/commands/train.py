@@ -10,35 +10,18 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
-from forethought.commands.command import (
-    DataDir,
-    JobFile,
-    Json,
-    Overwrite,
-    Paying,
-    Quiet,
-    Replayed,
-    Run,
-    app,
-    console_for,
-    fail,
-    new_file,
-    print_json,
-    refuse,
-    show_request,
-    takes,
-)
 from forethought.values.checks import without_none
 
 # Rows of one statistic that are printed.
 ROWS = 12
 
 
-@app.command(epilog="Example: forethought train job.toml --out runs/mnist")
-@takes("train", before="data_dir")
+@command.app.command(epilog="Example: forethought train job.toml --out runs/mnist")
+@command.takes("train", before="data_dir")
 def train(
-    job_file: JobFile = None,
+    job_file: command.JobFile = None,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", help="Run this saved plan on the job's data and model.")
     ] = None,
@@ -46,9 +29,9 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Continue the interrupted run in this folder.")
     ] = None,
-    overwrite: Overwrite = False,
+    overwrite: command.Overwrite = False,
     demo: Annotated[bool, typer.Option("--demo", help="Run the built-in job.")] = False,
-    ledger: Paying = None,
+    ledger: command.Paying = None,
     until_accuracy: Annotated[
         float | None,
         typer.Option(help="Go on in phases of less noise until this accuracy on held-out data."),
@@ -56,10 +39,10 @@ def train(
     max_epsilon: Annotated[
         float | None, typer.Option(help="Limit on ε of all phases. Default: the job's budget.")
     ] = None,
-    replay: Replayed = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    replay: command.Replayed = None,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
     **flags: Any,
 ) -> None:
     """Plan and train a model privately; leave it with a statement of what was guaranteed."""
@@ -72,31 +55,31 @@ def train(
     from forethought.training.folder import RunSummary
 
     goes_on, numbers, saved_plan = resume is not None, without_none(flags), plan_file is not None
-    refuse(
+    command.refuse(
         (job_file is not None) + demo + goes_on != 1,
         "give exactly one of: a job file, --demo, --resume RUN_FOLDER",
     )
-    refuse(
+    command.refuse(
         goes_on and (out is not None or overwrite),
         "--resume names the run folder itself: drop --out and --overwrite",
     )
-    refuse(
+    command.refuse(
         goes_on and until_accuracy is not None,
         "--resume goes on to the accuracy that the run began with",
     )
-    refuse(
+    command.refuse(
         goes_on and ledger is not None,
         "a resumed run is paid from the ledger that it began with: drop --ledger",
     )
-    refuse(
+    command.refuse(
         goes_on and (numbers or saved_plan),
         "a resumed run keeps the plan it began with: drop the other options",
     )
-    refuse(
+    command.refuse(
         saved_plan and numbers,
         "a saved plan is run as it is: drop --plan, or the numbers given with it",
     )
-    refuse(
+    command.refuse(
         max_epsilon is not None and until_accuracy is None,
         "--max-epsilon goes with --until-accuracy; a job has its own budget",
     )
@@ -106,7 +89,7 @@ def train(
         request = overridden(built_in("demo") if demo else from_file(job_file or Path()), flags)
         request = paying(request, ledger)
         folder = out or Path("runs") / request.name
-    console = console_for(quiet or as_json or not leads())
+    console = command.console_for(quiet or as_json or not leads())
     prepared = jobs.prepare(
         request,
         data_dir,
@@ -117,7 +100,7 @@ def train(
         out=folder,
         overwrite=overwrite,
     )
-    show_request(console, prepared.loaded.request)
+    command.show_request(console, prepared.loaded.request)
     terminal.show_plan(console, prepared.plan)
     start = time.perf_counter()
     try:
@@ -129,7 +112,7 @@ def train(
             run = jobs.run(prepared, folder, resume=goes_on, overwrite=overwrite, progress=progress)
     except KeyboardInterrupt:
         resume_with = f"forethought train --resume {folder}"
-        raise typer.Exit(fail(f"interrupted; continue with: {resume_with}", 130)) from None
+        raise typer.Exit(command.fail(f"interrupted; continue with: {resume_with}", 130)) from None
     seconds = time.perf_counter() - start
     if not leads():
         return
@@ -142,16 +125,16 @@ def train(
     terminal.show_result(console, run.statement, run.accuracy, seconds, folder, results, wide)
     terminal.show_phases(console, run)
     if as_json:
-        print_json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
+        command.print_json({"folder": str(folder), "accuracy": run.accuracy, **_result(run)})
     judge(console, found)
 
 
-@app.command(
+@command.app.command(
     epilog="Example: forethought tune job.toml --learning-rate 0.1 --learning-rate 1 --trials 8"
 )
-@takes("tune", before="data_dir")
+@command.takes("tune", before="data_dir")
 def tune(
-    job_file: JobFile,
+    job_file: command.JobFile,
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Step size to try; repeatable.")
     ] = None,
@@ -163,11 +146,11 @@ def tune(
         str, typer.Option(help="Held-out records: noised, public or unprotected.")
     ] = "noised",
     out: Annotated[Path | None, typer.Option(help="Run folder of the best trial.")] = None,
-    overwrite: Overwrite = False,
-    ledger: Paying = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    overwrite: command.Overwrite = False,
+    ledger: command.Paying = None,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
     **flags: Any,
 ) -> None:
     """Search for the best step size privately: one budget pays for the whole search."""
@@ -176,17 +159,17 @@ def tune(
     from forethought.report import terminal
 
     rates = learning_rate or []
-    refuse(not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
+    command.refuse(not rates, "give the step sizes to try: --learning-rate 0.1 --learning-rate 1")
     request = paying(overridden(from_file(job_file or Path()), flags), ledger)
     folder = out or Path("runs") / request.name
-    console = console_for(quiet or as_json)
-    show_request(console, request)
+    console = command.console_for(quiet or as_json)
+    command.show_request(console, request)
     drawn = trials_of(distribution, trials)
     found = tune_job(
         request, folder, rates, drawn, scoring=scoring, overwrite=overwrite, data_dir=data_dir
     )
     if as_json:
-        print_json({"folder": str(folder), **_result(found)})
+        command.print_json({"folder": str(folder), **_result(found)})
     else:
         terminal.show_plan(console, found.plan)
         terminal.show_result(console, found.statement, None, None, folder)
@@ -197,16 +180,16 @@ def _result(run: Any) -> dict[str, Any]:
     return {"plan": run.plan.to_dict(), "statement": json.loads(run.statement.to_json())}
 
 
-@app.command(epilog="Example: forethought release job.toml --out runs/counts")
+@command.app.command(epilog="Example: forethought release job.toml --out runs/counts")
 def release(
     job_file: Annotated[Path, typer.Argument(help="Job file (TOML) with [[statistics]].")],
     out: Annotated[Path | None, typer.Option(help="Folder of the result. Default: runs/NAME.")] = (
         None
     ),
-    ledger: Paying = None,
-    data_dir: DataDir = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    ledger: command.Paying = None,
+    data_dir: command.DataDir = None,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Release statistics of a table with noise: counts, means, quantiles, survival curves …"""
     from forethought.jobs.job import from_file, paying
@@ -216,9 +199,9 @@ def release(
     folder = out or Path("runs") / request.name
     released, statement = release_job(request, folder, data_dir)
     if as_json:
-        print_json(released.to_dict())
+        command.print_json(released.to_dict())
         return
-    console = console_for(quiet)
+    console = command.console_for(quiet)
     for one, found in zip(released.request.statistics, released.results, strict=True):
         for row in found[:ROWS]:
             words = f"{one.name}: {row.name} {row.value:.6g} ({row.low:.6g} to {row.high:.6g})"
@@ -228,9 +211,11 @@ def release(
     console.print(f"{statement.sentences()[0]}\nResult and statement in {folder}", markup=False)
 
 
-@app.command(epilog="Example: forethought predict runs/patients new.csv --out predictions.csv")
+@command.app.command(
+    epilog="Example: forethought predict runs/patients new.csv --out predictions.csv"
+)
 def predict(
-    run: Run,
+    run: command.Run,
     table: Annotated[
         Path, typer.Argument(help="New records: CSV, Parquet, Excel; images: .npy, .npz.")
     ],
@@ -238,45 +223,45 @@ def predict(
     why: Annotated[
         bool, typer.Option("--why", help="Add what each column adds (linear, additive).")
     ] = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    overwrite: command.Overwrite = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Apply a trained model to new records: a prediction and probabilities for each row."""
     from forethought.jobs.predict import load
 
-    new_file(out, overwrite)
+    command.new_file(out, overwrite)
     predictor = load(run)
     rows = predictor.predict_file(table, out, why)
     classes = predictor.classes
-    console_for(quiet or as_json).print(f"{rows} predictions in {out}")
+    command.console_for(quiet or as_json).print(f"{rows} predictions in {out}")
     if as_json:
         labels = None if classes is None else list(classes)
         epsilon = predictor.statement.epsilon.upper
-        print_json({"out": str(out), "rows": rows, "classes": labels, "epsilon": epsilon})
+        command.print_json({"out": str(out), "rows": rows, "classes": labels, "epsilon": epsilon})
 
 
-@app.command(epilog="Example: forethought export runs/patients --onnx patients.onnx")
+@command.app.command(epilog="Example: forethought export runs/patients --onnx patients.onnx")
 def export(
-    run: Run,
+    run: command.Run,
     onnx: Annotated[Path, typer.Option(help="Where to write the model, as ONNX.")],
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    overwrite: command.Overwrite = False,
+    as_json: command.Json = False,
+    quiet: command.Quiet = False,
 ) -> None:
     """Write a trained model for other systems: one ONNX file, from a table's columns to answers."""
     from forethought.jobs.onnx_export import before, write_onnx
     from forethought.jobs.predict import load
 
-    new_file(onnx, overwrite, "--onnx")
+    command.new_file(onnx, overwrite, "--onnx")
     predictor = load(run)
     model, first = write_onnx(predictor, onnx), before(predictor)
     inputs = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
-    console = console_for(quiet or as_json)
+    console = command.console_for(quiet or as_json)
     names = f"{', '.join(inputs)} → {', '.join(outputs)}"
     console.print(f"{onnx}: {names}, as forethought.load answers")
     if first:
         console.print(Text(first["before"]))
     if as_json:
-        print_json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})
+        command.print_json({"onnx": str(onnx), "inputs": inputs, "outputs": outputs, **first})

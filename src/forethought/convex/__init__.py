@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from forethought.convex.problems import SoftmaxRegression as SoftmaxRegression
 
 _HOME = {
-    **dict.fromkeys(("Descended", "descend"), "descent"),
-    "DescentPlan": "planning",
-    "bounded_rows": "descent",
+    **dict.fromkeys(("Descended", "bounded_rows", "descend"), "descent"),
     **dict.fromkeys(("descend_steered", "descend_unprotected"), "descent"),
-    "plan": "planning",
+    **dict.fromkeys(("DescentPlan", "plan"), "planning"),
     **dict.fromkeys(
         (
             "DeclaredLoss",

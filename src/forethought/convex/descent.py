@@ -18,15 +18,8 @@ from torch.nn import functional as F
 from forethought.accounting.adaptive import GaussianFilter
 from forethought.accounting.dominating_pair import gaussian_mu
 from forethought.accounting.statement import Randomness, Statement, account
+from forethought.convex import problems
 from forethought.convex.planning import DescentPlan
-from forethought.convex.problems import (
-    HuberRegression,
-    LinearRegression,
-    LogisticRegression,
-    Problem,
-    SmoothedHinge,
-    SoftmaxRegression,
-)
 from forethought.gradients.sums import flat
 from forethought.rounds.contributions import LinearModel, LinearRecords, Slope, linear_sums
 from forethought.rounds.preparation import Prepared, require_prepared, with_preparation
@@ -42,7 +35,7 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
 )
-from forethought.values.plan import LEAST_NOISE, Clip, Paid, Payer, Privacy, Transcript, marked
+from forethought.values.plan import LEAST_NOISE, Clip, Payer, Privacy, Transcript, marked
 
 # Losses of :mod:`forethought.convex.problems` and their derivatives, row by row.
 #
@@ -113,22 +106,22 @@ def _hinge_slope(smoothing: float, outputs: Tensor, targets: Tensor) -> Tensor:
     return -signs * ((1 - signs * outputs) / smoothing).clamp_(0, 1)
 
 
-def loss_and_slope(problem: Problem) -> LossAndSlope:
+def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
     """The loss of a problem and its derivative.
 
     Raises:
         ValueError: a loss of one's own, which must be given.
     """
     match problem:
-        case LogisticRegression():
+        case problems.LogisticRegression():
             return LossAndSlope(_logistic, _logistic_slope)
-        case SoftmaxRegression():
+        case problems.SoftmaxRegression():
             return LossAndSlope(_softmax, _softmax_slope)
-        case LinearRegression():
+        case problems.LinearRegression():
             return LossAndSlope(_squared, _squared_slope)
-        case HuberRegression(threshold=threshold):
+        case problems.HuberRegression(threshold=threshold):
             return LossAndSlope(partial(_huber, threshold), partial(_huber_slope, threshold))
-        case SmoothedHinge(smoothing=smoothing):
+        case problems.SmoothedHinge(smoothing=smoothing):
             return LossAndSlope(partial(_hinge, smoothing), partial(_hinge_slope, smoothing))
         case _:
             raise ValueError(
@@ -218,7 +211,9 @@ def _clip(rows: torch.Tensor, bound: float, above: Above) -> int:
     return int(longer.sum())
 
 
-def bounded_records(problem: Problem, features: Any, targets: Any, above: Above) -> BoundedRecords:
+def bounded_records(
+    problem: problems.Problem, features: Any, targets: Any, above: Above
+) -> BoundedRecords:
     """Records for a problem's rounds, its constant column appended.
 
     Raises:
@@ -234,7 +229,7 @@ def bounded_records(problem: Problem, features: Any, targets: Any, above: Above)
     return BoundedRecords(LinearRecords(rows, values), clipped, moved)
 
 
-def _targets(problem: Problem, targets: Any, above: Above) -> tuple[torch.Tensor, int]:
+def _targets(problem: problems.Problem, targets: Any, above: Above) -> tuple[torch.Tensor, int]:
     array = np.asarray(targets.detach().cpu() if isinstance(targets, torch.Tensor) else targets)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -372,58 +367,43 @@ def descend(
         raise TypeError(f"plan must come from forethought.convex.plan, not {type(plan).__name__}")
     require_prepared(plan, prepared)
     with nullcontext() if ledger is None else ledger.paid(plan.mechanism) as paid:
-        found, weights, statement, transcript = _descended(
-            plan, features, targets, above, seeds, start, slope, prepared, watch, paid
-        )
-    return finished(plan, weights, statement, transcript, found)
+        problem = plan.problem
+        loss = functions_of(problem, slope)
+        found = bounded_records(problem, features, targets, above)
+        _require_size(plan, found)
+        model = LinearModel(plan.columns, problem.outputs, loss.slope)
+        path = Path(beginning(start, model.weight), problem.l2, problem.radius, plan.accelerated)
+        secrets = Secrets.draw(seeds or Seeds())
+        rounds = PrivateRounds(plan.privacy, dict(model.named_parameters()), loss.loss, secrets)
+        if paid is not None:
+            before = len(plan.mechanism) - plan.rounds
+            if prepared is not None:
+                paid.ahead(before)
+            rounds.note = marked(paid, None, before)
+        with rounds, torch.no_grad():
+            for index, size in enumerate(plan.steps):
+                place = path.place(index + 1)
+                model.weight.copy_(place)
+                total = rounds.open(index)
+                total.add(model, found.records)
+                noised = total.release()
+                path.step(place, noised.mean().view_as(place), size)
+                if watch is not None:
+                    watch(index + 1, path.weights.numpy().copy())
+        transcript = with_preparation(prepared, rounds.transcript)
+        seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
+        transcript.require(plan.mechanism)
+        # No batch is drawn at random: only the noise's seed could matter.
+        randomness, caveats = Randomness(seeded_noise=seeded), uses_of_data(slope is not None)
+        statement = account(plan, randomness=randomness, not_covered=caveats)
+        statement = statement.of_run(transcript.releases())
+        if paid is not None:
+            words = Caveat("in-the-book", paid.settle()[1])
+            statement = replace(statement, caveats=(*statement.caveats, words))
+    return finished(plan, path.weights.numpy(), statement, transcript, found)
 
 
-def _descended(
-    plan: DescentPlan,
-    features: Any,
-    targets: Any,
-    above: Above,
-    seeds: Seeds | None,
-    start: Any | None,
-    slope: Slope | None,
-    prepared: Prepared | None,
-    watch: Callable[[int, Array], None] | None,
-    paid: Paid | None,
-) -> tuple[BoundedRecords, Array, Statement, Transcript]:
-    """:func:`descend` once it is paid for."""
-    problem = plan.problem
-    loss = functions_of(problem, slope)
-    found = bounded_records(problem, features, targets, above)
-    _require_size(plan, found)
-    model = LinearModel(plan.columns, problem.outputs, loss.slope)
-    path = Path(beginning(start, model.weight), problem.l2, problem.radius, plan.accelerated)
-    secrets = Secrets.draw(seeds or Seeds())
-    rounds = PrivateRounds(plan.privacy, dict(model.named_parameters()), loss.loss, secrets)
-    if paid is not None:
-        before = len(plan.mechanism) - plan.rounds
-        if prepared is not None:
-            paid.ahead(before)
-        rounds.note = marked(paid, None, before)
-    with rounds, torch.no_grad():
-        for index, size in enumerate(plan.steps):
-            place = path.place(index + 1)
-            model.weight.copy_(place)
-            total = rounds.open(index)
-            total.add(model, found.records)
-            noised = total.release()
-            path.step(place, noised.mean().view_as(place), size)
-            if watch is not None:
-                watch(index + 1, path.weights.numpy().copy())
-    transcript = with_preparation(prepared, rounds.transcript)
-    seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
-    statement = _statement(plan, seeded, transcript, slope is not None)
-    if paid is not None:
-        words = Caveat("in-the-book", paid.settle()[1])
-        statement = replace(statement, caveats=(*statement.caveats, words))
-    return found, path.weights.numpy(), statement, transcript
-
-
-def functions_of(problem: Problem, slope: Slope | None) -> LossAndSlope:
+def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope:
     """The problem's own loss and slope, or the slope that is given for a declared one."""
     if slope is None:
         return loss_and_slope(problem)
@@ -461,17 +441,6 @@ def beginning(start: Any | None, weight: Tensor) -> Tensor:
             f"shape {tuple(found.shape)}"
         )
     return found.reshape(weight.shape)
-
-
-def _statement(
-    plan: DescentPlan, seeded: bool, transcript: Transcript, own_loss: bool
-) -> Statement:
-    transcript.require(plan.mechanism)
-    caveats = uses_of_data(own_loss)
-    # No batch is drawn at random: only the noise's seed could matter.
-    randomness = Randomness(seeded_noise=seeded)
-    statement = account(plan, randomness=randomness, not_covered=caveats)
-    return statement.of_run(transcript.releases())
 
 
 def uses_of_data(own_loss: bool) -> list[Caveat]:
@@ -522,7 +491,7 @@ RATIO, MOST_SHARE = 1.0, 0.25
 class _StepwiseRun:
     """A run whose rounds are decided one after the other."""
 
-    problem: Problem
+    problem: problems.Problem
     records: BoundedRecords
     model: LinearModel
     path: Path
@@ -580,7 +549,7 @@ class _StepwiseRun:
 
 
 def descend_steered(
-    problem: Problem,
+    problem: problems.Problem,
     budget: Budget,
     features: Any,
     targets: Any,
@@ -640,7 +609,7 @@ def descend_steered(
 
 
 def descend_unprotected(
-    problem: Problem,
+    problem: problems.Problem,
     budget: Budget,
     features: Any,
     targets: Any,
@@ -682,7 +651,7 @@ def descend_unprotected(
 
 
 def _begun(
-    problem: Problem,
+    problem: problems.Problem,
     features: Any,
     targets: Any,
     delta: float,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,8 +23,8 @@ from forethought.values.mechanism import (
     Mechanism,
     Rounds,
 )
-from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Preparation, Privacy, Round
-from forethought.values.serialisation import Stored, plain
+from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Of, Preparation, Privacy, Round
+from forethought.values.serialisation import Stored
 
 # The default schedule: nothing to tune, no look at the data.
 #
@@ -176,6 +176,23 @@ class DescentPlan(Stored):
     not_covered: tuple[Caveat, ...]
     reasons: tuple[tuple[str, str], ...]
 
+    #: The releases: those of the preparation, then the rounds.
+    mechanism = Of[Mechanism]("privacy.accounted")
+    #: The release that the features are prepared with, first of all.
+    preparation = Of[Preparation | None]("privacy.preparation")
+    #: Size N of the training set.
+    examples = Of[int]("privacy.examples")
+    #: The δ at which the Statement gives ε.
+    delta = Of[float]("privacy.delta")
+    #: The target that was asked for.
+    budget = Of[Budget | None]("privacy.budget")
+    #: The kind of noise.
+    noise = Of[NoiseKind]("privacy.noise")
+    #: C, the bound on one record's gradient.
+    clip_norm = Of[float]("privacy.clip.norm")
+    #: T, how many noised sums are released.
+    rounds = Of[int]("privacy.rounds")
+
     def __init__(
         self,
         problem: Problem,
@@ -213,46 +230,6 @@ class DescentPlan(Stored):
             object.__setattr__(self, name, value)
 
     @property
-    def mechanism(self) -> Mechanism:
-        """The releases: those of the preparation, then the rounds."""
-        return self.privacy.accounted
-
-    @property
-    def preparation(self) -> Preparation | None:
-        """The release that the features are prepared with, first of all."""
-        return self.privacy.preparation
-
-    @property
-    def examples(self) -> int:
-        """Size N of the training set."""
-        return self.privacy.examples
-
-    @property
-    def delta(self) -> float:
-        """The δ at which the Statement gives ε."""
-        return self.privacy.delta
-
-    @property
-    def budget(self) -> Budget | None:
-        """The target that was asked for."""
-        return self.privacy.budget
-
-    @property
-    def noise(self) -> NoiseKind:
-        """The kind of noise."""
-        return self.privacy.noise
-
-    @property
-    def clip_norm(self) -> float:
-        """C, the bound on one record's gradient."""
-        return self.privacy.clip.norm
-
-    @property
-    def rounds(self) -> int:
-        """T, how many noised sums are released."""
-        return self.privacy.rounds
-
-    @property
     def columns(self) -> int:
         """Columns of the matrix that is summed over, the constant one included."""
         return self.features + bool(self.problem.intercept)
@@ -284,30 +261,15 @@ class DescentPlan(Stored):
         """The reason for each number, a sentence each."""
         return "\n".join(f"{what}: {why}" for what, why in self.reasons)
 
-    def _values(self) -> dict[str, Any]:
-        return {
-            "problem": self.problem.to_dict(),
-            "privacy": self.privacy.to_dict(),
-            "features": self.features,
-            "steps": list(self.steps),
-            "accelerated": self.accelerated,
-            "hyperparameters": plain(self.hyperparameters),
-            "not_covered": plain(self.not_covered),
-            "reasons": plain(self.reasons),
-        }
-
     @classmethod
-    def _restore(cls, values: Mapping[str, Any]) -> DescentPlan:
-        return cls(
-            problem_from_dict(values["problem"]),
-            Privacy.from_dict(values["privacy"]),
-            values["features"],
-            values["steps"],
-            accelerated=values["accelerated"],
-            hyperparameters=Caveat.from_dict(values["hyperparameters"]),
-            not_covered=[Caveat.from_dict(value) for value in values["not_covered"]],
-            reasons=[(what, why) for what, why in values["reasons"]],
-        )
+    def _restore(cls, values: dict[str, Any]) -> DescentPlan:
+        parts = {
+            "problem": problem_from_dict(values["problem"]),
+            "privacy": Privacy.from_dict(values["privacy"]),
+            "hyperparameters": Caveat.from_dict(values["hyperparameters"]),
+            "not_covered": [Caveat.from_dict(value) for value in values["not_covered"]],
+        }
+        return cls(**{**values, **parts})
 
 
 # From what is public (loss, sizes, budget) to the plan of a descent.

@@ -11,67 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from forethought.values.checks import one_of, real, whole
 from forethought.values.serialisation import build, plain
 
 
-class Problem(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Problem:
     """The facts of a loss that a plan needs; all of them public.
 
-    Attributes:
-        kind: its name in files.
-        feature_bound: Z, the bound on the norm of a row. l2: λ. intercept: the value of a constant
-            column that is appended, 0 for none. radius: R, of the ball that weights are kept in.
-        classes: how many labels there are; 0 where targets are numbers. outputs: of the model.
-        curvature: the bound on the Hessian of φ∘linear, in norm (without λ). trace: in trace.
-    """
-
-    kind: ClassVar[str]
-
-    @property
-    def feature_bound(self) -> float: ...
-    @property
-    def l2(self) -> float: ...
-    @property
-    def intercept(self) -> float: ...
-    @property
-    def radius(self) -> float | None: ...
-    @property
-    def classes(self) -> int: ...
-    @property
-    def target_bound(self) -> float: ...
-    @property
-    def outputs(self) -> int: ...
-    @property
-    def row_bound(self) -> float: ...
-    @property
-    def lipschitz(self) -> float: ...
-    @property
-    def curvature(self) -> float: ...
-    @property
-    def trace(self) -> float: ...
-    @property
-    def smoothness(self) -> float: ...
-    @property
-    def convexity(self) -> float: ...
-    @property
-    def loss_at_zero(self) -> float: ...
-    @property
-    def is_convex(self) -> bool: ...
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Linear:
-    """The common part of all losses here; see :class:`Problem`.
-
     Args:
-        feature_bound: Z > 0. Longer rows are scaled to it, or refused.
+        feature_bound: Z > 0, the bound on the norm of a row. Longer rows are scaled to it, or
+            refused.
         l2: λ ≥ 0, on all weights, that of the constant column included.
         intercept: value of a constant column that is appended to every row; 0: none.
         radius: R > 0, of the ball around zero that weights are projected to; None: they are not.
+
+    Attributes:
+        kind: its name in files.
+        classes: how many labels there are; 0 where targets are numbers. target_bound: on |y|.
+        lipschitz: L, the bound on a record's gradient. loss_at_zero: F(0), bounds F(0) − F*.
+        curvature: the bound on the Hessian of φ∘linear, in norm (without λ).
 
     Raises:
         TypeError, ValueError: a number outside its range.
@@ -87,21 +48,46 @@ class Linear:
         kind: ClassVar[str]
 
         @property
+        def classes(self) -> int: ...
+        @property
+        def target_bound(self) -> float: ...
+        @property
+        def lipschitz(self) -> float: ...
+        @property
         def curvature(self) -> float: ...
+        @property
+        def loss_at_zero(self) -> float: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "feature_bound", real("feature_bound", self.feature_bound, above=0)
-        )
-        object.__setattr__(self, "l2", real("l2", self.l2, least=0))
-        object.__setattr__(self, "intercept", real("intercept", self.intercept))
+        self._check("feature_bound", above=0)
+        self._check("l2", least=0)
+        self._check("intercept")
         if self.radius is not None:
-            object.__setattr__(self, "radius", real("radius", self.radius, above=0))
+            self._check("radius", above=0)
+
+    def _check(self, name: str, **bounds: float) -> None:
+        """Keep a field as a number, if it is one inside its bounds."""
+        object.__setattr__(self, name, real(name, getattr(self, name), **bounds))
 
     @property
     def row_bound(self) -> float:
         """The bound on the norm of a row with its constant column."""
         return math.hypot(self.feature_bound, self.intercept)
+
+    @property
+    def outputs(self) -> int:
+        """The number of the model's outputs."""
+        return 1
+
+    @property
+    def is_convex(self) -> bool:
+        """True unless a loss of one's own is not."""
+        return True
+
+    @property
+    def trace(self) -> float:
+        """The bound on that Hessian's trace: that on its norm, where a record moves one output."""
+        return self.curvature
 
     @property
     def smoothness(self) -> float:
@@ -119,7 +105,7 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogisticRegression(Linear):
+class LogisticRegression(Problem):
     """φ(z, y) = ln(1 + e^(−yz)), labels 0 and 1 (y = −1, 1): |φ′| ≤ 1, φ″ ≤ 1/4.
 
     L = Z, M = Z²/4 + λ (the paper's Section 4), φ(0) = ln 2.
@@ -127,9 +113,7 @@ class LogisticRegression(Linear):
 
     kind: ClassVar[str] = "logistic"
     classes: ClassVar[int] = 2
-    outputs: ClassVar[int] = 1
     target_bound: ClassVar[float] = math.inf
-    is_convex: ClassVar[bool] = True
 
     @property
     def lipschitz(self) -> float:
@@ -142,18 +126,13 @@ class LogisticRegression(Linear):
         return self.row_bound**2 / 4
 
     @property
-    def trace(self) -> float:
-        """Z²/4: one direction a record."""
-        return self.curvature
-
-    @property
     def loss_at_zero(self) -> float:
         """ln 2."""
         return math.log(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxRegression(Linear):
+class SoftmaxRegression(Problem):
     """Cross entropy of ``classes`` outputs: ‖p − e_y‖ ≤ √2, Hessian at most (I − 11ᵀ/k)/2.
 
     L = √2 Z, M = Z²/2 + λ (Böhning 1992), φ(0) = ln k. Σ p(1 − p) ≤ 1 − 1/k bounds the trace.
@@ -162,7 +141,6 @@ class SoftmaxRegression(Linear):
     classes: int
     kind: ClassVar[str] = "softmax"
     target_bound: ClassVar[float] = math.inf
-    is_convex: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,7 +173,7 @@ class SoftmaxRegression(Linear):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothedHinge(Linear):
+class SmoothedHinge(Problem):
     """The linear support vector machine's loss, smoothed over ``smoothing`` (γ); labels 0 and 1.
 
     0 for m = yz ≥ 1, (1 − m)²/(2γ) down to m = 1 − γ, then 1 − m − γ/2 (Shalev-Shwartz and Zhang
@@ -205,13 +183,11 @@ class SmoothedHinge(Linear):
     smoothing: float = 1.0
     kind: ClassVar[str] = "smoothed-hinge"
     classes: ClassVar[int] = 2
-    outputs: ClassVar[int] = 1
     target_bound: ClassVar[float] = math.inf
-    is_convex: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "smoothing", real("smoothing", self.smoothing, above=0))
+        self._check("smoothing", above=0)
 
     @property
     def lipschitz(self) -> float:
@@ -224,18 +200,13 @@ class SmoothedHinge(Linear):
         return self.row_bound**2 / self.smoothing
 
     @property
-    def trace(self) -> float:
-        """Z²/γ."""
-        return self.curvature
-
-    @property
     def loss_at_zero(self) -> float:
         """1 − γ/2, or 1/(2γ) where γ > 1."""
         return 1 - self.smoothing / 2 if self.smoothing <= 1 else 1 / (2 * self.smoothing)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearRegression(Linear):
+class LinearRegression(Problem):
     """φ(z, y) = (z − y)²/2 with |y| ≤ ``target_bound`` (B); ridge regression where λ > 0.
 
     A residual is at most ZR + B, so L = Z(ZR + B) needs the radius; where λ > 0 the minimiser lies
@@ -247,13 +218,11 @@ class LinearRegression(Linear):
 
     target_bound: float
     classes: ClassVar[int] = 0
-    outputs: ClassVar[int] = 1
-    is_convex: ClassVar[bool] = True
     kind: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "target_bound", real("target_bound", self.target_bound, above=0))
+        self._check("target_bound", above=0)
         if self.radius is None:
             if self.l2 == 0:
                 raise ValueError(
@@ -273,18 +242,13 @@ class LinearRegression(Linear):
         return self.row_bound**2
 
     @property
-    def trace(self) -> float:
-        """Z²."""
-        return self.curvature
-
-    @property
     def loss_at_zero(self) -> float:
         """B²/2."""
         return self.target_bound**2 / 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuberRegression(Linear):
+class HuberRegression(Problem):
     """(z − y)²/2 up to a residual of ``threshold`` (τ), then τ|z − y| − τ²/2 (Huber 1964).
 
     |φ′| ≤ τ, φ″ ≤ 1: L = τZ, M = Z² + λ, whatever the weights.
@@ -293,14 +257,12 @@ class HuberRegression(Linear):
     target_bound: float
     threshold: float = 1.0
     classes: ClassVar[int] = 0
-    outputs: ClassVar[int] = 1
-    is_convex: ClassVar[bool] = True
     kind: ClassVar[str] = "huber"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "target_bound", real("target_bound", self.target_bound, above=0))
-        object.__setattr__(self, "threshold", real("threshold", self.threshold, above=0))
+        self._check("target_bound", above=0)
+        self._check("threshold", above=0)
 
     @property
     def lipschitz(self) -> float:
@@ -313,11 +275,6 @@ class HuberRegression(Linear):
         return self.row_bound**2
 
     @property
-    def trace(self) -> float:
-        """Z²."""
-        return self.curvature
-
-    @property
     def loss_at_zero(self) -> float:
         """Huber's loss of B."""
         least = min(self.target_bound, self.threshold)
@@ -325,7 +282,7 @@ class HuberRegression(Linear):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredLoss(Linear):
+class DeclaredLoss(Problem):
     """A loss of one's own φ, of one output, with constants that its owner declares.
 
     A wrong constant costs accuracy, never privacy: gradients are clipped.
@@ -350,26 +307,25 @@ class DeclaredLoss(Linear):
     convex: bool = True
     targets: float | None = None
     kind: ClassVar[str] = "declared"
-    outputs: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"a loss needs a name, not {self.name!r}")
         for name in ("lipschitz", "curvature", "gap"):
-            object.__setattr__(self, name, real(name, getattr(self, name), above=0))
-        strong = real("strong_convexity", self.strong_convexity, least=0)
-        object.__setattr__(self, "strong_convexity", strong)
+            self._check(name, above=0)
+        self._check("strong_convexity", least=0)
         if self.targets is not None:
-            object.__setattr__(self, "targets", real("targets", self.targets, above=0))
+            self._check("targets", above=0)
         if not isinstance(self.convex, bool):
             raise TypeError(f"convex must be true or false, not {self.convex!r}")
-        if strong > self.curvature:
+        if self.strong_convexity > self.curvature:
             raise ValueError(
-                f"the constants contradict each other: a strong convexity of {strong:g} cannot "
-                f"exceed the smoothness, whose part without l2 is {self.curvature:g}"
+                "the constants contradict each other: a strong convexity of "
+                f"{self.strong_convexity:g} cannot exceed the smoothness, whose part without l2 is "
+                f"{self.curvature:g}"
             )
-        if not self.convex and (strong or self.l2):
+        if not self.convex and (self.strong_convexity or self.l2):
             raise ValueError(
                 "a loss that is not convex has no strong convexity: drop strong_convexity= and l2="
             )
@@ -388,11 +344,6 @@ class DeclaredLoss(Linear):
     def target_bound(self) -> float:
         """As declared."""
         return math.inf if self.targets is None else self.targets
-
-    @property
-    def trace(self) -> float:
-        """At most the norm, since a record moves one output."""
-        return self.curvature
 
     @property
     def convexity(self) -> float:

@@ -14,11 +14,7 @@ from dataclasses import dataclass
 from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import at_most
 from forethought.convex.problems import Problem
-from forethought.papers.adaptive_noise import (
-    convex_sigma,
-    nonconvex_sigma,
-    strongly_convex_sigma,
-)
+from forethought.papers import adaptive_noise
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Budget
 
@@ -51,7 +47,7 @@ def nonconvex(problem: Problem, features: int, gap: float | None = None) -> Sche
         gap: F(θ_0) − F*; default: the loss at zero.
     """
     M, S = problem.smoothness, problem.loss_at_zero if gap is None else gap
-    return lambda t: (nonconvex_sigma(t, M, S, features), 1 / (2 * M))
+    return lambda t: (adaptive_noise.nonconvex_sigma(t, M, S, features), 1 / (2 * M))
 
 
 def convex(problem: Problem, features: int, radius: float | None = None) -> Schedule:
@@ -70,7 +66,7 @@ def convex(problem: Problem, features: int, radius: float | None = None) -> Sche
             "Proposition 3(b) needs the radius of a ball that holds the minimiser: give the "
             "problem radius=, or l2= above 0 and the schedule strongly_convex"
         )
-    return lambda t: (convex_sigma(t, M, R, features), 1 / (2 * M))
+    return lambda t: (adaptive_noise.convex_sigma(t, M, R, features), 1 / (2 * M))
 
 
 def strongly_convex(problem: Problem, features: int, gap: float | None = None) -> Schedule:
@@ -87,7 +83,7 @@ def strongly_convex(problem: Problem, features: int, gap: float | None = None) -
             "the schedule convex with a radius"
         )
     S = problem.loss_at_zero if gap is None else gap
-    return lambda t: (strongly_convex_sigma(t, M, mu, S, features), 1 / (2 * M))
+    return lambda t: (adaptive_noise.strongly_convex_sigma(t, M, mu, S, features), 1 / (2 * M))
 
 
 def published(problem: Problem, features: int) -> Schedule:
@@ -99,9 +95,7 @@ def published(problem: Problem, features: int) -> Schedule:
 
 def constant(problem: Problem, sigma: float, step: float | None = None) -> Schedule:
     """σ_t = σ; step size as given, 1/(2M) by default."""
-    size = real("sigma", sigma, above=0)
-    eta = 1 / (2 * problem.smoothness) if step is None else real("step", step, above=0)
-    return lambda t: (size, eta)
+    return geometric(problem, real("sigma", sigma, above=0), 1.0, step)
 
 
 def geometric(problem: Problem, first: float, ratio: float, step: float | None = None) -> Schedule:

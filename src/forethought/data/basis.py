@@ -157,7 +157,7 @@ class Basis(_Functions):
     def titles(self, titles: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the features that it adds, from those of the encoded ones."""
         hats = (
-            f"{titles[place]} near {_percent(at)} of its range"
+            f"{titles[place]} near {(at + 1) / 2:.0%} of its range"
             for place in self.numbers
             for at in self._places
         )
@@ -238,10 +238,6 @@ class Basis(_Functions):
             size = graph.constant(self._wave, np.float32)
             parts.append(graph.add("Mul", graph.add("Cos", turned), size))
         return graph.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
-
-
-def _percent(at: float) -> str:
-    return f"{(at + 1) / 2:.0%}"
 
 
 # Features of an additive model: a curve over each declared number, surfaces over pairs of them.

@@ -185,7 +185,7 @@ EPOCH = date(2000, 1, 1)
 CENTURY = (date(1950, 1, 1), date(2049, 12, 31))
 YEAR = 365.2425
 # What often stands for a missing number, and what a quantity can be at all, whoever is in a file.
-_CODES = (-9.0, -99.0, -999.0, -9999.0)
+CODES = (-9.0, -99.0, -999.0, -9999.0)
 _KNOWN = {"age": [0, 120], "bmi": [10, 80]}
 # Names of columns that say nothing, and why.
 _NAMES = (
@@ -466,7 +466,7 @@ class Number(Column):
         if not seen.mostly(seen.numbers):
             return None
         low, code = seen.low, None
-        if low in _CODES and 0 <= seen.second < math.inf:
+        if low in CODES and 0 <= seen.second < math.inf:
             low, code = seen.second, seen.low
         known = _KNOWN.get(name.lower())
         value: dict[str, Any] = {"range": known}

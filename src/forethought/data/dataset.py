@@ -89,6 +89,13 @@ class Dataset:
         """Shape of what a model takes: of one example."""
         return tuple(self.train.inputs.shape[1:])
 
+    @property
+    def records(self) -> tuple[Any, Any] | PersonRows:
+        """The training part as arrays; with whose its rows are, where the data say."""
+        if self.persons is None:
+            return self.train.inputs, self.train.targets
+        return PersonRows(self.train, self.persons, self.records_per_person)
+
     def with_basis(self, basis: Basis | Curves) -> Dataset:
         """The same table with the functions of a basis beside its encoded features.
 
@@ -303,7 +310,7 @@ class Labels:
         numeric = values.dtype.kind == "f"
         if self._declared.task == "regression":
             if not numeric:
-                row = _first_word(raw)
+                row = next((at for at, entry in enumerate(raw) if not is_number(entry)), 0)
                 raise DataError.unexpected(
                     path,
                     f"the label {raw[row]} in example {row + 1}",
@@ -411,13 +418,13 @@ def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.fl
     return np.array(found, np.float32)
 
 
-def _first_word(raw: NDArray[Any]) -> int:
-    for row, entry in enumerate(raw):
-        try:
-            float(entry)
-        except ValueError:
-            return row
-    return 0
+def is_number(entry: Any) -> bool:
+    """True if an entry of a file is a number, as text or as it is."""
+    try:
+        float(entry)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from forethought.data import patches
-from forethought.data.patches import GRID, MOST, normalised_patches, windows
+from forethought.data.patches import GRID, MOST, bundled, normalised_patches, windows
 
 LEAST = 20  # pixels a side: at half the size the windows want some patches each
 FINE, CELLS, COMPONENTS = 9, 2, 128  # the second layer's grid, a patch's cells a side, and channels
@@ -57,20 +57,20 @@ class DeepFilterConstants:
 @lru_cache(maxsize=2)
 def constants(channels: int) -> DeepFilterConstants:
     """The bundled constants for grey (1) or colour (3) images."""
-    file = files("forethought.data") / f"deep_patches_{channels}.npz"
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+    arrays = bundled(f"deep_patches_{channels}")
+    return DeepFilterConstants(
+        _filters(arrays, "half_filters"),
+        _filters(arrays, "second_filters"),
+        *(_components(arrays, name) for name in ("cells", "first", "half", "second")),
+    )
 
-        def filters(name: str) -> Filters:
-            return Filters(arrays[name], arrays[f"{name}_exponents"])
 
-        def components(name: str) -> Components:
-            return Components(filters(name), arrays[f"{name}_offsets"])
+def _filters(arrays: Mapping[str, NDArray[Any]], name: str) -> Filters:
+    return Filters(arrays[name], arrays[f"{name}_exponents"])
 
-        return DeepFilterConstants(
-            filters("half_filters"),
-            filters("second_filters"),
-            *(components(name) for name in ("cells", "first", "half", "second")),
-        )
+
+def _components(arrays: Mapping[str, NDArray[Any]], name: str) -> Components:
+    return Components(_filters(arrays, name), arrays[f"{name}_offsets"])
 
 
 def deep_patch_features(
@@ -224,21 +224,6 @@ def halved(images: torch.Tensor) -> torch.Tensor:
     return ((total + 2) / 4).floor_() / 255
 
 
-def pooled(images: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pooled responses to the filters and to their negatives, in whole numbers.
-
-    Returns:
-        Over the coarse grid, image and mirror image together, (N, 16, 2 · filters); and over the
-        fine grid the two apart, (N, 2, 81, 2 · filters).
-    """
-    fine = torch.empty(len(images), 2, FINE * FINE, 2 * len(filters.filters))
-    coarse = [
-        pooled_at(one, filters, STILL, cells)
-        for one, cells in zip(images[:, None], fine[:, None], strict=True)
-    ]
-    return torch.cat(coarse), fine
-
-
 def pooled_at(
     image: torch.Tensor, filters: Filters, places: Sequence[Place], fine: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -328,17 +313,14 @@ def _parts(pools: torch.Tensor) -> torch.Tensor:
     return torch.cat([sizes + kept, sizes - kept], -1).flatten(1, 2)
 
 
-def standard_counts(pools: torch.Tensor) -> torch.Tensor:
+def standardise_(pools: torch.Tensor) -> torch.Tensor:
     """Roots of pooled responses, each image by itself to mean 0 and deviation 1, in 1/16.
+
+    In the memory of the pooled responses themselves.
 
     Args:
         pools: whole numbers, (N, cells, channels).
     """
-    return standardise_(pools.clone())
-
-
-def standardise_(pools: torch.Tensor) -> torch.Tensor:
-    """:func:`standard_counts`, in the memory of the pooled responses themselves."""
     size = pools[0].numel()
     # The roots' squares are the pooled numbers themselves, but for the rounding. Positive and
     # negative part together are below 2²⁴ too, and half as many to sum in double precision.
@@ -471,11 +453,5 @@ def shifted_patch_features(images: torch.Tensor, *, chunk: int = 64) -> torch.Te
 @lru_cache(maxsize=2)
 def evened_components(channels: int) -> dict[str, Components]:
     """The bundled components for grey (1) or colour (3) images, by block."""
-    file = files("forethought.data") / f"shifted_patches_{channels}.npz"
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-        return {
-            name: Components(
-                Filters(arrays[name], arrays[f"{name}_exponents"]), arrays[f"{name}_offsets"]
-            )
-            for name in BLOCKS
-        }
+    arrays = bundled(f"shifted_patches_{channels}")
+    return {name: _components(arrays, name) for name in BLOCKS}

@@ -411,25 +411,21 @@ class Table:
         self._names(tuple(frame.columns))
         yield _with_entries(frame)
 
-    def _unreadable(self, kind: str, error: BaseException) -> DataError:
-        first = str(error).partition("\n")[0]
-        return DataError.unexpected(
-            self.path, f"no readable {kind} file ({first})", f"a {kind} file"
-        )
-
     @contextlib.contextmanager
     def _reported(self, kind: str) -> Iterator[None]:
         try:
             yield
-        except (pl.exceptions.PolarsError, *DAMAGE, ValueError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise self._unreadable(kind, error) from error
+        except DataError:
+            raise
         except BaseException as error:
+            known = isinstance(error, (pl.exceptions.PolarsError, *DAMAGE, ValueError))
             module = type(error).__module__.partition(".")[0]
-            if module not in ("_fastexcel", "fastexcel", "pyo3_runtime"):
+            if not known and module not in ("_fastexcel", "fastexcel", "pyo3_runtime"):
                 raise
-            raise self._unreadable(kind, error) from None
+            first = str(error).partition("\n")[0]
+            raise DataError.unexpected(
+                self.path, f"no readable {kind} file ({first})", f"a {kind} file"
+            ) from (error if known else None)
 
 
 # In place of an entry that is no number, word or day: a list, bytes.

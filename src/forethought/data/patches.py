@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,14 +58,17 @@ class FilterConstants:
     matrix: NDArray[np.int16]
 
 
+def bundled(name: str) -> dict[str, NDArray[Any]]:
+    """The arrays of a file that comes with the library."""
+    file = files("forethought.data") / f"{name}.npz"
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
 @lru_cache(maxsize=2)
 def constants(channels: int) -> FilterConstants:
     """The bundled constants for grey (1) or colour (3) images."""
-    file = files("forethought.data") / f"patches_{channels}.npz"
-    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-        return FilterConstants(
-            *(arrays[name] for name in ("filters", "exponents", "means", "matrix"))
-        )
+    return FilterConstants(**bundled(f"patches_{channels}"))
 
 
 def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:

@@ -46,11 +46,7 @@ if TYPE_CHECKING:
 
 
 def load_npz(
-    name: str,
-    path: Path,
-    holdout: float | None,
-    declared: Declared | None = None,
-    split_by: str | None = None,
+    name: str, path: Path, holdout: float | None, declared: Declared, split_by: str | None
 ) -> Dataset:
     """Arrays as they are; bytes are taken for pixels: divided by 255, channels moved to the front.
 
@@ -64,7 +60,6 @@ def load_npz(
     """
     arrays = _archive(path)
     wanted = wanted_arrays(path, arrays)
-    declared = declared or Declared()
     targets = [_targets(path, key, arrays, declared.task == "multilabel") for key in wanted[1::2]]
     raw, labels = targets[0], None
     if declared.task != "multilabel":
@@ -258,11 +253,7 @@ _MOST_VALUES = 2**31  # a dense matrix above 8 GiB is refused before it is made
 
 
 def load_svmlight(
-    name: str,
-    path: Path,
-    test: Path | None,
-    holdout: float | None,
-    declared: Declared | None = None,
+    name: str, path: Path, test: Path | None, holdout: float | None, declared: Declared
 ) -> Dataset:
     """Dense features as they are, (N, highest index); classes numbered from 0 in sorted order.
 
@@ -276,7 +267,6 @@ def load_svmlight(
     """
     paths = [path] if test is None else [path, test]
     read_files = [_sparse(file) for file in paths]
-    declared = declared or Declared()
     found = max(features.shape[1] for features, _ in read_files)
     columns = found if declared.features is None else declared.features
     if found > columns:

@@ -33,7 +33,7 @@ _CLUSTER_SCALE = 5.0
 
 def like(
     shape: tuple[int, ...],
-    classes: int,
+    classes: int | None,
     examples: int,
     *,
     test: int | None = None,
@@ -45,7 +45,7 @@ def like(
     Args:
         shape: of one example: (features,) gives :func:`clusters`, (channels, height, width) gives
             :func:`images`.
-        classes: at least 2.
+        classes: at least 2; None, of (features,): values to regress on, see :func:`slopes`.
         examples: size of the training part. test: of the test part; a fifth of ``examples``, and
             at least one per class, by default.
         noise: how hard it is: 1 leaves a good model with a few per cent of errors, 2 with many.
@@ -58,21 +58,25 @@ def like(
     (100, 1, 8, 8)
     """
     sides = tuple(whole("each side of shape", side) for side in shape)
-    whole("classes", classes, least=2)
+    classes = None if classes is None else whole("classes", classes, least=2)
     examples = whole("examples", examples)
-    tested = max(classes, examples // 5) if test is None else whole("test", test)
+    tested = max(classes or 2, examples // 5) if test is None else whole("test", test)
     match sides:
-        case (features,):
+        case (features,) if classes is None:
+            drawn = slopes(examples + tested, features, noise=noise, seed=seed)
+            kind = "a sum of lines and waves of each feature"
+        case (features,) if classes is not None:
             drawn = clusters(examples + tested, features, classes, noise=noise, seed=seed)
             kind = "Gaussian clusters, one a class"
-        case (channels, height, width):
+        case (channels, height, width) if classes is not None:
             drawn = images(
                 examples + tested, (channels, height, width), classes, noise=noise, seed=seed
             )
             kind = "smooth random images, shifted and noised"
         case _:
             raise ValueError(
-                f"shape must be (features,) or (channels, height, width), not {tuple(shape)}"
+                f"shape must be (features,) or, of classes, (channels, height, width), not "
+                f"{tuple(shape)}"
             )
     return Dataset(
         "synthetic",
@@ -102,6 +106,25 @@ def clusters(
     inputs = centres[labels] + noise * random.standard_normal((examples, features))
     scaled = np.clip(inputs / _CLUSTER_SCALE, -1, 1)
     return Split(scaled.astype(np.float32), labels.astype(np.int64))
+
+
+def slopes(examples: int, features: int, *, noise: float = 1.0, seed: int = 0) -> Split:
+    """Values to regress on, in [−1, 1]: a line or half a wave of each feature, summed, and noise.
+
+    Features are uniform in [−1, 1]. At ``noise`` 1 it leaves a fifth of the values' variance.
+
+    Returns:
+        inputs float32 (examples, features), targets float32 (examples,).
+    """
+    noise = real("noise", noise, least=0)
+    random = np.random.default_rng([seed, 2])
+    inputs = random.uniform(-1, 1, (examples, features))
+    bent = random.random(features) < 0.5
+    parts = np.where(bent, math.sqrt(2) * np.cos(math.pi * inputs), math.sqrt(3) * inputs)
+    weights = random.standard_normal(features)
+    signal = parts @ (weights / np.linalg.norm(weights))
+    values = 0.3 * (signal + 0.5 * noise * random.standard_normal(examples))
+    return Split(inputs.astype(np.float32), np.clip(values, -1, 1).astype(np.float32))
 
 
 def images(
@@ -205,10 +228,10 @@ def shares(
             f"unknown way to deal out records {how!r}: the choice is iid, dirichlet:0.5, "
             "power-law:1.2, column:NAME, drawn:0.1"
         )
-    deal, bounds = _WAYS[kind]
+    deal, example, bounds = _WAYS[kind]
     if (bounds is None and colon) or (bounds is not None and not _within(number, *bounds)):
         allowed = "stands alone" if bounds is None else f"goes with a number {bounds[2]}"
-        raise DataError(f"{how!r}: {kind} {allowed}, for example {_EXAMPLES[kind]!r}")
+        raise DataError(f"{how!r}: {kind} {allowed}, for example {example!r}")
     if clients is None or isinstance(clients, bool) or clients < 1:
         raise DataError(f"clients must be a whole number of at least 1, not {clients!r}")
     if clients > len(labels):
@@ -326,17 +349,11 @@ def _drawn(
     return [generator.choice(len(labels), size, replace=False) for _ in range(clients)]
 
 
-# Way → how it deals, and the bounds of its number, exclusive below, in words.
+# Way → how it deals, an example, and the bounds of its number, exclusive below, in words.
 _Deal = Callable[[NDArray[Any], int, float, np.random.Generator], list[Indices]]
-_WAYS: dict[str, tuple[_Deal, tuple[float, float, str] | None]] = {
-    "iid": (_iid, None),
-    "dirichlet": (_dirichlet, (0.0, 1e6, "above 0 and at most 1,000,000")),
-    "power-law": (_power_law, (-1.0, 20.0, "of at least 0 and at most 20")),
-    "drawn": (_drawn, (0.0, 1.0, "above 0 and at most 1")),
-}
-_EXAMPLES = {
-    "iid": "iid",
-    "dirichlet": "dirichlet:0.5",
-    "power-law": "power-law:1.2",
-    "drawn": "drawn:0.1",
+_WAYS: dict[str, tuple[_Deal, str, tuple[float, float, str] | None]] = {
+    "iid": (_iid, "iid", None),
+    "dirichlet": (_dirichlet, "dirichlet:0.5", (0.0, 1e6, "above 0 and at most 1,000,000")),
+    "power-law": (_power_law, "power-law:1.2", (-1.0, 20.0, "of at least 0 and at most 20")),
+    "drawn": (_drawn, "drawn:0.1", (0.0, 1.0, "above 0 and at most 1")),
 }

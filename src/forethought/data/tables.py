@@ -17,6 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from forethought.data.columns import (
+    CODES,
     MOST_CATEGORIES,
     Category,
     Column,
@@ -34,6 +35,7 @@ from forethought.data.dataset import (
     Labels,
     Split,
     cannot_split,
+    is_number,
     kept,
     label_column,
     places,
@@ -67,8 +69,6 @@ _UNITS = (
     r"%|‰|€|\$|£|[kmµ]?g|[kcmµ]?m|m?l|d?l|mm ?hg|bpm|kg/m[2²]|[mg]+/dl|[mµ]?mol/l|y(ea)?rs?|days?"
 )
 _NUMBER_AND_MORE = re.compile(rf"[-+€$£]?\d[\d.,' ]*\s*({_UNITS})?", re.IGNORECASE)
-# What people write for "missing" where there are no negative values otherwise.
-_MISSING = (-9.0, -99.0, -999.0, -9999.0)
 
 
 def require_text(path: Path, content: bytes) -> str:
@@ -159,7 +159,7 @@ def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
     if not (np.abs(numbers) > LARGE).any() or not np.isfinite(numbers).all():
         return
     kinds = np.unique(numbers)
-    if float(kinds[0]) in _MISSING and kinds[1] >= 0:
+    if float(kinds[0]) in CODES and kinds[1] >= 0:
         code = f"{kinds[0]:g}"
         raise DataError(
             f"{path}: column {name} holds {code} and nothing else below 0: if that stands for a "
@@ -175,10 +175,10 @@ def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
 
 def warn_of_codes(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
     """Warn where a number that stands for "missing" would be taken for a measurement."""
-    if not len(numbers) or float(numbers.min()) not in _MISSING:
+    if not len(numbers) or float(numbers.min()) not in CODES:
         return
     kinds = np.unique(numbers)
-    if len(kinds) > 2 and float(kinds[0]) in _MISSING and kinds[1] >= 0:
+    if len(kinds) > 2 and float(kinds[0]) in CODES and kinds[1] >= 0:
         count = int((numbers == kinds[0]).sum())
         warnings.warn(
             f"{path}: column {name} holds {kinds[0]:g} in {count} rows and nothing else below 0: "
@@ -311,15 +311,7 @@ def _first_lines(path: Path) -> tuple[list[str], list[str]]:
 def _looks_like_names(first: list[str], second: list[str]) -> bool:
     """Words only, all different, above at least one number."""
     different = len(set(first)) == len(first)
-    return different and not any(map(_is_number, first)) and any(map(_is_number, second))
-
-
-def _is_number(entry: str) -> bool:
-    try:
-        float(entry)
-    except ValueError:
-        return False
-    return True
+    return different and not any(map(is_number, first)) and any(map(is_number, second))
 
 
 def _place(path: Path, names: list[str], wanted: str, purpose: str) -> int:

@@ -46,6 +46,7 @@ class _PrivateNetwork(PrivateEstimator):
     device: str | torch.device | None
 
     module_: torch.nn.Module
+    classes_: NDArray[Any]
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -62,9 +63,6 @@ class _PrivateNetwork(PrivateEstimator):
             own = {name: torch.tensor(value) for name, value in weights.items()}
             self.module_.load_state_dict(own)
 
-    def _outputs(self) -> int:
-        raise NotImplementedError
-
     def _built(self, seed: int | None) -> torch.nn.Module:
         """The untrained module; a given one is copied, since parameters are never changed.
 
@@ -78,8 +76,9 @@ class _PrivateNetwork(PrivateEstimator):
                 "module must be a torch module, or a function of the numbers of features and of "
                 f"outputs that makes one, not {type(self.module).__name__}"
             )
+        outputs = 1 if isinstance(self, RegressorMixin) else len(self.classes_)
         with _seeded(seed):
-            made = self.module(self.n_features_in_, self._outputs())
+            made = self.module(self.n_features_in_, outputs)
         if not isinstance(made, torch.nn.Module):
             raise TypeError(f"module made {type(made).__name__}, not a torch module")
         return made
@@ -95,6 +94,7 @@ class _PrivateNetwork(PrivateEstimator):
             seeds=seeds,
             device=self.device,
             epochs=self.epochs,
+            squared_error=isinstance(self, RegressorMixin),
         )
 
     def _checked(self, X: Any, y: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -168,9 +168,6 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
     ) -> None:
         self._keep(locals())
 
-    def _outputs(self) -> int:
-        return len(self.classes_)
-
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Plan, train and account.
 
@@ -232,9 +229,6 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
         ledger: Payer | None = None,
     ) -> None:
         self._keep(locals())
-
-    def _outputs(self) -> int:
-        return 1
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Plan, train and account.

@@ -1,4 +1,4 @@
-"""The members of a run: the public roster, and a member's own keys."""
+"""The members of a run: what they agree on, the public roster, and a member's own keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forethought.exchange.messages import SERVER
+from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import Stored, canonical
 
 # Who takes part: everybody's name, signing key and certificate, as one public file.
@@ -180,10 +182,6 @@ class Roster(Everybody):
         """Place → public key of every client."""
         return {place: bytes.fromhex(one.public_key) for place, one in enumerate(self.clients)}
 
-    def _values(self) -> dict[str, Any]:
-        clients = [identity.to_dict() for identity in self.clients]
-        return {"server": self.server.to_dict(), "clients": clients, "nonce": self.nonce}
-
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Roster:
         clients = tuple(map(Identity.from_dict, values["clients"]))
@@ -292,3 +290,82 @@ def _pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
 def _write_secret(path: Path, content: bytes) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+
+
+# What all members of a federation or a gossip agree on before they exchange.
+
+
+@dataclass(frozen=True)
+class Agreement(Stored):
+    """Members, each with a name, a plan of those in ``plans``, and a public key.
+
+    Attributes:
+        MEMBER: one of the members, in words. REFUSAL: of an agreement that cannot be.
+    """
+
+    MEMBER: ClassVar[str]
+    REFUSAL: ClassVar[type[ValueError]]
+
+    members: tuple[Any, ...]
+    plans: tuple[Plan, ...]
+
+    def plan(self, place: int) -> Plan:
+        """A member's plan."""
+        found: Plan = self.plans[self.members[place].plan]
+        return found
+
+    def require_members(self, one: str) -> None:
+        """Refuse a name that two members have, or a plan that is not there.
+
+        Args:
+            one: of the members, in words.
+
+        Raises:
+            ValueError: of the kind ``REFUSAL``.
+        """
+        if len({member.name for member in self.members}) != len(self.members):
+            raise self.REFUSAL(f"two {one}s have one name: every {one} needs its own")
+        for member in self.members:
+            if not 0 <= member.plan < len(self.plans):
+                raise self.REFUSAL(
+                    f"{one} {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
+                )
+
+    def require_released(self, place: int, transcript: Transcript | None) -> None:
+        """Refuse a statement of a member that released nothing. None: it released its plan.
+
+        Raises:
+            ValueError: of the kind ``REFUSAL``.
+        """
+        if transcript is not None and not len(transcript):
+            raise self.REFUSAL(
+                f"{self.members[place].name!r} released nothing, which costs nothing: there is no "
+                "statement to write"
+            )
+
+    def with_identities(self, identities: Sequence[Identity], **changes: Any) -> Self:
+        """The agreement with its members' keys in it, so that its name depends on them.
+
+        Args:
+            identities: in the order of the members. changes: of other fields.
+
+        Raises:
+            ValueError: of the kind ``REFUSAL``: other names, or another order.
+        """
+        names, given = ([one.name for one in row] for row in (self.members, identities))
+        if names != given:
+            raise self.REFUSAL(
+                f"the job's {self.MEMBER}s are {', '.join(names)}; the roster's "
+                f"{', '.join(given)}: join the same, in order"
+            )
+        members = tuple(
+            replace(member, public_key=identity.public_key)
+            for member, identity in zip(self.members, identities, strict=True)
+        )
+        return replace(self, members=members, **changes)
+
+    @cached_property
+    def run_id(self) -> bytes:
+        """32 bytes that name this run: a hash of plans, architecture, members and rules."""
+        text = f"forethought {self.CALLED}\n" + canonical(self.to_dict())
+        return hashlib.sha256(text.encode()).digest()

@@ -30,7 +30,15 @@ Integers: TypeAlias = Annotated[NDArray[np.int64], "int64"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Join:
+class Framed:
+    """The common part of all messages: two numbers, which the frame carries in its header."""
+
+    round: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join(Framed):
     """A client is there; sent on every connection and as a heartbeat.
 
     Args:
@@ -39,14 +47,12 @@ class Join:
         life: number of the process that says so, larger in every later one; 0: it has none.
     """
 
-    round: int
-    base: int
     life: int = 0
     LATER: ClassVar[str] = "life"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class Update(Framed):
     """One release of a client: post-processing of noised sums, and nothing else.
 
     Args:
@@ -55,13 +61,11 @@ class Update:
         vector: float32, shape (parameters,): the weights after the local rounds, or a noised mean.
     """
 
-    round: int
-    base: int
     vector: Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leave:
+class Leave(Framed):
     """A client stops for good: its plan is used up, or its owner ends it.
 
     Args:
@@ -70,15 +74,13 @@ class Leave:
         life: see :class:`Join`. A later process of the client takes this back.
     """
 
-    round: int
-    base: int
     reason: str
     life: int = 0
     LATER: ClassVar[str] = "life"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class Model(Framed):
     """The global model. To a member of a synchronous cohort also the request to compute on it.
 
     Args:
@@ -86,46 +88,37 @@ class Model:
         base: the model's version. vector: its weights, float32, shape (parameters,).
     """
 
-    round: int
-    base: int
     vector: Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Acknowledgement:
+class Acknowledgement(Framed):
     """An update is in the server's journal; said again when it comes again.
 
     Args:
         round: of the update. base: the server's version.
     """
 
-    round: int
-    base: int
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Refusal:
+class Refusal(Framed):
     """An update was not applied, and changed nothing.
 
     Args:
         round, base: of what was refused. reason: a short code.
     """
 
-    round: int
-    base: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finished:
+class Finished(Framed):
     """The last model; nothing follows.
 
     Args:
         round: how many updates of the recipient are applied. base: version. vector: weights.
     """
 
-    round: int
-    base: int
     vector: Vector
 
 

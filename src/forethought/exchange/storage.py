@@ -18,18 +18,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from forethought.exchange import messages
 from forethought.exchange.events import ClientRelease
-from forethought.exchange.messages import (
-    PROOF_BYTES,
-    SERVER,
-    DecodeError,
-    Endpoint,
-    Update,
-    Vector,
-    decode,
-    encode,
-    parts_of,
-)
 
 # Records in order, each there whole or not at all: what a machine reads back after a crash.
 #
@@ -188,7 +178,7 @@ class LedgerState:
     rounds: int = 0
     state: bytes = b""
     acknowledged: int = 0
-    outgoing: tuple[Update, ...] = ()
+    outgoing: tuple[messages.Update, ...] = ()
     base: int = -1
     begun: str = ""
 
@@ -204,7 +194,7 @@ class Accepted:
     client: int
     round: int
     base: int
-    vector: Vector
+    vector: messages.Vector
     mark: bytes
 
 
@@ -435,7 +425,7 @@ class ClientLedger:
     def __init__(
         self,
         storage: Storage,
-        endpoint: Endpoint,
+        endpoint: messages.Endpoint,
         data: str,
         allows: Allows | None = None,
         ahead: Callable[[int], None] | None = None,
@@ -515,7 +505,7 @@ class ClientLedger:
             LedgerError: another content for a round, or a round out of order.
             OSError: cannot be written.
         """
-        frame = self._endpoint.seal(SERVER, release.update)
+        frame = self._endpoint.seal(messages.SERVER, release.update)
         new = _Released(
             release.round,
             release.base,
@@ -547,7 +537,7 @@ class ClientLedger:
             self._allows.after(release.state, self._pending)
         if self._ahead is not None:
             self._ahead(release.rounds)
-        self._log.append(bytes([_RECORDS.index(_Released)]), *parts_of(new))
+        self._log.append(bytes([_RECORDS.index(_Released)]), *messages.parts_of(new))
         self._unwritten = b""
         self._take(new)
         if self._stale > max(_SLACK, self._log.size - self._stale):
@@ -602,9 +592,9 @@ class ClientLedger:
         self._log.rewrite(records)
         self._stale = 0
 
-    def _update(self, frame: bytes) -> Update:
-        message = self._endpoint.reopen(frame, to=SERVER)
-        if not isinstance(message, Update):
+    def _update(self, frame: bytes) -> messages.Update:
+        message = self._endpoint.reopen(frame, to=messages.SERVER)
+        if not isinstance(message, messages.Update):
             raise LedgerError("the ledger holds a frame that is no update: restore it from a copy")
         return message
 
@@ -620,17 +610,21 @@ def counted(storage: Storage) -> list[int]:
 
 
 def _bytes(record: _Opening | _Released | _Begun) -> bytes:
-    return bytes([_RECORDS.index(type(record))]) + encode(record)
+    return bytes([_RECORDS.index(type(record))]) + messages.encode(record)
 
 
-def _parsed(record: bytes) -> _Opening | _Released | _Begun:
-    if not record or record[0] >= len(_RECORDS):
-        raise LedgerError("the ledger was written by another version: go on with that one")
+def _parsed(record: bytes) -> Any:
+    return _numbered(dict(enumerate(_RECORDS)), record, LedgerError, LEDGER)
+
+
+def _numbered(kinds: Mapping[int, type], record: bytes, refusal: type[Exception], name: str) -> Any:
+    """The value of a record whose first byte says its class."""
+    if not record or record[0] not in kinds:
+        raise refusal(f"the {name} was written by another version: go on with that one")
     try:
-        found: _Opening | _Released | _Begun = decode(_RECORDS[record[0]], memoryview(record)[1:])
-    except DecodeError as error:
-        raise LedgerError(f"the ledger was written by another version: {error}") from None
-    return found
+        return messages.decode(kinds[record[0]], memoryview(record)[1:])
+    except messages.DecodeError as error:
+        raise refusal(f"the {name} was written by another version: {error}") from None
 
 
 # How many updates left a client, kept apart from its ledger: what a restored backup has not.
@@ -663,7 +657,7 @@ class MemberWitness:
         """
         held = self._read()
         text, proof = held[:_DIGITS], held[_DIGITS:]
-        whole = len(text) == _DIGITS and text.isdigit() and len(proof) in (0, PROOF_BYTES)
+        whole = len(text) == _DIGITS and text.isdigit() and len(proof) in (0, messages.PROOF_BYTES)
         if held and not whole:
             raise LedgerError(
                 f"{self.path} is no count of updates: it is damaged. Remove it only if the ledger "
@@ -741,7 +735,7 @@ class ServerJournal:
 
     def __init__(self, storage: Storage, run_id: bytes) -> None:
         self._log = RecordLog(storage, JOURNAL)
-        self._opening = bytes([_OPENING]) + encode(_JournalOpening(run_id))
+        self._opening = bytes([_OPENING]) + messages.encode(_JournalOpening(run_id))
         self._records = self._log.replay()
         if not self._records:
             self._log.append(self._opening)
@@ -762,7 +756,7 @@ class ServerJournal:
         snapshot = None
         if records and records[0][0] == _SNAPSHOT:
             snapshot = _restored(memoryview(records.pop(0))[1:])
-        return snapshot, [_entry(record) for record in records]
+        return snapshot, [_numbered(ENTRIES, one, JournalError, JOURNAL) for one in records]
 
     def append(self, entry: Entry) -> None:
         """Add an entry; once this returns it survives a crash.
@@ -772,7 +766,7 @@ class ServerJournal:
         """
         for number, kind in ENTRIES.items():
             if kind is type(entry):
-                self._log.append(bytes([number]), *parts_of(entry))
+                self._log.append(bytes([number]), *messages.parts_of(entry))
                 return
         raise ValueError(f"{type(entry).__name__} is no registered entry of a journal")
 
@@ -800,13 +794,3 @@ def _restored(record: memoryview) -> ServerSnapshot:
         raise JournalError(
             f"the journal's snapshot was written by another version: {error}"
         ) from None
-
-
-def _entry(record: bytes) -> Entry:
-    if not record or record[0] not in ENTRIES:
-        raise JournalError("the journal was written by another version: go on with that one")
-    try:
-        entry: Entry = decode(ENTRIES[record[0]], memoryview(record)[1:])
-    except DecodeError as error:
-        raise JournalError(f"the journal was written by another version: {error}") from None
-    return entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,31 +23,6 @@ Sum = NDArray[np.float64]
 TOGETHER = 16
 
 
-class Aggregate(Protocol):
-    """Takes updates in, in the server's order; gives one vector."""
-
-    @property
-    def count(self) -> int:
-        """Updates that have come."""
-        ...
-
-    def add(self, client: int, vector: Vector, share: float) -> None:
-        """One client's vector, with its share of all weights."""
-        ...
-
-    def result(self) -> Vector:
-        """The round's vector, float32."""
-        ...
-
-    def state(self) -> dict[str, NDArray[np.generic]]:
-        """The state of what has come so far."""
-        ...
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """The inverse of :meth:`state`."""
-        ...
-
-
 class WeightedMean:
     """Σ share·vector / Σ share over the clients that came.
 
@@ -59,6 +34,9 @@ class WeightedMean:
 
     Args:
         bound: vectors are shortened to this distance from ``centre``; None: they are not.
+
+    Attributes:
+        count: updates that have come.
     """
 
     def __init__(self, centre: Vector | None, bound: float | None = None) -> None:
@@ -69,6 +47,7 @@ class WeightedMean:
         self._held: dict[int, tuple[Vector, float]] = {}
 
     def add(self, client: int, vector: Vector, share: float) -> None:
+        """Take one client's vector in, with its share of all weights; in the server's order."""
         if self._bound is not None:
             vector = shortened(vector, self._centre, self._bound)
         self._held[client] = vector, share
@@ -92,6 +71,7 @@ class WeightedMean:
         return part
 
     def result(self) -> Vector:
+        """The round's vector, float32."""
         if not self.count:
             raise ValueError("no update has come: there is no mean of nothing")
         if self._sum is None:
@@ -104,6 +84,7 @@ class WeightedMean:
         return mean
 
     def state(self) -> dict[str, NDArray[np.generic]]:
+        """The state of what has come so far."""
         found: dict[str, NDArray[np.generic]] = {"total": np.array([self._total, self.count])}
         if self._sum is not None:
             found["sum"] = self._sum
@@ -114,6 +95,7 @@ class WeightedMean:
         return found
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        """The inverse of :meth:`state`."""
         total, count = state["total"]
         self._total, self.count = float(total), int(count)
         if "sum" in state:
@@ -130,7 +112,8 @@ class WeightedMean:
 class Sorted:
     """Coordinate by coordinate: the mean without the ``trimmed`` share at each end; 1/2: median.
 
-    Weights make no difference here: a hostile client could claim any.
+    Weights make no difference here: a hostile client could claim any. Its methods are those of
+    :class:`WeightedMean`.
     """
 
     def __init__(self, trimmed: float) -> None:
@@ -161,6 +144,9 @@ class Sorted:
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
         if state:
             self._vectors = [np.array(row, dtype=np.float32) for row in state["vectors"]]
+
+
+Aggregate: TypeAlias = WeightedMean | Sorted
 
 
 def shortened(vector: Vector, centre: Vector | None, bound: float) -> Vector:

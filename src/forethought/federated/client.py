@@ -14,27 +14,7 @@ import math
 import numpy as np
 
 from forethought.exchange import events as on
-from forethought.exchange.events import (
-    Acknowledged,
-    ClientRelease,
-    Commit,
-    Compute,
-    Computed,
-    HasVector,
-    Received,
-    Send,
-)
-from forethought.exchange.messages import (
-    SERVER,
-    Acknowledgement,
-    Finished,
-    Join,
-    Leave,
-    Model,
-    Refusal,
-    Update,
-    Vector,
-)
+from forethought.exchange import messages
 from forethought.exchange.storage import LedgerState
 from forethought.federated.federation import Federation
 from forethought.federated.own_model import OwnModel
@@ -111,7 +91,7 @@ class ClientMachine:
         ledger = _NOTHING if ledger is None else ledger
         self.federation, self.me, self._life = federation, me, life
         self.updates = ledger.updates
-        self._newest: HasVector | None = None
+        self._newest: on.HasVector | None = None
         self.base = -1
         self._last = ledger.base
         self._limit = federation.updates(me)
@@ -127,7 +107,7 @@ class ClientMachine:
         self._halted = False
         # When the present update was begun, and until when a computed one is held back.
         self._now = self._begun = 0.0
-        self._held: tuple[float, Update] | None = None
+        self._held: tuple[float, messages.Update] | None = None
         # Older models since the newest one: how many, and when the first came.
         self._older = (0, 0.0)
         self._asynchronous = federation.rule != "synchronous"
@@ -135,7 +115,7 @@ class ClientMachine:
         self._parts, self._origin = 0, -1
 
     @property
-    def weights(self) -> Vector | None:
+    def weights(self) -> messages.Vector | None:
         """The newest global model, with own steps since; None before the first."""
         return None if self._newest is None else self._newest.vector
 
@@ -185,22 +165,24 @@ class ClientMachine:
         parts = self.federation.refreshes + 1
         place = self._place if self.federation.phases else -1
         about = part, parts, place, self._sampling()
-        return Compute(self.updates, self._origin, self._newest, *about)
+        return on.Compute(self.updates, self._origin, self._newest, *about)
 
     def _sampling(self) -> Sampling | None:
         """That of the present update, where its size was chosen."""
         return Rounds.from_dict(json.loads(self._chosen)).sampling if self._chosen else None
 
     def _handled(self, event: on.Event) -> Effects:
-        if isinstance(event, Received):
-            if event.sender != SERVER:
+        if isinstance(event, on.Received):
+            if event.sender != messages.SERVER:
                 return [on.Alarm("sender", f"a message from {event.sender}, not the server")]
             return self._received(event.message)
-        if isinstance(event, Computed):
+        if isinstance(event, on.Computed):
             return self._computed(event)
         if isinstance(event, on.Connected | on.Woken):
-            joined: Effects = [Send(SERVER, Join(self.updates, self.base, self._life))]
-            joined += [Send(SERVER, update) for update in self._unsent()]
+            joined: Effects = [
+                on.Send(messages.SERVER, messages.Join(self.updates, self.base, self._life))
+            ]
+            joined += [on.Send(messages.SERVER, update) for update in self._unsent()]
             joined.append(on.Wake(event.now + self.federation.resend))
             if self._held is not None:
                 joined.append(on.Wake(self._held[0]))
@@ -213,18 +195,18 @@ class ClientMachine:
         return []
 
     def _leave(self, reason: str) -> on.Effect:
-        return Send(SERVER, Leave(self.updates, self.base, reason, self._life))
+        return on.Send(messages.SERVER, messages.Leave(self.updates, self.base, reason, self._life))
 
-    def _unsent(self) -> list[Update]:
+    def _unsent(self) -> list[messages.Update]:
         held = None if self._held is None else self._held[1]
         return [one for one in (self._outgoing or {}).values() if one is not held]
 
     def _received(self, message: object) -> Effects:
-        if isinstance(message, Model):
+        if isinstance(message, messages.Model):
             return self._model(message)
-        if isinstance(message, Acknowledgement | Refusal):
+        if isinstance(message, messages.Acknowledgement | messages.Refusal):
             return self._answered(message)
-        if isinstance(message, Finished):
+        if isinstance(message, messages.Finished):
             if message.round > self.updates:
                 return self._rolled_back(message.round)
             self._halted = True
@@ -232,7 +214,7 @@ class ClientMachine:
             return [on.Done("finished")]
         return [on.Alarm("kind", f"a server does not send {type(message).__name__}")]
 
-    def _model(self, model: Model) -> Effects:
+    def _model(self, model: messages.Model) -> Effects:
         if model.round > self.updates:
             return self._rolled_back(model.round)
         if not self._sound(model.vector):
@@ -245,7 +227,7 @@ class ClientMachine:
         self.base, self._newest = model.base, model
         return self._next()
 
-    def _old(self, model: Model) -> Effects:
+    def _old(self, model: messages.Model) -> Effects:
         count, since = self._older
         self._older = count + 1, since if count else self._now
         if count + 1 < OLDER or self._now - self._older[1] < OLDER_SECONDS:
@@ -258,7 +240,7 @@ class ClientMachine:
         )
         return [on.Alarm("server set back", text), on.Done("server set back")]
 
-    def _sound(self, vector: Vector) -> bool:
+    def _sound(self, vector: messages.Vector) -> bool:
         # Whether it is finite was judged where its frame was opened; a contribution that comes of
         # values that are not is replaced by zero.
         return vector.shape == (self.federation.parameters,) and vector.dtype == np.float32
@@ -272,21 +254,21 @@ class ClientMachine:
         )
         return [on.Alarm("ledger set back", text), on.Done("ledger set back")]
 
-    def _answered(self, answer: Acknowledgement | Refusal) -> Effects:
+    def _answered(self, answer: messages.Acknowledgement | messages.Refusal) -> Effects:
         if answer.round >= self.updates:
-            if isinstance(answer, Acknowledgement):
+            if isinstance(answer, messages.Acknowledgement):
                 return self._rolled_back(answer.round + 1)
             return []
-        if isinstance(answer, Refusal) and answer.reason == "conflict":
+        if isinstance(answer, messages.Refusal) and answer.reason == "conflict":
             return self._rolled_back(answer.round + 1)
-        if isinstance(answer, Refusal) and answer.reason == "future":
+        if isinstance(answer, messages.Refusal) and answer.reason == "future":
             return []  # no answer: a server whose journal was set back knows no such model
-        if isinstance(answer, Acknowledgement) and answer.base >= self.base:
+        if isinstance(answer, messages.Acknowledgement) and answer.base >= self.base:
             self._older = (0, 0.0)
         if not self._outgoing or self._outgoing.pop(answer.round, None) is None:
             return []
-        effects: Effects = [Acknowledged(answer.round)]
-        if isinstance(answer, Refusal) and answer.reason not in ("late", "twice"):
+        effects: Effects = [on.Acknowledged(answer.round)]
+        if isinstance(answer, messages.Refusal) and answer.reason not in ("late", "twice"):
             effects.append(
                 on.Alarm("refused", f"update {answer.round} was refused: {answer.reason}")
             )
@@ -341,11 +323,11 @@ class ClientMachine:
         self._used_up = True
         return self._leave("plan used up")
 
-    def _computed(self, done: Computed) -> Effects:
+    def _computed(self, done: on.Computed) -> Effects:
         if not self._computing or done.round != self.updates:
             return [on.Alarm("trainer", f"update {done.round} was not asked for")]
         self._computing = False
-        update = Update(done.round, done.base, done.vector)
+        update = messages.Update(done.round, done.base, done.vector)
         if self._outgoing is None:
             self._outgoing = {}
         self._outgoing[done.round] = update
@@ -354,7 +336,7 @@ class ClientMachine:
         if self._sizes is not None:
             self._state, self._chosen = done.state, ""
         self._last = done.base
-        release = ClientRelease(
+        release = on.ClientRelease(
             done.round, done.base, done.rounds, done.input_hash, done.state, update
         )
         own = self.base == done.base or self.federation.refreshes > 0
@@ -363,16 +345,16 @@ class ClientMachine:
             self._newest = OwnModel(self._newest, done.vector, size)
         cadence = self.federation.cadence
         if cadence is None:
-            return [Commit(release), Send(SERVER, update), *self._next()]
+            return [on.Commit(release), on.Send(messages.SERVER, update), *self._next()]
         beats = max(1, math.ceil((self._now - self._begun) / cadence))
         self._held = (self._begun + beats * cadence, update)
-        return [Commit(release), on.Wake(self._held[0])]
+        return [on.Commit(release), on.Wake(self._held[0])]
 
     def _let_go(self) -> Effects:
         """Send what was held back, and begin the next update: both at a beat of the cadence."""
         assert self._held is not None
         update, self._held = self._held[1], None
-        return [Send(SERVER, update), *self._next()]
+        return [on.Send(messages.SERVER, update), *self._next()]
 
 
 _NOTHING = LedgerState()

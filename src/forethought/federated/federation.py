@@ -8,25 +8,21 @@ Appendix A.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
+from forethought.exchange.keys import Agreement, Roster
 from forethought.federated.sizes import Guard, Sizes
 from forethought.values.checks import imported, one_of, real, whole
 from forethought.values.mechanism import LocalRounds, Mechanism, first_round, updates_of
 from forethought.values.plan import Plan, other_terms, promised, step_sizes
-from forethought.values.serialisation import Stored, build, canonical
+from forethought.values.serialisation import build
 from forethought.values.use import Averaging
-
-if TYPE_CHECKING:
-    from forethought.exchange.keys import Roster
-
 
 # Permissible delay: how far a client's round may run ahead of the newest global model it has.
 #
@@ -181,7 +177,7 @@ class Robust:
 
 
 @dataclass(frozen=True)
-class Federation(Stored):
+class Federation(Agreement):
     """Everything that clients and server agree on.
 
     Args:
@@ -226,10 +222,11 @@ class Federation(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/federation/1"
     CALLED: ClassVar[str] = "federation"
+    MEMBER: ClassVar[str] = "client"
+    REFUSAL: ClassVar[type[ValueError]] = FederationError
     LATER: ClassVar[tuple[str, ...]] = ("refreshes", "phases", "taking", "sizes")
 
     members: tuple[Member, ...]
-    plans: tuple[Plan, ...]
     parameters: int
     architecture: str
     rounds: int
@@ -280,14 +277,8 @@ class Federation(Stored):
     def _check_members(self) -> None:
         if not self.members:
             raise FederationError("a federation needs at least one member")
-        names = {member.name for member in self.members}
-        if len(names) != len(self.members):
-            raise FederationError("two members have one name: every member needs its own")
+        self.require_members("member")
         for member in self.members:
-            if not 0 <= member.plan < len(self.plans):
-                raise FederationError(
-                    f"member {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
-                )
             real(f"weight of {member.name!r}", member.weight, above=0)
         for plan in self.plans:
             most = self.updates_of(plan)
@@ -409,11 +400,6 @@ class Federation(Stored):
         """True if a member takes part in a phase."""
         return not self.taking or phase in self.taking[client]
 
-    def takers(self, version: int) -> tuple[bool, ...]:
-        """For each member, whether it takes part in the phase of a version."""
-        phase = self.phase(version)
-        return tuple(self.takes(client, phase) for client in range(len(self.members)))
-
     def places(self, client: int) -> list[range]:
         """Places in a member's plan of the updates that it may make: a range for each phase."""
         end = min(self.rounds, self.updates_of(self.plan(client)))
@@ -447,10 +433,6 @@ class Federation(Stored):
             return None
         return Guard(self.plan(client), self.sizes, self.parameters)
 
-    def plan(self, client: int) -> Plan:
-        """A member's plan."""
-        return self.plans[self.members[client].plan]
-
     def updates(self, client: int) -> int:
         """The most updates that a member sends: its plan's rounds, at most one a global round."""
         if self.phases:
@@ -468,6 +450,12 @@ class Federation(Stored):
     def first_round(self, update: int) -> int:
         """The number of private rounds before a client's update."""
         return first_round(self.local_rounds, update)
+
+    def relative_size(self, plan: Plan, update: int) -> float:
+        """An update's expected records over the mean of all updates of its plan."""
+        before = plan.privacy.examples_before
+        own = before(self.first_round(update + 1)) - before(self.first_round(update))
+        return own * self.updates_of(plan) / before(plan.rounds)
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
@@ -488,12 +476,6 @@ class Federation(Stored):
     def __getstate__(self) -> dict[str, Any]:
         # Without what was derived: functions cannot be sent to another process.
         return {one.name: getattr(self, one.name) for one in fields(self)}
-
-    @cached_property
-    def run_id(self) -> bytes:
-        """32 bytes that name this federation: a hash of plans, architecture, roster and rules."""
-        text = "forethought federation\n" + canonical(self.to_dict())
-        return hashlib.sha256(text.encode()).digest()
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Federation:
@@ -577,19 +559,8 @@ def with_roster(federation: Federation, roster: Roster) -> Federation:
     Raises:
         FederationError: other names, or another order.
     """
-    names = [member.name for member in federation.members]
-    if names != [identity.name for identity in roster.clients]:
-        raise FederationError(
-            f"the job's clients are {', '.join(names)}; the roster's "
-            f"{', '.join(identity.name for identity in roster.clients)}: join the same, in order"
-        )
-    members = tuple(
-        replace(member, public_key=identity.public_key)
-        for member, identity in zip(federation.members, roster.clients, strict=True)
-    )
-    return replace(
-        federation, members=members, server_key=roster.server.public_key, nonce=roster.nonce
-    )
+    public = roster.server.public_key
+    return federation.with_identities(roster.clients, server_key=public, nonce=roster.nonce)
 
 
 def require_roster(federation: Federation, roster: Roster) -> None:

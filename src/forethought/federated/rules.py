@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,73 +19,10 @@ from forethought.values.plan import step_sizes
 Arrays = dict[str, NDArray[np.generic]]
 
 
-class UpdateRule(Protocol):
-    """The way from accepted updates to models.
-
-    Its state changes by :meth:`apply`, :meth:`decided` and :meth:`advance` only, and follows from
-    the order of the entries alone.
-
-    Attributes:
-        version: of the newest model. finished: whether it is the last one.
-        weights: the newest weights. model: those of the newest version, as they are sent; never
-            written to.
-    """
-
-    version: int
-    finished: bool
-
-    @property
-    def weights(self) -> Vector: ...
-    @property
-    def model(self) -> Vector: ...
-
-    def refuses(self, client: int, update: Update) -> str | None:
-        """The reason why an update cannot be applied, if there is one."""
-        ...
-
-    def apply(self, client: int, update: Update) -> None:
-        """Take an update in."""
-        ...
-
-    def decided(self, entry: Entry) -> None:
-        """Take in anything else that the server decided."""
-        ...
-
-    def advance(self) -> bool:
-        """Go to the next version if the entries so far lead there; whether it did."""
-        ...
-
-    def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
-        """The decisions that are due because of time.
-
-        Args:
-            since: when the present version began. heard: when each client was last heard of.
-        """
-        ...
-
-    def patience(self) -> float | None:
-        """Seconds until :meth:`overdue` should be asked; None: time decides nothing."""
-        ...
-
-    def expects(self, client: int) -> bool:
-        """True if the newest model is for this client."""
-        ...
-
-    def recipients(self) -> Iterable[int]:
-        """All clients that the newest model is for."""
-        ...
-
-    def state(self) -> tuple[dict[str, Any], Arrays]:
-        """For a snapshot."""
-        ...
-
-    def restore(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`."""
-        ...
-
-
 # How often within the time of absence the clients are looked over.
 LOOKS = 4
+# Of an asynchronous rule's state, what a snapshot holds of every client.
+_COUNTED = ("done", "credit", "absent", "gone")
 
 
 class Asynchronous:
@@ -98,10 +35,16 @@ class Asynchronous:
     ``absence`` seconds is not waited for until it is back; sample sizes matched to speed, with
     weights in proportion, do the rest. ``"published"`` waits.
 
-    See :class:`UpdateRule`.
+    Its state changes by :meth:`apply`, :meth:`decided` and :meth:`advance` only, and follows from
+    the order of the entries alone.
 
     Args:
         federation: what was agreed. weights: the first model v_0.
+
+    Attributes:
+        version: of the newest model. finished: whether it is the last one.
+        weights: the newest weights. model: those of the newest version, as they are sent; never
+            written to.
     """
 
     def __init__(self, federation: Federation, weights: Vector) -> None:
@@ -120,11 +63,13 @@ class Asynchronous:
         self._count()
 
     def refuses(self, client: int, update: Update) -> str | None:
+        """The reason why an update cannot be applied, if there is one."""
         if update.base > self.version or not self._federation.permits(update.base, update.round):
             return "future"
         return "late" if self.finished else None
 
     def apply(self, client: int, update: Update) -> None:
+        """Take an update in."""
         bound = self._federation.robust.bound
         vector = update.vector if bound is None else shortened(update.vector, None, bound)
         size = step_size(self._federation, client, update.round)
@@ -145,6 +90,7 @@ class Asynchronous:
         self._behind -= was and not self._holds_up(client)
 
     def decided(self, entry: Entry) -> None:
+        """Take in anything else that the server decided."""
         match entry:
             case Absent(client=client):
                 self._absent[client] = True
@@ -159,6 +105,7 @@ class Asynchronous:
         self._count()
 
     def advance(self) -> bool:
+        """Go to the next version if the entries so far lead there; whether it did."""
         if self.finished or self._behind:
             return False
         there = ~(self._absent | self._gone)
@@ -179,6 +126,11 @@ class Asynchronous:
         return bool((~gone & (self._done < self._limits) & ~self._takes).any())
 
     def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
+        """The decisions that are due because of time.
+
+        Args:
+            since: when the present version began. heard: when each client was last heard of.
+        """
         limit = self._federation.absence
         if limit is None or self.finished:
             return ()
@@ -186,13 +138,16 @@ class Asynchronous:
         return tuple(Absent(client) for client in np.flatnonzero(silent).tolist())
 
     def patience(self) -> float | None:
+        """Seconds until :meth:`overdue` should be asked; None: time decides nothing."""
         limit = self._federation.absence
         return None if limit is None or self.finished else limit / LOOKS
 
     def expects(self, client: int) -> bool:
+        """True if the newest model is for this client."""
         return not self._gone[client]
 
     def recipients(self) -> Iterable[int]:
+        """All clients that the newest model is for."""
         return np.flatnonzero(~self._gone & (self._done < self._limits)).tolist()
 
     def _holds_up(self, client: int) -> bool:
@@ -211,23 +166,20 @@ class Asynchronous:
         self._behind = int((self._active & (self._done + self._credit <= self.version)).sum())
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
+        """For a snapshot."""
         ahead = {str(client): sorted(rounds) for client, rounds in self._ahead.items()}
-        return {"version": self.version, "finished": self.finished, "ahead": ahead}, {
-            "weights": self.weights,
-            "model": self.model,
-            "done": self._done,
-            "credit": self._credit,
-            "absent": self._absent,
-            "gone": self._gone,
-        }
+        values = {"version": self.version, "finished": self.finished, "ahead": ahead}
+        arrays: Arrays = {name: getattr(self, f"_{name}") for name in _COUNTED}
+        return values, {"weights": self.weights, "model": self.model, **arrays}
 
     def restore(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state`."""
         self.version, self.finished = int(values["version"]), bool(values["finished"])
         self._ahead = {int(client): set(rounds) for client, rounds in values["ahead"].items()}
         for name in ("weights", "model"):
             setattr(self, name, np.array(arrays[name], dtype=np.float32))
-        self._done, self._credit = np.array(arrays["done"]), np.array(arrays["credit"])
-        self._absent, self._gone = np.array(arrays["absent"]), np.array(arrays["gone"])
+        for name in _COUNTED:
+            setattr(self, f"_{name}", np.array(arrays[name]))
         self._count()
 
 
@@ -237,7 +189,7 @@ class Synchronous:
     FedAvg (McMahan et al. 2017), as in private federated learning with R global rounds of E local
     ones. Cohorts follow from a public seed, so no amplification by them is claimed.
 
-    See :class:`UpdateRule`.
+    Its methods, state and attributes are those of :class:`Asynchronous`.
 
     Args:
         federation: what was agreed. weights: the first model.
@@ -387,11 +339,16 @@ class Synchronous:
         )
 
 
+# The way from accepted updates to models.
+UpdateRule: TypeAlias = Asynchronous | Synchronous
+
+
 def takers(federation: Federation, version: int) -> NDArray[np.bool_]:
     """For each member, whether it takes part in the phase of a version."""
     if not federation.taking:
         return np.ones(len(federation.members), dtype=bool)
-    return np.array(federation.takers(version))
+    phase = federation.phase(version)
+    return np.array([federation.takes(client, phase) for client in range(len(federation.members))])
 
 
 def cohort_of(federation: Federation, version: int, able: NDArray[np.int64]) -> tuple[int, ...]:

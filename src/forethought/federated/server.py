@@ -17,25 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange import events as on
-from forethought.exchange.messages import (
-    Acknowledgement,
-    Finished,
-    Join,
-    Leave,
-    Model,
-    Refusal,
-    Update,
-    Vector,
-)
-from forethought.exchange.storage import (
-    Absent,
-    Accepted,
-    Closed,
-    Entry,
-    Left,
-    Returned,
-    ServerSnapshot,
-)
+from forethought.exchange import messages, storage
 from forethought.federated.federation import Federation, FederationError
 from forethought.federated.rules import Arrays, Asynchronous, Synchronous, UpdateRule
 from forethought.federated.steps import longest_update
@@ -55,16 +37,16 @@ ORDINARY = ("late", "twice")
 class Average(Protocol):
     """A running average of the global models, where one is reported."""
 
-    def update(self, version: int, weights: Vector) -> None:
+    def update(self, version: int, weights: messages.Vector) -> None:
         """Take in the model of a version."""
         ...
 
     @property
-    def weights(self) -> Vector:
+    def weights(self) -> messages.Vector:
         """The average, float32."""
         ...
 
-    def restore(self, weights: Vector) -> None:
+    def restore(self, weights: messages.Vector) -> None:
         """Go on from this average."""
         ...
 
@@ -86,7 +68,7 @@ class ServerMachine:
     """
 
     def __init__(
-        self, federation: Federation, weights: Vector, average: Average | None = None
+        self, federation: Federation, weights: messages.Vector, average: Average | None = None
     ) -> None:
         if weights.shape != (federation.parameters,) or weights.dtype != np.float32:
             raise FederationError(
@@ -119,9 +101,9 @@ class ServerMachine:
     def restored(
         cls,
         federation: Federation,
-        weights: Vector,
-        snapshot: ServerSnapshot | None,
-        entries: Iterable[Entry],
+        weights: messages.Vector,
+        snapshot: storage.ServerSnapshot | None,
+        entries: Iterable[storage.Entry],
         average: Average | None = None,
     ) -> ServerMachine:
         """The server as it was when it wrote the last entry.
@@ -154,7 +136,7 @@ class ServerMachine:
         return frozenset(self._left)
 
     @property
-    def reported(self) -> Vector:
+    def reported(self) -> messages.Vector:
         """The model that is handed over: averaged where the federation averages."""
         return self.rule.weights if self.average is None else self.average.weights
 
@@ -171,7 +153,7 @@ class ServerMachine:
     def close(self, now: float) -> Effects:
         """End a synchronous round of which some updates came, without waiting for the others."""
         if isinstance(self.rule, Synchronous) and self.rule.begun:
-            return self._decide(Closed(self.version), now)
+            return self._decide(storage.Closed(self.version), now)
         return []
 
     # ---- what comes in
@@ -186,18 +168,18 @@ class ServerMachine:
         self._heard[client] = event.now
         self._present[client] = None
         if client in self.absent:
-            effects += self._decide(Returned(client), event.now)
+            effects += self._decide(storage.Returned(client), event.now)
         match message:
-            case Update():
+            case messages.Update():
                 effects += self._update(client, message, event)
-            case Join():
+            case messages.Join():
                 # Begun again after it left, with no model yet: it takes part from here on. Not
                 # behind masks: a round whose client is back without them would never be opened.
                 able = self.federation.secure is None and not self.finished
                 able = able and message.round < self.federation.updates(client)
                 self._lives[client] = max(message.life, self._lives.get(client, 0))
                 if able and self._begun_again(client, message):
-                    effects += self._decide(Returned(client), event.now)
+                    effects += self._decide(storage.Returned(client), event.now)
                 # A heartbeat of a client that has the newest model does not cost another one.
                 news = message.base != self.version
                 if message.base > self.version and client not in self._ahead:
@@ -211,17 +193,17 @@ class ServerMachine:
                     effects.append(on.Alarm("journal set back", text))
                 if self.finished or (news and self.rule.expects(client)):
                     effects.append(self._told(client))
-            case Leave():
+            case messages.Leave():
                 # A goodbye of an earlier process that comes late is not this one's.
                 late = message.life and message.life < self._lives.get(client, 0)
                 if client not in self._left and not late:
-                    effects += self._decide(Left(client, message.life), event.now)
+                    effects += self._decide(storage.Left(client, message.life), event.now)
             case _:
                 text = f"client {client} sent a {type(message).__name__}, which clients do not send"
                 effects.append(on.Alarm("kind", text))
         return effects
 
-    def _begun_again(self, client: int, join: Join) -> bool:
+    def _begun_again(self, client: int, join: messages.Join) -> bool:
         """True if a client that left says this in a later life, and not before it left."""
         if client not in self._left:
             return False
@@ -230,7 +212,7 @@ class ServerMachine:
             return join.base < 0
         return join.life > ended
 
-    def _update(self, client: int, update: Update, event: on.Received) -> Effects:
+    def _update(self, client: int, update: messages.Update, event: on.Received) -> Effects:
         square = self._square(update.vector)
         if square is None or not 0 <= update.round < self.federation.updates(client):
             return self._refused(client, update, "shape" if square is None else "beyond plan")
@@ -238,7 +220,7 @@ class ServerMachine:
         marks = self._marks[client] or b""
         known = bytes(marks[MARK * update.round : MARK * (update.round + 1)])
         if known == mark:
-            return [on.Send(client, Acknowledgement(update.round, self.version))]
+            return [on.Send(client, messages.Acknowledgement(update.round, self.version))]
         if known and known != NO_MARK:
             return self._refused(client, update, "conflict")
         reason = self.rule.refuses(client, update)
@@ -246,18 +228,18 @@ class ServerMachine:
             reason = "norm"
         if reason is not None:
             return self._refused(client, update, reason)
-        entry = Accepted(client, update.round, update.base, update.vector, mark)
-        acknowledged = on.Send(client, Acknowledgement(update.round, self.version))
+        entry = storage.Accepted(client, update.round, update.base, update.vector, mark)
+        acknowledged = on.Send(client, messages.Acknowledgement(update.round, self.version))
         return self._decide(entry, event.now, acknowledged)
 
-    def _square(self, vector: Vector) -> float | None:
+    def _square(self, vector: messages.Vector) -> float | None:
         """The vector's squared norm; None where its form is not the federation's."""
         if vector.shape != (self.federation.parameters,) or vector.dtype != np.float32:
             return None
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
             return float(np.dot(vector, vector))
 
-    def _reachable(self, client: int, vector: Vector, square: float) -> bool:
+    def _reachable(self, client: int, vector: messages.Vector, square: float) -> bool:
         """True if honest noise can reach this far; a NaN or an overflow never does."""
         if not math.isfinite(square):
             return False
@@ -277,8 +259,8 @@ class ServerMachine:
             length = float(np.linalg.norm(vector - self.rule.model))
         return length <= limit
 
-    def _refused(self, client: int, update: Update, reason: str) -> Effects:
-        refusal: on.Effect = on.Send(client, Refusal(update.round, update.base, reason))
+    def _refused(self, client: int, update: messages.Update, reason: str) -> Effects:
+        refusal: on.Effect = on.Send(client, messages.Refusal(update.round, update.base, reason))
         if reason in ORDINARY:
             return [refusal]
         name = self.federation.members[client].name
@@ -299,7 +281,7 @@ class ServerMachine:
             effects.append(on.Wake(now + patience))
         return effects
 
-    def _decide(self, entry: Entry, now: float, *answers: on.Effect) -> Effects:
+    def _decide(self, entry: storage.Entry, now: float, *answers: on.Effect) -> Effects:
         """Write an entry down, take it in, and send what follows from it."""
         self._take(entry)
         effects: Effects = [on.Append(entry), *answers]
@@ -320,10 +302,10 @@ class ServerMachine:
             effects.append(on.Snapshot())
         return effects
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: storage.Entry) -> None:
         self._entries += 1
         match entry:
-            case Accepted():
+            case storage.Accepted():
                 marks = self._marks[entry.client]
                 if marks is None:
                     marks = self._marks[entry.client] = bytearray()
@@ -331,14 +313,16 @@ class ServerMachine:
                 marks.extend(bytes(max(0, start + MARK - len(marks))))
                 marks[start : start + MARK] = entry.mark
                 self.applied[entry.client] += 1
-                self.rule.apply(entry.client, Update(entry.round, entry.base, entry.vector))
+                self.rule.apply(
+                    entry.client, messages.Update(entry.round, entry.base, entry.vector)
+                )
                 return
-            case Absent():
+            case storage.Absent():
                 self.absent.add(entry.client)
-            case Returned():
+            case storage.Returned():
                 self.absent.discard(entry.client)
                 self._left.pop(entry.client, None)
-            case Left():
+            case storage.Left():
                 self._left[entry.client] = entry.life
             case _:
                 pass
@@ -354,21 +338,17 @@ class ServerMachine:
                 self.average.update(self.version, self.rule.model)
         return moved or self.finished != was
 
-    def _is_here(self, client: int) -> bool:
-        """True if it was heard of, and may be sent to."""
-        return client in self._present
-
     def _told(self, client: int) -> on.Send:
         """The newest model, or the last one, for one client."""
         marks = self._marks[client]
         known = 0 if marks is None else len(marks) // MARK
         if self.finished:
-            return on.Send(client, Finished(known, self.version, self.reported))
-        return on.Send(client, Model(known, self.version, self.rule.model))
+            return on.Send(client, messages.Finished(known, self.version, self.reported))
+        return on.Send(client, messages.Model(known, self.version, self.rule.model))
 
     # ---- snapshots
 
-    def snapshot(self) -> ServerSnapshot:
+    def snapshot(self) -> storage.ServerSnapshot:
         """The whole state, as of the last entry."""
         values, arrays = self.rule.state()
         held: Arrays = {f"rule/{name}": array for name, array in arrays.items()}
@@ -382,9 +362,11 @@ class ServerMachine:
         lives = [life for _, life in sorted(self._left.items())]
         if any(lives):
             own["lives"] = lives
-        return ServerSnapshot({"rule": values, **own}, {n: a.copy() for n, a in held.items()})
+        return storage.ServerSnapshot(
+            {"rule": values, **own}, {n: a.copy() for n, a in held.items()}
+        )
 
-    def _restore(self, snapshot: ServerSnapshot) -> None:
+    def _restore(self, snapshot: storage.ServerSnapshot) -> None:
         values: Mapping[str, Any] = snapshot.values
         arrays: Mapping[str, NDArray[Any]] = snapshot.arrays
         rule = {name[5:]: array for name, array in arrays.items() if name.startswith("rule/")}
@@ -402,7 +384,7 @@ class ServerMachine:
             self.average.restore(np.array(arrays["average"], dtype=np.float32))
 
 
-def _mark(update: Update, square: float) -> bytes:
+def _mark(update: messages.Update, square: float) -> bytes:
     # Where no frame was hashed (a simulation), enough to tell two honest updates apart.
     some = update.vector[:: 1 + len(update.vector) // SAMPLE]
     return struct.pack("<Idi", zlib.crc32(some.tobytes()), square, update.base)

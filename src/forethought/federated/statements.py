@@ -82,11 +82,7 @@ def client_statement(
         count = len(transcript)
         if count:
             transcript.require(plan.mechanism.first(count))
-    if transcript is not None and not len(transcript):
-        raise FederationError(
-            f"{federation.members[client].name!r} released nothing, which costs nothing: there is "
-            "no statement to write"
-        )
+    federation.require_released(client, transcript)
     return account(
         plan,
         delta,
@@ -228,23 +224,14 @@ def shared(
             "sizes that are chosen by results are accounted by a filter of each client's own, and "
             "no theorem here adds filters up: a person at several clients has no statement"
         )
-    if transcripts is None:
-        mechanisms = [
-            plan_made(federation, client).mechanism
-            if federation.phases
-            else federation.plan(client).mechanism.first(
-                federation.first_round(federation.updates(client))
-            )
-            for client in range(members)
-        ]
-    else:
-        mechanisms = [
-            plan_made(federation, client).mechanism
-            if federation.phases
-            else transcript.mechanism(federation.plan(client).mechanism.adjacency)
-            for client, transcript in enumerate(transcripts)
-            if len(transcript)
-        ]
+    given = [None] * members if transcripts is None else transcripts
+    mechanisms = [
+        federation.planned(client)
+        if transcript is None or federation.phases
+        else transcript.mechanism(federation.plan(client).mechanism.adjacency)
+        for client, transcript in enumerate(given)
+        if transcript is None or len(transcript)
+    ]
     delta = max(federation.plan(client).delta for client in range(members))
     times = (_arrivals(federation),)
     try:
@@ -255,11 +242,7 @@ def shared(
         raise FederationError(str(problem)) from None
 
 
-def overview(
-    federation: Federation,
-    transcripts: Sequence[Transcript] | None = None,
-    randomness: Randomness | None = None,
-) -> str:
+def overview(federation: Federation, transcripts: Sequence[Transcript] | None = None) -> str:
     """The views and their ε, as a table in Markdown: a client a row, a view a column."""
     views: list[View] = ["server", "client", "outsider"]
     if federation.secure is not None:
@@ -274,12 +257,7 @@ def overview(
             cells = ["0"] * len(views)
             rounds, delta = 0, federation.plan(client).delta
         else:
-            made = [
-                client_statement(
-                    federation, client, view, transcript=transcript, randomness=randomness
-                )
-                for view in views
-            ]
+            made = [client_statement(federation, client, v, transcript=transcript) for v in views]
             cells = [at_most(one.guarantee) for one in made]
             rounds, delta = len(made[0].mechanism), made[0].delta
         lines.append(

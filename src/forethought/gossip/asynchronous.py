@@ -19,7 +19,7 @@ from forethought.gossip import events as on
 from forethought.gossip.compression import Link
 from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip
-from forethought.gossip.worker import UNIT, Effects, OwnReleases, Releasing, moved
+from forethought.gossip.worker import UNIT, Effects, Releasing, moved
 
 # So often a worker that is back asks for somebody's weights.
 ASKS = 40
@@ -53,45 +53,17 @@ class AsynchronousWorker(Releasing):
 
     Args:
         gossip, me, weights, ledger: see there.
-
-    Attributes:
-        own: its releases. finished: why it ended; None: it has not.
     """
-
-    __slots__ = (
-        "_early",
-        "_enders",
-        "_known",
-        "_left",
-        "_links",
-        "_living",
-        "_lost",
-        "_matrices",
-        "_pause",
-        "_pending",
-        "_plain",
-        "_return",
-        "_sent",
-        "finished",
-        "gossip",
-        "me",
-        "step",
-    )
 
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
     ) -> None:
-        self.gossip, self.me = gossip, me
-        self.own = OwnReleases(gossip, me, weights, ledger)
-        self.finished: str | None = None
+        super().__init__(gossip, me, weights, ledger)
         self.step = -1
         self._sent: dict[int, _Sent] = {}
         self._early: dict[int, dict[int, Weights]] = {}
-        # What others know of this worker is in their messages; this is what it knows of them.
-        self._known: dict[int, int] = {}
         self._lost: set[int] = set()
         self._living: frozenset[int] | None = None
-        self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
         # Under "top-k": what both ends of each link have of each other.
         self._links: dict[int, Link] | None = None
         if gossip.compression.kind == "top-k":
@@ -131,12 +103,12 @@ class AsynchronousWorker(Releasing):
         if isinstance(event, on.Started):
             return self._started(bool(event.returning))
         if isinstance(event, on.Heard):
-            self._known[event.peer] = max(self._known.get(event.peer, 0), event.updates)
+            self._hear(event.peer, event.updates)
             return []
         if isinstance(event, on.Stop):
             self._ends(0)
             return self._end("stopped")
-        return _alarm("event", f"{type(event).__name__} is for another rule")
+        return [on.Alarm("event", f"{type(event).__name__} is for another rule")]
 
     # ---- the beginning, and coming back
 
@@ -191,14 +163,6 @@ class AsynchronousWorker(Releasing):
         if message.ready:
             back.ready.add(sender)
         return [] if back.unsure else self._ask()
-
-    def _set_back(self, sender: int, known: int) -> Effects:
-        text = (
-            f"worker {sender} knows of {known} updates of this worker, its ledger has "
-            f"{self.own.updates}: the ledger was set back. Nothing more is released; restore the "
-            "newest ledger"
-        )
-        return [*_alarm("ledger set back", text), *self._end("ledger set back")]
 
     # ---- gradients
 
@@ -272,7 +236,7 @@ class AsynchronousWorker(Releasing):
 
     def _mix(self, step: int) -> Effects:
         if step <= self.step:
-            return _alarm("step", f"exchange {step} came after {self.step}")
+            return [on.Alarm("step", f"exchange {step} came after {self.step}")]
         self.step = step
         if self._return is not None:
             return self._ask()
@@ -327,34 +291,23 @@ class AsynchronousWorker(Releasing):
         if mixing.drawn:
             other = mixing.partner(step, self.me, self._living)
             return ((), {}) if other is None else ((other,), {other: 0.5})
-        targets, sources = self._rows(step % mixing.period)
+        targets, sources = self._rows(step, self._living)
         return targets, dict(sources)
-
-    def _rows(self, place: int) -> tuple[tuple[int, ...], dict[int, float]]:
-        """The same of one matrix of a period, kept: fractions are slow."""
-        found = self._matrices.get(place)
-        if found is None:
-            mixing = self.gossip.mixing
-            row = mixing.weights(place, self.me, self._living)
-            sources = {other: float(part) for other, part in row.items() if other != self.me}
-            found = (mixing.receivers(place, self.me, self._living), sources)
-            self._matrices[place] = found
-        return found
 
     def _received(self, sender: int, message: Message) -> Effects:
         if sender == self.me or not self.gossip.mixing.graph.joins(self.me, sender):
-            return _alarm("stranger", f"a message from worker {sender}, which is no neighbour")
+            return [on.Alarm("stranger", f"a message from worker {sender}, which is no neighbour")]
         if self.finished is not None:
             return self._answer(sender, message)
         if isinstance(message, Hello):
-            self._known[sender] = max(self._known.get(sender, 0), message.round)
+            self._hear(sender, message.round)
             return self._answer(sender, message)
         if isinstance(message, Known):
             return self._heard(sender, message)
         refusal = self.own.refusal(sender, message)
         if refusal is not None:
-            return _alarm("weights", refusal)
-        self._known[sender] = max(self._known.get(sender, 0), message.round)
+            return [on.Alarm("weights", refusal)]
+        self._hear(sender, message.round)
         if message.known > self.own.updates:
             return self._heard(sender, message)
         if message.base == LAST and self._believed(sender):
@@ -372,7 +325,7 @@ class AsynchronousWorker(Releasing):
             message = replace(message, vector=found)
             refusal = self.own.refusal(sender, message)
             if refusal is not None:
-                return _alarm("weights", refusal)
+                return [on.Alarm("weights", refusal)]
         if message.base > self.step:
             if message.base <= self.step + self.gossip.window:
                 self._early.setdefault(message.base, {})[sender] = message
@@ -432,10 +385,9 @@ class AsynchronousWorker(Releasing):
         self._left = steps if self._left is None else min(steps, self._left)
 
     def _end(self, reason: str) -> Effects:
-        self.finished = reason
         self._sent.clear()
         self._early.clear()
-        return [on.WorkerFinished(self.own.weights, reason)]
+        return super()._end(reason)
 
     def _changed(self) -> Effects:
         """Somebody was lost or is back: exchanges are with the living, and somebody may do without
@@ -451,7 +403,3 @@ class AsynchronousWorker(Releasing):
         self._return.unsure -= self._lost
         self._return.ready -= self._lost
         return self._ask()
-
-
-def _alarm(code: str, text: str) -> Effects:
-    return [on.Alarm(code, text)]

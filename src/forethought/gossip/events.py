@@ -15,7 +15,7 @@ from forethought.exchange.events import Acknowledged as Acknowledged
 from forethought.exchange.events import Alarm as Alarm
 from forethought.exchange.events import Commit as Commit
 from forethought.exchange.events import Send as Send
-from forethought.exchange.messages import Packed, Vector, register
+from forethought.exchange.messages import Framed, Packed, Vector, register
 
 # The messages between workers: frozen values, no behaviour.
 #
@@ -32,7 +32,7 @@ ANSWER, LAST = -1, -2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weights:
+class Weights(Framed):
     """A worker's weights, to average with.
 
     Args:
@@ -44,8 +44,6 @@ class Weights:
         of, heard: exchanges, see :class:`~forethought.gossip.compression.Link`; -1 elsewhere.
     """
 
-    round: int
-    base: int
     known: int
     count: int
     left: int
@@ -59,29 +57,25 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hello:
+class Hello(Framed):
     """A worker is back: what do you know of me?
 
     Args:
         wanted: 1 where the answer is to be :class:`Weights`, 0 where :class:`Known`.
     """
 
-    round: int
-    base: int
     wanted: int
     COUNTS: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class Known(Framed):
     """The answer to a Hello that did not want the weights.
 
     Args:
         ready: 1 where the sender has weights worth taking, and is not coming back itself.
     """
 
-    round: int
-    base: int
     known: int
     ready: int
     proof: bytes = b""

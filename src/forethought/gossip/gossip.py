@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from forethought.exchange.keys import Agreement
 from forethought.exchange.messages import Vector
 from forethought.gossip.compression import Compression
 from forethought.gossip.mixing import Mixing
 from forethought.values.checks import one_of, real, whole
 from forethought.values.plan import Plan
-from forethought.values.serialisation import Stored, build, canonical
+from forethought.values.serialisation import build
 from forethought.values.use import kind_of
 
 # The limits on a neighbour's weights where it is not trusted: finite, and not far from one's own.
@@ -124,7 +125,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Gossip(Stored):
+class Gossip(Agreement):
     """Everything that the workers agree on.
 
     Args:
@@ -172,10 +173,11 @@ class Gossip(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/gossip/2"
     CALLED: ClassVar[str] = "gossip"
+    MEMBER: ClassVar[str] = "worker"
+    REFUSAL: ClassVar[type[ValueError]] = GossipError
     LATER: ClassVar[tuple[str, ...]] = ("stagger", "clock")
 
     members: tuple[Member, ...]
-    plans: tuple[Plan, ...]
     mixing: Mixing
     parameters: int
     architecture: str
@@ -243,18 +245,13 @@ class Gossip(Stored):
             )
 
     def _check_members(self) -> None:
-        if len({member.name for member in self.members}) != len(self.members):
-            raise GossipError("two workers have one name: every worker needs its own")
+        self.require_members(self.MEMBER)
         if len(self.members) != self.mixing.graph.size:
             raise GossipError(
                 f"{len(self.members)} workers on a graph of {self.mixing.graph.size}: give a graph "
                 "of as many"
             )
         for member in self.members:
-            if not 0 <= member.plan < len(self.plans):
-                raise GossipError(
-                    f"worker {member.name!r} has plan {member.plan}, there are {len(self.plans)}"
-                )
             self._check_plan(member.name, self.plans[member.plan])
         most = sum(self.plan(worker).rounds for worker in range(self.workers))
         if most < self.total:
@@ -318,10 +315,6 @@ class Gossip(Stored):
         returns = returns and self.compression.kind != "top-k"
         return self.coordinates * (1 + self.exchanges if returns else 1)
 
-    def plan(self, worker: int) -> Plan:
-        """A worker's plan."""
-        return self.plans[self.members[worker].plan]
-
     def weight(self, worker: int) -> float:
         """The factor on a worker's steps; 1 on average over the workers."""
         if self.weights == "equal":
@@ -373,12 +366,6 @@ class Gossip(Stored):
                 "this worker's first weights are not those that were agreed: all workers begin "
                 "with the same ones; make the model with the agreed seed, or load them"
             )
-
-    @cached_property
-    def run_id(self) -> bytes:
-        """32 bytes that name this gossip: workers with other plans or rules have another."""
-        text = "forethought gossip\n" + canonical(self.to_dict())
-        return hashlib.sha256(text.encode()).digest()
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Gossip:

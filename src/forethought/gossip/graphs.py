@@ -7,6 +7,8 @@ mixing makes the parts agree.
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -61,7 +63,7 @@ class Graph:
                 )
             seen.add((min(one, other), max(one, other)))
         object.__setattr__(self, "listed", tuple(sorted(seen)))
-        reached = self._reached()
+        reached = self._distances(0)
         if len(reached) < self.size:
             cut = next(worker for worker in range(self.size) if worker not in reached)
             raise GraphError(
@@ -104,24 +106,17 @@ class Graph:
 
     def distances(self, worker: int) -> tuple[int, ...]:
         """Fewest edges from ``worker`` to each worker."""
-        found = {worker: 0}
-        front = [worker]
-        while front:
-            reached = []
-            for one in front:
-                for other in self.neighbours(one):
-                    if other not in found:
-                        found[other] = found[one] + 1
-                        reached.append(other)
-            front = reached
+        found = self._distances(worker)
         return tuple(found[other] for other in range(self.size))
 
-    def _reached(self) -> set[int]:
-        found, front = {0}, [0]
+    def _distances(self, worker: int) -> dict[int, int]:
+        """The same of the workers that can be reached."""
+        found, front = {worker: 0}, deque([worker])
         while front:
-            for other in self._adjacent[front.pop()]:
+            one = front.popleft()
+            for other in self.neighbours(one):
                 if other not in found:
-                    found.add(other)
+                    found[other] = found[one] + 1
                     front.append(other)
         return found
 
@@ -170,6 +165,16 @@ def _edges(kind: Kind, size: int, degree: int, seed: int) -> set[Edge]:
             assert_never(kind)
 
 
+def written_rows(path: str | Path) -> Iterator[tuple[int, str, list[str]]]:
+    """The lines of a text file that hold anything: (number, line, its words); # begins a comment.
+
+    Words are apart by blanks or commas. Raises OSError: no such file.
+    """
+    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
+        if words := line.partition("#")[0].replace(",", " ").split():
+            yield number, line, words
+
+
 def read(path: str | Path) -> Graph:
     """A graph from a text file: an edge a line as two numbers, workers counted from 0.
 
@@ -179,10 +184,7 @@ def read(path: str | Path) -> Graph:
         GraphError: a line that is not an edge, or a graph that is not connected. OSError.
     """
     edges = []
-    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
-        words = line.partition("#")[0].replace(",", " ").split()
-        if not words:
-            continue
+    for number, line, words in written_rows(path):
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             raise GraphError(
                 f"{path}, line {number}: {line.strip()!r} is not an edge; write two workers as "

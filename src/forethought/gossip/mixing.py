@@ -29,7 +29,7 @@ from typing import Any, Literal, assert_never, get_args
 import numpy as np
 
 from forethought.gossip import pairing, spectrum
-from forethought.gossip.graphs import Edge, Graph, powers
+from forethought.gossip.graphs import Edge, Graph, powers, written_rows
 from forethought.gossip.pairing import colour
 from forethought.values.checks import one_of, real, whole
 from forethought.values.serialisation import exact_keys
@@ -388,10 +388,7 @@ def given(graph: Graph, path: str | Path) -> Mixing:
         MixingError: no matrix, or one that is not doubly stochastic. OSError.
     """
     rows = []
-    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
-        words = line.partition("#")[0].replace(",", " ").split()
-        if not words:
-            continue
+    for number, _, words in written_rows(path):
         try:
             row = [Fraction(word) for word in words]
         except (ValueError, ZeroDivisionError):

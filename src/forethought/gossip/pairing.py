@@ -22,7 +22,8 @@ def colour(graph: Graph) -> tuple[tuple[Edge, ...], ...]:
     """The edges of ``graph`` in matchings of equal size (up to one), each sorted."""
     most = max(graph.degree(worker) for worker in range(graph.size))
     table: _Table = [{} for _ in range(graph.size)]
-    if _bipartite(graph):
+    far = graph.distances(0)
+    if all((far[one] + far[other]) % 2 for one, other in graph.edges):  # bipartite
         colours = most
         for one, other in graph.edges:
             _join_bipartite(table, one, other, colours)
@@ -37,20 +38,6 @@ def colour(graph: Graph) -> tuple[tuple[Edge, ...], ...]:
                 classes[shade].add((worker, other))
     _even_out(classes)
     return tuple(tuple(sorted(ones)) for ones in classes if ones)
-
-
-def _bipartite(graph: Graph) -> bool:
-    side = {0: True}
-    front = [0]
-    while front:
-        one = front.pop()
-        for other in graph.neighbours(one):
-            if other not in side:
-                side[other] = not side[one]
-                front.append(other)
-            elif side[other] == side[one]:
-                return False
-    return True
 
 
 def _free(table: _Table, worker: int, colours: int) -> int:

@@ -69,13 +69,9 @@ def worker_statement(
         raise GossipError("observers are for the view 'network': name them there, and only there")
     plan = gossip.plan(worker)
     count = gossip.updates(worker)
+    gossip.require_released(worker, transcript)
     if transcript is not None:
         count = len(transcript)
-        if not count:
-            raise GossipError(
-                f"{gossip.members[worker].name!r} released nothing, which costs nothing: there is "
-                "no statement to write"
-            )
         transcript.require(plan.mechanism.first(count))
     accountant: dict[str, Any] | None = None
     if view == "network":
@@ -231,11 +227,7 @@ def shared(
     )
 
 
-def overview(
-    gossip: Gossip,
-    transcripts: Sequence[Transcript] | None = None,
-    randomness: Randomness | None = None,
-) -> str:
+def overview(gossip: Gossip, transcripts: Sequence[Transcript] | None = None) -> str:
     """The views and their ε, as a table in Markdown: a worker a row, a view a column."""
     lines = [
         "| worker | rounds | ε, neighbours | ε, outsider | as in the paper (not claimed) | δ |",
@@ -248,7 +240,7 @@ def overview(
             lines.append(f"| {member.name} | 0 | 0 | 0 | 0 | {at_most(delta, '.6g')} |")
             continue
         cells = [
-            worker_statement(gossip, worker, view, transcript=transcript, randomness=randomness)
+            worker_statement(gossip, worker, view, transcript=transcript)
             for view in ("neighbours", "outsider")
         ]
         shown = " | ".join(at_most(one.guarantee) for one in cells)

@@ -21,17 +21,6 @@ class OwnSteps:
         gossip: says the rule. worker: whose plan has the step sizes.
     """
 
-    __slots__ = (
-        "_last",
-        "_momentum",
-        "_parameters",
-        "_rounds",
-        "_sizes",
-        "_tracking",
-        "_velocity",
-        "_weight",
-    )
-
     def __init__(self, gossip: Gossip, worker: int) -> None:
         plan = gossip.plan(worker)
         self._sizes, self._rounds = step_sizes(plan), plan.rounds

@@ -25,7 +25,7 @@ from forethought.exchange.storage import LedgerState
 from forethought.gossip import events as on
 from forethought.gossip.events import Hello, Known, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip, GossipError
-from forethought.gossip.worker import Effects, OwnReleases, Releasing
+from forethought.gossip.worker import Effects, Releasing
 
 # Releases that a ledger keeps whole: two neighbours are at most one round apart, and begin again
 # one round before.
@@ -47,47 +47,31 @@ class SynchronousWorker(Releasing):
         own: its releases. step: the present exchange. finished: why it ended; None: it has not.
     """
 
-    __slots__ = (
-        "_before",
-        "_got",
-        "_keeps",
-        "_kept",
-        "_known",
-        "_matrices",
-        "_replicas",
-        "_sources",
-        "_stepped",
-        "_told",
-        "_unsure",
-        "finished",
-        "gossip",
-        "me",
-        "step",
-    )
-
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
     ) -> None:
         if gossip.compression.kind == "top-k" or gossip.tracking:
             _require_new(gossip, ledger, "what neighbours have of it, or tracked, is in no ledger")
-        self.gossip, self.me = gossip, me
-        self.own = OwnReleases(gossip, me, weights, ledger)
-        self.finished: str | None = None
+        super().__init__(gossip, me, weights, ledger)
         self.step = -1
         # Neighbour → exchange → what it was sent; of a simulation, where nothing is lost, nothing.
         self._keeps = ledger is not None
         self._kept: dict[int, dict[int, Weights]] = {}
-        self._known: dict[int, int] = {}
         # Whose word is missing, of a worker that is back; None: it is not.
         self._unsure: set[int] | None = None
         self._before: dict[int, Vector] = {}
         # What was said in the last exchanges, the newest first, where it may be said again.
         returns = gossip.in_ledger > gossip.coordinates
         self._told: deque[Vector] = deque(maxlen=gossip.exchanges if returns else 0)
-        self._replicas = _Replicas(self.own.held) if gossip.compression.kind == "top-k" else None
+        # Under "top-k": what each neighbour has of this worker, and this worker of it, summed up.
+        self._there: dict[int, Vector] = {}
+        self._here: dict[int, Vector] = {}
+        if gossip.compression.kind == "top-k":
+            near = gossip.mixing.graph.neighbours(me)
+            self._there = dict.fromkeys(near, self.own.held)
+            self._here = dict.fromkeys(near, self.own.held)
         self._sources: dict[int, float] = {}
         self._got: dict[int, dict[int, Vector]] = {}
-        self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
         self._stepped = False
 
     def handle(self, event: on.Event) -> Effects:
@@ -107,7 +91,7 @@ class SynchronousWorker(Releasing):
         if isinstance(event, on.PeerBack):
             return self._ask(event.peer)
         if isinstance(event, on.Heard):
-            self._known[event.peer] = max(self._known.get(event.peer, 0), event.updates)
+            self._hear(event.peer, event.updates)
             return []
         if isinstance(event, on.Stop):
             return self._end("stopped")
@@ -139,20 +123,15 @@ class SynchronousWorker(Releasing):
     def _answer(self, sender: int, hello: Hello) -> Effects:
         """The messages of a neighbour that are known, and whatever it missed."""
         known = self._known.get(sender, 0)
-        self._known[sender] = max(known, hello.round)
+        self._hear(sender, hello.round)
         kept = self._kept.get(sender, {})
         again = [Send(sender, kept[step]) for step in sorted(kept) if step >= hello.base]
         return [Send(sender, Known(self.own.updates, self.step, known, 1)), *again]
 
     def _heard(self, sender: int, message: Known) -> Effects:
-        self._known[sender] = max(self._known.get(sender, 0), message.round)
+        self._hear(sender, message.round)
         if message.known > self.own.updates:
-            text = (
-                f"worker {sender} knows of {message.known} updates of this worker, its ledger has "
-                f"{self.own.updates}: the ledger was set back. Nothing more is released; restore "
-                "the newest ledger"
-            )
-            return [on.Alarm("ledger set back", text), *self._end("ledger set back")]
+            return self._set_back(sender, message.known)
         if self._unsure is None:
             return []
         self._unsure.discard(sender)
@@ -167,10 +146,10 @@ class SynchronousWorker(Releasing):
         if not self.own.sent:
             return self._begin()
         for step, sent in self.own.sent.items():
-            for one in self._matrix(step)[0]:
+            for one in self._rows(step)[0]:
                 self._kept.setdefault(one, {})[step] = self.own.message(step, 0, vector=sent)
         self.step = max(self.own.sent)
-        receivers, self._sources = self._matrix(self.step)
+        receivers, self._sources = self._rows(self.step)
         newest = sorted(self.own.sent, reverse=True)[: self.gossip.exchanges]
         self._told.extend(self.own.sent[step] for step in newest)
         told = self.own.sent[self.step]
@@ -181,19 +160,6 @@ class SynchronousWorker(Releasing):
 
     # ---- exchanges
 
-    def _matrix(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
-        """To whom this worker sends in an exchange, and whose weights it takes, and how much."""
-        mixing = self.gossip.mixing
-        place = step if mixing.drawn else step % mixing.period
-        found = self._matrices.get(place)
-        if found is None:
-            row = mixing.weights(place, self.me)
-            sources = {other: float(part) for other, part in row.items() if other != self.me}
-            found = (mixing.receivers(place, self.me), sources)
-            if not mixing.drawn:
-                self._matrices[place] = found
-        return found
-
     def _begin(self) -> Effects:
         """The next exchange: say what is held, and compute on it where a round begins."""
         self.step += 1
@@ -201,14 +167,14 @@ class SynchronousWorker(Releasing):
         if round >= self.gossip.rounds:
             return self._end("rounds")
         self._stepped = exchange > 0
-        receivers, self._sources = self._matrix(self.step)
+        receivers, self._sources = self._rows(self.step)
         effects = self._say(receivers)
         return effects + (self._go_on() if exchange else self.own.begin())
 
     def _say(self, receivers: tuple[int, ...]) -> Effects:
         """To all receivers; and what each of them has of this worker is kept to compare with."""
         near = set(receivers) | set(self._sources)
-        if self._replicas is None:
+        if not self._there:
             told = self.gossip.compression.received(self.own.held) if near else self.own.held
             self._told.appendleft(told)
             self._before = dict.fromkeys(near, told)
@@ -218,9 +184,9 @@ class SynchronousWorker(Releasing):
             return [Send(one, message) for one in receivers]
         effects: Effects = []
         for one in receivers:
-            before = self._replicas.there(one)
+            before = self._there[one]
             change = self.gossip.compression.change(self.own.held, before)
-            self._before[one] = self._replicas.mine[one] = before + change
+            self._before[one] = self._there[one] = before + change
             message = self.own.message(self.step, 0, vector=change)
             self._keep(one, message)
             effects.append(Send(one, message))
@@ -255,7 +221,7 @@ class SynchronousWorker(Releasing):
         refusal = self.own.refusal(sender, message)
         if refusal is not None:
             return [on.Alarm("weights", refusal)]
-        self._known[sender] = max(self._known.get(sender, 0), message.round)
+        self._hear(sender, message.round)
         if not self.step <= message.base < self.gossip.rounds * self.gossip.exchanges:
             return []  # said twice; who need not wait for this worker may be many rounds ahead
         self._got.setdefault(message.base, {}).setdefault(sender, message.vector)
@@ -274,8 +240,8 @@ class SynchronousWorker(Releasing):
         pace = self.gossip.compression.consensus_step
         for other, weight in self._sources.items():
             before, theirs = self._before[other], got[other]
-            if self._replicas is not None:
-                theirs = self._replicas.theirs[other] = self._replicas.here(other) + theirs
+            if self._here:
+                theirs = self._here[other] = self._here[other] + theirs
             if self.gossip.trust.hostile:
                 theirs = self.gossip.trust.admit(before, theirs)
             held = held + np.float32(weight * pace) * (theirs - before)
@@ -283,42 +249,15 @@ class SynchronousWorker(Releasing):
         self._got.pop(self.step, None)
         return [on.Mixed(self.step), *self._begin()]
 
-    def _end(self, reason: str) -> Effects:
-        self.finished = reason
-        return [on.WorkerFinished(self.own.weights, reason)]
-
-
-class _Replicas:
-    """Both ends of a worker's links under "top-k": what each has of the other, summed up."""
-
-    __slots__ = ("_start", "mine", "theirs")
-
-    def __init__(self, start: Vector) -> None:
-        self._start = start
-        self.mine: dict[int, Vector] = {}
-        self.theirs: dict[int, Vector] = {}
-
-    def there(self, other: int) -> Vector:
-        """The copy that ``other`` has of this worker."""
-        return self.mine.get(other, self._start)
-
-    def here(self, other: int) -> Vector:
-        """The copy that this worker has of ``other``."""
-        return self.theirs.get(other, self._start)
-
 
 class AllReduceWorker(Releasing):
     """One worker of SYNC; see the module and :class:`SynchronousWorker`."""
-
-    __slots__ = ("finished", "gossip", "me")
 
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
     ) -> None:
         _require_new(gossip, ledger, "whether all have the last mean is in no ledger")
-        self.gossip, self.me = gossip, me
-        self.own = OwnReleases(gossip, me, weights)
-        self.finished: str | None = None
+        super().__init__(gossip, me, weights, ledger)
 
     def handle(self, event: on.Event) -> Effects:
         """The effects of an event."""
@@ -339,10 +278,6 @@ class AllReduceWorker(Releasing):
         if isinstance(event, on.Stop):
             return self._end("stopped")
         return []
-
-    def _end(self, reason: str) -> Effects:
-        self.finished = reason
-        return [on.WorkerFinished(self.own.weights, reason)]
 
 
 def _require_new(gossip: Gossip, ledger: LedgerState | None, why: str) -> None:

@@ -22,6 +22,7 @@ from forethought.gossip import events as on
 from forethought.gossip.compression import mixed
 from forethought.gossip.events import Weights
 from forethought.gossip.gossip import Gossip, GossipError, NeighbourError
+from forethought.gossip.mixing import Living
 from forethought.gossip.steps import OwnSteps
 
 # The global count of updates, known to every worker without a server.
@@ -87,31 +88,6 @@ class OwnReleases:
         sent: of a worker that waits: exchange → what it told its neighbours there, of the last
             releases in its ledger.
     """
-
-    __slots__ = (
-        "_averages",
-        "_bare",
-        "_beyond",
-        "_enough",
-        "_fresh",
-        "_least",
-        "_missing",
-        "_most",
-        "_shape",
-        "_shortest",
-        "_steps",
-        "_workers",
-        "computing",
-        "count",
-        "gossip",
-        "held",
-        "judged",
-        "limit",
-        "me",
-        "sent",
-        "share",
-        "updates",
-    )
 
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
@@ -292,10 +268,24 @@ class OwnReleases:
 
 
 class Releasing:
-    """A machine whose model and updates are those of its own releases."""
+    """The common part of all workers' machines.
 
-    __slots__ = ("own",)
-    own: OwnReleases
+    Args:
+        gossip, me, weights, ledger: see :class:`OwnReleases`.
+
+    Attributes:
+        own: its releases. finished: why it ended; None: it has not.
+    """
+
+    def __init__(
+        self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None
+    ) -> None:
+        self.gossip, self.me = gossip, me
+        self.own = OwnReleases(gossip, me, weights, ledger)
+        self.finished: str | None = None
+        # What others know of this worker is in their messages; this is what it knows of them.
+        self._known: dict[int, int] = {}
+        self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
 
     @property
     def updates(self) -> int:
@@ -306,3 +296,36 @@ class Releasing:
     def weights(self) -> Vector:
         """The worker's model, float32, shape (parameters,)."""
         return self.own.weights
+
+    def _rows(self, step: int, living: Living = None) -> tuple[tuple[int, ...], dict[int, float]]:
+        """To whom this worker sends in an exchange, and whose weights it takes, and how much.
+
+        The matrices of a period are kept: fractions are slow.
+        """
+        mixing = self.gossip.mixing
+        place = step if mixing.drawn else step % mixing.period
+        found = self._matrices.get(place)
+        if found is None:
+            row = mixing.weights(place, self.me, living)
+            sources = {other: float(part) for other, part in row.items() if other != self.me}
+            found = (mixing.receivers(place, self.me, living), sources)
+            if not mixing.drawn:
+                self._matrices[place] = found
+        return found
+
+    def _hear(self, peer: int, updates: int) -> None:
+        """So many updates of a neighbour were heard of."""
+        self._known[peer] = max(self._known.get(peer, 0), updates)
+
+    def _set_back(self, sender: int, known: int) -> Effects:
+        """A neighbour knows of more updates than the own ledger: the end."""
+        text = (
+            f"worker {sender} knows of {known} updates of this worker, its ledger has "
+            f"{self.own.updates}: the ledger was set back. Nothing more is released; restore the "
+            "newest ledger"
+        )
+        return [Alarm("ledger set back", text), *self._end("ledger set back")]
+
+    def _end(self, reason: str) -> Effects:
+        self.finished = reason
+        return [on.WorkerFinished(self.own.weights, reason)]

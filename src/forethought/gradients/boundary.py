@@ -1505,6 +1505,16 @@ def own_part(tensor: Any) -> Tensor:
     return found
 
 
+def cut_like(own: Tensor, other: Any) -> Any:
+    """The inverse of :func:`own_part`: a process's shard as a tensor that is cut like another."""
+    if not hasattr(other, "to_local"):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    how = {"shape": other.shape, "stride": other.stride()}
+    return DTensor.from_local(own, other.device_mesh, other.placements, **how)
+
+
 def own_parameters(model: nn.Module) -> list[Tensor]:
     """All parameters; of those that are cut, this process's shards."""
     return [own_part(p) for p in model.parameters()]

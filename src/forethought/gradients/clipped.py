@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -16,27 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from forethought.gradients import batches, boundary, sums, vmap_mode
 from forethought.gradients import layer_rules as rules
-from forethought.gradients.batches import (
-    FINGERPRINT,
-    MULTIPLES,
-    BatchFingerprint,
-    Blocks,
-    LaneBatch,
-    Loss,
-    bits,
-)
-from forethought.gradients.boundary import (
-    Generators,
-    ModuleState,
-    RefusedError,
-    agreed,
-    changes_itself,
-    memory_of,
-    own_parameters,
-    shards_of,
-    trained_of,
-    turns,
-)
 from forethought.gradients.passes import SlowGradientsWarning, contributions
 from forethought.gradients.sums import (
     ClippingRule,
@@ -129,7 +110,11 @@ _FORWARD = {kind: kind.forward for kind in _KINDS}
 
 
 def uses_of(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, trained: Mapping[str, nn.Parameter]
+    model: nn.Module,
+    loss: batches.Loss,
+    inputs: Any,
+    targets: Any,
+    trained: Mapping[str, nn.Parameter],
 ) -> list[SingleUseLinear] | None:
     """Every trained layer's inputs and output gradients, (B, …, m) and (B, …, n).
 
@@ -139,7 +124,7 @@ def uses_of(
     if not _collect(model, layers) or not _plain(layers, inputs):
         return None
     known = loss in _SEPARABLE or _own_cross_entropy(loss)
-    if not known and not memory_of(model).has_judged(loss):
+    if not known and not boundary.memory_of(model).has_judged(loss):
         return None
     names = {id(parameter): name for name, parameter in trained.items()}
     uses: list[tuple[nn.Linear, Tensor, Tensor]] = []
@@ -149,7 +134,7 @@ def uses_of(
     # One layer, and a loss whose derivative is known: nothing to differentiate.
     kinds = [type(layer) for layer in layers]
     alone = slope is not None and kinds[-1] is nn.Linear and kinds.count(nn.Linear) == 1
-    watch = FINGERPRINT.get()
+    watch = batches.FINGERPRINT.get()
     if watch is not None:
         watch.begin(len(inputs))
     with torch.set_grad_enabled(not alone):
@@ -339,7 +324,7 @@ _ = rules  # importing them registers what the lanes intercept
 
 
 Computed = list[SingleUseLinear] | dict[str, Term]
-Compute = Callable[[Any, int, Blocks], Computed]
+Compute = Callable[[Any, int, batches.Blocks], Computed]
 
 
 @dataclass(frozen=True)
@@ -353,13 +338,13 @@ class Subject:
     """
 
     model: nn.Module
-    loss: Loss
+    loss: batches.Loss
     trained: Mapping[str, nn.Parameter]
     each: int = 1
     mixing: bool = False
     dims: BatchDims | None = None
 
-    def gradients(self, rows: tuple[Any, Any], real: int, blocks: Blocks) -> Computed:
+    def gradients(self, rows: tuple[Any, Any], real: int, blocks: batches.Blocks) -> Computed:
         """Gradients of one block, of which the first ``real`` contributions count."""
         model, loss, trained = self.model, self.loss, self.trained
         if self.dims is not None:
@@ -372,10 +357,12 @@ class Subject:
             if uses is not None:
                 return uses
         copies = members is not None and not self.mixing
-        batch = LaneBatch(*rows, members, copies=copies, real=max(real, 1), blocks=blocks)
+        batch = batches.LaneBatch(*rows, members, copies=copies, real=max(real, 1), blocks=blocks)
         return contributions(model, loss, batch, trained)
 
-    def pieces(self, data: Any, blocks: Blocks | None, count: int | None = None) -> Iterator[Piece]:
+    def pieces(
+        self, data: Any, blocks: batches.Blocks | None, count: int | None = None
+    ) -> Iterator[Piece]:
         """Contributions as they lie, in blocks that are filled up; the first ``count`` count."""
         shape, each = self.tried(data, blocks), self.each
         for start, end, size in shape.cut(batches.batch_size(*data) // each):
@@ -383,10 +370,10 @@ class Subject:
             real = end - start if count is None else min(max(count - start, 0), end - start)
             yield Piece(self, rows, real, size, shape)
 
-    def tried(self, data: Any, blocks: Blocks | None) -> Blocks:
+    def tried(self, data: Any, blocks: batches.Blocks | None) -> batches.Blocks:
         """Blocks in which every example has the same bits at every place; None: any."""
         if blocks is None:
-            return MULTIPLES
+            return batches.MULTIPLES
         return probed(blocks, self, data, self.gradients)
 
 
@@ -402,7 +389,7 @@ class Piece:
     rows: tuple[Any, Any]
     real: int
     size: int
-    blocks: Blocks
+    blocks: batches.Blocks
 
     def gradients(self) -> Computed:
         """Every contribution's."""
@@ -413,21 +400,22 @@ class Piece:
         found, trained = self.gradients(), self.subject.trained
         if isinstance(found, list):
             return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)
-        shards = shards_of(self.subject.model)
+        shards = boundary.shards_of(self.subject.model)
         keep = None if shards is None else shards.scattered
         return clip_and_sum(found, trained, clip_norm, clip, round_size, self.real, keep)
 
 
 # The weights themselves, and the same with noise: zeros would hide what they are multiplied with.
 _WEIGHTS = 2
-# At least so many examples are compared: in short blocks few are at the places that differ.
-_ROWS = 256
+# At least so many examples are compared: in short blocks few are at the places that differ. Where
+# only memory and time are asked for, what differs a little less often may be missed.
+COMPARED: ContextVar[int] = ContextVar("COMPARED", default=256)
 # How inputs and targets are made up, and below what whole numbers are: the first that the model
 # takes. A run is tried on zeros before it starts, so these it does take.
 _MADE_UP = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 1))
 
 
-def probed(blocks: Blocks, subject: Subject, data: Any, compute: Compute) -> Blocks:
+def probed(blocks: batches.Blocks, subject: Subject, data: Any, compute: Compute) -> batches.Blocks:
     """The blocks, or others in which every example has the same bits at every place.
 
     Args:
@@ -437,7 +425,7 @@ def probed(blocks: Blocks, subject: Subject, data: Any, compute: Compute) -> Blo
     Warns:
         SlowGradientsWarning: one example goes at a time.
     """
-    known = memory_of(subject.model)
+    known = boundary.memory_of(subject.model)
     leaves = [*batches.tensors(data)]
     facts = (
         *(blocks, subject.each, subject.mixing),
@@ -447,15 +435,17 @@ def probed(blocks: Blocks, subject: Subject, data: Any, compute: Compute) -> Blo
         torch.get_num_threads(),
         torch.is_autocast_enabled(leaves[0].device.type),
     )
-    found: Blocks | None = known.found(subject.loss, (known.unshared, known.without, facts))
+    found: batches.Blocks | None = known.found(subject.loss, (known.unshared, known.without, facts))
     if found is None:
         found = _settled(blocks, subject.model, data, subject.each, compute)
         known.note(subject.loss, (known.unshared, known.without, facts), found)
     return found
 
 
-@turns
-def _settled(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Compute) -> Blocks:
+@boundary.turns
+def _settled(
+    blocks: batches.Blocks, model: nn.Module, data: Any, copies: int, compute: Compute
+) -> batches.Blocks:
     if blocks.sizes == (1,):
         return blocks
     why = (
@@ -470,10 +460,10 @@ def _settled(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: 
                 if tried.sizes == (1,) or _alike(tried, model, data, copies, compute):
                     break
             except _AloneError:
-                return Blocks(blocks.sizes, alone=True)
+                return batches.Blocks(blocks.sizes, alone=True)
             except _UntriedError as error:
                 why = f"blocks could not be tried on made-up examples: {error}"
-                tried = Blocks((1,))
+                tried = batches.Blocks((1,))
                 break
     if tried.sizes == (1,):
         warnings.warn(
@@ -496,10 +486,10 @@ class _unnoticed:  # noqa: N801 - used like a function
     """Generators and weights are afterwards as they were."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = [p for p in own_parameters(model) if p.is_floating_point()]
+        self._parameters = [p for p in boundary.own_parameters(model) if p.is_floating_point()]
 
     def __enter__(self) -> None:
-        self._generators = Generators([p.device for p in self._parameters][:1])
+        self._generators = boundary.Generators([p.device for p in self._parameters][:1])
         self._values = [p.detach().clone() for p in self._parameters]
 
     def __exit__(self, *_: object) -> None:
@@ -508,7 +498,9 @@ class _unnoticed:  # noqa: N801 - used like a function
         self._generators.restore()
 
 
-def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Compute) -> bool:
+def _alike(
+    blocks: batches.Blocks, model: nn.Module, data: Any, copies: int, compute: Compute
+) -> bool:
     """True if made-up examples have the same bits in all sizes, at all places."""
     generator = torch.Generator().manual_seed(len(blocks.sizes) + blocks.sizes[-1])
     most = blocks.sizes[-1]
@@ -522,7 +514,7 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
         return watched(compute, chosen, len(index), blocks, model, (index, most))
 
     same = True
-    for turn in range(max(_WEIGHTS, _ROWS // most)):
+    for turn in range(max(_WEIGHTS, COMPARED.get() // most)):
         if turn == 1:
             _disturb(model, generator)
         rows = _made_up(data, most * copies, kind, generator)
@@ -536,7 +528,7 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
                 raise
             except Exception as error:  # values that the model does not take
                 kind = next(kinds, None)
-                if kind is None and isinstance(error, RefusedError):
+                if kind is None and isinstance(error, boundary.RefusedError):
                     raise
                 if kind is None:
                     raise _UntriedError(str(error)) from None
@@ -546,7 +538,7 @@ def _alike(blocks: Blocks, model: nn.Module, data: Any, copies: int, compute: Co
             found = run(index)
             same = same and len(found) == len(expected)
             same = same and all(map(partial(_equal, index=index), found, expected))
-        if not agreed(model, same, True):
+        if not boundary.agreed(model, same, True):
             return False
     return True
 
@@ -562,14 +554,16 @@ def rows_alike(compute: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
 def _equal(one: Tensor, other: Tensor, index: Tensor) -> bool:
     if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
         return False
-    return torch.equal(bits(one), bits(other.index_select(0, index.to(other.device))))
+    return torch.equal(
+        batches.bits(one), batches.bits(other.index_select(0, index.to(other.device)))
+    )
 
 
 def watched(
     compute: Compute,
     rows: Any,
     real: int,
-    blocks: Blocks,
+    blocks: batches.Blocks,
     model: nn.Module,
     drawn_for: tuple[Tensor, int],
 ) -> list[Tensor]:
@@ -581,21 +575,21 @@ def watched(
     Args:
         drawn_for: which of how many contributions they are: each has its own random numbers.
     """
-    watch = BatchFingerprint(len(drawn_for[0]))
-    kept, drawn = FINGERPRINT.set(watch), batches.DRAWN_FOR.set(drawn_for)
-    generators = Generators([])
+    watch = batches.BatchFingerprint(len(drawn_for[0]))
+    kept, drawn = batches.FINGERPRINT.set(watch), batches.DRAWN_FOR.set(drawn_for)
+    generators = boundary.Generators([])
     torch.default_generator.manual_seed(0)
     try:
         found = compute(rows, real, blocks)
     finally:
-        FINGERPRINT.reset(kept)
+        batches.FINGERPRINT.reset(kept)
         batches.DRAWN_FOR.reset(drawn)
         generators.restore()
     return [*_numbers(found, model), watch.marks]
 
 
 def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
-    trained = trained_of(model, "train")
+    trained = boundary.trained_of(model, "train")
     if isinstance(computed, list):
         computed = as_terms(computed, trained, len(computed[0].inputs))
     if any(isinstance(term, sums.Separate) for term in computed.values()):
@@ -615,7 +609,7 @@ def _fingerprint(term: Any, size: int) -> Tensor:
             width = part.size if isinstance(part, sums.Filled) else len(index)
             whole[index] = _fingerprint(inner, width)[: len(index)]
         return whole
-    watch = BatchFingerprint(size)
+    watch = batches.BatchFingerprint(size)
     for held in _stored(term):
         watch.see(held.detach())
     watch.keep()
@@ -641,7 +635,7 @@ def _stored(term: Any) -> Iterator[Tensor]:
 def _disturb(model: nn.Module, generator: torch.Generator) -> None:
     # Shards may be longer elsewhere: what is drawn next must not be another number there.
     own = torch.Generator().manual_seed(generator.initial_seed())
-    for parameter in own_parameters(model):
+    for parameter in boundary.own_parameters(model):
         if parameter.is_floating_point() and parameter.numel():
             spread = float(parameter.detach().float().std(correction=0)) or 0.05
             noise = torch.randn(parameter.shape, generator=own) * (0.3 * spread)
@@ -731,10 +725,10 @@ def outputs_in_front(outputs: Any, dims: BatchDims | None) -> Any:
     return outputs if dims is None else _moved(outputs, dims.outputs, True)
 
 
-@turns
+@boundary.turns
 def declared_contributions(
     model: nn.Module,
-    loss: Loss,
+    loss: batches.Loss,
     inputs: Any,
     targets: Any,
     trained: Mapping[str, nn.Parameter],
@@ -751,12 +745,12 @@ def declared_contributions(
     """
     size = batches.batch_size(inputs, targets)
     leaves = list(trained.values())
-    state = ModuleState(model.named_modules())
+    state = boundary.ModuleState(model.named_modules())
     before = torch.get_rng_state()
     try:
         with torch.enable_grad():
             values = _losses(model, loss, inputs, targets, dims, size)
-            watch = FINGERPRINT.get()
+            watch = batches.FINGERPRINT.get()
             if watch is not None:
                 watch.begin(size)
                 watch.see(values)
@@ -773,7 +767,7 @@ def declared_contributions(
     finally:
         state.restore()
     if changed:
-        raise ValueError(str(changes_itself(changed, "is another after a pass")))
+        raise ValueError(str(boundary.changes_itself(changed, "is another after a pass")))
     if drawn:
         raise ValueError(
             "a model with batch_dims= must not draw random numbers, since an example alone is "
@@ -793,7 +787,7 @@ _CHOICE.seed()
 
 
 def _losses(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, dims: BatchDims, size: int
+    model: nn.Module, loss: batches.Loss, inputs: Any, targets: Any, dims: BatchDims, size: int
 ) -> Tensor:
     outputs = batches.call(model, _moved(inputs, dims.inputs, False))
     if isinstance(outputs, Tensor | Mapping | tuple | list):
@@ -829,7 +823,7 @@ def _compare(together: list[Tensor | None], alone: tuple[Tensor | None, ...], wh
 
 def clipped_sum(
     model: nn.Module,
-    loss: Loss,
+    loss: batches.Loss,
     inputs: Any,
     targets: Any,
     clip_norm: float,
@@ -840,7 +834,7 @@ def clipped_sum(
     round_size: int | None = None,
     batch_dims: BatchDims | None = None,
     copies: int = 1,
-    blocks: Blocks | None = None,
+    blocks: batches.Blocks | None = None,
     counted: int | None = None,
 ) -> Sums:
     """The sum over contributions of their clipped gradients, and the norms before clipping.
@@ -886,9 +880,13 @@ def clipped_sum(
             trained privately, with the module and the remedy. TypeError: groups not integers;
             numbers or arrays among the inputs. RuntimeError: what batch_dims declares is not true.
     """
-    shards = shards_of(model)
-    trained = trained_of(model, "train") if shards is None else shards.whole
-    bound = real("clip_norm", clip_norm, above=0)
+    shards = boundary.shards_of(model)
+    trained = boundary.trained_of(model, "train") if shards is None else shards.whole
+    # A round's own numbers were checked when it was planned.
+    if type(clip_norm) is not float or not 0 < clip_norm < math.inf:
+        clip_norm = real("clip_norm", clip_norm, above=0)
+    if type(copies) is not int or copies < 1:
+        copies = whole("copies", copies)
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     if batch_dims is not None:
         if groups is not None:
@@ -897,7 +895,7 @@ def clipped_sum(
     if copies != 1 and not (groups is None and batch_dims is None):
         raise ValueError("copies= goes without groups= and batch_dims=: a group's mean has them")
     size = batches.batch_size(inputs, targets)
-    if size % whole("copies", copies):
+    if size % copies:
         raise ValueError(f"{size} examples are not {copies} copies of each record")
     count = None if groups is None else batches.group_numbers(groups, size, group_count)
     if not size:
@@ -912,7 +910,7 @@ def clipped_sum(
     total: dict[str, Tensor] = {}
     found = []
     for piece in work:
-        one, norms = piece.clipped(bound, clip, share)
+        one, norms = piece.clipped(clip_norm, clip, share)
         total = {name: one[name] + total[name] if total else one[name] for name in one}
         found.append(norms)
     norms = found[0] if len(found) == 1 else torch.cat(found)
@@ -922,13 +920,13 @@ def clipped_sum(
 
 
 def _of_groups(
-    subject: Subject, data: Any, groups: Tensor, blocks: Blocks | None, places: list[Tensor]
+    subject: Subject, data: Any, groups: Tensor, blocks: batches.Blocks | None, places: list[Tensor]
 ) -> Iterator[Piece]:
     """The pieces of groups, of one size after the other; ``places`` takes the groups' numbers."""
     for which, members in batches.by_size(groups):
         own = replace(subject, each=members.shape[1], mixing=True)
         long = own.each >= batches.LONG  # one after the other
-        shape = Blocks((len(members),)) if long else own.tried(data, blocks)
+        shape = batches.Blocks((len(members),)) if long else own.tried(data, blocks)
         for start, end, width in shape.cut(len(members)):
             places.append(which[start:end])
             lanes = members[start:end][batches.repeated(end - start, width)]
@@ -937,10 +935,10 @@ def _of_groups(
 
 def numbers_behind(
     model: nn.Module,
-    loss: Loss,
+    loss: batches.Loss,
     inputs: Any,
     targets: Any,
-    blocks: Blocks | None = None,
+    blocks: batches.Blocks | None = None,
     of: int | None = None,
 ) -> list[Tensor]:
     """The numbers that :func:`clipped_sum` computes of every example, one row each, to compare bit
@@ -953,7 +951,7 @@ def numbers_behind(
     Args:
         of: the examples are the first of so many, for a model that draws random numbers for each.
     """
-    subject = Subject(model, loss, trained_of(model, "train"))
+    subject = Subject(model, loss, boundary.trained_of(model, "train"))
     parts, start, size = [], 0, batches.batch_size(inputs, targets)
     most = of or size
     for piece in subject.pieces((inputs, targets), blocks):
@@ -977,14 +975,14 @@ def numbers_behind(
 
 def clipped_sums(
     model: nn.Module,
-    loss: Loss,
+    loss: batches.Loss,
     inputs: Any,
     targets: Any,
     clip_norm: float,
     sizes: Sequence[int],
     *,
     clip: sums.ClippingRule = sums.flat,
-    blocks: Blocks | None = None,
+    blocks: batches.Blocks | None = None,
 ) -> list[Sums]:
     """For each part of a batch, what :func:`~forethought.gradients.clipped.clipped_sum` returns.
 
@@ -996,7 +994,7 @@ def clipped_sums(
     Raises:
         ValueError: sizes that do not add up to the batch, and what ``clipped_sum`` refuses.
     """
-    bound, trained = real("clip_norm", clip_norm, above=0), trained_of(model, "train")
+    bound, trained = real("clip_norm", clip_norm, above=0), boundary.trained_of(model, "train")
     inputs, targets = batches.detached(inputs), batches.detached(targets)
     size = batches.batch_size(inputs, targets)
     if sum(sizes) != size or min(sizes, default=0) < 0:

@@ -15,15 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from forethought.gradients.boundary import (
-    NotVectorisable,
-    is_lane,
-    lane,
-    outside,
-    physical,
-    rows,
-    safe_softmax,
-)
+from forethought.gradients import boundary
 from forethought.gradients.sums import Convolved, Dense, OneHot, Outer, Term, Window, wide
 from forethought.gradients.vmap_mode import (
     HANDLERS,
@@ -86,15 +78,15 @@ def _linear_on_the_batch(
 ) -> Any:
     # vmap adds the bias in a pass of its own, and autocast does not reach it.
     shared = (weight, bias)
-    if any(p is not None and (is_lane(p) or p.requires_grad) for p in shared):
+    if any(p is not None and (boundary.is_lane(p) or p.requires_grad) for p in shared):
         return NotImplemented
-    with outside():
-        whole = rows(input)
+    with boundary.outside():
+        whole = boundary.rows(input)
         if whole.dim() < 2 or torch.is_autocast_enabled(whole.device.type):
             return NotImplemented
         found = func(whole.flatten(0, -2), weight, bias)
         found = found.view(*whole.shape[:-1], found.shape[-1])
-    return lane(found, 0, mode.level)
+    return boundary.lane(found, 0, mode.level)
 
 
 register_physical(_linear_on_the_batch, F.linear)
@@ -373,12 +365,14 @@ def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **
     # vmap takes it apart; on the whole batch it is one kernel.
     given = dict(zip(("num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
     shared = (given.get("weight"), given.get("bias"))
-    if not is_lane(input) or any(p is not None and (is_lane(p) or p.requires_grad) for p in shared):
+    if not boundary.is_lane(input) or any(
+        p is not None and (boundary.is_lane(p) or p.requires_grad) for p in shared
+    ):
         return NotImplemented
-    with outside():
-        whole = rows(input)
+    with boundary.outside():
+        whole = boundary.rows(input)
         normalised = func(whole.flatten(0, 1), **given).view(whole.shape)
-    return lane(normalised, 0, mode.level)
+    return boundary.lane(normalised, 0, mode.level)
 
 
 register_physical(_group_on_the_batch, F.group_norm)
@@ -393,13 +387,13 @@ def _dropout(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any
         return NotImplemented
     chance = given.get("p", 0.5)
     if mode.draws is None or not given.get("training", True) or not 0 < chance <= 1:
-        whole, dim = physical(input)
-        with outside():
-            return lane(func(whole, **given), dim, mode.level)
-    with outside():
-        whole = rows(input)
+        whole, dim = boundary.physical(input)
+        with boundary.outside():
+            return boundary.lane(func(whole, **given), dim, mode.level)
+    with boundary.outside():
+        whole = boundary.rows(input)
         dropped = whole * mode.draws.mask(tuple(whole.shape[1:]), chance, whole)
-    return lane(dropped, 0, mode.level)
+    return boundary.lane(dropped, 0, mode.level)
 
 
 register_physical(_dropout, F.dropout)
@@ -418,12 +412,16 @@ def _cross_entropy(
     if any(given.get(name) is not None for name in ("weight", "size_average", "reduce")):
         return NotImplemented
     labels = not target.is_floating_point()
-    if not is_lane(input) or not is_lane(target) or input.dim() != target.dim() + labels:
+    if (
+        not boundary.is_lane(input)
+        or not boundary.is_lane(target)
+        or input.dim() != target.dim() + labels
+    ):
         return NotImplemented
     reduction, ignored = given.get("reduction", "mean"), given.get("ignore_index", -100)
     batched = input.dim() > 1
-    with outside():
-        logits, wanted = rows(input), rows(target)
+    with boundary.outside():
+        logits, wanted = boundary.rows(input), boundary.rows(target)
         if batched:  # (lanes, batch, classes, …)
             batch = logits.shape[1]
             logits, wanted = logits.flatten(0, 1), wanted.flatten(0, 1)
@@ -436,7 +434,7 @@ def _cross_entropy(
             if reduction == "mean":
                 counted = (wanted != ignored).view(mode.size, -1).sum(1) if labels else batch
                 values = values / counted
-    return lane(values, 0, mode.level)
+    return boundary.lane(values, 0, mode.level)
 
 
 register_physical(_cross_entropy, F.cross_entropy)
@@ -455,13 +453,13 @@ def _attention(
     if rank < 3 or any(t.dim() != rank or t.shape[0] != batch for t in (key, value)):
         return NotImplemented
     if mask is not None:
-        if not is_lane(mask) and mask.requires_grad:
+        if not boundary.is_lane(mask) and mask.requires_grad:
             return NotImplemented
         if mask.dim() == rank and mask.shape[0] not in (1, batch):
             return NotImplemented
     if draws is not None and (given.get("is_causal") or given.get("enable_gqa")):
         return NotImplemented
-    with outside():
+    with boundary.outside():
         whole = [_every(t, size).flatten(0, 1) for t in (query, key, value)]
         if mask is not None:
             mask = _mask(mask, rank, size, batch)
@@ -470,7 +468,7 @@ def _attention(
         else:
             out = _dropped(draws, size, whole, mask, given)
         out = out.unflatten(0, (size, batch))
-    return lane(out, 0, mode.level)
+    return boundary.lane(out, 0, mode.level)
 
 
 def _dropped(
@@ -482,7 +480,7 @@ def _dropped(
     scores = (query * scale) @ key.mT
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = safe_softmax(scores)
+    weights = boundary.safe_softmax(scores)
     shape = (weights.shape[0] // size, *weights.shape[1:])
     kept = draws.mask(shape, given["dropout_p"], weights)
     return (weights * kept.view(weights.shape)) @ value
@@ -490,11 +488,11 @@ def _dropped(
 
 def _every(value: Tensor, size: int) -> Tensor:
     # The values of all lanes, in front.
-    return rows(value) if is_lane(value) else value.expand(size, *value.shape)
+    return boundary.rows(value) if boundary.is_lane(value) else value.expand(size, *value.shape)
 
 
 def _mask(mask: Tensor, rank: int, size: int, batch: int) -> Tensor:
-    if not is_lane(mask) and (mask.dim() < rank or mask.shape[0] == 1):
+    if not boundary.is_lane(mask) and (mask.dim() < rank or mask.shape[0] == 1):
         return mask
     whole = _every(mask, size).reshape(size, *(1,) * (rank - mask.dim()), *mask.shape)
     return whole.expand(size, batch, *whole.shape[2:]).flatten(0, 1)
@@ -779,8 +777,8 @@ _HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("before",), _hidden)
 def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The scan over all lanes at once: their batches side by side in one."""
     steps, reverse, gates, h, c, weight, bias, active = args[:8]
-    if any(isinstance(t, Tensor) and is_lane(t) for t in (weight, bias, active)):
-        raise NotVectorisable("a recurrent layer with a weight for each example")
+    if any(isinstance(t, Tensor) and boundary.is_lane(t) for t in (weight, bias, active)):
+        raise boundary.NotVectorisable("a recurrent layer with a weight for each example")
     mode.here()
     size, batch = mode.size, gates.shape[1]
     weights = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
@@ -794,7 +792,7 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
         # (…, lanes, batch, …) with the lanes at dimension ``at``, then both as one.
         if value is None:
             return None
-        whole, dim = physical(value) if is_lane(value) else (None, 0)
+        whole, dim = boundary.physical(value) if boundary.is_lane(value) else (None, 0)
         if whole is None:
             whole = value.unsqueeze(at).expand(*value.shape[:at], size, *value.shape[at:])
         else:
@@ -816,7 +814,7 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
             saved, roles = {"before": by_lane(before)}, frozenset(trained)
             mode.report(site, Use({}, detached, saved, by_lane(gradient), roles))
 
-    with outside():
+    with boundary.outside():
         states = (side_by_side(gates, 1), side_by_side(h, 0), side_by_side(c, 0))
         shared = (detached["weight"], detached.get("bias"), side_by_side(active, 1))
         anchor = mode.anchor if trained else None
@@ -825,7 +823,11 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
         last = last.unflatten(0, (size, batch))
         cell = None if cell is None else cell.unflatten(0, (size, batch))
     level = mode.level
-    return lane(out, 1, level), lane(last, 0, level), None if cell is None else lane(cell, 0, level)
+    return (
+        boundary.lane(out, 1, level),
+        boundary.lane(last, 0, level),
+        None if cell is None else boundary.lane(cell, 0, level),
+    )
 
 
 HANDLERS[scan] = _scan_in_lanes

@@ -22,25 +22,6 @@ from torch.utils._pytree import tree_map
 
 from forethought.gradients import batches, boundary, vmap_mode
 from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, LaneBatch, Loss, repeated
-from forethought.gradients.boundary import (
-    ExternalState,
-    Generators,
-    ModuleState,
-    NotVectorisable,
-    Refused,
-    agreed,
-    alike,
-    changes_itself,
-    copied,
-    gathered,
-    is_lane,
-    memory_of,
-    own_parameters,
-    rows,
-    shards_of,
-    trained_of,
-    turns,
-)
 from forethought.gradients.sums import Filled, Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 
@@ -62,7 +43,11 @@ def of_lanes(outputs: Any) -> Any:
     """
 
     def joined(leaf: Any) -> Any:
-        return _batch(rows(leaf).detach()) if isinstance(leaf, Tensor) and is_lane(leaf) else leaf
+        return (
+            _batch(boundary.rows(leaf).detach())
+            if isinstance(leaf, Tensor) and boundary.is_lane(leaf)
+            else leaf
+        )
 
     return tree_map(joined, outputs)
 
@@ -138,7 +123,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
     if tuple(found.shape) == (size, 1):
         found = found[:, 0]
     if tuple(found.shape) != (size,):
-        raise Refused(
+        raise boundary.Refused(
             f"loss(outputs, targets) must return one value per example, shape ({size},), not "
             f"{tuple(found.shape)}; with torch losses use reduction='none' and take the mean "
             "over each example's own values"
@@ -147,7 +132,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
     finite = torch.isfinite(one) & torch.isfinite(other)
     scale, gap = torch.maximum(one.abs(), other.abs())[finite], (one - other).abs()[finite]
     if scale.numel() and bool((gap > 0.05 * scale + 1e-3 * scale.max()).any()):
-        raise Refused(
+        raise boundary.Refused(
             "the loss gives an example another value when it sees the whole batch (in-batch "
             "negatives, mining, dividing by the batch size): give each example a loss of its own, "
             "or clip whole batches (groups=)"
@@ -193,9 +178,9 @@ def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> T
 @contextmanager
 def _refusing(model: nn.Module) -> Iterator[None]:
     try:
-        with turns:
+        with boundary.turns:
             yield
-    except Refused as reason:
+    except boundary.Refused as reason:
         module = vmap_mode.module_at_fault(model, reason)
         raise boundary.RefusedError(f"{module}: {reason}") from None
 
@@ -206,7 +191,9 @@ def _split(index: Tensor | None, parted: boundary.DivergentControlFlow, count: i
     for at, key in enumerate(parted.keys[: count if index is None else len(index)]):
         lanes.setdefault(key, []).append(at)
     if index is not None and len(lanes) == 1:  # it would part in the same way for ever
-        raise NotVectorisable("an example that is repeated gives Python another answer every time")
+        raise boundary.NotVectorisable(
+            "an example that is repeated gives Python another answer every time"
+        )
     places = [torch.tensor(same) for same in lanes.values()]
     return places if index is None else [index[mine] for mine in places]
 
@@ -240,24 +227,24 @@ class _Attempt:
         self._observe = observe
         boundary.require_bare_torch()
         boundary.check()
-        self._known = memory_of(model)
+        self._known = boundary.memory_of(model)
         self._modules = list(model.named_modules())
-        self._shards = shards_of(model)
+        self._shards = boundary.shards_of(model)
         vmap_mode.hooked(self._modules, sharded=self._shards is not None)
-        self._generators = Generators([p.device for p in trained.values()][:1])
-        self._state = ModuleState(self._modules)
-        self._parameters = {p.untyped_storage().data_ptr() for p in own_parameters(model)}
-        self._surroundings: ExternalState | None = None
+        self._generators = boundary.Generators([p.device for p in trained.values()][:1])
+        self._state = boundary.ModuleState(self._modules)
+        self._parameters = {p.untyped_storage().data_ptr() for p in boundary.own_parameters(model)}
+        self._surroundings: boundary.ExternalState | None = None
         self._masks: vmap_mode.Masks | None = None
         self._drawn_for: Tensor | None = None
         self._unable: BaseException | None = None
 
-    def _survey(self) -> ExternalState:
+    def _survey(self) -> boundary.ExternalState:
         """Note what Python could remember, before it learns anything of the examples."""
         if self._surroundings is None:
-            found = ExternalState([m for _, m in self._modules], self.model, self.loss)
+            found = boundary.ExternalState([m for _, m in self._modules], self.model, self.loss)
             if found.waits:
-                raise Refused(
+                raise boundary.Refused(
                     f"{found.waits} while values of the examples reach Python: a pass that begins "
                     "again could wait for it for ever. Passes run in one thread: use a list"
                 )
@@ -270,8 +257,8 @@ class _Attempt:
             self._known.asks = True
             raise boundary.NeedsStateSnapshot
         # Another process's examples may not choose which weights are gathered for these.
-        if self._shards is not None and not agreed(self.model, *keys):
-            raise Refused(_ONLY_TOGETHER.format("the examples take different ways"))
+        if self._shards is not None and not boundary.agreed(self.model, *keys):
+            raise boundary.Refused(_ONLY_TOGETHER.format("the examples take different ways"))
 
     def _restore(self) -> None:
         if self._surroundings is not None:
@@ -287,7 +274,7 @@ class _Attempt:
         if parts is None:
             rows = self._one_at_a_time(True)
             if not alone and self._tried():
-                raise Refused(_ONLY_ALONE.format(self._unable))
+                raise boundary.Refused(_ONLY_ALONE.format(self._unable))
             return {name: Separate(torch.stack(of_name)) for name, of_name in rows.items()}
         if len(parts) == 1:
             return dict(parts[0][1])
@@ -303,7 +290,7 @@ class _Attempt:
     def _note(self, settings: PassSettings, reason: object) -> None:
         """All lanes go another way from here on: by what made-up examples do, not those of data."""
         if self._tried():
-            raise Refused(_ONLY_ALONE.format(reason))
+            raise boundary.Refused(_ONLY_ALONE.format(reason))
         if self.batch.blocks.sizes != (1,):  # else no example is what another one goes by
             self._known.unshared, self._known.without = settings.unshared, settings.without
 
@@ -350,11 +337,14 @@ class _Attempt:
                 )
                 settings = replace(settings, without=settings.without | {failed.rule})
                 self._note(settings, failed)
-            except Refused:
+            except boundary.Refused:
                 raise
-            except (NotVectorisable, Exception) as error:  # alone, the example will tell what it is
+            except (
+                boundary.NotVectorisable,
+                Exception,
+            ) as error:  # alone, the example will tell what it is
                 if boundary.refused_hooks(error):
-                    raise Refused(str(error)).with_traceback(error.__traceback__) from None
+                    raise boundary.Refused(str(error)).with_traceback(error.__traceback__) from None
                 vmap_mode.own_fault(error)
                 self._say_slow(error)
                 self._unable = error
@@ -401,7 +391,7 @@ class _Attempt:
             left = self._backward(values, mode)
             del values
             if left:
-                raise NotVectorisable(
+                raise boundary.NotVectorisable(
                     f"{', '.join(left[:3])} is used where no torch function shows it"
                 )
             self._check_state(mode)
@@ -423,7 +413,7 @@ class _Attempt:
         compiled = "torch._dynamo" in sys.modules  # else nothing can be
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
-            with eager, gathered(self.model):
+            with eager, boundary.gathered(self.model):
                 yield
         finally:
             self._restore()
@@ -471,8 +461,8 @@ class _Attempt:
     def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
         """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""
         try:
-            surroundings = ExternalState([m for _, m in self._modules], self.loss)
-        except Refused:  # a check of meaning: no pass is less private without it
+            surroundings = boundary.ExternalState([m for _, m in self._modules], self.loss)
+        except boundary.Refused:  # a check of meaning: no pass is less private without it
             return
         try:
             with boundary.outside():
@@ -511,10 +501,10 @@ class _Attempt:
             gc.collect()
             if mode.remaining():
                 changed = self._state.changes() or ["something outside the model"]
-                raise changes_itself(changed, "keeps values of the examples")
+                raise boundary.changes_itself(changed, "keeps values of the examples")
         written = self._state.parameters_changed()
         if written:
-            raise changes_itself(written, "is written to in the forward pass")
+            raise boundary.changes_itself(written, "is written to in the forward pass")
 
     def _say_slow(self, reason: BaseException) -> None:
         size = self.batch.count
@@ -530,7 +520,7 @@ class _Attempt:
     def _one_at_a_time(self, differentiate: bool) -> dict[str, list[Tensor]]:
         self._generators.restore()
         if self._shards is not None:
-            raise Refused(_ONLY_TOGETHER.format(self._unable or "it was told to"))
+            raise boundary.Refused(_ONLY_TOGETHER.format(self._unable or "it was told to"))
         self._survey()
         first = self.batch.each == 1 and self.batch.count > 1
         first = first and not self._known.has_judged(self.loss)
@@ -621,7 +611,7 @@ class Alone(TorchFunctionMode):
         kwargs = kwargs or {}
         operator = vmap_mode.operator_name(func) if type(func) in boundary.OPERATORS else None
         if operator is not None and boundary.unseen_kernel(operator):
-            raise Refused(
+            raise boundary.Refused(
                 f"{operator} is an operator made with torch.library.Library: nobody can see what "
                 "its code keeps of the examples; make it with torch.library.custom_op"
             )
@@ -637,7 +627,7 @@ class Alone(TorchFunctionMode):
         if vmap_mode.writes(func, kwargs):
             target = kwargs.get("out", args[0] if args else None)
             if isinstance(target, Tensor) and not self._mine(target):
-                raise Refused(
+                raise boundary.Refused(
                     "values of the examples are written into a tensor that is neither the "
                     "example's nor put back (a parameter, a global, one that a closure keeps): "
                     "compute a new tensor instead"
@@ -673,7 +663,7 @@ def one_at_a_time(
     loss: Loss,
     batch: LaneBatch,
     trained: Mapping[str, nn.Parameter] | None,
-    state: ModuleState,
+    state: boundary.ModuleState,
     restore: Callable[[], None],
     answers: list[tuple[Any, Tensor]] | None = None,
 ) -> dict[str, list[Tensor]]:
@@ -700,8 +690,10 @@ def one_at_a_time(
         )
         changed = _check(alone, state, restore)
         first = changed if first is None else first
-        if not alike(changed, first):
-            raise changes_itself({**changed, **first}, "depends on the examples that it has seen")
+        if not boundary.alike(changed, first):
+            raise boundary.changes_itself(
+                {**changed, **first}, "depends on the examples that it has seen"
+            )
         for name, value in found.items():
             rows[name].append(value)
     vmap_mode.seeded(seeds[-1])
@@ -751,16 +743,20 @@ def _only(leaf: Tensor) -> Tensor:
     return leaf[0]
 
 
-def _check(alone: Alone, state: ModuleState, restore: Callable[[], None]) -> dict[str, Any]:
-    changed = copied(state.changes())
+def _check(
+    alone: Alone, state: boundary.ModuleState, restore: Callable[[], None]
+) -> dict[str, Any]:
+    changed = boundary.copied(state.changes())
     written = state.parameters_changed()
     restore()
     if written:
-        raise changes_itself(written, "is written to in the forward pass")
+        raise boundary.changes_itself(written, "is written to in the forward pass")
     if alone.made():
         gc.collect()
         if alone.made():
-            raise changes_itself(["something outside the model"], "keeps values of an example")
+            raise boundary.changes_itself(
+                ["something outside the model"], "keeps values of an example"
+            )
     return changed
 
 
@@ -808,7 +804,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
     Raises:
         ValueError: no trainable parameter, or a batch without a size.
     """
-    trained = trained_of(model, "explain")
+    trained = boundary.trained_of(model, "explain")
     size = batches.batch_size(example, ())
     if not size:
         raise ValueError("the example batch is empty: pass at least one example")

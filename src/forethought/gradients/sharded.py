@@ -18,16 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from forethought.gradients.boundary import (
-    SHARDED,
-    RefusedError,
-    is_lane,
-    lane,
-    own_part,
-    physical,
-    plain_torch,
-    shards_of,
-)
+from forethought.gradients import boundary
 
 
 def take_shards(model: nn.Module) -> Shards | None:
@@ -36,12 +27,13 @@ def take_shards(model: nn.Module) -> Shards | None:
     Raises:
         RefusedError: shards of another kind than ``fully_shard`` over all processes makes.
     """
+    let_go(model)
     tensor = sys.modules.get("torch.distributed.tensor")
     if tensor is None or not any(isinstance(p, tensor.DTensor) for p in model.parameters()):
         return None
-    found = SHARDED.get(model)
+    found = boundary.SHARDED.get(model)
     if found is None or not found.is_of(model):
-        found = SHARDED[model] = Shards(model)
+        found = boundary.SHARDED[model] = Shards(model)
     return found
 
 
@@ -52,7 +44,7 @@ def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
         keep: False in a process that only helps the others: it gets nothing.
     """
     state = model.state_dict()
-    if shards_of(model) is None:
+    if boundary.shards_of(model) is None:
         return state
     found = {}
     for name, tensor in state.items():
@@ -64,13 +56,13 @@ def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
 
 def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """The inverse of :func:`whole_state`."""
-    shards = shards_of(model)
+    shards = boundary.shards_of(model)
     if shards is None:
         model.load_state_dict(state)
         return
     for name, tensor in model.state_dict().items():
         cut = hasattr(tensor, "to_local")
-        own_part(tensor).copy_(shards.own(state[name]) if cut else state[name])
+        boundary.own_part(tensor).copy_(shards.own(state[name]) if cut else state[name])
 
 
 class Shards:
@@ -104,7 +96,7 @@ class Shards:
             module.reshard()
         trained = {name: p for name, p in self._kept.items() if p.requires_grad}
         self.whole = {name: whole[name] for name in trained}
-        self.local = {name: nn.Parameter(own_part(p)) for name, p in trained.items()}
+        self.local = {name: nn.Parameter(boundary.own_part(p)) for name, p in trained.items()}
         self._gathering: Gathering | None = None
 
     def is_of(self, model: nn.Module) -> bool:
@@ -132,13 +124,7 @@ class Shards:
 
     def full(self, name: str, own: Tensor) -> Tensor:
         """The whole tensor of which every process has the shard of a trained parameter."""
-        like: Any = self._kept[name]
-        from torch.distributed.tensor import DTensor
-
-        shards: Any = DTensor.from_local(
-            own, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-        )
-        found: Tensor = shards.full_tensor()
+        found: Tensor = boundary.cut_like(own, self._kept[name]).full_tensor()
         return found
 
     def own(self, whole: Tensor) -> Tensor:
@@ -202,8 +188,7 @@ class Shards:
                 yield now
         finally:
             self._gathering = None
-            for module in modules:
-                module.reshard()
+            let_go(model)
 
     def lanes(self, mode: Any) -> None:
         """Modules are gathered in the lanes of a mode from now on."""
@@ -217,24 +202,31 @@ def _cut_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
+def let_go(model: nn.Module) -> None:
+    """All modules are shards: after a forward pass torch leaves the outermost one gathered."""
+    if "torch.distributed.fsdp" in sys.modules:
+        for module in _cut_modules(model):
+            module.reshard()
+
+
 def _require_plain(name: str, parameter: Any, size: int) -> None:
     from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(parameter, DTensor):
         if parameter.requires_grad:
-            raise RefusedError(
+            raise boundary.RefusedError(
                 f"parameter {name!r} is trained and is not sharded: call fully_shard on the model "
                 "itself too, after its parts"
             )
         return
     plain = parameter.placements == (Shard(0),) and parameter.device_mesh.size() == size
     if not plain or type(parameter.to_local().data) is not Tensor:
-        raise RefusedError(
+        raise boundary.RefusedError(
             f"parameter {name!r} is not cut along its first dimension over all processes: use "
             "fully_shard without mesh= and shard_placement_fn= (no replicas, no tensor parallelism)"
         )
     if parameter.to_local().device.type != parameter.device_mesh.device_type:
-        raise RefusedError(
+        raise boundary.RefusedError(
             f"parameter {name!r} is offloaded to another device than it is computed on: use "
             "fully_shard without CPUOffloadPolicy"
         )
@@ -289,12 +281,12 @@ class Gathering:
         output = self._passed(output, partial(self._again, module), _output(module))
         # A module that is run again on the way back is let go of when that way leaves it.
         if module is not self._root and module not in self._backward:
-            with plain_torch():
+            with boundary.plain_torch():
                 module.reshard()
         return output
 
     def _gather(self, module: Any) -> None:
-        with plain_torch():
+        with boundary.plain_torch():
             module.unshard()
             if self.mode is not None:  # a pass may write to none of these
                 own = (p for p in module.parameters() if not hasattr(p, "to_local"))
@@ -316,9 +308,9 @@ class Gathering:
                 leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
                 for leaf in leaves
             ]
-        with plain_torch():
+        with boundary.plain_torch():
             known: dict[int, tuple[Tensor, int | None]] = {
-                at: physical(leaf) if is_lane(leaf) else (leaf, None)
+                at: boundary.physical(leaf) if boundary.is_lane(leaf) else (leaf, None)
                 for at, leaf in enumerate(leaves)
                 if isinstance(leaf, Tensor)
             }
@@ -327,7 +319,9 @@ class Gathering:
                 whole = [value for value, _ in known.values()]
                 taken = _Passed.apply(on_the_way_back, *whole)  # type: ignore[no-untyped-call]
                 for (at, (_, dim)), value in zip(known.items(), taken, strict=True):
-                    leaves[at] = value if dim is None else lane(value, dim, self.mode.level)
+                    leaves[at] = (
+                        value if dim is None else boundary.lane(value, dim, self.mode.level)
+                    )
         return tree_unflatten(leaves, form)
 
 

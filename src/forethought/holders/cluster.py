@@ -338,8 +338,9 @@ class ActorLinks:
             if way.actor is None:
                 with contextlib.suppress(ValueError):  # it is not there yet
                     way.actor = self._ray.get_actor(way.name, NAMESPACE)
-            # Whoever has not answered anything for so long hears no sign either.
-            if way.actor is not None and way.waiting < _QUEUE:
+            # Of signs one is on its way: more would take the places of messages, where a process
+            # begins slowly. The last word is said in any case.
+            if way.actor is not None and way.waiting < (_QUEUE if self._sign == _FINISHED else 1):
                 self._call(way, self._sign)
 
     def _call(self, way: _Way, kind: int, payload: Any = None) -> None:

@@ -18,20 +18,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from forethought.exchange import events as on
+from forethought.exchange import messages
 from forethought.exchange.events import Compute, Computed
-from forethought.exchange.messages import (
-    KINDS,
-    SERVER,
-    DecodeError,
-    Endpoint,
-    Finished,
-    Frame,
-    FrameError,
-    Model,
-    Opened,
-    Refusal,
-    Update,
-)
 from forethought.exchange.storage import ClientLedger, MemberWitness, ServerJournal
 from forethought.training.execution import SIGNALS
 
@@ -163,7 +151,9 @@ class Driver:
         alarms: the last ones. counts: how many of each code there have been.
     """
 
-    def __init__(self, machine: EventMachine, endpoint: Endpoint, out: Out, clock: Clock) -> None:
+    def __init__(
+        self, machine: EventMachine, endpoint: messages.Endpoint, out: Out, clock: Clock
+    ) -> None:
         self.machine, self.endpoint, self.clock = machine, endpoint, clock
         self.wake_at: float | None = None
         self.done: str | None = None
@@ -199,11 +189,11 @@ class Driver:
             Its sender; None: it was refused.
         """
         try:
-            opened: Opened = self.endpoint.open(data)
-        except (FrameError, DecodeError) as error:
+            opened: messages.Opened = self.endpoint.open(data)
+        except (messages.FrameError, messages.DecodeError) as error:
             whose = "somebody" if peer is None else peer
             self.alarm(type(error).__name__, f"a frame from {whose} was refused: {error}")
-            if isinstance(error, DecodeError) and peer in (None, error.frame.sender):
+            if isinstance(error, messages.DecodeError) and peer in (None, error.frame.sender):
                 self.undecoded(error.frame)
             return None
         if peer not in (None, opened.sender):
@@ -213,7 +203,7 @@ class Driver:
         self.handle(on.Received(opened.sender, opened.message, self.clock(), opened.digest))
         return opened.sender
 
-    def undecoded(self, frame: Frame) -> None:
+    def undecoded(self, frame: messages.Frame) -> None:
         """A frame came whose signature held, and whose content is no message."""
 
     def handle(self, event: on.Event) -> None:
@@ -257,7 +247,7 @@ class ServerDriver(Driver):
         self,
         machine: EventMachine,
         journal: ServerJournal,
-        endpoint: Endpoint,
+        endpoint: messages.Endpoint,
         out: Out,
         snapshot: Callable[[], Any],
         clock: Clock = time.monotonic,
@@ -265,10 +255,10 @@ class ServerDriver(Driver):
         super().__init__(machine, endpoint, out, clock)
         self.journal, self._snapshot = journal, snapshot
 
-    def undecoded(self, frame: Frame) -> None:
+    def undecoded(self, frame: messages.Frame) -> None:
         """An update is answered, so that its client does not send it for ever."""
-        if KINDS[frame.kind] is Update:
-            answer = Refusal(frame.round, frame.base, "undecodable")
+        if messages.KINDS[frame.kind] is messages.Update:
+            answer = messages.Refusal(frame.round, frame.base, "undecodable")
             self.out(frame.sender, answer, self.frame(frame.sender, answer))
 
     def execute(self, effect: on.Effect) -> None:
@@ -294,7 +284,7 @@ class ClientDriver(Driver):
         self,
         machine: EventMachine,
         ledger: ClientLedger,
-        endpoint: Endpoint,
+        endpoint: messages.Endpoint,
         out: Out,
         compute: Callable[[on.Compute], None],
         clock: Clock = time.monotonic,
@@ -305,7 +295,7 @@ class ClientDriver(Driver):
 
     def frame(self, to: int, message: Any) -> bytes:
         """The signed bytes; of an update those in the ledger, and nothing that is not in it."""
-        if isinstance(message, Update):
+        if isinstance(message, messages.Update):
             kept = self.ledger.frame(message.round)
             if kept is None:
                 raise RuntimeError(f"update {message.round} is not in the ledger: it is not sent")
@@ -339,8 +329,12 @@ MOST = 256
 
 def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
     """A queue with one more frame, without what it makes old."""
-    if isinstance(message, Model | Finished):
-        frames = [entry for entry in frames if not isinstance(entry[0], Model | Finished)]
+    if isinstance(message, messages.Model | messages.Finished):
+        frames = [
+            entry
+            for entry in frames
+            if not isinstance(entry[0], messages.Model | messages.Finished)
+        ]
     frames = [entry for entry in frames if entry[1] != frame]  # what is said again is said once
     return [*frames, (message, frame)][-MOST:]
 
@@ -531,7 +525,7 @@ class FederationClient:
 
     async def _read(self, stream: FrameStream) -> None:
         while (data := await stream.read()) is not None:
-            self._guard.do(lambda data=data: self.driver.received(data, SERVER))  # type: ignore[misc]
+            self._guard.do(lambda data=data: self.driver.received(data, messages.SERVER))  # type: ignore[misc]
 
     def _send(self, to: int, message: Any, frame: bytes) -> None:
         if self._outbox is not None:
@@ -601,19 +595,29 @@ async def _until_done(
     leave: bool,
     look: Callable[[ClientDriver, bool], None] | None,
 ) -> None:
-    async def watch(show: Callable[[ClientDriver, bool], None]) -> None:
-        while True:
-            show(client.driver, client.connected)
-            await asyncio.sleep(LOOK)
+    def show() -> None:
+        if look is not None:
+            look(client.driver, client.connected)
 
     stop = asyncio.Event()
-    async with stop_on_signals(stop):
-        task = None if look is None else asyncio.create_task(watch(look))
-        try:
-            await client.run(stop, leave)
-        finally:
-            if task is not None:
-                task.cancel()
+    async with stop_on_signals(stop), shown(show):
+        await client.run(stop, leave)
+
+
+@contextlib.asynccontextmanager
+async def shown(show: Callable[[], None]) -> AsyncIterator[None]:
+    """While active, ``show`` is called now and then."""
+
+    async def again() -> None:
+        while True:
+            show()
+            await asyncio.sleep(LOOK)
+
+    task = asyncio.create_task(again())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 # Seconds between two looks at the status.

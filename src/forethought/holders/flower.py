@@ -29,17 +29,7 @@ from typing import TYPE_CHECKING, Any
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.messages import SERVER, Finished
 from forethought.federated.server import ServerMachine
-from forethought.holders.driving import (
-    Begin,
-    ClientDriver,
-    Connect,
-    FrameStream,
-    LastHeard,
-    Out,
-    Send,
-    ServerDriver,
-    queued,
-)
+from forethought.holders import driving
 from forethought.holders.grpc import LINGER
 from forethought.holders.server import CarryServer, Status, status_of
 
@@ -98,12 +88,12 @@ class RequestReplyDriver:
 
     def __init__(
         self,
-        make: Callable[[Out], ServerDriver],
+        make: Callable[[driving.Out], driving.ServerDriver],
         clients: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.driver = make(self._send)
-        self.heard = LastHeard(clients, clock)
+        self.heard = driving.LastHeard(clients, clock)
         self.told: set[int] = set()
         self._clock = clock
         self._outboxes: dict[int, list[tuple[Any, bytes]]] = {}
@@ -161,7 +151,7 @@ class RequestReplyDriver:
         self._open[node] = max(0, self._open.get(node, 0) - 1)
 
     def _send(self, to: int, message: Any, frame: bytes) -> None:
-        self._outboxes[to] = queued(self._outboxes.get(to, []), message, frame)
+        self._outboxes[to] = driving.queued(self._outboxes.get(to, []), message, frame)
 
 
 def over_grid(grid: Grid) -> CarryServer:
@@ -169,7 +159,9 @@ def over_grid(grid: Grid) -> CarryServer:
     return lambda machine, make: _served(grid, machine, make)
 
 
-def _served(grid: Grid, machine: ServerMachine, make: Callable[[Out], ServerDriver]) -> Status:
+def _served(
+    grid: Grid, machine: ServerMachine, make: Callable[[driving.Out], driving.ServerDriver]
+) -> Status:
     from flwr.app import Message, MessageType
 
     clients = len(machine.federation.members)
@@ -365,9 +357,9 @@ def _require_tls(superlink: str, certificates: Path | None) -> None:
 
 def answer_requests(
     frames: Sequence[bytes],
-    make: Callable[[Send, Begin], ClientDriver],
+    make: Callable[[driving.Send, driving.Begin], driving.ClientDriver],
     compute: Callable[[Compute], Computed | None],
-) -> tuple[ClientDriver, list[bytes]]:
+) -> tuple[driving.ClientDriver, list[bytes]]:
     """A client's answer to one request; updates that it leads to are computed before it returns.
 
     Args:
@@ -392,7 +384,7 @@ def answer_requests(
 
 def node_stream(
     superlink: str, certificates: Path | None = None, node_key: Path | None = None
-) -> Connect:
+) -> driving.Connect:
     """Streams through a SuperLink, to which this process is a SuperNode.
 
     Args:
@@ -410,7 +402,7 @@ def node_stream(
     _require_tls(superlink, certificates)
 
     @contextlib.asynccontextmanager
-    async def connect(_: int) -> AsyncIterator[FrameStream]:
+    async def connect(_: int) -> AsyncIterator[driving.FrameStream]:
         node = _Node(superlink, certificates, node_key)
         await node.open()
         try:

@@ -30,20 +30,9 @@ from forethought.gradients.clipped import clipped_sum
 from forethought.holders.simulator import OVERHEAD, LogNormal, Result, SimulatedStar, Times, Work
 from forethought.holders.trainer import Holder, SharedModel
 from forethought.holders.workers import PROCESSES, Pool, processes
+from forethought.rounds import randomness
 from forethought.rounds.contributions import Loss, accumulate
 from forethought.rounds.private_sum import generator_of, input_hash
-from forethought.rounds.randomness import (
-    Batches,
-    BoundNoise,
-    GaussianNoise,
-    Indices,
-    Secrets,
-    Stream,
-    encoded,
-    poisson_count,
-    seed_of,
-    uniform_subset,
-)
 from forethought.rounds.records import Records, TensorRecords
 from forethought.training.records import warn_of_another_model
 from forethought.values.mechanism import Examples, Poisson
@@ -221,10 +210,7 @@ def _sizes(
     found: dict[tuple[int, int], float] = {}
     keys = [(federation.members[k].plan, i) for k, i in zip(clients, rounds.tolist(), strict=True)]
     for place, index in dict.fromkeys(keys):
-        plan = federation.plans[place]
-        before = plan.privacy.examples_before
-        own = before(index + 1) - before(index)
-        found[place, index] = own * plan.rounds / before(plan.rounds)
+        found[place, index] = federation.relative_size(federation.plans[place], index)
     return np.array([found[key] for key in keys])
 
 
@@ -253,7 +239,7 @@ class AllRecords:
                 )
                 self._records = ()
 
-    def take(self, indices: Indices) -> tuple[Any, Any]:
+    def take(self, indices: randomness.Indices) -> tuple[Any, Any]:
         """Inputs and targets of some records, in this order; not of none."""
         if self._whole is not None:
             return self._whole.take(indices)
@@ -297,7 +283,7 @@ class Pass:
 
     @turns
     def summed(
-        self, weights: Vector, indices: Indices, norm: float, count: int, seed: int
+        self, weights: Vector, indices: randomness.Indices, norm: float, count: int, seed: int
     ) -> NDArray[np.float64]:
         """The clipped sum of some records, a pass after the other, float64, (parameters,).
 
@@ -349,7 +335,7 @@ class Cohort:
         holders: Sequence[Holder],
         federation: Federation,
         asked: Sequence[Asked],
-        secrets: Secrets,
+        secrets: randomness.Secrets,
         workers: int = 0,
         engine: str = PROCESSES,
     ) -> None:
@@ -368,9 +354,12 @@ class Cohort:
         if most > UNIT:
             most -= most % UNIT
         self._pass = Pass(shared.model, lead.loss, self._joined, lead.plan.clip, most)
-        self._noise = BoundNoise(secrets.noise, "cohort")
-        self._secret, self._sampling = secrets.sampling, Stream(secrets.sampling, "cohort")
-        self._holders, self._own = holders, dict[int, Batches]()
+        self._noise = randomness.BoundNoise(secrets.noise, "cohort")
+        self._secret, self._sampling = (
+            secrets.sampling,
+            randomness.Stream(secrets.sampling, "cohort"),
+        )
+        self._holders, self._own = holders, dict[int, randomness.Batches]()
         self._first = step_sizes(federation.plan(0))
         self._pool: Pool | None = None
         if workers:
@@ -404,10 +393,10 @@ class Cohort:
             math.fsum(len(one.clients) * (one.factor * one.chosen.noise_std) ** 2 for one in parts)
         )
         clients = self._asked[work.round][0].astype(np.int64).tobytes()
-        about = encoded((self._federation.run_id, work.round, clients, hashed))
+        about = randomness.encoded((self._federation.run_id, work.round, clients, hashed))
         generator = self._noise.at(self._noise.bind(about, vector))
         if std:
-            GaussianNoise().add_to(vector, std, generator)
+            randomness.GaussianNoise().add_to(vector, std, generator)
         pull = math.fsum(len(one.clients) * one.pull for one in parts)
         change = -vector.numpy() - pull * work.weights.astype(np.float64)
         return Result(change.astype(np.float32), work.round + 1, hashed, b"")
@@ -433,7 +422,9 @@ class Cohort:
             found.append(CohortPart(clients[some], chosen, share * step / chosen.divisor, pull))
         return found
 
-    def drawn(self, version: int, parts: Sequence[CohortPart]) -> list[tuple[float, Indices]]:
+    def drawn(
+        self, version: int, parts: Sequence[CohortPart]
+    ) -> list[tuple[float, randomness.Indices]]:
         """The records of a round's batches, by the factor with which they count.
 
         Poisson samples of several members' records at one rate are one Poisson sample of all of
@@ -441,7 +432,7 @@ class Cohort:
         """
         # Factors that are the same but for their last bits are of one sum.
         sampled: dict[tuple[float, float], list[NDArray[np.int64]]] = {}
-        found: dict[float, list[Indices]] = {}
+        found: dict[float, list[randomness.Indices]] = {}
         for one in parts:
             factor, sampling = float(f"{one.factor:.11e}"), one.chosen.sampling
             if type(sampling) is Poisson:
@@ -455,18 +446,18 @@ class Cohort:
         for (factor, rate), clients in sampled.items():
             members = np.sort(np.concatenate(clients))
             ends = np.cumsum(self._sizes[members])
-            count = poisson_count(int(ends[-1]), rate, generator)
-            taken = np.sort(uniform_subset(int(ends[-1]), count, generator))
+            count = randomness.poisson_count(int(ends[-1]), rate, generator)
+            taken = np.sort(randomness.uniform_subset(int(ends[-1]), count, generator))
             owner = np.searchsorted(ends, taken, side="right")
             first = self._joined.starts[members] - (ends - self._sizes[members])
             found.setdefault(factor, []).append(taken + first[owner])
         return [(factor, np.concatenate(batches)) for factor, batches in found.items()]
 
-    def _batch(self, client: int, chosen: Round) -> Indices:
+    def _batch(self, client: int, chosen: Round) -> randomness.Indices:
         own = self._own.get(client)
         if own is None:
-            stream = Stream(self._holders[client].secrets.sampling, "sampling")
-            own = self._own[client] = Batches(stream)
+            stream = randomness.Stream(self._holders[client].secrets.sampling, "sampling")
+            own = self._own[client] = randomness.Batches(stream)
         return own(chosen)
 
     def summed(self, version: int, weights: Vector, parts: Sequence[CohortPart]) -> torch.Tensor:
@@ -477,7 +468,7 @@ class Cohort:
         tasks: list[tuple[float, Any]] = []
         for factor, batch in drawn:
             for start in range(0, len(batch), each):
-                seed = seed_of(self._secret, f"cohort {len(tasks)}", version)
+                seed = randomness.seed_of(self._secret, f"cohort {len(tasks)}", version)
                 tasks.append((factor, (weights, batch[start : start + each], norm, count, seed)))
         total = np.zeros(self._size)
         for (factor, _), part in zip(tasks, self._computed(tasks), strict=True):

@@ -21,24 +21,15 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from forethought.exchange import messages
 from forethought.exchange.keys import Everybody, Identity, Keys, Roster, RosterError
 from forethought.exchange.messages import DecodeError, Endpoint, Finished, FrameError, register
 from forethought.federated.server import ServerMachine
-from forethought.gossip.gossip import Gossip, GossipError
-from forethought.holders.driving import (
-    BACK_OFF,
-    Connect,
-    FrameStream,
-    LastHeard,
-    Outbox,
-    SerialDriver,
-    ServerDriver,
-    reconnecting,
-    written,
-)
+from forethought.gossip.gossip import Gossip
+from forethought.holders import driving
 from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, RefusedMessage
 
 _NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
@@ -150,7 +141,7 @@ class _GrpcStream:
             await self._call.code()
 
 
-def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> Connect:
+def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> driving.Connect:
     """Streams over gRPC with mutual TLS.
 
     Args:
@@ -159,7 +150,7 @@ def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> Connect
     """
 
     @contextlib.asynccontextmanager
-    async def connect(most_bytes: int) -> AsyncIterator[FrameStream]:
+    async def connect(most_bytes: int) -> AsyncIterator[driving.FrameStream]:
         options = channel_options(most_bytes)
         # The certificate is for the server's name in the roster, whatever host it runs on.
         options.append(("grpc.ssl_target_name_override", roster.server.name))
@@ -176,7 +167,7 @@ def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> Connect
     return connect
 
 
-def grpc_stream(roster: Roster, keys: Keys, address: str) -> Connect:
+def grpc_stream(roster: Roster, keys: Keys, address: str) -> driving.Connect:
     """Streams to a federation's server; see :func:`stream_to`."""
     return stream_to(SERVICE, roster, keys, address)
 
@@ -241,18 +232,18 @@ class FederationServer:
         self,
         roster: Roster,
         keys: Keys,
-        driver: Callable[[Callable[[int, Any, bytes], None]], ServerDriver],
+        driver: Callable[[Callable[[int, Any, bytes], None]], driving.ServerDriver],
         machine: ServerMachine,
         linger: float = LINGER,
     ) -> None:
         self.roster, self._keys, self._linger = roster, keys, linger
         self._machine = machine
         self.driver = driver(self._send)
-        self.heard = LastHeard(len(roster.clients))
-        self._outboxes: dict[int, Outbox] = {}
+        self.heard = driving.LastHeard(len(roster.clients))
+        self._outboxes: dict[int, driving.Outbox] = {}
         self._last_word: set[int] = set()
         self._told: set[int] = set()
-        self._guard = SerialDriver(self.driver)
+        self._guard = driving.SerialDriver(self.driver)
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> int:
@@ -308,7 +299,7 @@ class FederationServer:
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> AsyncIterator[bytes]:
         place = await admitted(context, self.roster, "not in the roster")
-        outbox = Outbox()
+        outbox = driving.Outbox()
         before = self._outboxes.get(place)
         if before is not None:
             before.close()  # it came back before its old connection was found dead
@@ -324,7 +315,9 @@ class FederationServer:
                 del self._outboxes[place]
                 self.heard.connected.discard(place)
 
-    async def _read(self, requests: AsyncIterator[bytes], place: int, outbox: Outbox) -> None:
+    async def _read(
+        self, requests: AsyncIterator[bytes], place: int, outbox: driving.Outbox
+    ) -> None:
         try:
             async for data in requests:
                 self.heard.note(place)
@@ -400,25 +393,11 @@ class PeerRoster(Everybody):
         Raises:
             GossipError: other names, or another order.
         """
-        names = [member.name for member in gossip.members]
-        if names != self.names:
-            raise GossipError(
-                f"the job's workers are {', '.join(names)}; the roster's "
-                f"{', '.join(self.names)}: join the same, in order"
-            )
-        members = tuple(
-            replace(member, public_key=identity.public_key)
-            for member, identity in zip(gossip.members, self.workers, strict=True)
-        )
-        return replace(gossip, members=members, nonce=self.nonce)
+        return gossip.with_identities(self.workers, nonce=self.nonce)
 
     def one_way(self, to: int, connecting: Sequence[int]) -> Roster:
         """The members that may connect to a worker, in the form that connections are judged by."""
         return Roster(self.workers[to], tuple(self.workers[one] for one in connecting), self.nonce)
-
-    def _values(self) -> dict[str, Any]:
-        workers = [identity.to_dict() for identity in self.workers]
-        return {"workers": workers, "addresses": list(self.addresses), "nonce": self.nonce}
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> PeerRoster:
@@ -427,15 +406,13 @@ class PeerRoster(Everybody):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sign:
+class Sign(messages.Framed):
     """A sign of life.
 
     Args:
         round: nothing. base: nothing. finished: 1 from a worker that has finished.
     """
 
-    round: int
-    base: int
     finished: int
 
 
@@ -460,7 +437,7 @@ class SiteLinks:
         roster: PeerRoster,
         keys: Keys,
         listen: str | None = None,
-        back_off: tuple[float, float] = BACK_OFF,
+        back_off: tuple[float, float] = driving.BACK_OFF,
     ) -> None:
         self.me = roster.place(keys)
         self.reduce: Reduce | None = None
@@ -482,7 +459,7 @@ class SiteLinks:
         self._heard: dict[int, float] = {}
         self._over: set[int] = set()
         self._finished = 0
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[int, driving.Outbox] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -602,7 +579,7 @@ class SiteLinks:
         async def connection() -> None:
             async with connect(self.endpoint.most_bytes) as stream:
                 outbox = self._open(peer)
-                writer = asyncio.create_task(written(outbox, stream))
+                writer = asyncio.create_task(driving.written(outbox, stream))
                 reader = asyncio.create_task(self._read(_frames(stream), peer, outbox, deliver))
                 try:
                     await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
@@ -611,24 +588,24 @@ class SiteLinks:
                     writer.cancel()
                     self._shut(peer, outbox)
 
-        await reconnecting(connection, self._back_off)
+        await driving.reconnecting(connection, self._back_off)
 
-    def _open(self, peer: int) -> Outbox:
+    def _open(self, peer: int) -> driving.Outbox:
         before = self._outboxes.get(peer)
         if before is not None:
             before.close()  # it came back before its old connection was found dead
-        outbox = self._outboxes[peer] = Outbox(_newest)
+        outbox = self._outboxes[peer] = driving.Outbox(_newest)
         # Heard is who said something of this gossip; a connection alone is nothing.
         self._heard.pop(peer, None)
         self._say(peer)
         return outbox
 
-    def _shut(self, peer: int, outbox: Outbox) -> None:
+    def _shut(self, peer: int, outbox: driving.Outbox) -> None:
         if self._outboxes.get(peer) is outbox:
             del self._outboxes[peer]
 
     async def _read(
-        self, frames: AsyncIterator[bytes], peer: int, outbox: Outbox, deliver: Deliver
+        self, frames: AsyncIterator[bytes], peer: int, outbox: driving.Outbox, deliver: Deliver
     ) -> None:
         try:
             async for data in frames:
@@ -672,7 +649,7 @@ class SiteLinks:
             outbox.put(None, frame)
 
 
-async def _frames(stream: FrameStream) -> AsyncIterator[bytes]:
+async def _frames(stream: driving.FrameStream) -> AsyncIterator[bytes]:
     while (data := await stream.read()) is not None:
         yield data
 

@@ -534,9 +534,7 @@ class WorkerDriver:
             self._gradient = min(max(time.monotonic() - begin, 0.004), 2.0)
             if not asked.round:  # nobody knew before how long one takes
                 self._over.wait(self._gradient * self._gossip.waits(self._me))
-            return on.GradientDone(
-                asked.round, found.vector, found.rounds, found.input_hash, found.state
-            )
+            return found.gradient(asked.round)
 
         self._work.put(work)
 

@@ -144,6 +144,11 @@ class ReportedAverage:
         parts = layout.views(self._newest)
         self._average = IterateAverage(federation.averaging, parts, federation.rounds)
 
+    @classmethod
+    def of(cls, federation: Federation, layout: Layout, weights: Vector) -> ReportedAverage | None:
+        """The average that a federation reports; None: it reports its newest model."""
+        return None if federation.averaging.kind == "none" else cls(federation, layout, weights)
+
     def update(self, version: int, weights: Vector) -> None:
         """Take in the model of a version."""
         self._newest.copy_(torch.from_numpy(np.array(weights)))
@@ -233,9 +238,7 @@ def train_securely(  # noqa: PLR0915
     ]
     step_size = step_sizes(federation.plan(0))
     now = Standing(shared.read())
-    average = None
-    if federation.averaging.kind != "none":
-        average = ReportedAverage(federation, shared.layout, now.weights)
+    average = ReportedAverage.of(federation, shared.layout, now.weights)
     if storage is not None and (known := _continued(storage, rounds)) is not None:
         now = known
         if average is not None and now.average is not None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import html
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from forethought.exchange.storage import FolderStorage, ServerJournal
 from forethought.federated.federation import Federation, FederationError, require_roster
 from forethought.federated.secure_aggregation.server import SecureServer
 from forethought.federated.server import Average, ServerMachine
-from forethought.holders.driving import LOOK, LastHeard, Out, ServerDriver, stop_on_signals
+from forethought.holders.driving import LastHeard, Out, ServerDriver, shown, stop_on_signals
 from forethought.holders.grpc import LINGER, FederationServer
 from forethought.training.folder import locked
 
@@ -191,7 +190,7 @@ def serve(
     folder: Path,
     carry: CarryServer,
     *,
-    average: Callable[[Vector], Average] | None = None,
+    average: Callable[[Vector], Average | None] = lambda start: None,
 ) -> Served:
     """Serve a federation for as long as ``carry`` does: to the end, or until it is stopped.
 
@@ -213,9 +212,8 @@ def serve(
         storage = FolderStorage(folder)
         start = _first_model(folder, weights)
         journal = ServerJournal(storage, federation.run_id)
-        own = None if average is None else average(start)
         kind = ServerMachine if federation.secure is None else SecureServer
-        machine = kind.restored(federation, start, *journal.read(), own)
+        machine = kind.restored(federation, start, *journal.read(), average(start))
         if isinstance(machine, SecureServer):
             machine.verify = roster.signed
         endpoint = Endpoint(
@@ -257,40 +255,25 @@ def over_grpc(
         def status() -> Status:
             return status_of(machine, server.driver, server.heard, time.monotonic() - begin)
 
+        def show() -> None:
+            if look is not None:
+                look(status())
+
         stop = asyncio.Event()
-        async with stop_on_signals(stop), _watched(status, look):
+        async with stop_on_signals(stop), shown(show):
             port = await server.start(address)
-            shown = StatusPage(status)
-            page_port = None if page is None else await shown.start(page)
+            own = StatusPage(status)
+            page_port = None if page is None else await own.start(page)
             if began is not None:
                 began(port, page_port)
             try:
                 await server.run(stop)
             finally:
-                await shown.stop()
+                await own.stop()
+                show()
         return status()
 
     return lambda machine, make: asyncio.run(serve_until_done(machine, make))
-
-
-@contextlib.asynccontextmanager
-async def _watched(
-    status: Callable[[], Status], look: Callable[[Status], None] | None
-) -> AsyncIterator[None]:
-    async def watch(show: Callable[[Status], None]) -> None:
-        while True:
-            show(status())
-            await asyncio.sleep(LOOK)
-
-    if look is None:
-        yield
-        return
-    task = asyncio.create_task(watch(look))
-    try:
-        yield
-    finally:
-        task.cancel()
-        look(status())
 
 
 def status_of(

@@ -27,21 +27,10 @@ from forethought.federated.steps import Moments, moved
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.worker import Machine
 from forethought.gradients import check_model
+from forethought.holders import simulator
 from forethought.holders.fused import LAW, Cohort, cohorts, require_fusible, simulated_times
 from forethought.holders.secure_training import RELEASED, STATE, ReportedAverage, train_securely
-from forethought.holders.simulator import (
-    GraphSimulator,
-    NoTraining,
-    Result,
-    SimulatedGraph,
-    SimulatedStar,
-    StarSimulator,
-    Times,
-    Trainers,
-    Work,
-    average,
-    no_gradients,
-)
+from forethought.holders.simulator import rehearsed
 from forethought.holders.topology import Topology, topology_of
 from forethought.holders.trainer import Holder, SharedModel, released
 from forethought.holders.workers import PROCESSES, InProcess, Workers
@@ -103,10 +92,10 @@ class Simulation:
     _states: dict[int, bytes] = field(default_factory=dict)
     _count: int = 0
 
-    def trainers(self) -> Trainers:
+    def trainers(self) -> simulator.Trainers:
         """Computes updates, recorded where a folder is kept; on one thread from now on."""
 
-        def make(states: dict[int, bytes]) -> Trainers:
+        def make(states: dict[int, bytes]) -> simulator.Trainers:
             brought = self.shared, self.holders, self.topology.local_rounds
             options: dict[str, Any] = {"gradients": self.topology.gradients, "states": states}
             if not self.workers:
@@ -118,8 +107,8 @@ class Simulation:
         return self.recorded(make)
 
     def recorded(
-        self, make: Callable[[dict[int, bytes]], Trainers], name: str = RECORD
-    ) -> Trainers:
+        self, make: Callable[[dict[int, bytes]], simulator.Trainers], name: str = RECORD
+    ) -> simulator.Trainers:
         """Trainers with a record where a folder is kept; on one thread from now on.
 
         Args:
@@ -182,7 +171,7 @@ class Simulation:
         ):
             if statement is not None:
                 plan = topology.made(place, made)
-                own = folder / f"{topology.holder}s" / name
+                own = folder / f"{topology.agreed.MEMBER}s" / name
                 own.mkdir(parents=True, exist_ok=True)
                 statement.save(own, {PLAN: plan.to_json(), TRANSCRIPT: made.to_json(), **agreed})
         (folder / SUMMARY).write_text(json.dumps(run.summary(), indent=2), encoding="utf-8")
@@ -270,7 +259,7 @@ class Recorded:
     def __init__(
         self,
         folder: Path,
-        make: Callable[[dict[int, bytes]], Trainers],
+        make: Callable[[dict[int, bytes]], simulator.Trainers],
         name: str = RECORD,
     ) -> None:
         for other in {RECORD, FUSED} - {name}:
@@ -288,7 +277,7 @@ class Recorded:
                 self._known[found.client, found.round] = found
                 states[found.client] = found.state
         self.trainers = make(states)
-        self._works: dict[int, Work] = {}
+        self._works: dict[int, simulator.Work] = {}
         self._kept: set[tuple[int, int]] = set()
 
     @property
@@ -296,19 +285,19 @@ class Recorded:
         """Updates in the record."""
         return len(self._known)
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: simulator.Work) -> None:
         """Look the work up, or have it done."""
         self._works[work.client] = work
         if (work.client, work.round) not in self._known:
             self.trainers.begin(work)
 
-    def result(self, client: int) -> Result:
+    def result(self, client: int) -> simulator.Result:
         """The outcome, recorded."""
         work = self._works.pop(client)
         known = self._known.pop((client, work.round), None)
         if known is not None:
             vector = np.array(known.vector, dtype=np.float32)
-            return Result(vector, known.rounds, known.input_hash, known.state)
+            return simulator.Result(vector, known.rounds, known.input_hash, known.state)
         done = self.trainers.result(client)
         if (client, work.round) in self._kept:
             self._kept.discard((client, work.round))
@@ -320,15 +309,16 @@ class Recorded:
         new = [other for other in along if (other.client, other.round) not in self._kept]
         all_of_it = [(work, done), *((other, others[other.client]) for other in new)]
         self._kept |= {(other.client, other.round) for other, _ in all_of_it[1:]}
-        self._log.append(_joined([_encoded(*pair) for pair in all_of_it]))
+        parts = [_encoded(*pair) for pair in all_of_it]
+        self._log.append(b"".join(_LENGTH.pack(len(part)) + part for part in parts))
         return done
 
-    def done(self) -> dict[int, Result]:
+    def done(self) -> dict[int, simulator.Result]:
         """Nothing that is not in the record."""
         return {}
 
 
-def _encoded(work: Work, done: Result) -> bytes:
+def _encoded(work: simulator.Work, done: simulator.Result) -> bytes:
     kept = _KeptUpdate(
         work.client,
         work.round,
@@ -339,10 +329,6 @@ def _encoded(work: Work, done: Result) -> bytes:
         done.vector,
     )
     return encode(kept)
-
-
-def _joined(parts: Sequence[bytes]) -> bytes:
-    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
 
 
 def _split(record: bytes) -> Iterator[memoryview]:
@@ -441,7 +427,7 @@ def simulate(
     model: torch.nn.Module,
     shares: Sequence[object],
     federation: Federation | Gossip,
-    times: Times,
+    times: simulator.Times,
     *,
     loss: Loss | None = None,
     test: object | None = None,
@@ -485,8 +471,8 @@ def simulate(
     topology = topology_of(federation)
     count = len(topology.names)
     if len(shares) != count:
-        raise topology.refusal(
-            f"{len(shares)} shares for {count} {topology.holder}s: give one each"
+        raise federation.REFUSAL(
+            f"{len(shares)} shares for {count} {federation.MEMBER}s: give one each"
         )
     if fused:
         if not isinstance(federation, Federation):
@@ -535,37 +521,26 @@ def simulate(
     return run
 
 
-def synchronous_seconds(agreed: Federation | Gossip, times: Times) -> float:
+def synchronous_seconds(agreed: Federation | Gossip, times: simulator.Times) -> float:
     """Virtual seconds that synchronous rounds of the same number take, everybody waiting for all.
 
     Nothing is trained: only the machines run. Every holder computes as long as ``times`` say; of a
     gossip it is SYNC, without outages.
     """
     if isinstance(agreed, Gossip):
-        alone = Times(times.compute, times.way, times.straggling, (), times.seed, times.factors)
-        start = np.zeros(agreed.parameters, dtype=np.float32)
-        idle = NoTraining(1, no_gradients(agreed.parameters))
-        return GraphSimulator(agreed.with_allreduce(), start, idle, alone).run().seconds
+        alone = simulator.Times(
+            times.compute, times.way, times.straggling, (), times.seed, times.factors
+        )
+        return simulator.rehearsed_graph(agreed.with_allreduce(), alone).seconds
     other = replace(
         agreed,
         rule="synchronous",
         exchanged="weights",
         absence=None,
-        averaging=replace(agreed.averaging, kind="none"),
         robust=replace(agreed.robust, kind="mean", bound=None),
         parameters=1,
     )
-    start = np.zeros(1, dtype=np.float32)
-    return StarSimulator(other, start, NoTraining(other.local_rounds), times).run().seconds
-
-
-def rehearsed(federation: Federation, times: Times) -> SimulatedStar:
-    """The machines in virtual time without training: seconds, messages and megabytes."""
-    start = np.zeros(federation.parameters, dtype=np.float32)
-    gradients = federation.exchanged == "gradients"
-    vector = no_gradients(federation.parameters) if gradients else None
-    bare = replace(federation, averaging=replace(federation.averaging, kind="none"))
-    return StarSimulator(bare, start, NoTraining(federation.local_rounds, vector), times).run()
+    return rehearsed(other, times).seconds
 
 
 class _Accuracies:
@@ -583,7 +558,7 @@ class _Accuracies:
 
     def of_workers(self, count: int, seconds: float, workers: list[Machine]) -> None:
         """A gossip has come to a count of updates."""
-        self._note(average(workers), seconds, count)
+        self._note(simulator.average(workers), seconds, count)
 
     def _note(self, weights: Vector, *at: float) -> None:
         accuracy = self._running.accuracy(weights)
@@ -592,15 +567,15 @@ class _Accuracies:
 
 
 def _run(
-    agreed: Federation | Gossip, running: Simulation, times: Times, fused: bool
+    agreed: Federation | Gossip, running: Simulation, times: simulator.Times, fused: bool
 ) -> SimulatedRun:
     accuracies = _Accuracies(
         running, agreed.rounds if isinstance(agreed, Federation) else agreed.total
     )
-    done: SimulatedStar | SimulatedGraph
+    done: simulator.SimulatedStar | simulator.SimulatedGraph
     each: list[float | None] = []
     if isinstance(agreed, Gossip):
-        done = GraphSimulator(
+        done = simulator.GraphSimulator(
             agreed,
             running.start,
             running.trainers(),
@@ -616,12 +591,12 @@ def _run(
     elif agreed.secure is not None:
         return _securely(agreed, running, times)
     else:
-        done = StarSimulator(
+        done = simulator.StarSimulator(
             agreed,
             running.start,
             running.trainers(),
             times,
-            average=_average(agreed, running),
+            average=ReportedAverage.of(agreed, running.shared.layout, running.start),
             committed=running.committed,
             versions=None if running.test is None else accuracies.of_version,
             timeline=True,
@@ -640,29 +615,23 @@ def _run(
     )
 
 
-def _average(federation: Federation, running: Simulation) -> ReportedAverage | None:
-    if federation.averaging.kind == "none":
-        return None
-    return ReportedAverage(federation, running.shared.layout, running.start)
-
-
 def _fused(
-    federation: Federation, running: Simulation, times: Times, accuracies: _Accuracies
-) -> SimulatedStar:
+    federation: Federation, running: Simulation, times: simulator.Times, accuracies: _Accuracies
+) -> simulator.SimulatedStar:
     """Rounds of one private sum each; their times are those of the machines without training."""
     asked = cohorts(federation)
     timed = simulated_times(federation, times, asked)
 
-    def make(states: dict[int, bytes]) -> Trainers:
+    def make(states: dict[int, bytes]) -> simulator.Trainers:
         brought = running.shared, running.holders, federation, asked, running.secrets
         return running.until_the_end(Cohort(*brought, running.workers, running.engine))
 
     trainers = running.recorded(make, FUSED)
-    average = _average(federation, running)
+    average = ReportedAverage.of(federation, running.shared.layout, running.start)
     weights, moments = running.start, Moments()
     count, most = 0, int(timed.updates.sum())
     for version, (seconds, (clients, _)) in enumerate(zip(timed.versions, asked, strict=True)):
-        trainers.begin(Work(0, version, version, Model(version, version, weights)))
+        trainers.begin(simulator.Work(0, version, version, Model(version, version, weights)))
         change = trainers.result(0).vector.astype(np.float64)
         weights = moved(federation.server, moments, weights, change)
         if average is not None:
@@ -675,7 +644,7 @@ def _fused(
     return replace(timed, weights=weights if average is None else average.weights)
 
 
-def _securely(federation: Federation, running: Simulation, times: Times) -> SimulatedRun:
+def _securely(federation: Federation, running: Simulation, times: simulator.Times) -> SimulatedRun:
     """Rounds behind real masks; their times are those of the machines without training."""
     folder = running.folder
     trained = train_securely(

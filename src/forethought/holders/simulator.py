@@ -14,7 +14,7 @@ import hashlib
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ from forethought.gossip import events as on
 from forethought.gossip.asynchronous import AsynchronousWorker
 from forethought.gossip.events import GradientDone, Weights
 from forethought.gossip.gossip import Gossip, Rule
+from forethought.gossip.graphs import written_rows
 from forethought.gossip.synchronous import AllReduceWorker, SynchronousWorker
 from forethought.gossip.worker import Effects, Machine
 from forethought.values.checks import real, whole
@@ -211,10 +212,7 @@ def read_trace(path: str | Path) -> Trace:
         ValueError: a line that holds something else. OSError: no such file.
     """
     rows = []
-    for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
-        words = line.partition("#")[0].replace(",", " ").split()
-        if not words:
-            continue
+    for number, line, words in written_rows(path):
         try:
             rows.append(tuple(float(word) for word in words))
         except ValueError:
@@ -669,10 +667,9 @@ class StarSimulator(_Simulator):
                 self._send(_TO_SERVER, client, effect.message)
             elif isinstance(effect, events.Compute):
                 varies = self._varies[self.federation.members[client].plan]
-                place = effect.planned
-                size = self._size(client, place) if varies else 1.0
+                place, plan = effect.planned, self.federation.plan(client)
+                size = self.federation.relative_size(plan, place) if varies else 1.0
                 if effect.sampling is not None:
-                    plan = self.federation.plan(client)
                     size *= effect.sampling.expected_batch(plan.examples) / plan.batch
                 about = place, effect.base, effect.model, effect.part, effect.parts, effect.sampling
                 self._train(Work(client, *about), effect, size)
@@ -701,13 +698,6 @@ class StarSimulator(_Simulator):
                 self._alarms.append((effect.code, effect.text))
             elif isinstance(effect, events.Done):
                 self._done = True
-
-    def _size(self, client: int, round: int) -> float:
-        """An update's expected records over the mean of all updates of the client's plan."""
-        plan, first = self.federation.plan(client), self.federation.first_round
-        before = plan.privacy.examples_before
-        own = before(first(round + 1)) - before(first(round))
-        return own * self.federation.updates_of(plan) / before(plan.rounds)
 
     def _send(self, kind: int, client: int, message: object) -> None:
         vector = getattr(message, "vector", None)
@@ -940,3 +930,19 @@ def average(machines: Sequence[Machine]) -> Vector:
     for machine in machines:
         total += machine.weights
     return (total / len(machines)).astype(np.float32)
+
+
+def rehearsed(federation: Federation, times: Times) -> SimulatedStar:
+    """A federation's machines in virtual time without training: seconds, messages and bytes."""
+    start = np.zeros(federation.parameters, dtype=np.float32)
+    gradients = federation.exchanged == "gradients"
+    vector = no_gradients(federation.parameters) if gradients else None
+    bare = replace(federation, averaging=replace(federation.averaging, kind="none"))
+    return StarSimulator(bare, start, NoTraining(federation.local_rounds, vector), times).run()
+
+
+def rehearsed_graph(gossip: Gossip, times: Times) -> SimulatedGraph:
+    """The same of a gossip's."""
+    start = np.zeros(gossip.parameters, dtype=np.float32)
+    idle = NoTraining(1, no_gradients(gossip.parameters))
+    return GraphSimulator(gossip, start, idle, times).run()

@@ -93,8 +93,7 @@ class Share:
         """
         plan, name = agreed.plan(me), agreed.members[me].name
         if len(self.records) != plan.examples:
-            refusal = FederationError if isinstance(agreed, Federation) else GossipError
-            raise refusal(
+            raise agreed.REFUSAL(
                 f"the plan of {name!r} is for {plan.examples} examples, the data has "
                 f"{len(self.records)}: the guarantee depends on it"
             )
@@ -149,7 +148,6 @@ class _Part:
     topology: Topology
     me: int
     folder: Path
-    share: Share
     keys: Keys
     endpoint: Endpoint
     ledger: ClientLedger
@@ -233,7 +231,7 @@ def _part(
     share.require(agreed, me)
     plan = agreed.plan(me)
     with locked(folder), _reserved(share, plan, folder) as paid:
-        own = own_secrets(folder, share.seeds, topology.refusal)
+        own = own_secrets(folder, share.seeds, agreed.REFUSAL)
         if keys is None:
             keys = own_keys(folder / "member", f"worker-{me}")
         storage = FolderStorage(folder)
@@ -267,7 +265,6 @@ def _part(
             topology,
             me,
             folder,
-            share,
             keys,
             endpoint,
             ledger,

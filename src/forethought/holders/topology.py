@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from forethought.accounting.statement import Randomness, Statement
 from forethought.federated import statements as of_clients
-from forethought.federated.federation import FEDERATION, Federation, FederationError
+from forethought.federated.federation import FEDERATION, Federation
 from forethought.gossip import statements as of_workers
-from forethought.gossip.gossip import GOSSIP, Gossip, GossipError
+from forethought.gossip.gossip import GOSSIP, Gossip
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import LocalRounds
 from forethought.values.plan import Plan, Transcript
@@ -21,15 +21,11 @@ class _Topology:
     """The common part; its attributes' meanings.
 
     Attributes:
-        kind: of what is agreed on. holder: one of those who take part. file: of the agreement.
-        refusal: of whoever does not fit it. endings: reasons to end after which a holder has
-            nothing to go on with. local_rounds: private rounds in an update.
+        file: of the agreement. endings: reasons to end after which a holder has nothing to go on
+            with. local_rounds: private rounds in an update.
     """
 
-    kind: ClassVar[str]
-    holder: ClassVar[str]
     file: ClassVar[str]
-    refusal: ClassVar[type[ValueError]]
     endings: ClassVar[tuple[str, ...]]
 
     agreed: Federation | Gossip
@@ -49,7 +45,7 @@ class _Topology:
 class StarTopology(_Topology):
     """Clients around a server; see :class:`~forethought.federated.federation.Federation`."""
 
-    kind, holder, file, refusal = "federation", "client", FEDERATION, FederationError
+    file = FEDERATION
     endings = ("finished", "stopped by its owner")
 
     agreed: Federation
@@ -111,7 +107,7 @@ class StarTopology(_Topology):
 class GraphTopology(_Topology):
     """Workers that are each other's neighbours; see :class:`~forethought.gossip.gossip.Gossip`."""
 
-    kind, holder, file, refusal = "gossip", "worker", GOSSIP, GossipError
+    file = GOSSIP
     endings = ("counted", "neighbour", "rounds", "stopped", "ledger set back")
 
     agreed: Gossip

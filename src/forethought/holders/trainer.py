@@ -24,15 +24,8 @@ from forethought.accounting.statement import Randomness
 from forethought.exchange.messages import Vector
 from forethought.exchange.storage import LEDGER
 from forethought.holders.simulator import HolderError, Result
+from forethought.rounds import private_sum
 from forethought.rounds.contributions import Loss, require_images
-from forethought.rounds.private_sum import (
-    Layout,
-    NoisedSum,
-    PrivateRounds,
-    PrivateSum,
-    RoundError,
-    add_together,
-)
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, blank
 from forethought.training.folder import KEYS, RunSecrets, wipe
@@ -63,7 +56,7 @@ class SharedModel:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.layout = Layout(self.parameters)
+        self.layout = private_sum.Layout(self.parameters)
         wrong = {str(dtype) for dtype in self.layout.dtypes} - {"torch.float32"}
         if wrong:
             raise HolderError(
@@ -164,16 +157,16 @@ class ClientTrainer:
     ) -> None:
         self.shared, self.holder = shared, holder
         self.local_rounds, self._gradients = local_rounds, gradients
-        self.noised: NoisedSum | None = None
+        self.noised: private_sum.NoisedSum | None = None
         # Of an update in parts: its sum, the records of each part, and the models they met.
-        self._sum: PrivateSum | None = None
+        self._sum: private_sum.PrivateSum | None = None
         self._dealt: list[Indices] = []
         self._met: list[bytes] = []
         self._step_size = step_sizes(holder.plan)
         warn_of_another_model(holder.plan, shared.model)
         parameters = shared.parameters
         self._descent = descent_of(holder.plan, parameters)
-        self.private = PrivateRounds(
+        self.private = private_sum.PrivateRounds(
             holder.plan.privacy,
             parameters,
             holder.loss,
@@ -215,7 +208,7 @@ class ClientTrainer:
                 self._dealt, self._met = self._sum.parts(parts), []
             total = self._sum
             if total is None or part != len(self._met):
-                raise RoundError(f"part {part} of update {round} is not the next one")
+                raise private_sum.RoundError(f"part {part} of update {round} is not the next one")
             total.add(self.shared.model, self.holder.records, self._dealt[part])
             self._met.append(total.input_hash)
             if part < parts - 1:
@@ -224,7 +217,7 @@ class ClientTrainer:
             found = self.finished(round, total, weights)
         return replace(found, input_hash=blake3(b"".join(self._met)).digest())
 
-    def finished(self, round: int, total: PrivateSum, weights: Vector) -> Result:
+    def finished(self, round: int, total: private_sum.PrivateSum, weights: Vector) -> Result:
         """An update from its first private sum, to which everything was added."""
         shared = self.shared
         hashed, first = total.input_hash, first_round(self.local_rounds, round)
@@ -279,7 +272,7 @@ def _without_tensors(metadata: dict[str, str]) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(4)
 
 
-def _narrow_mean(noised: NoisedSum) -> Vector:
+def _narrow_mean(noised: private_sum.NoisedSum) -> Vector:
     """The mean of a noised sum, divided in float64 and rounded once, float32."""
     vector = noised.vector.cpu().numpy()
     mean: Vector = np.empty(len(vector), dtype=np.float32)
@@ -315,7 +308,7 @@ def compute_together(
                 trainers, rounds, samplings or [None] * len(trainers), strict=True
             )
         ]
-        add_together(sums, shared.model, [one.holder.records for one in trainers])
+        private_sum.add_together(sums, shared.model, [one.holder.records for one in trainers])
         return [
             one.finished(round, total, weights)
             for one, round, total in zip(trainers, rounds, sums, strict=True)

@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -221,16 +221,8 @@ class Workers:
         return self._results
 
 
-class Pool(Protocol):
-    """Processes that compute; :class:`concurrent.futures.ProcessPoolExecutor` is one."""
-
-    def submit(self, function: Callable[..., Any], /, *values: Any) -> Future[Any]:
-        """Have a process call a function."""
-        ...
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End them."""
-        ...
+# Processes that compute.
+Pool: TypeAlias = ProcessPoolExecutor | Actors
 
 
 def address_of(engine: str) -> str | None:

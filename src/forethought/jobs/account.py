@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought.accounting import verification
 from forethought.accounting.accountants import AGGREGATE, NETWORK, SECURE_AGGREGATION
 from forethought.accounting.adaptive import SELECTION
 from forethought.accounting.exact import CertificateError
@@ -26,13 +27,6 @@ from forethought.accounting.statement import (
     account,
     content_hash,
     plan_digest,
-)
-from forethought.accounting.verification import (
-    ComparedEntry,
-    SignatureOwner,
-    Verification,
-    check,
-    require_evidence,
 )
 from forethought.exchange.keys import POLICY, POLICY_SCHEMA, ROSTER, Roster
 from forethought.federated.federation import FEDERATION, Federation, require_roster
@@ -125,7 +119,7 @@ def verified(
     seconds: float = LONGEST,
     ledger: str | None = None,
     token_file: Path | None = None,
-) -> Verification:
+) -> verification.Verification:
     """Recompute the statement of a run folder or a file, with what the run wrote beside it.
 
     The folder may be a stranger's: files are read up to a size, never through links, and nothing
@@ -167,7 +161,7 @@ def verified(
             ) from error
 
 
-def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification:
+def _verified(found: Path, public_key: Path | None, whole: bool) -> verification.Verification:
     text = read_outside(found)
     values = parse(text)
     if isinstance(values, dict) and str(values.get("schema")).startswith("forethought/plan/"):
@@ -182,7 +176,7 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
     files = {name: content_hash(held.encode()) for name, held in texts.items()}
     if not alone:
         # Before anything is made of them.
-        require_evidence(statement, files)
+        verification.require_evidence(statement, files)
     plan = Plan.from_json(texts[PLAN]) if PLAN in texts else None
     transcript = None
     if TRANSCRIPT in texts:
@@ -201,7 +195,7 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
     others = None
     if statement.accountant["kind"] in OF_OTHERS:
         others = _agreed_by_others(federation, gossip, statement)
-    outcome = check(
+    outcome = verification.check(
         statement,
         plan,
         _model(found.with_name(MODEL)) if found.name == STATEMENT else None,
@@ -213,7 +207,9 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> Verification
     if IN_BOOK not in texts:
         return outcome
     why = "the book of the data set was not asked: give --ledger BOOK"
-    return replace(outcome, rows=(*outcome.rows, ComparedEntry(BOOK, "", "", None, why)))
+    return replace(
+        outcome, rows=(*outcome.rows, verification.ComparedEntry(BOOK, "", "", None, why))
+    )
 
 
 def _require_words(text: str, statement: Statement) -> None:
@@ -227,7 +223,7 @@ def _require_words(text: str, statement: Statement) -> None:
 
 def _in_book(
     found: Path, statement: Statement, place: str, token_file: Path | None
-) -> ComparedEntry:
+) -> verification.ComparedEntry:
     """The data set's total after a run, recomputed from its book.
 
     Raises:
@@ -284,7 +280,7 @@ def _in_book(
             f"the statement says that its data set's total was ε {at_most(stated)} after this run; "
             f"by its book it was {at_most(total)}"
         )
-    return ComparedEntry(BOOK, at_most(stated), at_most(total), f"the book at {place}")
+    return verification.ComparedEntry(BOOK, at_most(stated), at_most(total), f"the book at {place}")
 
 
 def _paid_again(ran: Mechanism, planned: Mechanism, again: Sequence[Mechanism]) -> bool:
@@ -354,7 +350,7 @@ def _envelope_of(found: Path) -> Path:
 
 def _signer(
     found: Path, text: str, statement: Statement, texts: Mapping[str, str], key: Path | None
-) -> SignatureOwner | None:
+) -> verification.SignatureOwner | None:
     """The owner of the signature that fits the statement and every file that was signed with it.
 
     Raises:
@@ -362,7 +358,7 @@ def _signer(
     """
     if statement.signature is not None:
         signing.check(statement.signature, statement.content(), key)
-        return SignatureOwner(statement.signature.fingerprint, key is not None)
+        return verification.SignatureOwner(statement.signature.fingerprint, key is not None)
     path = _envelope_of(found)
     if not _there(path):
         if key is not None:
@@ -381,7 +377,7 @@ def _signer(
             f"{path.name} signs another folder: "
             f"{', '.join((*differs, *missing)) or 'the statement'} is not what was signed"
         )
-    return SignatureOwner(signed.fingerprint, key is not None)
+    return verification.SignatureOwner(signed.fingerprint, key is not None)
 
 
 def _transcript(text: str, statement: Statement) -> tuple[Releases, ...]:

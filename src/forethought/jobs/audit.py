@@ -62,7 +62,7 @@ def audit(
     data: Any = None
     loss: Any = None
     if loaded is not None:
-        model, data, loss = loaded.model, loaded.data, loaded.loss
+        model, data, loss = loaded.model, loaded.dataset.records, loaded.loss
     given: dict[str, Any] = {"loss": loss, "seed": seed, "progress": progress}
     given["false_alarm"] = FALSE_ALARM if false_alarm is None else false_alarm
     if one_run is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 import numpy as np
 
+from forethought.data.synthetic import share_of
 from forethought.federated.federation import Federation, Robust, ServerOptimizer
 from forethought.federated.federation import Member as Client
 from forethought.federated.secure_aggregation.masking import (
@@ -27,18 +28,11 @@ from forethought.gossip.gossip import Gossip, Trust, digest_of
 from forethought.gossip.gossip import Member as Worker
 from forethought.gossip.graphs import make, read
 from forethought.gossip.mixing import Mixing, given
-from forethought.holders.simulator import (
-    Factors,
-    GraphTimes,
-    Hiccups,
-    Outage,
-    Times,
-    Way,
-    lognormal_speeds,
-    read_trace,
-    slow_ones,
-)
+from forethought.holders import simulator
+from forethought.holders.simulate import simulate, synchronous_seconds
 from forethought.holders.topology import Topology, topology_of
+from forethought.holders.trainer import SharedModel
+from forethought.jobs import load
 from forethought.jobs.job import (
     FederationSection,
     GossipSection,
@@ -47,20 +41,12 @@ from forethought.jobs.job import (
     JobError,
     JobRequest,
 )
-from forethought.jobs.load import (
-    Loaded,
-    arranged_for,
-    asked_of,
-    count_of,
-    dealt,
-    load_job,
-    module_of,
-    require_possible,
-)
 from forethought.planning import defaults
 from forethought.planning.alternatives import in_phases
 from forethought.planning.holders import FederatedPlan, GossipPlan, predict, predict_gossip
 from forethought.planning.plan_request import growing
+from forethought.planning.solve import plan
+from forethought.rounds.randomness import Seeds
 from forethought.values.mechanism import Budget, first_round, updates_of
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
@@ -68,7 +54,6 @@ from forethought.values.use import kind_of
 if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.holders.simulate import SimulatedRun
-    from forethought.holders.trainer import SharedModel
 
 Kind = Literal["federation", "gossip"]
 Agreed: TypeAlias = Federation | Gossip
@@ -108,7 +93,7 @@ class Network:
     start: str = ""
 
     @classmethod
-    def of(cls, loaded: Loaded, shared: SharedModel) -> Network:
+    def of(cls, loaded: load.Loaded, shared: SharedModel) -> Network:
         """A job's, loaded."""
         start = digest_of(shared.read())
         return cls(shared.layout.size, shared.architecture, loaded.noise_borne, start)
@@ -127,7 +112,7 @@ class Holders:
         times: of a simulation.
     """
 
-    loaded: Loaded
+    loaded: load.Loaded
     shared: SharedModel
     parts: Parts
     speeds: tuple[float, ...]
@@ -154,8 +139,6 @@ class Holders:
 
     def share(self, place: int) -> Dataset:
         """One holder's own records."""
-        from forethought.data.synthetic import share_of
-
         return share_of(self.loaded.dataset, self.parts[place])
 
 
@@ -182,15 +165,15 @@ def section_of(job: Job, kind: str) -> Section:
 
 def deal(
     request: JobRequest, section: Section, data_dir: Path | None = None
-) -> tuple[Loaded, Parts]:
+) -> tuple[load.Loaded, Parts]:
     """Load a job's data, and deal it out: each holder's record numbers.
 
     Raises:
         JobError: nobody says how many take part, or data that several holders cannot train on.
         ValueError: what data or model refuse.
     """
-    require_possible(request.job)
-    loaded = load_job(request, data_dir)
+    load.require_possible(request.job)
+    loaded = load.load_job(request, data_dir)
     kind, member, count = section.kind, section.member, section.count
     how, _, column = section.shares.partition(":")
     if how == "column" and column and loaded.dataset.sites is None:
@@ -198,7 +181,7 @@ def deal(
     if count is None and how != "column":
         raise JobError(f"[{kind}] needs {member}s = a number, or [[{kind}.{member}]] tables")
     generator = np.random.Generator(np.random.PCG64(section.seed))
-    return loaded, tuple(dealt(loaded.dataset, count, section.shares, generator))
+    return loaded, tuple(load.dealt(loaded.dataset, count, section.shares, generator))
 
 
 def holders_of(request: JobRequest, kind: Kind, data_dir: Path | None = None) -> Holders:
@@ -208,12 +191,10 @@ def holders_of(request: JobRequest, kind: Kind, data_dir: Path | None = None) ->
         JobError: no such section, and see :func:`deal`.
         ValueError: what data, model, planner, graph, federation or gossip refuse.
     """
-    from forethought.holders.trainer import SharedModel
-
     section = section_of(request.job, kind)
     loaded, parts = deal(request, section, data_dir)
-    shared, speeds = SharedModel(module_of(loaded)), speeds_of(section, len(parts))
-    sizes = [count_of(loaded.dataset, part) for part in parts]
+    shared, speeds = SharedModel(load.module_of(loaded)), speeds_of(section, len(parts))
+    sizes = [load.count_of(loaded.dataset, part) for part in parts]
     found, budgets = agreed(request, section, sizes, speeds, Network.of(loaded, shared))
     found = replace(found, plans=tuple(loaded.with_caveats(plan) for plan in found.plans))
     times = times_of(section, found, speeds, request.folder)
@@ -235,9 +216,6 @@ def simulate_job(
         The run, and the virtual seconds that synchronous rounds of the same number take; of an
         asynchronous federation where every client computes on the same share of its records.
     """
-    from forethought.holders.simulate import simulate, synchronous_seconds
-    from forethought.rounds.randomness import Seeds
-
     loaded, times = held.loaded, held.times
     if loaded.request.job.ledger is not None:
         raise JobError(
@@ -246,7 +224,7 @@ def simulate_job(
         )
     settings = loaded.request.job.run
     plans = enumerate(held.topology.plans)
-    own = [arranged_for(loaded, held.share(place), plan) for place, plan in plans]
+    own = [load.arranged_for(loaded, held.share(place), plan) for place, plan in plans]
     run = simulate(
         held.shared.model,
         [one.data for one in own],
@@ -302,7 +280,7 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
         return tuple(table.speed for table in section.tables)
     match section.speeds:
         case None:
-            return tuple(1 / s for s in slow_ones(holders, *section.slowed))
+            return tuple(1 / s for s in simulator.slow_ones(holders, *section.slowed))
         case str() as words:
             kind, _, sigma = words.partition(":")
             try:
@@ -311,7 +289,7 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
                 spread = -1.0
             if kind != "lognormal" or spread < 0:
                 raise JobError(f"speeds = {words!r}: say a list, or 'lognormal:0.5'")
-            return tuple(lognormal_speeds(holders, spread, section.seed))
+            return tuple(simulator.lognormal_speeds(holders, spread, section.seed))
         case listed:
             if len(listed) != holders:
                 raise JobError(f"{len(listed)} speeds for {holders} holders: give one each")
@@ -338,7 +316,7 @@ def agreed(
         JobError: no budget, too little data for a worker, or what several holders cannot do.
     """
     job = request.job
-    require_possible(job)
+    load.require_possible(job)
     if isinstance(section, GossipSection) and job.training.size_schedule != "constant":
         raise JobError(
             "[training] size_schedule: a gossip's workers make different numbers of rounds in the "
@@ -520,10 +498,8 @@ def _reference(
     job: Job, budget: Budget, sizes: Sequence[int], network: Network, gradients: bool
 ) -> Plan:
     """The plan of one machine whose signal and noise are those of all holders together."""
-    from forethought.planning.solve import plan
-
     more = len(sizes) ** 0.5
-    asked = asked_of(job, round(int(np.median(sizes)) * more), network.parameters)
+    asked = load.asked_of(job, round(int(np.median(sizes)) * more), network.parameters)
     changes: dict[str, Any] = {"budget": budget, "delta": None, "noise_borne": network.noise_borne}
     if asked.batch is not None:
         changes["batch"] = max(1, round(asked.batch * more))
@@ -536,9 +512,7 @@ def _plan(
     job: Job, lead: Plan, size: int, batch: int, budget: Budget, rounds: int, network: Network
 ) -> Plan:
     """One holder's plan: its own noise for its own budget, everything else as agreed."""
-    from forethought.planning.solve import plan
-
-    asked = asked_of(job, size, network.parameters)
+    asked = load.asked_of(job, size, network.parameters)
     return plan(
         asked.with_(
             budget=budget,
@@ -609,7 +583,7 @@ def times_of(
     agreed: Agreed,
     speeds: Sequence[float],
     folder: Path | None = None,
-) -> Times:
+) -> simulator.Times:
     """The duration of everything in a simulation: records over speed, messages by size.
 
     Raises:
@@ -622,23 +596,23 @@ def times_of(
     ]  # fmt: skip
     places = [member.plan for member in agreed.members]
     compute = [seconds[plan] / speed for plan, speed in zip(places, speeds, strict=True)]
-    known = compute, Way(section.latency, section.bandwidth), section.straggling
+    known = compute, simulator.Way(section.latency, section.bandwidth), section.straggling
     if isinstance(section, FederationSection):
-        return Times(*known, seed=section.seed)
+        return simulator.Times(*known, seed=section.seed)
     names = [member.name for member in agreed.members]
     outages = []
     for row in section.outage:
         if row.worker not in names:
             raise JobError(f"[[gossip.outage]]: no worker {row.worker!r}; there are {names[:20]}")
         end = {} if row.end is None else {"end": row.end}
-        outages.append(Outage(names.index(row.worker), row.begin, **end))
+        outages.append(simulator.Outage(names.index(row.worker), row.begin, **end))
     factors = _factors(section, len(names), folder)
     last = section.exchange, section.deadline
-    return GraphTimes(*known, tuple(outages), section.seed, factors, *last)
+    return simulator.GraphTimes(*known, tuple(outages), section.seed, factors, *last)
 
 
-def _factors(section: GossipSection, workers: int, folder: Path | None) -> Factors | None:
+def _factors(section: GossipSection, workers: int, folder: Path | None) -> simulator.Factors | None:
     if section.trace is not None:
-        return read_trace((folder or Path()) / section.trace)
+        return simulator.read_trace((folder or Path()) / section.trace)
     factor = HICCUP if section.case == "I" else section.hiccup
-    return None if factor == 1 else Hiccups(workers, factor, section.seed)
+    return None if factor == 1 else simulator.Hiccups(workers, factor, section.seed)

@@ -16,6 +16,7 @@ import polars as pl
 
 from forethought.data import DataError, TableFormat
 from forethought.data.columns import LOOKED, MISSING_WORDS, Seen, outward, proposal
+from forethought.data.dataset import is_number
 from forethought.data.features import best_features, reason_for
 from forethought.data.files import DAMAGE, Kind, Table, kind_of, read
 from forethought.data.sources import shape_read, wanted_arrays
@@ -385,16 +386,9 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
     comma = separator != "," and any(fractions.search(line) for line in lines[1:])
     first = lines[0].split(separator) if lines else []
     # A line of numbers names nothing: columns are then numbered, from 0.
-    header = not first or sum(map(_is_number, first)) <= len(first) / 2
+    plain = (entry.strip().strip("\"'").replace(",", ".") for entry in first)
+    header = not first or sum(map(is_number, plain)) <= len(first) / 2
     return kind, TableFormat(separator, "," if comma else ".", encoding, header=header)
-
-
-def _is_number(entry: str) -> bool:
-    try:
-        float(entry.strip().strip("\"'").replace(",", "."))
-    except ValueError:
-        return False
-    return True
 
 
 def _encoding(path: Path, start: bytes) -> str:

@@ -436,9 +436,7 @@ class GossipSection(HoldersSection):
             raise ValueError("edges is a graph of its own: leave graph and degree out")
         if self.case == "II" and (self.slow or self.speeds is not None):
             raise ValueError("case II is one worker ten times slower: leave slow and speeds out")
-        if self.hiccup > 1 and (self.trace is not None or self.case == "I"):
-            raise ValueError("give one of hiccup, trace and case I")
-        if self.case == "I" and self.trace is not None:
+        if sum((self.hiccup > 1, self.trace is not None, self.case == "I")) > 1:
             raise ValueError("give one of hiccup, trace and case I")
         return self
 
@@ -542,10 +540,9 @@ class DataSection(_Section):
             )
         if features is None:
             raise JobError("standardise needs the data: plan from the job file where they are")
-        kind: Literal["moments", "quantiles"] = (
-            "moments" if self.standardise == "private" else "quantiles"
+        return Preparation(
+            ("moments" if self.standardise == "private" else "quantiles",), self.bounds, features
         )
-        return Preparation((kind,), self.bounds, features)
 
     @property
     def most_of_one_person(self) -> int:
@@ -815,10 +812,14 @@ class Job(_Section):
         how, _, column = (holders.shares if holders else "").partition(":")
         return column or None if how == "column" else None
 
+    def with_(self, section: str, **values: Any) -> Job:
+        """The same with other values of some keys of a section."""
+        changed = getattr(self, section).model_copy(update=values)
+        return self.model_copy(update={section: changed})
+
     def without_ranges(self) -> Job:
         """The same, where what is planned pays for no ranges unless the job asks for them."""
-        left = {} if self.training.ranges else {"ranges": False}
-        return self.model_copy(update={"training": self.training.model_copy(update=left)})
+        return self if self.training.ranges else self.with_("training", ranges=False)
 
     def budget_of(self, examples: int) -> Budget | None:
         """The promise wanted for so many records; None: the job names no ε."""
@@ -878,28 +879,18 @@ class Job(_Section):
             },
         )
 
-    def make_plan(
-        self,
-        examples: int,
-        parameters: int | None = None,
-        chosen: Mapping[str, Any] | None = None,
-        features: int | None = None,
-        persons: int | None = None,
-    ) -> Plan:
+    def make_plan(self, examples: int, parameters: int | None = None) -> Plan:
         """The plan that the job asks for.
 
         Args:
-            examples, parameters, features, persons: as for :meth:`plan_request`.
-            chosen: arguments of :func:`forethought.plan` that come from elsewhere, such as a
-                utility graph; they go before the job's own.
+            examples, parameters: as for :meth:`plan_request`.
 
         Raises:
             forethought.planning.solve.PlanError: too much or too little is asked for.
         """
         from forethought.planning.solve import plan
 
-        asked = self.plan_request(examples, parameters, features, persons)
-        return plan(asked.with_(**(chosen or {})))
+        return plan(self.plan_request(examples, parameters))
 
     def build_model(self, dataset: Dataset) -> nn.Module:
         """The model that the job names, shaped for ``dataset``.
@@ -933,13 +924,7 @@ class Job(_Section):
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise JobError(f"{name} is no TOML file: {error}") from None
-        try:
-            return cls.model_validate(tables)
-        except ValidationError as error:
-            raise JobError(explain_errors(name, text, error.errors(), cls)) from None
-
-
-# A request: a job with the text it was read from, from a file, flags or a run folder.
+        return _validated(tables, name, text)
 
 
 # Tables as TOML text: Python reads TOML and does not write it.
@@ -1088,38 +1073,32 @@ def on_pixels(request: JobRequest) -> JobRequest:
     job = request.job
     if job.data.features is not None or job.features is None:
         return request
-    data = job.data.model_copy(update={"features": "pixels"})
-    return replace(request, job=job.model_copy(update={"data": data}))
+    return replace(request, job=job.with_("data", features="pixels"))
 
 
 def as_encoded(request: JobRequest) -> JobRequest:
     """The request without a basis that its file does not name, and without ranges likewise."""
     job = request.job.without_ranges()
     if job.training.basis == "auto":
-        training = job.training.model_copy(update={"basis": "none"})
-        job = job.model_copy(update={"training": training})
+        job = job.with_("training", basis="none")
     return replace(request, job=job)
 
 
 def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
     """The request with the basis that was taken in place of ``"auto"``."""
-    job = request.job
-    training = job.training.model_copy(update={"basis": name})
     why += '; what each column adds (predict --why) is told by model = "additive"'
     settled = (*request.settled, f'basis = "{name}": {why}')
-    return replace(request, job=job.model_copy(update={"training": training}), settled=settled)
+    return replace(request, job=request.job.with_("training", basis=name), settled=settled)
 
 
 def with_features(request: JobRequest, name: str) -> JobRequest:
     """The request with the features that were taken in place of ``"auto"``, or of nothing said."""
-    job = request.job
-    if job.data.features == name:
+    if request.job.data.features == name:
         return request
-    data = job.data.model_copy(update={"features": name})
     from forethought.data.features import reason_for  # loads torch
 
     settled = (*request.settled, f'features = "{name}": {reason_for(name)}')
-    return replace(request, job=job.model_copy(update={"data": data}), settled=settled)
+    return replace(request, job=request.job.with_("data", features=name), settled=settled)
 
 
 def from_numbers(
@@ -1198,8 +1177,9 @@ def paying(request: JobRequest, ledger: str | None) -> JobRequest:
     return replace(request, job=_validated(tables), overrides=(*request.overrides, change))
 
 
-def _validated(tables: Mapping[str, Any]) -> Job:
+def _validated(tables: Mapping[str, Any], name: str = "", text: str = "") -> Job:
+    """The job of tables; errors say where in a text of that name they stand."""
     try:
         return Job.model_validate(tables)
     except ValidationError as error:
-        raise JobError(explain_errors("", "", error.errors(), Job)) from None
+        raise JobError(explain_errors(name, text, error.errors(), Job)) from None

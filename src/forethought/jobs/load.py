@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from forethought.data.basis import Basis
-from forethought.data.dataset import Dataset, PersonRows, Split
+from forethought.data import Encoder
+from forethought.data.basis import PIECES, Basis, Curves, pairs_pay
+from forethought.data.dataset import Dataset, Split
+from forethought.data.features import best_features, reason_for
 from forethought.data.synthetic import Indices, shares
 from forethought.jobs.job import Job, JobError, JobRequest, with_basis, with_features
 from forethought.planning import defaults
-from forethought.planning.plan_request import PlanRequest
-from forethought.planning.solve import of_persons, roughly
+from forethought.planning.plan_request import PlanRequest, noise_borne, table_radius
+from forethought.planning.solve import of_persons, plan, roughly
 from forethought.training.metrics import Decisions, chosen_measures, learnt
-from forethought.training.records import with_caveats
+from forethought.training.records import PerPerson, arranged, usual_loss, weighted, with_caveats
 from forethought.values.caveats import Caveat
 from forethought.values.checks import importable_from
 from forethought.values.mechanism import Budget, FullBatch, Rounds
@@ -29,7 +31,6 @@ from forethought.values.serialisation import Stored
 if TYPE_CHECKING:
     from torch import nn
 
-    from forethought.data import Encoder
     from forethought.rounds.contributions import Loss
     from forethought.training.records import Arranged
 
@@ -59,6 +60,7 @@ class ModelCard(Stored):
 
     SCHEMA: ClassVar[str] = "forethought/model/1"
     CALLED: ClassVar[str] = "model card"
+    LATER: ClassVar[tuple[str, ...]] = ("images", "decisions")
 
     name: str
     options: Mapping[str, Any]
@@ -88,20 +90,13 @@ class ModelCard(Stored):
         except (OSError, ValueError) as error:
             raise JobError(f"{path} is damaged: {error}. Restore it from a copy") from None
 
-    def _values(self) -> dict[str, Any]:
-        values = super()._values()
-        late = ("images", "decisions")  # cards that say nothing of them leave them out
-        return {key: values[key] for key in values if key not in late or values[key] is not None}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        # Cards of 0.2 know neither several labels nor the shape of images.
-        return super().from_dict({"multilabel": False, "images": None, "decisions": None, **values})
+        # Cards of 0.2 do not know of several labels.
+        return super().from_dict({"multilabel": False, **values})
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:
-        from forethought.data import Encoder
-
         if values["encoder"] is not None:
             values["encoder"] = Encoder.from_dict(values["encoder"])
         if values["decisions"] is not None:
@@ -167,8 +162,6 @@ class Loaded:
         Args:
             chosen: as for :meth:`forethought.jobs.job.Job.make_plan`.
         """
-        from forethought.planning.solve import plan
-
         return self.with_caveats(plan(self.plan_request().with_(**(chosen or {}))))
 
     def plan_request(self) -> PlanRequest:
@@ -177,11 +170,12 @@ class Loaded:
             self.examples, self.parameters, self.features, self.persons
         )
         asked = self.with_ranges(asked)
+        squares = self.dataset.classes is None
         if not self.request.job.model.linear:
-            return asked.with_(noise_borne=self.noise_borne)
+            borne = self.noise_borne
+            return asked.with_(noise_borne=borne, untried=borne is None, squared_error=squares)
         scaled = self.request.job.data.standardise is not None
         fixed = self.dataset.fixed_features is not None and not scaled
-        squares = self.dataset.classes is None
         asked = asked.with_(
             features=math.prod(self.dataset.shape), image_features=fixed, squared_error=squares
         )
@@ -242,20 +236,10 @@ class Loaded:
     @cached_property
     def noise_borne(self) -> float | None:
         """Norm of noise that the weights of a network bear; None: linear, or not to be tried."""
-        from forethought.planning.plan_request import noise_borne, table_radius
-
         if self.request.job.model.linear:
             return None
         radius = self._standardised_norm or table_radius(self.dataset.feature_norm)
         return noise_borne(self.model, self.dataset.shape, radius)
-
-    @property
-    def data(self) -> tuple[Any, Any] | PersonRows:
-        """The training rows as arrays; with whose they are, where the data say."""
-        rows, persons = self.dataset.train, self.dataset.persons
-        if persons is None:
-            return rows.inputs, rows.targets
-        return PersonRows(rows, persons, self.dataset.records_per_person)
 
     @property
     def held_out(self) -> tuple[Any, Any] | None:
@@ -285,13 +269,9 @@ class Loaded:
     @property
     def loss(self) -> Loss | None:
         """One value a row; None: the usual one for its targets."""
-        from forethought.training.records import usual_loss
-
         weights = self.class_weights
         if weights is None:
             return usual_loss(self.dataset)
-        from forethought.training.records import weighted
-
         return weighted(weights, self.dataset)
 
     @property
@@ -391,8 +371,6 @@ class Loaded:
     @property
     def advice(self) -> str | None:
         """A choice that would do better with these data than the job's; None: nothing known."""
-        from forethought.data.features import best_features, reason_for
-
         data, job = self.dataset, self.request.job
         if job.training.ranges is None and not job.data.columns_measured and self._unreleased:
             return (
@@ -489,8 +467,6 @@ def _with_curves(
     Raises:
         JobError: data without declared columns, or options that the model does not have.
     """
-    from forethought.data.basis import PIECES, Curves, pairs_pay
-
     job = request.job
     encoder = dataset.encoder
     if encoder is None or dataset.feature_norm is None:
@@ -516,8 +492,8 @@ def _with_curves(
         options["pairs"] = alone and pairs_pay(*known)
         word = "true" if options["pairs"] else "false"
         settled = (*request.settled, f"pairs = {word}: by the number of records, columns and ε")
-        model = job.model.model_copy(update={"pairs": options["pairs"]})
-        request = replace(request, job=job.model_copy(update={"model": model}), settled=settled)
+        job = job.with_("model", pairs=options["pairs"])
+        request = replace(request, job=job, settled=settled)
     try:
         curves = Curves(encoder.numbers, options["pieces"], options["pairs"])
     except (TypeError, ValueError) as error:
@@ -632,16 +608,9 @@ def module_of(loaded: Loaded) -> nn.Module:
     """The model that members exchange and train; see :class:`PerPerson` where they are persons."""
     if loaded.dataset.persons is None:
         return loaded.model
-    from forethought.training.records import PerPerson
-
     return PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
 
 
 def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> Arranged:
     """A member's data as its plan counts them, and the loss of these."""
-    from forethought.training.records import arranged
-
-    data: Any = (own.train.inputs, own.train.targets)
-    if own.persons is not None:
-        data = PersonRows(own.train, own.persons, own.records_per_person)
-    return arranged(data, plan, loaded.loss)
+    return arranged(own.records, plan, loaded.loss)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forethought.data.synthetic import share_of
 from forethought.exchange.events import Compute, Computed
 from forethought.exchange.keys import ROSTER, Identity, Keys, Roster
 from forethought.exchange.messages import SERVER, Join
@@ -27,35 +28,31 @@ from forethought.federated.federation import (
 )
 from forethought.federated.statements import Policy
 from forethought.gossip.gossip import GOSSIP, Gossip, GossipError, digest_of
-from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send
-from forethought.holders.flower import (
-    answer_requests,
-    content_of,
-    frames_of,
-    node_stream,
-    over_grid,
-)
-from forethought.holders.grpc import PeerRoster
-from forethought.holders.links import Pace, WorkerOutcome
+from forethought.holders import flower
+from forethought.holders.driving import Begin, CarryClient, ClientDriver, Send, over_streams
+from forethought.holders.grpc import PeerRoster, SiteLinks, grpc_stream
+from forethought.holders.links import Launched, Pace, TeamLinks, WorkerOutcome
+from forethought.holders.secure_training import ReportedAverage
 from forethought.holders.server import CarryServer, Served, over_grpc, serve
-from forethought.holders.topology import topology_of
-from forethought.jobs.holders import (
-    GOSSIP_KEYS,
-    Agreed,
-    Kind,
-    Network,
-    Section,
-    agreed,
-    compression_of,
-    deal,
-    holders_of,
-    mixing_of,
-    section_of,
-    speeds_of,
+from forethought.holders.taking_part import (
+    Share,
+    require_architecture,
+    take_part,
+    take_part_as_client,
 )
+from forethought.holders.topology import topology_of
+from forethought.holders.trainer import SharedModel, end
+from forethought.jobs import holders
 from forethought.jobs.job import JobError, JobRequest, from_file
 from forethought.jobs.load import Loaded, arranged_for, load_job, module_of, require_possible
 from forethought.planning import defaults
+from forethought.rounds.contributions import default_loss
+from forethought.rounds.randomness import Seeds
+from forethought.rounds.records import as_records, blank
+from forethought.training.execution import InterruptGuard, launched
+from forethought.training.folder import RESERVATION
+from forethought.training.metrics import evaluate
+from forethought.training.records import require_fit
 from forethought.values.plan import other_terms, promised
 
 if TYPE_CHECKING:
@@ -66,8 +63,7 @@ if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.exchange.messages import Vector
     from forethought.holders.cluster import ActorContext
-    from forethought.holders.taking_part import Share, TookPart
-    from forethought.holders.trainer import SharedModel
+    from forethought.holders.taking_part import TookPart
     from forethought.rounds.contributions import Loss
 
 MODEL, FIRST, FIRST_PORT = "model.safetensors", "first.npy", 8760
@@ -96,7 +92,7 @@ class Membership:
     first: Vector | None = None
 
     @classmethod
-    def load(cls, folder: Path, kind: Kind) -> Membership:
+    def load(cls, folder: Path, kind: holders.Kind) -> Membership:
         """Read a folder that ``forethought federate keys`` or ``forethought gossip keys`` made.
 
         Raises:
@@ -118,7 +114,7 @@ class Membership:
 
 
 def make_everybody(
-    request: JobRequest, kind: Kind, out: Path, data_dir: Path | None = None
+    request: JobRequest, kind: holders.Kind, out: Path, data_dir: Path | None = None
 ) -> Roster | PeerRoster:
     """Keys for all members in one place, for a trial: whoever has the folder can act for anyone.
 
@@ -137,7 +133,7 @@ def make_everybody(
 
 def join(
     request: JobRequest,
-    kind: Kind,
+    kind: holders.Kind,
     identities: Sequence[Path],
     out: Path,
     data_dir: Path | None = None,
@@ -161,38 +157,39 @@ def join(
     return _hand_out(request, agreed_on, first, [found[name] for name in wanted], (out,))
 
 
-def planned(request: JobRequest, kind: Kind, data_dir: Path | None = None) -> tuple[Agreed, Vector]:
+def planned(
+    request: JobRequest, kind: holders.Kind, data_dir: Path | None = None
+) -> tuple[holders.Agreed, Vector]:
     """A job's federation or gossip, not signed by anybody yet, and the first weights.
 
     Where every member's number of examples is in the job, nothing but the model's shape is taken
     from the data at hand, which may be a public sample; else the data is dealt out.
     """
-    from forethought.holders.trainer import SharedModel
-
-    section = section_of(request.job, kind)
+    section = holders.section_of(request.job, kind)
     if section.rule == "allreduce":
         raise JobError(
             "rule = 'allreduce' needs links that can reduce: run it under torchrun, or take "
             "'synchronous' or 'asynchronous' between sites"
         )
     if not section.brings_own:
-        held = holders_of(request, kind, data_dir)
+        held = holders.holders_of(request, kind, data_dir)
         return held.agreed, held.shared.read()
     loaded = load_job(request, data_dir)
     shared = SharedModel(module_of(loaded))
     sizes = [table.examples or 0 for table in section.tables]
-    speeds = speeds_of(section, len(sizes))
-    return agreed(request, section, sizes, speeds, Network.of(loaded, shared))[0], shared.read()
+    speeds = holders.speeds_of(section, len(sizes))
+    network = holders.Network.of(loaded, shared)
+    return holders.agreed(request, section, sizes, speeds, network)[0], shared.read()
 
 
-def _names(agreed: Agreed) -> list[str]:
+def _names(agreed: holders.Agreed) -> list[str]:
     server = [SERVER_NAME] if isinstance(agreed, Federation) else []
     return [*server, *(member.name for member in agreed.members)]
 
 
 def _hand_out(
     request: JobRequest,
-    agreed: Agreed,
+    agreed: holders.Agreed,
     first: Vector,
     identities: Sequence[Identity],
     folders: Sequence[Path],
@@ -203,7 +200,7 @@ def _hand_out(
         roster = Roster.of(identities[0], identities[1:])
         agreed = with_roster(agreed, roster)
     else:
-        tables = section_of(request.job, "gossip").worker
+        tables = holders.section_of(request.job, "gossip").worker
         given = [table.address for table in tables] or [None] * len(identities)
         addresses = [own or f"127.0.0.1:{FIRST_PORT + k}" for k, own in enumerate(given)]
         roster = PeerRoster.of(identities, addresses)
@@ -222,7 +219,7 @@ def _hand_out(
 
 def own_records(
     request: JobRequest,
-    section: Section,
+    section: holders.Section,
     place: int,
     name: str,
     data_dir: Path | None,
@@ -232,12 +229,8 @@ def own_records(
 
     A member's book is asked about those that it brings, before it has a reservation in ``out``.
     """
-    from forethought.training.folder import RESERVATION
-
     if not section.brings_own:
-        from forethought.data.synthetic import share_of
-
-        loaded, parts = deal(request, section, data_dir)
+        loaded, parts = holders.deal(request, section, data_dir)
         return loaded, share_of(loaded.dataset, parts[place])
     folder = next((table.folder for table in section.tables if table.name == name), None)
     own = data_dir or (None if folder is None else (request.folder or Path()) / folder)
@@ -249,10 +242,6 @@ def own_records(
 
 def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> float | None:
     """The model's accuracy on the job's held-out data, if it has any."""
-    from forethought.rounds.contributions import default_loss
-    from forethought.rounds.records import as_records, blank
-    from forethought.training.metrics import evaluate
-
     if loaded.held_out is None:
         return None
     first = next(iter(shared.parameters.values()))
@@ -274,7 +263,7 @@ def _as_member(
     loaded: Loaded,
     own: Dataset,
     shared: SharedModel,
-    agreed: Agreed,
+    agreed: holders.Agreed,
     me: int,
     out: Path,
     part: Callable[[Share, Any], TookPart],
@@ -289,13 +278,6 @@ def _as_member(
         allowed: (epsilon, delta) that a worker's plan may spend.
         witness: folder for the count that a restored ledger is told by.
     """
-    from forethought.holders.taking_part import Share
-    from forethought.holders.trainer import end
-    from forethought.rounds.contributions import default_loss
-    from forethought.rounds.randomness import Seeds
-    from forethought.rounds.records import as_records, blank
-    from forethought.training.records import require_fit
-
     first, run = next(iter(shared.parameters.values())), loaded.request.job.run
     found = arranged_for(loaded, own, agreed.plan(me))
     records = as_records(found.data, first.dtype, first.device)
@@ -339,17 +321,12 @@ def serve_job(
     Returns:
         What came of it, and the model's accuracy on the job's held-out data if it has any.
     """
-    from forethought.holders.secure_training import ReportedAverage
-    from forethought.holders.taking_part import require_architecture
-    from forethought.holders.trainer import SharedModel
-
     member = Membership.load(folder, "federation")
     loaded = load_job(request, data_dir)
     shared = SharedModel(module_of(loaded))
     federation = member.agreed
     require_architecture(shared, federation)
     where = _address(request, address)
-    averaged = federation.averaging.kind != "none"
     served = serve(
         federation,
         member.roster,
@@ -357,7 +334,7 @@ def serve_job(
         shared.read(),
         out,
         carry or over_grpc(member.roster, member.keys, where, **options),
-        average=partial(ReportedAverage, federation, shared.layout) if averaged else None,
+        average=partial(ReportedAverage.of, federation, shared.layout),
     )
     if not served.finished:
         return served, None
@@ -394,16 +371,10 @@ def take_part_in_job(
         witness: folder for the count that a restored ledger is told by; the keys' by default.
         options: of :func:`forethought.holders.driving.over_streams`.
     """
-    from forethought.holders.driving import over_streams
-    from forethought.holders.grpc import grpc_stream
-    from forethought.holders.taking_part import take_part_as_client
-    from forethought.holders.trainer import SharedModel
-    from forethought.training.folder import RESERVATION
-
     require_engine(engine)
     member = Membership.load(folder, "federation")
     federation, name, me = member.agreed, member.keys.identity.name, member.place
-    section = section_of(request.job, "federation")
+    section = holders.section_of(request.job, "federation")
     if request.job.payer is not None and not (out / RESERVATION).is_file():
         request.job.payer.require()  # a used-up budget is told before the data are read
     loaded, own = own_records(request, section, me, name, data_dir, out)
@@ -419,7 +390,7 @@ def take_part_in_job(
         connect = (
             grpc_stream(member.roster, member.keys, where)
             if engine == "grpc"
-            else node_stream(where, certificates, node_key)
+            else flower.node_stream(where, certificates, node_key)
         )
         carry = over_streams(connect, **options)
     known = federation, member.roster, member.keys, shared
@@ -431,17 +402,19 @@ def take_part_in_job(
     return _as_member(loaded, own, shared, federation, me, out, part, witness=witness or folder)
 
 
-def _own_terms(request: JobRequest, agreed_on: Agreed, loaded: Loaded, shared: SharedModel) -> Any:
+def _own_terms(
+    request: JobRequest, agreed_on: holders.Agreed, loaded: Loaded, shared: SharedModel
+) -> Any:
     """The terms that a member's own job comes to, for as many records of each as was agreed on."""
     topology = topology_of(agreed_on)
-    section = section_of(request.job, topology.kind)
+    section = holders.section_of(request.job, agreed_on.CALLED)
     sizes = [plan.examples for plan in topology.plans]
-    speeds = speeds_of(section, len(sizes))
-    return agreed(request, section, sizes, speeds, Network.of(loaded, shared))[0]
+    speeds = holders.speeds_of(section, len(sizes))
+    return holders.agreed(request, section, sizes, speeds, holders.Network.of(loaded, shared))[0]
 
 
 def _policy(request: JobRequest, federation: Federation, me: int) -> Policy:
-    section, name = section_of(request.job, "federation"), federation.members[me].name
+    section, name = holders.section_of(request.job, "federation"), federation.members[me].name
     own = next((table.epsilon for table in section.tables if table.name == name), None)
     epsilon = own or request.job.budget.epsilon
     if epsilon is None:
@@ -488,7 +461,7 @@ def server_app() -> ServerApp:
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         job, keys, out = _places(context.run_config)
-        served, accuracy = serve_job(from_file(job), keys, out, carry=over_grid(grid))
+        served, accuracy = serve_job(from_file(job), keys, out, carry=flower.over_grid(grid))
         words = "" if accuracy is None else f", accuracy on held-out data {accuracy:.2%}"
         print(f"federation finished after {served.status.version} models{words}", flush=True)
 
@@ -504,8 +477,8 @@ def client_app() -> ClientApp:
 
     @app.query()  # type: ignore[untyped-decorator]
     def query(message: Message, context: Context) -> Message:
-        replies = answered(context.node_config, frames_of(message.content) or [])
-        return Message(content=content_of(replies), reply_to=message)
+        replies = answered(context.node_config, flower.frames_of(message.content) or [])
+        return Message(content=flower.content_of(replies), reply_to=message)
 
     return app
 
@@ -536,7 +509,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
         make: Callable[[Send, Begin], ClientDriver], compute: Callable[[Compute], Computed | None]
     ) -> ClientDriver:
         nonlocal last_words
-        driver, found = answer_requests(frames, make, compute)
+        driver, found = flower.answer_requests(frames, make, compute)
         replies.extend(found)
         state = driver.ledger.read()
         last_words = driver.endpoint.seal(SERVER, Join(state.updates, state.base))
@@ -596,7 +569,6 @@ def cluster_workers(
     *,
     address: str | None = None,
     data_dir: Path | None = None,
-    pace: Pace | None = None,
     look: Callable[[list[int]], None] | None = None,
 ) -> list[PeerResult]:
     """Train a job's gossip on a Ray cluster, to the end of all workers.
@@ -619,16 +591,14 @@ def cluster_workers(
         Exception: what the first of the workers raised that failed, once all have ended.
     """
     from forethought.holders.cluster import cluster, run_workers
-    from forethought.training.execution import InterruptGuard
 
-    if section_of(request.job, "gossip").rule == "allreduce":
+    if holders.section_of(request.job, "gossip").rule == "allreduce":
         raise JobError("rule = 'allreduce' is run under torchrun: see examples/gossip.py")
-    held = holders_of(request, "gossip", data_dir)
+    held = holders.holders_of(request, "gossip", data_dir)
     gossip, first = begun_in(request, held.gossip, held.shared.read(), out)
     folder = None if data_dir is None else data_dir.resolve()
-    options = {"data_dir": folder, "pace": pace}
     works = [
-        partial(cluster_worker, request, gossip, first, me, out.resolve(), options)
+        partial(cluster_worker, request, gossip, first, me, out.resolve(), folder)
         for me in range(gossip.workers)
     ]
     with cluster(address, gossip.workers), InterruptGuard() as guard:
@@ -676,26 +646,23 @@ def cluster_worker(
     first: Vector,
     me: int,
     out: Path,
-    options: Mapping[str, Any],
+    data_dir: Path | None,
     here: ActorContext,
 ) -> PeerResult:
     """Be one worker in an actor; see :func:`cluster_workers`.
 
     Args:
         gossip, first: what was planned, and the first weights. out: folder of all workers.
-        options: data_dir and pace. here: of the actor.
+        data_dir: where the job's data is, on its node. here: of the actor.
     """
-    from forethought.holders.trainer import SharedModel
-
     # The same job planned this gossip: nobody else's word is taken, and nothing planned again.
-    section, name = section_of(request.job, "gossip"), gossip.members[me].name
-    loaded, own = own_records(request, section, me, name, options["data_dir"], out / name)
+    section, name = holders.section_of(request.job, "gossip"), gossip.members[me].name
+    loaded, own = own_records(request, section, me, name, data_dir, out / name)
     shared = SharedModel(module_of(loaded))
     shared.write(first)
     return _take_part(
         *(loaded, own, shared, gossip, me, out / name),
         lambda keys: here.links(gossip, me),
-        pace=options["pace"],
         look=lambda drove: here.tell(drove.rounds),
         halted=here.stop,
     )
@@ -706,8 +673,6 @@ def launched_worker(
     out: Path,
     *,
     data_dir: Path | None = None,
-    pace: Pace | None = None,
-    look: Look | None = None,
 ) -> PeerResult:
     """Be the worker of SYNC that torchrun says, of a job whose data all processes can read.
 
@@ -719,16 +684,13 @@ def launched_worker(
         GossipError: a process has another gossip than the first one, or a worker is back.
         JobError: another rule than "allreduce"; and what data, planner and gossip refuse.
     """
-    from forethought.holders.links import Launched, TeamLinks
-    from forethought.training.execution import launched
-
     here = Launched.here()
-    if section_of(request.job, "gossip").rule != "allreduce":
+    if holders.section_of(request.job, "gossip").rule != "allreduce":
         raise JobError(
             "torchrun carries rule = 'allreduce' alone, since it ends all workers with the first "
             "that dies: run the other rules with forethought gossip train"
         )
-    held = holders_of(request, "gossip", data_dir)
+    held = holders.holders_of(request, "gossip", data_dir)
     shared, name = held.shared, held.topology.names[here.rank]
     # One that is back finds nobody to join: it is told why before it tries.
     if (out / name / LEDGER).exists() and counted(FolderStorage(out / name)):
@@ -741,7 +703,7 @@ def launched_worker(
         shared.write(first)
         gossip = replace(held.gossip, start=digest_of(first))
         known = held.loaded, held.share(here.rank), shared, gossip, here.rank, out / name
-        return _take_part(*known, lambda keys: TeamLinks(), pace=pace, look=look)
+        return _take_part(*known, lambda keys: TeamLinks())
 
 
 def site_worker(
@@ -753,7 +715,6 @@ def site_worker(
     epsilon: float | None = None,
     delta: float | None = None,
     data_dir: Path | None = None,
-    pace: Pace | None = None,
     look: Look | None = None,
     witness: Path | None = None,
 ) -> PeerResult:
@@ -768,9 +729,6 @@ def site_worker(
         data_dir: where the job's data is: this worker's own, or what all deal out alike.
         witness: folder for the count that a restored ledger is told by; the keys' by default.
     """
-    from forethought.holders.grpc import SiteLinks
-    from forethought.holders.trainer import SharedModel
-
     member = Membership.load(folder, "gossip")
     gossip, me, first = member.agreed, member.place, member.first
     if member.roster.with_keys(gossip) != gossip:
@@ -780,7 +738,7 @@ def site_worker(
         )
     _require_same(request, gossip)
     require_possible(request.job)
-    section, name = section_of(request.job, "gossip"), gossip.members[me].name
+    section, name = holders.section_of(request.job, "gossip"), gossip.members[me].name
     loaded, own = own_records(request, section, me, name, data_dir, out)
     shared = SharedModel(module_of(loaded))
     if first is None or len(first) != shared.layout.size:
@@ -796,7 +754,6 @@ def site_worker(
         lambda keys: SiteLinks(gossip, member.roster, keys, listen),
         keys=member.keys,
         allowed=(epsilon or budget.epsilon, delta or budget.delta),
-        pace=pace,
         look=look,
         witness=witness or folder,
     )
@@ -808,16 +765,16 @@ def _require_same(request: JobRequest, gossip: Gossip) -> None:
     Raises:
         JobError: names what differs.
     """
-    section = section_of(request.job, "gossip")
+    section = holders.section_of(request.job, "gossip")
     compared: dict[str, tuple[object, object]] = {
-        name: (getattr(section, name), getattr(gossip, name)) for name in GOSSIP_KEYS
+        name: (getattr(section, name), getattr(gossip, name)) for name in holders.GOSSIP_KEYS
     }
     compared["rounds"] = (section.rounds or gossip.rounds, gossip.rounds)
     compared["workers"] = (section.workers or gossip.workers, gossip.workers)
     compared["difference"] = (section.difference, gossip.trust.difference)
     compared["largest"] = (section.largest, gossip.trust.largest)
-    compared["compression"] = (compression_of(section), gossip.compression)
-    mixing = mixing_of(section, gossip.workers, request.folder)
+    compared["compression"] = (holders.compression_of(section), gossip.compression)
+    mixing = holders.mixing_of(section, gossip.workers, request.folder)
     compared["graph and mixing"] = (mixing, gossip.mixing)
     other = [name for name, (here, agreed) in compared.items() if here != agreed]
     if other:
@@ -842,22 +799,17 @@ def _take_part(
     allowed: tuple[float | None, float | None] = (None, None),
     witness: Path | None = None,
     halted: Callable[[], bool] = lambda: False,
-    pace: Pace | None = None,
     **options: Any,
 ) -> PeerResult:
-    from forethought.holders.taking_part import take_part
-    from forethought.training.execution import InterruptGuard
-
-    section = section_of(loaded.request.job, "gossip")
-    if pace is None:
-        exchange = {} if section.exchange is None else {"exchange": section.exchange}
-        pace = Pace(deadline=section.deadline, **exchange)
-    given = {"allowed": allowed, "witness": witness}
+    section = holders.section_of(loaded.request.job, "gossip")
+    exchange = {} if section.exchange is None else {"exchange": section.exchange}
+    pace = Pace(deadline=section.deadline, **exchange)
     with InterruptGuard() as guard:
         options |= {"pace": pace, "stop": lambda: guard.requested or halted()}
 
         def part(share: Share, stated: Gossip) -> TookPart:
             return take_part(gossip, me, shared, share, out, links, stated=stated, **options)
 
-        took = _as_member(loaded, own, shared, gossip, me, out, part, **given)  # type: ignore[arg-type]
+        known = loaded, own, shared, gossip, me, out, part
+        took = _as_member(*known, allowed=allowed, witness=witness)
     return PeerResult(gossip.members[me].name, took, _accuracy(loaded, shared, loaded.loss))

@@ -14,20 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forethought.accounting import exact
+from forethought.accounting.adaptive import NegativeBinomialTrials
 from forethought.accounting.interval import at_least, at_most
+from forethought.data import load
+from forethought.data.synthetic import like
 from forethought.federated.federation import Federation
 from forethought.gossip.gossip import Gossip
+from forethought.holders.simulate import simulate
 from forethought.jobs.holders import Agreed, Holders
 from forethought.jobs.job import JobError, JobRequest, ModelSection
 from forethought.jobs.load import Loaded, load_job
+from forethought.planning.alternatives import plan_tuning
+from forethought.planning.defaults import noise_to_signal
 from forethought.planning.holders import mixings, undisturbed
+from forethought.planning.solve import PlanError
+from forethought.rounds.randomness import Seeds
+from forethought.utility.perturbing import utility_graph
+from forethought.utility.rehearsal import synthetic
 from forethought.values.plan import Plan
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
     from forethought.holders.simulate import SimulatedRun
     from forethought.utility.graph import UtilityGraph
-    from forethought.utility.rehearsal import Rehearsal
+    from forethought.utility.rehearsal import Measure, Rehearsal
 
 SYNTHETIC = "synthetic"
 # Clip norms and noise that a utility graph tries when none are given.
@@ -52,7 +63,7 @@ def rehearse_job(
         proxy: a named public data set; None or ``"synthetic"`` draws data of the job's shape.
         relation: how a named proxy stands to the private data, as declared.
     """
-    from forethought.utility.rehearsal import rehearse, synthetic
+    from forethought.utility.rehearsal import rehearse
 
     loaded.require_rows("a public proxy")
     private = loaded.dataset
@@ -62,7 +73,7 @@ def rehearse_job(
     return rehearse(
         plan,
         lambda: loaded.request.job.build_model(private),
-        synthetic(shape, private.classes or 2, plan.examples)
+        synthetic(shape, private.classes, plan.examples)
         if proxy in (None, SYNTHETIC)
         else _named(loaded, str(proxy), data_dir),
         repeats=repeats,
@@ -86,9 +97,6 @@ def utility_of(
             the private data itself, which needs ``leaks``.
         settings: clip_norms, noise_multipliers, draws, batch, epochs, optimizer, seed.
     """
-    from forethought.data.synthetic import like
-    from forethought.utility.perturbing import utility_graph
-
     loaded.require_rows("a public proxy")
     private = loaded.dataset
     if proxy is None:
@@ -149,7 +157,7 @@ class Comparison:
         found = []
         for one in self.candidates:
             own = one.rehearsal
-            error = standard_error(best.accuracies, own.accuracies, own.test_examples)
+            error = standard_error(best.accuracies, own.accuracies, own.test_examples, best.measure)
             if best.predicted - own.predicted <= 2 * error:
                 found.append(one)
         return tuple(found)
@@ -180,10 +188,11 @@ class Comparison:
     def text(self) -> str:
         """The models beside each other and the one to take, in sentences."""
         lead = self.candidates[0].rehearsal
+        of, form = "" if lead.measure == "accuracy" else f"{lead.measure} ", lead.form
         lines = [
-            f"{one.name}: {one.rehearsal.predicted:.1%} "
-            f"({at_least(one.rehearsal.run_interval[0], '.1%')} to "
-            f"{at_most(one.rehearsal.run_interval[1], '.1%')}), {one.parameters:,} weights, noise "
+            f"{one.name}: {of}{one.rehearsal.predicted:{form}} "
+            f"({at_least(one.rehearsal.run_interval[0], form)} to "
+            f"{at_most(one.rehearsal.run_interval[1], form)}), {one.parameters:,} weights, noise "
             f"{one.noise:.2g} of the signal"
             for one in self.candidates
         ]
@@ -194,7 +203,7 @@ class Comparison:
             else "the others are worse by more than two standard errors"
         )
         lines += [
-            f"Always saying the most frequent class: {lead.baseline:.1%}. {len(lead.accuracies)} "
+            f"Always saying {lead.saying}: {of}{lead.baseline:{form}}. {len(lead.accuracies)} "
             f"runs each on {lead.source}, of the very plans; nothing private was spent.",
             f"Take {self.chosen.name}: {why}.",
         ]
@@ -229,10 +238,9 @@ def compare_models(
         proxy, repeats, relation: as for :func:`rehearse_job`.
 
     Raises:
-        JobError: fewer than two models, or a task without classes. ValueError: no such model.
+        JobError: fewer than two models, or labels of which a record may have several.
+        ValueError: no such model.
     """
-    from forethought.planning.defaults import noise_to_signal
-
     names = tuple(dict.fromkeys(names))
     if len(names) < 2:
         raise JobError("give two models or more to compare, such as --models linear,mlp")
@@ -240,10 +248,10 @@ def compare_models(
     for place, name in enumerate(names):
         own = job.model if job.model.name == name else ModelSection(name=name)
         loaded = load_job(replace(request, job=job.model_copy(update={"model": own})), data_dir)
-        if loaded.dataset.classes is None or loaded.dataset.multilabel:
+        if loaded.dataset.multilabel:
             raise JobError(
-                "compare goes by accuracy, which needs classes, one a record: train a regression "
-                "or several labels with each model on public data instead, and compare the reports"
+                "compare goes by accuracy or R², which need one label a record: train with each "
+                "model on public data instead, and compare the reports"
             )
         plan = loaded.plan()
 
@@ -261,11 +269,6 @@ def compare_models(
 
 def _of_a_trial(loaded: Loaded, plan: Plan, trials: int) -> float | None:
     """ε of one trial, where a private search makes so many in the mean."""
-    from forethought.accounting import exact
-    from forethought.accounting.adaptive import NegativeBinomialTrials
-    from forethought.planning.alternatives import plan_tuning
-    from forethought.planning.solve import PlanError
-
     drawn = NegativeBinomialTrials.of_mean(trials, shape=0)
     rates = [{"learning_rate": plan.optimizer.learning_rate}]
     try:
@@ -307,11 +310,7 @@ def _public_records(
     private = loaded.dataset
     shape = private.train.inputs.shape[1:]
     if proxy in (None, SYNTHETIC):
-        from forethought.data.synthetic import like
-
         return like(shape, private.classes or 2, records, seed=repeat)
-    from forethought.data import load
-
     data = load(str(proxy), folder=data_dir, features=loaded.request.job.data.features)
     found = data.train.inputs.shape[1:]
     if found != shape or data.classes != private.classes or len(data.train) < records:
@@ -480,9 +479,6 @@ def _trainer(
     """Train on the repeat's records, the same whatever is tried; how many are held out."""
     import torch
 
-    from forethought.holders.simulate import simulate
-    from forethought.rounds.randomness import Seeds
-
     job = held.loaded.request.job
     sizes = [plan.examples for plan in held.topology.plans]
     shares, test = public_shares(held.loaded, proxy, sizes, repeat, data_dir)
@@ -519,14 +515,24 @@ def _tried(
     return Tried(mixing.graph.kind, mixing.kind, accuracy, worst, reached, whole, error)
 
 
-def standard_error(ours: Sequence[float], theirs: Sequence[float], records: int) -> float:
-    """Of the difference of two mean accuracies of paired runs; see :class:`Tried`."""
+def standard_error(
+    ours: Sequence[float], theirs: Sequence[float], records: int, measure: Measure = "accuracy"
+) -> float:
+    """Of the difference of two mean accuracies, or R², of paired runs; see :class:`Tried`.
+
+    A record adds p(1 − p) to the variance of an accuracy p, 4R²(1 − R²)² to that of R² (Olkin and
+    Finn 1995, "Correlations redux").
+    """
     count = len(ours)
     spread = 0.0
     if count > 1:
         differences = [one - other for one, other in zip(ours, theirs, strict=True)]
         spread = float(np.std(differences, ddof=1)) / math.sqrt(count)
-    drawn = sum(float(np.mean(found)) * (1 - float(np.mean(found))) for found in (ours, theirs))
+    means = [float(np.mean(found)) for found in (ours, theirs)]
+    if measure == "accuracy":
+        drawn = sum(mean * (1 - mean) for mean in means)
+    else:
+        drawn = sum(4 * max(0.0, mean) * (1 - mean) ** 2 for mean in means)
     return max(spread, math.sqrt(drawn / max(1, records * count)))
 
 

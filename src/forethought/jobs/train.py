@@ -16,12 +16,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.accounting import exact
+from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials
 from forethought.accounting.interval import warn_if_hollow
 from forethought.data.basis import Basis, Curves
 from forethought.data.dataset import Dataset, PersonRows, Split, one_row_each
 from forethought.jobs.job import JOB_NAME, JobError, JobRequest, as_encoded, on_pixels, overridden
 from forethought.jobs.load import PREPARED, Loaded, load_job
 from forethought.ledger.book import Charge
+from forethought.planning.alternatives import pareto, plan_phases, plan_tuning
+from forethought.planning.defaults import weight_noise
+from forethought.planning.forecast import SUPPOSED, forecast
+from forethought.planning.solve import PlanError, neighbours, plan
+from forethought.rounds.contributions import mixing_layers
+from forethought.rounds.preparation import InputConstants, Prepared
+from forethought.rounds.private_sum import present_team
+from forethought.rounds.randomness import Seeds
+from forethought.training.cost import cost
+from forethought.training.execution import Execution, free_threads, leads, threads, usable
+from forethought.training.folder import (
+    CARD,
+    PLAN,
+    RESULTS,
+    SHAPES,
+    RunFolder,
+    locked,
+    replace_file,
+    threads_of,
+)
+from forethought.training.metrics import measured, outputs_of
+from forethought.training.records import PREPARED as CENTRED
+from forethought.training.records import arranged, warn_if_muted, warn_of_other_features
+from forethought.training.run import opened_task, train
+from forethought.training.search import phases_of, selection_of, train_until
+from forethought.training.search import tune as search
+from forethought.training.shapes import addition_of
+from forethought.utility.graph import UtilityGraph
 from forethought.values.checks import one_of, real, without_none
 from forethought.values.mechanism import Budget, Mechanism, Persons
 from forethought.values.plan import Plan
@@ -32,7 +61,6 @@ if TYPE_CHECKING:
     from forethought.planning.alternatives import Front
     from forethought.planning.forecast import Forecast
     from forethought.planning.solve import Neighbour
-    from forethought.rounds.preparation import Prepared
     from forethought.training.cost import Cost
     from forethought.training.metrics import Results
     from forethought.training.run import Run
@@ -68,8 +96,6 @@ class Proposal:
     def forecasts(self) -> tuple[Forecast, ...]:
         """The cost of the noise, by what a model without privacy is supposed to reach; none of
         models that it is not known of."""
-        from forethought.planning.forecast import SUPPOSED, forecast
-
         features = None if self.loaded is None else self.loaded.forecast_features
         if features is None or self.plan.noise_multiplier == 0:
             return ()
@@ -128,9 +154,6 @@ def propose(
         ValueError: a request that no plan fulfils, or a job that training would refuse.
         OSError: ``out`` that training could not write.
     """
-    from forethought.planning.alternatives import pareto
-    from forethought.planning.solve import neighbours, plan
-
     if out is not None:
         require_folder(out)
     if limits is not None:
@@ -141,11 +164,7 @@ def propose(
     else:
         loaded.require_metrics()
         asked = loaded.plan_request()
-    graph = None
-    if utility is not None:
-        from forethought.utility.graph import UtilityGraph
-
-        graph = UtilityGraph.load(utility)
+    graph = None if utility is None else UtilityGraph.load(utility)
     front = None
     alternatives: tuple[Neighbour, ...] = ()
     if limits is not None:
@@ -177,11 +196,9 @@ def cost_of(loaded: Loaded, plan: Plan, required: bool = False) -> Cost | None:
     Args:
         required: refuse such a plan, in words.
     """
-    from forethought.training.cost import cost
-
     try:
         held = loaded.request.job.run.micro_batch
-        return cost(loaded.model, loaded.data, plan, loss=loaded.loss, micro_batch=held)
+        return cost(loaded.model, loaded.dataset.records, plan, loss=loaded.loss, micro_batch=held)
     except Exception:  # no memory for the trial, say: a plan needs none
         if required:
             raise
@@ -194,11 +211,7 @@ def require_trainable(loaded: Loaded, plan: Plan) -> None:
     Raises:
         ValueError, TypeError: a model that mixes examples, records that it cannot take, ...
     """
-    from forethought.training.execution import Execution
-    from forethought.training.records import arranged, warn_if_muted
-    from forethought.training.run import opened_task
-
-    own, test = arranged(loaded.data, plan, loaded.loss), loaded.held_out
+    own, test = arranged(loaded.dataset.records, plan, loaded.loss), loaded.held_out
     opened_task(own.wrapped(loaded.model), own.data, test, plan, own.loss, Execution())
     warn_if_muted(loaded.class_weights, plan)
 
@@ -210,8 +223,6 @@ def require_folder(out: Path, overwrite: bool = False) -> None:
         RunFolderExistsError: a file, or a folder that holds something, which is not to be replaced.
         OSError: it cannot be made or written.
     """
-    from forethought.training.folder import RunFolder
-
     RunFolder(out).require_free(overwrite)
     made: list[Path] = []
     try:
@@ -343,8 +354,6 @@ def prepare(
     if out is not None and resume is None:
         require_folder(out, overwrite)
     if request.job.run.device is not None:
-        from forethought.training.execution import usable
-
         usable(request.job.run.device)
     if max_epsilon is not None:
         if until is None:
@@ -361,9 +370,6 @@ def prepare(
     if resume is None:
         request.job.recognise(data_dir, loaded.dataset)
     else:
-        from forethought.training.folder import PLAN
-        from forethought.training.search import phases_of
-
         phased = phases_of(resume)
         if phased is not None:
             return PreparedJob(loaded, *phased)
@@ -383,15 +389,11 @@ def prepare(
                 "a run until an accuracy is planned in phases, which pay for no preparation: "
                 "standardise with public constants, and leave [training] ranges out"
             )
-        from forethought.planning.alternatives import plan_phases
-
         plan = plan_phases(plan)
     return PreparedJob(loaded, plan, until)
 
 
 def _saved(path: Path, loaded: Loaded) -> Plan:
-    from forethought.training.records import warn_of_other_features
-
     plan = Plan.load(path)
     own = loaded.persons if isinstance(plan.contribution, Persons) else loaded.examples
     if plan.examples != own:
@@ -423,8 +425,6 @@ def _standardised(
     asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]
 ) -> Records:
     """Training data as prepared, and ``options`` with held-out data and files to match."""
-    from forethought.rounds.preparation import InputConstants
-
     given = asked.loaded.request.job.data.standardise
     prepared = asked.plan.preparation
     if prepared is not None and prepared.measures:
@@ -451,9 +451,7 @@ def _released_once(
     asked: PreparedJob, data: Any, folder: Path, options: Mapping[str, Any]
 ) -> Prepared:
     """The releases that a plan pays for first: of the continued run, or made by one process."""
-    from forethought.rounds.preparation import Prepared, prepare
-    from forethought.rounds.private_sum import present_team
-    from forethought.rounds.randomness import Seeds
+    from forethought.rounds.preparation import prepare
 
     kept = folder / PREPARED
 
@@ -467,8 +465,6 @@ def _released_once(
 
 def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
     """The table encoded anew by the ranges that are released of its numbers, and paid for."""
-    from forethought.training.folder import CARD
-
     encoder = asked.loaded.dataset.encoder
     assert encoder is not None and not isinstance(data, PersonRows)
     basis = encoder.basis or Basis(encoder.numbers)
@@ -510,11 +506,6 @@ def run(
     progress: Callable[[Any], None] | None = None,
 ) -> Run:
     """Train what was prepared and leave a run folder."""
-    from forethought.training.execution import leads, threads
-    from forethought.training.folder import CARD
-    from forethought.training.run import train
-    from forethought.training.search import train_until
-
     loaded = prepared.loaded
     if not resume:  # before a book is charged, and before anything is released
         require_trainable(loaded, prepared.plan)
@@ -531,18 +522,14 @@ def run(
         "resume": resume,
         "overwrite": overwrite,
         "progress": progress,
-        "seed": settings.seed,
-        "noise_seed": settings.noise_seed,
-        "micro_batch": settings.micro_batch,
-        "device": settings.device,
-        "checkpoint_every": settings.checkpoint_every,
+        **settings.model_dump(exclude={"threads", "metrics"}),
     }
     with contextlib.ExitStack() as held:
         held.enter_context(threads(_threads(loaded, folder, resume)))
         options["ledger"] = _payer(prepared, folder, options, held)
         # Bare arrays: the plan has the caveats of loading already, in the words of when it was
         # made.
-        data = _standardised(prepared, loaded.data, folder, options)
+        data = _standardised(prepared, loaded.dataset.records, folder, options)
         if prepared.until is None:
             found = train(loaded.model, data, prepared.plan, **options)
         else:
@@ -571,9 +558,6 @@ def _payer(
     prepared: PreparedJob, folder: Path, options: Mapping[str, Any], held: contextlib.ExitStack
 ) -> Any:
     """The book that pays for the run; begun here where statistics come before the training."""
-    from forethought.training.execution import leads
-    from forethought.training.folder import RunFolder, locked
-
     ledger = prepared.loaded.request.job.payer
     if ledger is None:
         return None
@@ -621,8 +605,6 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
     """
 
     def advice(fits: Callable[[Charge], bool], left: float) -> str | None:
-        from forethought.planning.solve import PlanError
-
         low, high, found = 0.0, asked, None
         tried = min(left, 0.98 * asked)
         for _ in range(_TRIED):
@@ -661,9 +643,6 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
     """The job's number, that of the run that is continued, or as many as are free."""
     import torch
 
-    from forethought.training.execution import free_threads
-    from forethought.training.folder import RunFolder, threads_of
-
     settings = loaded.request.job.run
     begun = threads_of(RunFolder(folder)) if resume else None
     if settings.threads is not None or begun is not None:
@@ -674,10 +653,6 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
 
 def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:
     """Write what the model is worth on held-out records beside it."""
-    from forethought.rounds.contributions import mixing_layers
-    from forethought.training.folder import RESULTS, replace_file
-    from forethought.training.metrics import measured, outputs_of
-
     # What layers that mix records would be evaluated with is not for a file of results to choose.
     if test is None or any(mixing_layers(found.model)):
         return
@@ -712,20 +687,13 @@ def _called(loaded: Loaded) -> Sequence[Any] | None:
 
 def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
     """Write what each column adds to an additive model's answer, which its weights say."""
-    from forethought.planning.defaults import weight_noise
-    from forethought.training.folder import SHAPES, replace_file
-    from forethought.training.records import PREPARED as CENTRED
-    from forethought.training.shapes import addition_of
-
     data, encoder = loaded.dataset, loaded.dataset.encoder
     if encoder is None or not isinstance(encoder.basis, Curves):
         return
     noise = weight_noise(plan)
     if noise is not None and (folder / CENTRED).is_file():
-        from forethought.rounds.preparation import Prepared as Constant
-
         # Weights of centred features are divided by what these were divided by.
-        noise /= min(Constant.load(folder / CENTRED).constants.scale or (1.0,))
+        noise /= min(Prepared.load(folder / CENTRED).constants.scale or (1.0,))
     called = _called(loaded)
     unit = "score of a class, against the mean of all"
     if called is None:
@@ -755,8 +723,6 @@ def named(results: Results | None, loaded: Loaded) -> Results | None:
 
 def trials_of(distribution: str, mean: float) -> Trials:
     """A distribution of the number of trials by name, with its mean."""
-    from forethought.accounting.adaptive import NegativeBinomialTrials, PoissonTrials
-
     one_of("distribution", distribution, ("negative-binomial", "poisson"))
     if distribution == "poisson":
         return PoissonTrials(mean)
@@ -779,10 +745,6 @@ def tune_job(
         JobError: no budget, or no held-out data to score on. OverBudgetError: a book is to pay, and
             has not so much left.
     """
-    from forethought.planning.alternatives import plan_tuning
-    from forethought.training.search import selection_of
-    from forethought.training.search import tune as search
-
     if request.job.payer is not None:
         request.job.payer.require()  # a used-up budget is told before the data are read
     # Step sizes that are given would be others for features.
@@ -811,9 +773,6 @@ def tune_job(
         scoring=scoring,  # type: ignore[arg-type]
         out=folder,
         overwrite=overwrite,
-        seed=job.run.seed,
-        noise_seed=job.run.noise_seed,
-        micro_batch=job.run.micro_batch,
-        device=job.run.device,
         ledger=None if payer is None else _Advised(payer, _largest(job.budget.epsilon, charged)),
+        **job.run.model_dump(include={"seed", "noise_seed", "micro_batch", "device"}),
     )

@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from forethought.accounting.adaptive import Selection
-from forethought.ledger.book import (
-    Account,
-    BookError,
-    Charge,
-    Entry,
-    Reservation,
-    Role,
-)
+from forethought.ledger import book
 from forethought.ledger.totals import Sums, TotalRule
 from forethought.values.mechanism import Budget, Mechanism
 from forethought.values.serialisation import build, canonical, digest, exact_keys, parse, plain
@@ -29,7 +22,7 @@ from forethought.values.signing import SignatureError, Signer, public_key_of, si
 
 EXPORT = "forethought/book/1"
 _SIGNED = "application/vnd.forethought.entry"
-ROLES: tuple[Role, ...] = get_args(Role)
+ROLES: tuple[book.Role, ...] = get_args(book.Role)
 # Sums by data set and partition; "" is what touched all records.
 Holdings: TypeAlias = Mapping[tuple[str, str], Sums]
 
@@ -39,17 +32,17 @@ class TokenHolder:
     """One whom a token names. revoked: it no longer opens anything."""
 
     name: str
-    role: Role
+    role: book.Role
     revoked: bool = False
 
 
 def chained(
     number: int, kind: str, values: Mapping[str, Any], previous: str, signer: Signer | None
-) -> Entry:
+) -> book.Entry:
     """The entry that follows the one whose hash is ``previous``."""
     hashed = _hash(number, kind, values, previous)
     signature = signer.sign(_SIGNED, hashed.encode()) if signer else None
-    return Entry(number, kind, values, previous, hashed, signature)
+    return book.Entry(number, kind, values, previous, hashed, signature)
 
 
 def _hash(number: int, kind: str, values: Mapping[str, Any], previous: str) -> str:
@@ -61,7 +54,7 @@ def persons_digest(persons: Iterable[bytes]) -> str:
     return "sha256:" + hashlib.sha256(b"".join(sorted(persons))).hexdigest()
 
 
-def charge_values(charge: Charge) -> dict[str, Any]:
+def charge_values(charge: book.Charge) -> dict[str, Any]:
     """A charge as JSON; :func:`charge_from` reads it back."""
     found = charge.selection
     return {
@@ -72,44 +65,46 @@ def charge_values(charge: Charge) -> dict[str, Any]:
     }
 
 
-def charge_from(values: Mapping[str, Any]) -> Charge:
+def charge_from(values: Mapping[str, Any]) -> book.Charge:
     """The inverse of :func:`charge_values`. Raises ValueError."""
     more = {"selection"} & set(values)
     exact_keys("charge", values, {"mechanism", "group", "partition", *more})
     mechanism = Mechanism.from_dict(values["mechanism"])
     found = Selection.from_dict(values["selection"]) if more else None
-    return Charge(mechanism, values["group"], values["partition"], found)
+    return book.Charge(mechanism, values["group"], values["partition"], found)
 
 
-def account_values(account: Account) -> dict[str, Any]:
+def account_values(account: book.Account) -> dict[str, Any]:
     """An account as JSON; :func:`account_from` reads it back."""
     return asdict(account)
 
 
-def account_from(values: Mapping[str, Any]) -> Account:
+def account_from(values: Mapping[str, Any]) -> book.Account:
     """The inverse of :func:`account_values`. Raises ValueError."""
-    return build(Account, {**values, "budget": build(Budget, values["budget"])}, "account")
+    return build(book.Account, {**values, "budget": build(Budget, values["budget"])}, "account")
 
 
 # The life of a reservation. What is said again changes nothing and returns what was given.
 
 
-def begun(held: Reservation, run: str) -> Reservation:
+def begun(held: book.Reservation, run: str) -> book.Reservation:
     """The reservation once a run has begun. Raises BookError: another run has it, or it is over."""
     if held.status not in ("reserved", "active"):
-        raise BookError(f"reservation {held.number} is over ({held.status}): reserve anew")
+        raise book.BookError(f"reservation {held.number} is over ({held.status}): reserve anew")
     if held.run not in (None, run):
-        raise BookError(f"reservation {held.number} has been begun by run {held.run!r}: no second")
+        raise book.BookError(
+            f"reservation {held.number} has been begun by run {held.run!r}: no second"
+        )
     return replace(held, status="active", run=run)
 
 
-def marked(held: Reservation, rounds: int) -> Reservation:
+def marked(held: book.Reservation, rounds: int) -> book.Reservation:
     """The reservation with its mark at ``rounds``, or where it was, if that is higher."""
     _active(held)
     return replace(held, mark=max(held.mark, rounds_of(held, rounds)))
 
 
-def settled(held: Reservation, rounds: int) -> Reservation:
+def settled(held: book.Reservation, rounds: int) -> book.Reservation:
     """The reservation settled with ``rounds`` released."""
     if held.released == rounds:
         return held
@@ -117,38 +112,40 @@ def settled(held: Reservation, rounds: int) -> Reservation:
     return replace(held, status="settled", released=rounds_of(held, rounds))
 
 
-def ended(held: Reservation, rounds: int) -> Reservation:
+def ended(held: book.Reservation, rounds: int) -> book.Reservation:
     """The reservation ended by a decision, with no fewer rounds than its mark."""
     if held.released == rounds:
         return held
     if held.released is not None:
         raise _is_over(held)
     if rounds_of(held, rounds) < held.mark:
-        raise BookError(
+        raise book.BookError(
             f"reservation {held.number} may have released {held.mark} rounds: it cannot end with "
             f"{rounds}, only with {held.mark} to {held.charge.rounds}"
         )
     return replace(held, status="ended", released=rounds)
 
 
-def _active(held: Reservation) -> None:
+def _active(held: book.Reservation) -> None:
     if held.status == "reserved":
-        raise BookError(f"reservation {held.number} has not begun: begin it with its run's name")
+        raise book.BookError(
+            f"reservation {held.number} has not begun: begin it with its run's name"
+        )
     if held.status != "active":
         raise _is_over(held)
 
 
-def _is_over(held: Reservation) -> BookError:
-    return BookError(
+def _is_over(held: book.Reservation) -> book.BookError:
+    return book.BookError(
         f"reservation {held.number} is over: {held.status} with {held.released} rounds released"
     )
 
 
-def rounds_of(held: Reservation, rounds: int) -> int:
+def rounds_of(held: book.Reservation, rounds: int) -> int:
     """A number of rounds that a reservation can have. Raises BookError: another one."""
     planned = held.charge.rounds
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= planned:
-        raise BookError(
+        raise book.BookError(
             f"reservation {held.number} is of {planned} rounds: say 0 to {planned}, not {rounds!r}"
         )
     return rounds
@@ -164,16 +161,16 @@ class BookState:
             partition and digest of the persons that it added. tokens: name → holder, token's hash.
     """
 
-    accounts: dict[str, Account] = field(default_factory=dict)
+    accounts: dict[str, book.Account] = field(default_factory=dict)
     rules: dict[str, TotalRule] = field(default_factory=dict)
-    reservations: dict[int, Reservation] = field(default_factory=dict)
+    reservations: dict[int, book.Reservation] = field(default_factory=dict)
     costs: dict[int, Sums] = field(default_factory=dict)
     sums: dict[tuple[str, str], Sums] = field(default_factory=dict)
     persons: dict[tuple[str, str], int] = field(default_factory=dict)
     registered: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     tokens: dict[str, tuple[TokenHolder, str]] = field(default_factory=dict)
 
-    def play(self, entry: Entry) -> None:
+    def play(self, entry: book.Entry) -> None:
         """Go on with the next entry. Raises ValueError, LookupError, TypeError: it cannot be."""
         values = entry.values
         match entry.kind:
@@ -213,7 +210,7 @@ class BookState:
             case _:
                 raise ValueError(f"an entry of kind {entry.kind!r}, which no book has")
 
-    def _reserve(self, entry: Entry) -> None:
+    def _reserve(self, entry: book.Entry) -> None:
         values = entry.values
         made = reserved_by(values)
         _require(made.number == len(self.reservations) + 1, "a reservation without its turn")
@@ -249,7 +246,7 @@ class BookState:
         _require(after != held, f"an entry that changes nothing in reservation {number}")
         self.reservations[number] = after
 
-    def _add(self, held: Reservation, change: Sums) -> None:
+    def _add(self, held: book.Reservation, change: Sums) -> None:
         at = held.data, held.charge.partition or ""
         self.sums[at] = tuple(map(sum, zip(self.sums[at], change, strict=True)))
 
@@ -280,9 +277,9 @@ def sum_of(rule: TotalRule, data: str, sums: Holdings, partition: str | None = N
     return rule.total(whole, own)
 
 
-def reserved_by(values: Mapping[str, Any]) -> Reservation:
+def reserved_by(values: Mapping[str, Any]) -> book.Reservation:
     """The reservation that an entry of kind "reserve" makes."""
-    return Reservation(
+    return book.Reservation(
         values["reservation"],
         values["data"],
         charge_from(values["charge"]),
@@ -294,7 +291,7 @@ def reserved_by(values: Mapping[str, Any]) -> Reservation:
 
 
 def play(
-    entries: Iterable[Entry], head: str | None, key: str | None
+    entries: Iterable[book.Entry], head: str | None, key: str | None
 ) -> tuple[BookState, list[str]]:
     """Check a chain and play it; what is behind a problem in the chain is not played.
 
@@ -306,7 +303,7 @@ def play(
         The state, and the problems: in the chain, in signatures, in lives and sums.
     """
     state, problems = BookState(), list[str]()
-    before: Entry | None = None
+    before: book.Entry | None = None
     seen = False
     for number, entry in enumerate(entries, 1):
         if broken := _broken(entry, number, before):
@@ -330,7 +327,7 @@ def play(
     return state, problems
 
 
-def _broken(entry: Entry, number: int, before: Entry | None) -> str | None:
+def _broken(entry: book.Entry, number: int, before: book.Entry | None) -> str | None:
     if entry.number != number:
         return f"entry {number} is missing: entry {entry.number} stands in its place"
     if entry.previous != (before.hash if before else ""):
@@ -342,29 +339,29 @@ def _broken(entry: Entry, number: int, before: Entry | None) -> str | None:
     return None
 
 
-def _signed(entry: Entry, key: str) -> bool:
+def _signed(entry: book.Entry, key: str) -> bool:
     signature = entry.signature
     return signature is not None and signed_by(key, _SIGNED, entry.hash.encode(), signature)
 
 
-def export(entries: Sequence[Entry]) -> str:
+def export(entries: Sequence[book.Entry]) -> str:
     """A book's entries as JSON: all that :func:`verify_export` needs."""
     values = [plain(asdict(entry)) for entry in entries]
     return canonical({"schema": EXPORT, "entries": values, "head": entries[-1].hash})
 
 
-def exported(text: str) -> list[Entry]:
+def exported(text: str) -> list[book.Entry]:
     """The entries in an export. Raises BookError: no export of a book."""
     try:
         values = parse(text)
         exact_keys("export", values, {"schema", "entries", "head"})
         if values["schema"] != EXPORT:
             raise ValueError(f"schema {values['schema']!r}, expected {EXPORT!r}")
-        found = [build(Entry, entry, "entry") for entry in values["entries"]]
+        found = [build(book.Entry, entry, "entry") for entry in values["entries"]]
         if not found or found[-1].hash != values["head"]:
             raise ValueError("its last entry is not the head that it names")
     except (ValueError, TypeError) as error:
-        raise BookError(f"not an export of a book: {error}") from None
+        raise book.BookError(f"not an export of a book: {error}") from None
     return found
 
 
@@ -379,5 +376,5 @@ def verify_export(text: str, *, head: str | None = None, key: Path | None = None
     try:
         wanted = public_key_of(key) if key else None
         return play(exported(text), head, wanted)[1]
-    except (BookError, SignatureError) as error:
+    except (book.BookError, SignatureError) as error:
         return [str(error)]

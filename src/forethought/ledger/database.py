@@ -9,101 +9,82 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from sqlalchemy import (
-    URL,
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Engine,
-    ForeignKey,
-    LargeBinary,
-    MetaData,
-    QueuePool,
-    Table,
-    Text,
-    create_engine,
-    event,
-    inspect,
-    make_url,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from forethought.ledger.book import BookError
 from forethought.ledger.migrations import VERSION_TABLE, forms
 
 
-def _key(name: str, kind: Any = Text, *more: Any) -> Column[Any]:
-    return Column(name, kind, *more, primary_key=True, autoincrement=False)
+def _key(name: str, kind: Any = sa.Text, *more: Any) -> sa.Column[Any]:
+    return sa.Column(name, kind, *more, primary_key=True, autoincrement=False)
 
 
-def _texts(*names: str, unique: bool | None = None) -> list[Column[Any]]:
-    return [Column(name, Text, nullable=False, unique=unique) for name in names]
+def _texts(*names: str, unique: bool | None = None) -> list[sa.Column[Any]]:
+    return [sa.Column(name, sa.Text, nullable=False, unique=unique) for name in names]
 
 
-def _number(name: str) -> Column[Any]:
-    return Column(name, BigInteger, nullable=False)
+def _number(name: str) -> sa.Column[Any]:
+    return sa.Column(name, sa.BigInteger, nullable=False)
 
 
-TABLES = MetaData()
-ENTRIES = Table(
+TABLES = sa.MetaData()
+ENTRIES = sa.Table(
     "entries",
     TABLES,
-    _key("number", BigInteger),
+    _key("number", sa.BigInteger),
     *_texts("kind", "content"),
     *_texts("previous", "hash", "call", unique=True),
-    Column("signature", Text),
+    sa.Column("signature", sa.Text),
 )
 # One row, of the newest entry: whoever writes holds it.
-HEAD = Table("head", TABLES, _key("id", BigInteger), _number("number"), *_texts("hash", "at"))
-ACCOUNTS = Table("accounts", TABLES, _key("data"), *_texts("account", "rule"))
-RESERVATIONS = Table(
+HEAD = sa.Table("head", TABLES, _key("id", sa.BigInteger), _number("number"), *_texts("hash", "at"))
+ACCOUNTS = sa.Table("accounts", TABLES, _key("data"), *_texts("account", "rule"))
+RESERVATIONS = sa.Table(
     "reservations",
     TABLES,
-    _key("number", BigInteger),
-    Column("data", Text, ForeignKey("accounts.data"), nullable=False, index=True),
+    _key("number", sa.BigInteger),
+    sa.Column("data", sa.Text, sa.ForeignKey("accounts.data"), nullable=False, index=True),
     *_texts("charge", "costs", "status", "actor", "purpose"),
-    Column("run", Text),
+    sa.Column("run", sa.Text),
     _number("mark"),
-    Column("released", BigInteger),
+    sa.Column("released", sa.BigInteger),
     *_texts("at"),
 )
-SUMS = Table(
+SUMS = sa.Table(
     "sums",
     TABLES,
-    _key("data", Text, ForeignKey("accounts.data")),
+    _key("data", sa.Text, sa.ForeignKey("accounts.data")),
     _key("part"),
     *_texts("sums"),
     _number("persons"),
 )
 # The key says that a person is in one part of a scheme.
-PERSONS = Table(
+PERSONS = sa.Table(
     "persons",
     TABLES,
-    _key("data", Text, ForeignKey("accounts.data")),
+    _key("data", sa.Text, sa.ForeignKey("accounts.data")),
     _key("scheme"),
-    _key("person", LargeBinary(16)),
+    _key("person", sa.LargeBinary(16)),
     *_texts("part"),
     _number("entry"),
 )
-TOKENS = Table(
+TOKENS = sa.Table(
     "tokens",
     TABLES,
     _key("name"),
     *_texts("role"),
     *_texts("hash", unique=True),
-    Column("revoked", Boolean, nullable=False),
+    sa.Column("revoked", sa.Boolean, nullable=False),
 )
 
 READS = {"book_reads": True}
 
 
-def address(url: str) -> URL:
+def address(url: str) -> sa.URL:
     """A book's address with the driver that speaks to it. Raises BookError: no such address."""
     try:
-        found = make_url(url)
+        found = sa.make_url(url)
     except ArgumentError:
         raise BookError(f"{_hidden(url)} is no address of a book: {_FORMS}") from None
     if found.drivername == "sqlite" and found.database not in (None, "", ":memory:"):
@@ -121,14 +102,14 @@ def _hidden(url: str) -> str:
     return f"{url.split(':', 1)[0]}:…" if "@" in url else repr(url)
 
 
-def shown(url: URL) -> str:
+def shown(url: sa.URL) -> str:
     """An address for people, without its password."""
     if url.drivername == "sqlite":
         return str(url.database)
     return url.set(drivername="postgresql").render_as_string(hide_password=True)
 
 
-def new_file(url: URL) -> Path | None:
+def new_file(url: sa.URL) -> Path | None:
     """The file of a new book, empty and its owner's only; None: a server keeps it.
 
     Raises:
@@ -146,7 +127,7 @@ def new_file(url: URL) -> Path | None:
     return path
 
 
-def connected(url: URL, patience: float) -> Engine:
+def connected(url: sa.URL, patience: float) -> sa.Engine:
     """An engine whose transactions are for good when they return. Nothing is connected yet.
 
     SQLite: a write-ahead log that is on the disk before a change returns; whoever writes has said
@@ -154,10 +135,12 @@ def connected(url: URL, patience: float) -> Engine:
     change is given up by the server, so that it holds up nobody.
     """
     if url.drivername == "sqlite":
-        engine = create_engine(
-            "sqlite://", creator=lambda: _sqlite(str(url.database), patience), poolclass=QueuePool
+        engine = sa.create_engine(
+            "sqlite://",
+            creator=lambda: _sqlite(str(url.database), patience),
+            poolclass=sa.QueuePool,
         )
-        event.listen(engine, "begin", _begin)
+        sa.event.listen(engine, "begin", _begin)
         return engine
     try:
         import psycopg  # noqa: F401
@@ -172,7 +155,7 @@ def connected(url: URL, patience: float) -> Engine:
         "-c idle_in_transaction_session_timeout=15000"
     )
     arguments = {"connect_timeout": max(2, min(10, int(patience))), "options": options}
-    return create_engine(
+    return sa.create_engine(
         url.difference_update_query(["options"]),
         isolation_level="READ COMMITTED",
         connect_args=arguments,
@@ -201,12 +184,12 @@ def _sqlite(path: str, patience: float) -> sqlite3.Connection:
     return connection
 
 
-def _begin(connection: Connection) -> None:
+def _begin(connection: sa.Connection) -> None:
     reads = connection.get_execution_options().get("book_reads")
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
-def reading(engine: Engine) -> Engine:
+def reading(engine: sa.Engine) -> sa.Engine:
     """The same engine for transactions that only read, each one moment of the book."""
     if engine.dialect.name == "sqlite":
         return engine.execution_options(**READS)
@@ -216,23 +199,23 @@ def reading(engine: Engine) -> Engine:
 Form = Literal["none", "older", "current", "newer"]
 
 
-def form_of(connection: Connection) -> Form:
+def form_of(connection: sa.Connection) -> Form:
     """Say how a database's tables compare with those that this version of the library writes."""
-    if not inspect(connection).has_table(VERSION_TABLE):
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
         return "none"
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    found = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
     known = forms()
     if found == known[-1]:
         return "current"
     return "older" if found in known else "newer"
 
 
-def durable(connection: Connection) -> None:
+def durable(connection: sa.Connection) -> None:
     """Refuse a server that may lose in a crash what it said was written. Raises BookError."""
     if connection.dialect.name == "sqlite":
         return
     for name in ("fsync", "full_page_writes"):
-        if connection.execute(text(f"SHOW {name}")).scalar() != "on":
+        if connection.execute(sa.text(f"SHOW {name}")).scalar() != "on":
             raise BookError(
                 f"the server runs with {name} = off, so a crash could lose charges: switch it on"
             )
@@ -297,6 +280,6 @@ def failure(error: DBAPIError) -> Failure:
     return Failure("stop", f"{words} ({first})" if words else first)
 
 
-def one(connection: Connection, table: Table, *conditions: Any) -> Any:
+def one(connection: sa.Connection, table: sa.Table, *conditions: Any) -> Any:
     """The row of a table that meets the conditions, or None."""
-    return connection.execute(select(table).where(*conditions)).one_or_none()
+    return connection.execute(sa.select(table).where(*conditions)).one_or_none()

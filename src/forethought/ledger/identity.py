@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -154,17 +154,6 @@ def hashes(key: bytes, entries: Iterable[bytes | str], kind: Kind = "person") ->
     held = b"".join([blake3(one, key=own).digest(length=HASH_BYTES) for one in texts])
     found, times = np.unique(np.frombuffer(held, _HASH), return_counts=True)
     return Hashes(found, times.astype(np.int64))
-
-
-def of_hashes(listed: Sequence[bytes], times: Sequence[int] | None = None) -> Hashes:
-    """Hashes that were kept, in any order. Raises ValueError: another length, or one twice."""
-    if any(len(one) != HASH_BYTES for one in listed):
-        raise ValueError(f"hashes have {HASH_BYTES} bytes each")
-    found, first = np.unique(np.frombuffer(b"".join(listed), _HASH), return_index=True)
-    if len(found) < len(listed):
-        raise ValueError("a hash is listed more than once")
-    counted = np.ones(len(found)) if times is None else np.asarray(times)[first]
-    return Hashes(found, counted.astype(np.int64))
 
 
 # 16 bytes that sort; their trailing zeros are never dropped, since only tobytes takes them out.

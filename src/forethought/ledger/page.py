@@ -5,8 +5,10 @@ One file of HTML that needs nothing else: no network, no script, no fonts; its c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
+from typing import Any
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.ledger.book import Book, Charge, Entry, Reservation
@@ -130,7 +132,7 @@ def index_page(book: Book) -> str:
             ]
         )
     heads = ("Data set", "ε spent", "ε of the budget", "δ", "Until")
-    table = _table("Accounts of this book", heads, rows) if rows else "<p>No account yet.</p>"
+    table = _table("Accounts of this book", heads, rows, "No account yet.")
     return _page("Ledger", ["<h1>Ledger</h1>", table])
 
 
@@ -153,8 +155,6 @@ def _verdict(problems: Sequence[str], head: str, count: int) -> str:
 def _reservations(
     rows: Sequence[Reservation], points: Sequence[Point], entries: Sequence[Entry]
 ) -> str:
-    if not rows:
-        return "<p>None yet.</p>"
     after = {point.number: point.epsilon for point in points}
     then = {
         int(entry.values["reservation"]): after[entry.number]
@@ -170,8 +170,7 @@ def _reservations(
         made.append(
             [
                 str(one.number),
-                escape(one.at.replace("T", " ")[:16]),
-                escape(one.by),
+                *_when_and_who(one.at, one.by),
                 escape(one.purpose or "not said"),
                 escape(in_plain_words(one.charge) + part + group),
                 escape(one.status),
@@ -180,7 +179,7 @@ def _reservations(
             ]
         )
     heads = ("No.", "When (UTC)", "By", "Purpose", "Plan", "Status", "Released", "Total ε then")
-    return _table("Oldest first; an active one has not been settled", heads, made)
+    return _table("Oldest first; an active one has not been settled", heads, made, "None yet.")
 
 
 def _parts(by_part: Mapping[str, float]) -> str:
@@ -188,12 +187,10 @@ def _parts(by_part: Mapping[str, float]) -> str:
         [escape(name or "all records"), _number(at_most(value))]
         for name, value in sorted(by_part.items())
     ]
-    return _table("ε of what touched the records of each part", ("Part", "ε"), rows)
+    return _table("ε of what touched the records of each part", ("Part", "ε"), rows, "None.")
 
 
 def _refusals(entries: Sequence[Entry]) -> str:
-    if not entries:
-        return "<p>None.</p>"
     rows = []
     for entry in entries:
         values = entry.values
@@ -201,15 +198,14 @@ def _refusals(entries: Sequence[Entry]) -> str:
         rows.append(
             [
                 str(entry.number),
-                escape(str(values["at"]).replace("T", " ")[:16]),
-                escape(str(values["actor"])),
+                *_when_and_who(values["at"], values["actor"]),
                 escape(str(values.get("purpose") or "not said")),
                 escape(in_plain_words(charge)),
                 _number(at_least(float(values["left"]))),
             ]
         )
     heads = ("Entry", "When (UTC)", "By", "Purpose", "Plan", "ε left then")
-    return _table("What did not fit; nothing was charged for it", heads, rows)
+    return _table("What did not fit; nothing was charged for it", heads, rows, "None.")
 
 
 def _registered(entries: Sequence[Entry], data: str) -> str:
@@ -224,44 +220,48 @@ def _registered(entries: Sequence[Entry], data: str) -> str:
         rows.append(
             [
                 str(entry.number),
-                escape(str(values["at"]).replace("T", " ")[:16]),
-                escape(str(values["actor"])),
+                *_when_and_who(values["at"], values["actor"]),
                 escape(values["partition"] or "all records"),
                 _number(f"{values['new']:,}"),
                 f"<code>{escape(str(values.get('fingerprint', ''))[:16])}</code>",
                 escape(why),
             ]
         )
-    if not rows:
-        return "<p>None: no run said by which key records are recognised.</p>"
     heads = ("Entry", "When (UTC)", "By", "Part", "New", "Fingerprint begins", "Decision")
-    return _table("Keyed hashes, by which the same records are noticed elsewhere", heads, rows)
+    caption = "Keyed hashes, by which the same records are noticed elsewhere"
+    none = "None: no run said by which key records are recognised."
+    return _table(caption, heads, rows, none)
 
 
 def _decisions(entries: Sequence[Entry], numbers: set[int]) -> str:
     rows = [
         [
             str(entry.values["reservation"]),
-            escape(str(entry.values["at"]).replace("T", " ")[:16]),
-            escape(str(entry.values["actor"])),
+            *_when_and_who(entry.values["at"], entry.values["actor"]),
             _number(f"{int(entry.values['rounds']):,}"),
             escape(str(entry.values["reason"])),
         ]
         for entry in entries
         if entry.kind == "end" and entry.values["reservation"] in numbers
     ]
-    if not rows:
-        return "<p>None: every run that ended settled itself.</p>"
     heads = ("Reservation", "When (UTC)", "By", "Rounds charged", "Reason")
-    return _table("Reservations that were ended, since their runs were gone", heads, rows)
+    caption = "Reservations that were ended, since their runs were gone"
+    return _table(caption, heads, rows, "None: every run that ended settled itself.")
+
+
+def _when_and_who(at: object, actor: object) -> list[str]:
+    return [escape(str(at).replace("T", " ")[:16]), escape(str(actor))]
 
 
 def _number(text: str) -> str:
     return f"\0{escape(text)}"
 
 
-def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells are HTML, numbers begin with a mark of :func:`_number`."""
+def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], none: str) -> str:
+    """A table, or a paragraph where it has no rows; cells are HTML, numbers begin with a mark of
+    :func:`_number`."""
+    if not rows:
+        return f"<p>{none}</p>"
     numeric = [False] * len(heads)
     lines = []
     for row in rows:
@@ -340,3 +340,60 @@ def _page(title: str, body: Sequence[str]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
     )
+
+
+# The same in a few lines.
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An account as it stands. text: for people. values: JSON-ready."""
+
+    text: str
+    values: dict[str, Any]
+
+
+def shown(book: Book, data: str) -> Shown:
+    """An account as it stands, in words and values. Raises BookError: no such account."""
+    account, total = book.account(data), book.total(data)
+    reservations = book.reservations(data)
+    budget, more = account.budget, None
+    if reservations:
+        more = history(book.entries(), data).more(reservations[-1].charge)
+    end = "" if account.until is None else f", until {account.until}"
+    lines = [
+        f"{data}: ε {at_most(total.epsilon)} of {budget.epsilon:g} is spent at δ "
+        f"{budget.delta:g} ({account.unit}, {account.adjacency}{end})",
+        f"  left: one more release of ε {at_least(total.left)}",
+    ]
+    if more is not None:
+        last = reservations[-1]
+        words = {0: "no more run", 1: "about 1 more run"}.get(more, f"about {more:,} more runs")
+        lines[-1] += f", or {words} like the last one ({in_plain_words(last.charge)})"
+    for part, epsilon in sorted(total.by_part.items()):
+        if part:
+            lines.append(f"  {part}: ε {at_most(epsilon)}")
+    for one in reservations:
+        planned = one.charge.rounds
+        done = f"{one.released:,}" if one.released is not None else f"at most {one.mark:,}"
+        purpose = f", {one.purpose}" if one.purpose else ""
+        lines.append(
+            f"  {one.number:>4}  {one.at[:10]}  {one.status:<8}  {one.by}{purpose}: "
+            f"{done} of {planned:,} rounds"
+        )
+    lines.append(f"  head: {total.head}")
+    values = {
+        "account": asdict(account),
+        "total": {**asdict(total), "by_part": dict(total.by_part)},
+        "more_like_the_last": more,
+        "reservations": [
+            {
+                **{name: getattr(one, name) for name in ("number", "status", "by", "purpose")},
+                **{name: getattr(one, name) for name in ("run", "mark", "released", "at")},
+                "rounds": one.charge.rounds,
+                "partition": one.charge.partition,
+            }
+            for one in reservations
+        ],
+    }
+    return Shown("\n".join(lines), values)

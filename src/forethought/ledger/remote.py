@@ -14,16 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from forethought.ledger.book import (
-    Account,
-    Book,
-    BookError,
-    Charge,
-    Entry,
-    NotAllowedError,
-    Reservation,
-    Total,
-)
+from forethought.ledger import book
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
 
 _Result = TypeVar("_Result")
@@ -43,7 +34,7 @@ def _batches(persons: Iterable[bytes]) -> Iterator[list[bytes]]:
     return (every[at : at + AT_ONCE] for at in range(0, len(every), AT_ONCE))
 
 
-class RemoteBook(Book):
+class RemoteBook(book.Book):
     """See :class:`~forethought.ledger.book.Book`; threads may share it.
 
     Args:
@@ -60,9 +51,9 @@ class RemoteBook(Book):
         parts = urlsplit(url)
         host = parts.hostname
         if host is None or parts.scheme not in ("http", "https") or parts.path.strip("/"):
-            raise BookError(f"{url!r} is no service: give https://host:port")
+            raise book.BookError(f"{url!r} is no service: give https://host:port")
         if parts.scheme == "http" and host not in LOOPBACK and os.environ.get(PLAIN) != "1":
-            raise BookError(
+            raise book.BookError(
                 f"{url} would carry the token in plain text: serve with a certificate and give "
                 f"https://{parts.netloc}, or set {PLAIN}=1 on a network that nobody else is on"
             )
@@ -119,14 +110,14 @@ class RemoteBook(Book):
                 if status == 200:
                     found = call.read(answer)
                     if not isinstance(found, kind):
-                        raise BookError(f"{self._url} answers otherwise than a ledger does")
+                        raise book.BookError(f"{self._url} answers otherwise than a ledger does")
                     return found
                 if status not in (429, 503):
                     raise error_from(answer)
                 reason: object = answer.get("message", status)
                 sent = False
             except ssl.SSLCertVerificationError as error:
-                raise BookError(
+                raise book.BookError(
                     f"the certificate of {self._url} is not trusted here ({error.verify_message}): "
                     f"name its authority's PEM file in {AUTHORITY}"
                 ) from None
@@ -134,7 +125,7 @@ class RemoteBook(Book):
                 reason = error
                 sent = not isinstance(error, ConnectionRefusedError)
             if time.monotonic() + wait > deadline or (sent and not call.again):
-                raise BookError(
+                raise book.BookError(
                     f"the ledger at {self._url} does not answer ({reason}): nothing more is "
                     "released; what was reserved stays charged. Resume when it is back"
                 ) from None
@@ -163,49 +154,49 @@ class RemoteBook(Book):
                 f"status {response.status} without JSON: is this a ledger's service?"
             ) from None
         if response.status == 401:
-            raise NotAllowedError(str(answer.get("message")))
+            raise book.NotAllowedError(str(answer.get("message")))
         return response.status, answer
 
-    def open_account(self, account: Account) -> Account:
-        return self._ask(Account, "open_account", account=account)
+    def open_account(self, account: book.Account) -> book.Account:
+        return self._ask(book.Account, "open_account", account=account)
 
-    def account(self, data: str) -> Account:
-        return self._ask(Account, "account", data=data)
+    def account(self, data: str) -> book.Account:
+        return self._ask(book.Account, "account", data=data)
 
-    def accounts(self) -> Sequence[Account]:
+    def accounts(self) -> Sequence[book.Account]:
         return self._ask(list, "accounts")
 
-    def fits(self, data: str, charge: Charge) -> bool:
+    def fits(self, data: str, charge: book.Charge) -> bool:
         return self._ask(bool, "fits", data=data, charge=charge)
 
     def reserve(
-        self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
-    ) -> Reservation:
+        self, data: str, charge: book.Charge, *, purpose: str = "", call: str | None = None
+    ) -> book.Reservation:
         call = call or secrets.token_hex(16)
         return self._ask(
-            Reservation, "reserve", data=data, charge=charge, purpose=purpose, call=call
+            book.Reservation, "reserve", data=data, charge=charge, purpose=purpose, call=call
         )
 
-    def begin(self, number: int, run: str) -> Reservation:
-        return self._ask(Reservation, "begin", number=number, run=run)
+    def begin(self, number: int, run: str) -> book.Reservation:
+        return self._ask(book.Reservation, "begin", number=number, run=run)
 
     def mark(self, number: int, rounds: int) -> None:
         self._ask(type(None), "mark", number=number, rounds=rounds)
 
-    def settle(self, number: int, rounds: int) -> Total:
-        return self._ask(Total, "settle", number=number, rounds=rounds)
+    def settle(self, number: int, rounds: int) -> book.Total:
+        return self._ask(book.Total, "settle", number=number, rounds=rounds)
 
-    def end(self, number: int, rounds: int, reason: str) -> Total:
-        return self._ask(Total, "end", number=number, rounds=rounds, reason=reason)
+    def end(self, number: int, rounds: int, reason: str) -> book.Total:
+        return self._ask(book.Total, "end", number=number, rounds=rounds, reason=reason)
 
-    def reservation(self, number: int) -> Reservation:
-        return self._ask(Reservation, "reservation", number=number)
+    def reservation(self, number: int) -> book.Reservation:
+        return self._ask(book.Reservation, "reservation", number=number)
 
-    def reservations(self, data: str) -> Sequence[Reservation]:
+    def reservations(self, data: str) -> Sequence[book.Reservation]:
         return self._ask(list, "reservations", data=data)
 
-    def total(self, data: str) -> Total:
-        return self._ask(Total, "total", data=data)
+    def total(self, data: str) -> book.Total:
+        return self._ask(book.Total, "total", data=data)
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
         return sum(
@@ -231,7 +222,7 @@ class RemoteBook(Book):
                 found[name] = found.get(name, (0, 0))[0] + shared, size
         return found
 
-    def entries(self, after: int = 0) -> Sequence[Entry]:
+    def entries(self, after: int = 0) -> Sequence[book.Entry]:
         return self._ask(list, "entries", after=after)
 
     def verify(self, head: str | None = None) -> Sequence[str]:

@@ -24,33 +24,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Row,
-    Select,
-    delete,
-    func,
-    insert,
-    inspect,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from forethought.ledger import chain
-from forethought.ledger.book import (
-    Account,
-    Book,
-    BookError,
-    Charge,
-    Entry,
-    NotAllowedError,
-    OverBudgetError,
-    Reservation,
-    Role,
-    Total,
-)
+from forethought.ledger import book, chain
 from forethought.ledger.chain import Holdings, sum_of
 from forethought.ledger.chain import TokenHolder as TokenHolder
 from forethought.ledger.database import (
@@ -89,7 +66,7 @@ _NOTED, _HOUR = 60, 3600.0
 # Persons that are looked up with one statement.
 _AT_ONCE = 500
 # Whoever may write entries of a kind; analysts the reservations that they made.
-_MAY: dict[str, tuple[Role, ...]] = {
+_MAY: dict[str, tuple[book.Role, ...]] = {
     **dict.fromkeys(("account", "partition", "forget", "token", "revoke"), ("owner",)),
     **dict.fromkeys(
         ("reserve", "refuse", "records", "begin", "mark", "settle", "end"), ("owner", "analyst")
@@ -132,14 +109,14 @@ def create(url: str, *, actor: str, key: Path | None = None) -> Store:
                     )
             with kept.engine.begin() as connection:
                 durable(connection)
-                names = set(inspect(connection).get_table_names())
+                names = set(sa.inspect(connection).get_table_names())
                 if taken := sorted(names & set(TABLES.tables)):
-                    raise BookError(
+                    raise book.BookError(
                         f"{kept.url} has tables of these names already: {', '.join(taken)}; a book "
                         "has a database, or a schema, of its own"
                     )
                 upgrade(connection)
-                connection.execute(insert(HEAD).values(id=1, number=0, hash="", at=""))
+                connection.execute(sa.insert(HEAD).values(id=1, number=0, hash="", at=""))
                 _append(connection, first, "book")
     except BaseException:
         kept.engine.dispose()
@@ -155,7 +132,6 @@ def open_book(
     url: str,
     *,
     actor: str,
-    role: Role = "owner",
     key: Path | None = None,
     migrate: bool = False,
     patience: float = 60.0,
@@ -163,7 +139,6 @@ def open_book(
     """The book at ``url``; see :func:`create`.
 
     Args:
-        role: what the actor may do.
         key: the private key that signs entries (a signed book takes changes from nobody else), or
             the public one that must have signed them, for reading.
         migrate: bring a book of an older version to this one's form.
@@ -173,12 +148,11 @@ def open_book(
         BookError: no such book, no book at all, of an older or a newer version, another key.
     """
     where = address(url)
-    one_of("role", role, chain.ROLES)
     try:
         public = None if key is None else public_key_of(key)
         signer = _signer(key) if key and b"PRIVATE" in key.read_bytes() else None
     except (OSError, SignatureError) as error:
-        raise BookError(f"the book's key cannot be read: {error}") from None
+        raise book.BookError(f"the book's key cannot be read: {error}") from None
     kept = _Connections(connected(where, patience), shown(where), patience, signer)
     try:
         with kept.told():
@@ -190,19 +164,19 @@ def open_book(
                     upgrade(connection)
                 form = "current"
             if form != "current":
-                raise BookError(f"{kept.url} {_FORMS[form]}")
+                raise book.BookError(f"{kept.url} {_FORMS[form]}")
             with kept.reads.connect() as connection:
                 row = one(connection, ENTRIES, ENTRIES.c.number == 1)
         if row is None:
-            raise BookError(f"{kept.url} has no first entry: go back to a copy of it")
+            raise book.BookError(f"{kept.url} has no first entry: go back to a copy of it")
         kept.key = parse(row.content).get("key")
         if public is not None and kept.key != public:
             signed = "with another key than" if kept.key else "by nobody: it was made without"
-            raise BookError(f"{kept.url} is signed {signed} {key}")
+            raise book.BookError(f"{kept.url} is signed {signed} {key}")
     except BaseException:
         kept.engine.dispose()
         raise
-    return Store(kept, _name("the actor", actor), role)
+    return Store(kept, _name("the actor", actor), "owner")
 
 
 _FORMS = {
@@ -216,7 +190,7 @@ def _signer(key: Path | None) -> Signer | None:
     try:
         return None if key is None else Signer(key)
     except (OSError, SignatureError) as error:
-        raise BookError(f"the book's key cannot be read: {error}") from None
+        raise book.BookError(f"the book's key cannot be read: {error}") from None
 
 
 @dataclass
@@ -229,13 +203,13 @@ class _Connections:
         refused: when refusals were noted, by actor.
     """
 
-    engine: Engine
+    engine: sa.Engine
     url: str
     patience: float
     signer: Signer | None = None
     key: str | None = None
-    rules: dict[str, tuple[Account, TotalRule]] = field(default_factory=dict)
-    charges: dict[int, Reservation] = field(default_factory=dict)
+    rules: dict[str, tuple[book.Account, TotalRule]] = field(default_factory=dict)
+    charges: dict[int, book.Reservation] = field(default_factory=dict)
     refused: dict[str, deque[float]] = field(default_factory=dict)
 
     def noting(self, actor: str) -> bool:
@@ -248,10 +222,10 @@ class _Connections:
         return True
 
     @property
-    def reads(self) -> Engine:
+    def reads(self) -> sa.Engine:
         return reading(self.engine)
 
-    def remember(self, made: Reservation) -> None:
+    def remember(self, made: book.Reservation) -> None:
         """Know a reservation's charge, which never changes, when it is settled."""
         if len(self.charges) > 1000:
             self.charges.clear()
@@ -263,25 +237,25 @@ class _Connections:
         try:
             yield
         except DBAPIError as error:
-            raise BookError(f"{self.url}: {failure(error).words}") from None
+            raise book.BookError(f"{self.url}: {failure(error).words}") from None
 
 
 @dataclass(frozen=True)
 class _Turn:
     """A change's turn: its transaction, which holds the head, and the entry that it will write."""
 
-    connection: Connection
+    connection: sa.Connection
     number: int
     at: str
 
 
-class Store(Book):
+class Store(book.Book):
     """See :class:`~forethought.ledger.book.Book`; threads may share it, processes may not."""
 
-    def __init__(self, kept: _Connections, actor: str, role: Role) -> None:
+    def __init__(self, kept: _Connections, actor: str, role: book.Role) -> None:
         self._kept, self.actor, self.role = kept, actor, role
 
-    def acting(self, actor: str, role: Role) -> Store:
+    def acting(self, actor: str, role: book.Role) -> Store:
         """The same book for somebody else, over the same connections."""
         one_of("role", role, chain.ROLES)
         return Store(self._kept, _name("the actor", actor), role)
@@ -293,8 +267,8 @@ class Store(Book):
     # Accounts, persons and tokens.
 
     def open_account(
-        self, account: Account, rule: str | None = None, blocks: int | None = None
-    ) -> Account:
+        self, account: book.Account, rule: str | None = None, blocks: int | None = None
+    ) -> book.Account:
         """See :meth:`Book.open_account`.
 
         Args:
@@ -302,26 +276,26 @@ class Store(Book):
                 :data:`forethought.ledger.totals.RULES`; None: the one for most kinds of charges.
             blocks: see :meth:`forethought.ledger.totals.TotalRule.of`.
         """
-        made: Account = _account(account)
+        made: book.Account = _account(account)
         chosen = TotalRule.of(made, rule, blocks)
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             if one(turn.connection, ACCOUNTS, ACCOUNTS.c.data == made.data):
-                raise BookError(f"{made.data!r} has an account already")
+                raise book.BookError(f"{made.data!r} has an account already")
             opened = replace(made, opened=made.opened or turn.at[:10])
             values = {"account": chain.account_values(opened), "rule": chosen.to_dict()}
             texts = {name: canonical(value) for name, value in values.items()}
-            turn.connection.execute(insert(ACCOUNTS).values(data=made.data, **texts))
+            turn.connection.execute(sa.insert(ACCOUNTS).values(data=made.data, **texts))
             _new_sums(turn, made.data, "", chosen)
             return values
 
         return chain.account_from(self._write("account", work)["account"])
 
-    def account(self, data: str) -> Account:
+    def account(self, data: str) -> book.Account:
         return self._known(data)[0]
 
-    def accounts(self) -> Sequence[Account]:
-        rows = self._rows(select(ACCOUNTS).order_by(ACCOUNTS.c.data))
+    def accounts(self) -> Sequence[book.Account]:
+        rows = self._rows(sa.select(ACCOUNTS).order_by(ACCOUNTS.c.data))
         return [chain.account_from(parse(row.account)) for row in rows]
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
@@ -338,10 +312,12 @@ class Store(Book):
         own = PERSONS.c.entry == entry, PERSONS.c.data == data, PERSONS.c.scheme == ""
 
         def work(turn: _Turn) -> Mapping[str, Any]:
-            taken = turn.connection.execute(delete(PERSONS).where(*own)).rowcount
+            taken = turn.connection.execute(sa.delete(PERSONS).where(*own)).rowcount
             if not taken:
-                raise BookError(f"entry {entry} registered no records of {data!r} that are there")
-            less = update(SUMS).where(*_at(data, "")).values(persons=SUMS.c.persons - taken)
+                raise book.BookError(
+                    f"entry {entry} registered no records of {data!r} that are there"
+                )
+            less = sa.update(SUMS).where(*_at(data, "")).values(persons=SUMS.c.persons - taken)
             turn.connection.execute(less)
             return {"data": data, "entry": entry, "taken": taken, "reason": words}
 
@@ -350,12 +326,12 @@ class Store(Book):
     def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
         self._known(data)
         wanted, found = sorted(set(persons)), dict[str, tuple[int, int]]()
-        others = select(SUMS).where(SUMS.c.part == "", SUMS.c.persons > 0, SUMS.c.data != data)
+        others = sa.select(SUMS).where(SUMS.c.part == "", SUMS.c.persons > 0, SUMS.c.data != data)
         for row in self._rows(others.order_by(SUMS.c.data)):
             here, shared = (PERSONS.c.data == row.data, PERSONS.c.scheme == ""), 0
             for start in range(0, len(wanted), _AT_ONCE):
                 some = PERSONS.c.person.in_(wanted[start : start + _AT_ONCE])
-                counted = select(func.count()).select_from(PERSONS).where(*here, some)
+                counted = sa.select(sa.func.count()).select_from(PERSONS).where(*here, some)
                 shared += self._rows(counted)[0][0]
             if shared:
                 found[row.data] = shared, row.persons
@@ -373,7 +349,7 @@ class Store(Book):
         scheme, part = _parts(partition)
         wanted = sorted(set(persons))
         if wrong := [one for one in wanted if not isinstance(one, bytes) or len(one) != 16]:
-            raise BookError(f"a person is a keyed hash of 16 bytes, not {wrong[0]!r}")
+            raise book.BookError(f"a person is a keyed hash of 16 bytes, not {wrong[0]!r}")
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             new = list[bytes]()
@@ -381,10 +357,10 @@ class Store(Book):
                 some = wanted[start : start + _AT_ONCE]
                 here = PERSONS.c.data == data, PERSONS.c.scheme == scheme
                 rows = turn.connection.execute(
-                    select(PERSONS).where(*here, PERSONS.c.person.in_(some))
+                    sa.select(PERSONS).where(*here, PERSONS.c.person.in_(some))
                 ).all()
                 if others := [row.part for row in rows if row.part != part]:
-                    raise BookError(
+                    raise book.BookError(
                         f"{len(others):,} of the persons or more are in {scheme}={others[0]} "
                         f"already, so {partition} would not be disjoint from it: nothing was added"
                     )
@@ -398,10 +374,10 @@ class Store(Book):
                 return None
             if new:
                 turn.connection.execute(
-                    insert(PERSONS), [{**same, "person": person} for person in new]
+                    sa.insert(PERSONS), [{**same, "person": person} for person in new]
                 )
             turn.connection.execute(
-                update(SUMS)
+                sa.update(SUMS)
                 .where(*_at(data, partition or ""))
                 .values(persons=SUMS.c.persons + len(new))
             )
@@ -415,10 +391,10 @@ class Store(Book):
     def partitions(self, data: str) -> dict[str, int]:
         """Persons registered: partition → their number; "" is the whole data set."""
         self._known(data)
-        rows = self._rows(select(SUMS).where(SUMS.c.data == data).order_by(SUMS.c.part))
+        rows = self._rows(sa.select(SUMS).where(SUMS.c.data == data).order_by(SUMS.c.part))
         return {row.part: row.persons for row in rows}
 
-    def add_token(self, name: str, role: Role) -> str:
+    def add_token(self, name: str, role: book.Role) -> str:
         """A new token, which is told this once: the book keeps its hash. Owners only.
 
         Raises:
@@ -432,9 +408,9 @@ class Store(Book):
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             if one(turn.connection, TOKENS, TOKENS.c.name == name):
-                raise BookError(f"{name!r} has, or had, a token: choose another name")
+                raise book.BookError(f"{name!r} has, or had, a token: choose another name")
             values = {"name": name, "role": role, "hash": hashed}
-            turn.connection.execute(insert(TOKENS).values(revoked=False, **values))
+            turn.connection.execute(sa.insert(TOKENS).values(revoked=False, **values))
             return values
 
         self._write("token", work)
@@ -446,11 +422,11 @@ class Store(Book):
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             row = one(turn.connection, TOKENS, TOKENS.c.name == name)
             if row is None:
-                raise BookError(f"nobody named {name!r} has a token")
+                raise book.BookError(f"nobody named {name!r} has a token")
             if row.revoked:
                 return None
             turn.connection.execute(
-                update(TOKENS).where(TOKENS.c.name == name).values(revoked=True)
+                sa.update(TOKENS).where(TOKENS.c.name == name).values(revoked=True)
             )
             return {"name": name}
 
@@ -458,42 +434,42 @@ class Store(Book):
 
     def holder(self, token: str) -> TokenHolder:
         """The one whom a token names. Raises NotAllowedError: nobody, or it was revoked."""
-        found = self._rows(select(TOKENS).where(TOKENS.c.hash == _token_hash(token)))
+        found = self._rows(sa.select(TOKENS).where(TOKENS.c.hash == _token_hash(token)))
         row = found[0] if found else None
         if row is None or row.revoked:
-            raise NotAllowedError("the token opens nothing: it is unknown, or was revoked")
+            raise book.NotAllowedError("the token opens nothing: it is unknown, or was revoked")
         return TokenHolder(row.name, row.role)
 
     def holders(self) -> Sequence[TokenHolder]:
         """All that were given a token, by name."""
-        rows = self._rows(select(TOKENS).order_by(TOKENS.c.name))
+        rows = self._rows(sa.select(TOKENS).order_by(TOKENS.c.name))
         return [TokenHolder(row.name, row.role, row.revoked) for row in rows]
 
     # The life of a reservation.
 
     def reserve(
-        self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
-    ) -> Reservation:
+        self, data: str, charge: book.Charge, *, purpose: str = "", call: str | None = None
+    ) -> book.Reservation:
         rule, costs = self._priced(data, charge)
         account = self.account(data)
         purpose = _words("a purpose", purpose)
         if call is not None and not 1 <= len(call) <= 64:
-            raise BookError("a call's name has 1 to 64 characters")
+            raise book.BookError("a call's name has 1 to 64 characters")
 
         def work(turn: _Turn) -> Mapping[str, Any]:
             if account.until is not None and turn.at[:10] > account.until:
-                raise BookError(f"the account of {data!r} ended on {account.until}")
+                raise book.BookError(f"the account of {data!r} ended on {account.until}")
             sums = _sums(turn.connection, data)
             after = _with(rule, data, sums, charge, costs)
             if not rule.fits(sum_of(rule, data, after, charge.partition)):
                 raise _FullError(sums)
             number = 1 + (
-                turn.connection.execute(select(func.max(RESERVATIONS.c.number))).scalar() or 0
+                turn.connection.execute(sa.select(sa.func.max(RESERVATIONS.c.number))).scalar() or 0
             )
             row = {"number": number, "data": data, "purpose": purpose, "at": turn.at}
             texts = {"charge": canonical(chain.charge_values(charge)), "costs": _numbers(costs)}
             turn.connection.execute(
-                insert(RESERVATIONS).values(
+                sa.insert(RESERVATIONS).values(
                     **row, **texts, actor=self.actor, status="reserved", mark=0
                 )
             )
@@ -508,21 +484,23 @@ class Store(Book):
             told = {"data": data, "purpose": purpose, "left": over.epsilon_left}
             values = {**told, "charge": chain.charge_values(charge)}
             if self._kept.noting(self.actor):
-                with suppress(BookError):  # the refusal holds, noted or not
+                with suppress(book.BookError):  # the refusal holds, noted or not
                     self._write("refuse", lambda turn: values)
             raise over from None
         made = chain.reserved_by(found)
         self._kept.remember(made)
         if (made.data, made.charge) != (data, charge):
-            raise BookError(f"the call {call!r} was for another charge: reservation {made.number}")
+            raise book.BookError(
+                f"the call {call!r} was for another charge: reservation {made.number}"
+            )
         return made if call is None else self.reservation(made.number)
 
-    def fits(self, data: str, charge: Charge) -> bool:
+    def fits(self, data: str, charge: book.Charge) -> bool:
         rule, costs = self._priced(data, charge)
         after = _with(rule, data, self._read(lambda on: _sums(on, data)), charge, costs)
         return rule.fits(sum_of(rule, data, after, charge.partition))
 
-    def begin(self, number: int, run: str) -> Reservation:
+    def begin(self, number: int, run: str) -> book.Reservation:
         _name("the run", run)
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
@@ -543,10 +521,10 @@ class Store(Book):
 
         self._write("mark", work)
 
-    def settle(self, number: int, rounds: int) -> Total:
+    def settle(self, number: int, rounds: int) -> book.Total:
         return self._finish("settle", number, rounds, chain.settled, {})
 
-    def end(self, number: int, rounds: int, reason: str) -> Total:
+    def end(self, number: int, rounds: int, reason: str) -> book.Total:
         """See :meth:`Book.end`; whoever reserved may end what has not begun, with 0 rounds."""
         return self._finish("end", number, rounds, chain.ended, {"reason": _reason(reason)})
 
@@ -555,9 +533,9 @@ class Store(Book):
         kind: str,
         number: int,
         rounds: int,
-        finished: Callable[[Reservation, int], Reservation],
+        finished: Callable[[book.Reservation, int], book.Reservation],
         values: Mapping[str, Any],
-    ) -> Total:
+    ) -> book.Total:
         # A reservation's charge never changes: it is priced before the transaction.
         held = self._kept.charges.get(number) or self.reservation(number)
         data, charge = held.data, held.charge
@@ -567,7 +545,7 @@ class Store(Book):
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             held, costs = self._own(turn, number)
             if kind == "end" and self.role != "owner" and (held.status != "reserved" or rounds):
-                raise NotAllowedError("only an owner ends a reservation that has begun")
+                raise book.NotAllowedError("only an owner ends a reservation that has begun")
             new = finished(held, rounds)
             if not self._change(turn, held, new, costs=_numbers(now_costs)):
                 return None
@@ -580,27 +558,27 @@ class Store(Book):
         self._write(kind, work)
         return self.total(data)
 
-    def reservation(self, number: int) -> Reservation:
+    def reservation(self, number: int) -> book.Reservation:
         found = _reservation(self._read(lambda on: _row(on, number)))
         self._kept.remember(found)
         return found
 
-    def reservations(self, data: str) -> Sequence[Reservation]:
+    def reservations(self, data: str) -> Sequence[book.Reservation]:
         self._known(data)
-        query = select(RESERVATIONS).where(RESERVATIONS.c.data == data)
+        query = sa.select(RESERVATIONS).where(RESERVATIONS.c.data == data)
         return list(map(_reservation, self._rows(query.order_by(RESERVATIONS.c.number))))
 
-    def total(self, data: str) -> Total:
+    def total(self, data: str) -> book.Total:
         account, rule = self._known(data)
         sums, head = self._read(
-            lambda on: (_sums(on, data), on.execute(select(HEAD.c.hash)).scalar_one())
+            lambda on: (_sums(on, data), on.execute(sa.select(HEAD.c.hash)).scalar_one())
         )
         return total_of(account, rule, sums, head)
 
     # The chain.
 
-    def entries(self, after: int = 0) -> Sequence[Entry]:
-        query = select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number)
+    def entries(self, after: int = 0) -> Sequence[book.Entry]:
+        query = sa.select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number)
         return list(map(_entry, self._rows(query)))
 
     def export(self) -> str:
@@ -608,8 +586,8 @@ class Store(Book):
         return chain.export(self.entries())
 
     def verify(self, head: str | None = None) -> Sequence[str]:
-        def work(connection: Connection) -> list[str]:
-            rows = connection.execute(select(ENTRIES).order_by(ENTRIES.c.number)).all()
+        def work(connection: sa.Connection) -> list[str]:
+            rows = connection.execute(sa.select(ENTRIES).order_by(ENTRIES.c.number)).all()
             try:
                 entries = [_entry(row) for row in rows]
             except (ValueError, TypeError) as error:
@@ -621,71 +599,75 @@ class Store(Book):
 
     # Within.
 
-    def _known(self, data: str) -> tuple[Account, TotalRule]:
+    def _known(self, data: str) -> tuple[book.Account, TotalRule]:
         """An account and its rule, which never change."""
         if data not in self._kept.rules:
-            rows = self._rows(select(ACCOUNTS).where(ACCOUNTS.c.data == data))
+            rows = self._rows(sa.select(ACCOUNTS).where(ACCOUNTS.c.data == data))
             if not rows:
-                names = [row.data for row in self._rows(select(ACCOUNTS.c.data))]
+                names = [row.data for row in self._rows(sa.select(ACCOUNTS.c.data))]
                 hint = suggestion(data, names) if names else "the book has no account yet"
-                raise BookError(f"the book has no account of {data!r}: {hint}")
+                raise book.BookError(f"the book has no account of {data!r}: {hint}")
             row = rows[0]
             found = chain.account_from(parse(row.account)), TotalRule.from_dict(parse(row.rule))
             self._kept.rules[data] = found
         return self._kept.rules[data]
 
-    def _priced(self, data: str, charge: Charge) -> tuple[TotalRule, Sums]:
+    def _priced(self, data: str, charge: book.Charge) -> tuple[TotalRule, Sums]:
         """The rule of an account and what a charge costs by it; refuses what does not go there."""
         account, rule = self._known(data)
         _parts(charge.partition)
         stated = charge.mechanism.adjacency
         if stated != account.adjacency:
-            raise BookError(
+            raise book.BookError(
                 f"the account of {data!r} is kept under adjacency {account.adjacency!r}, the plan "
                 f"is stated under {stated!r}: plan it under the account's"
             )
         if whole("group", charge.group) > 1 and account.unit == "record":
-            raise BookError(
+            raise book.BookError(
                 f"the account of {data!r} protects a record, the plan groups of {charge.group}: "
                 "plan it for one record, or open an account for persons"
             )
         try:
             return rule, rule.costs(charge)
         except ValueError as error:
-            raise BookError(f"the charge cannot be added up: {error}") from None
+            raise book.BookError(f"the charge cannot be added up: {error}") from None
 
     def _over(
-        self, account: Account, rule: TotalRule, sums: Holdings, charge: Charge
-    ) -> OverBudgetError:
+        self, account: book.Account, rule: TotalRule, sums: Holdings, charge: book.Charge
+    ) -> book.OverBudgetError:
         left = rule.left(sum_of(rule, account.data, sums, charge.partition))
         budget = account.budget
-        return OverBudgetError(
+        return book.OverBudgetError(
             f"this does not fit into the budget of {account.data!r} (ε {budget.epsilon:g} at δ "
             f"{budget.delta:g}): what is left is one Gaussian release of ε {left:.4g} at that δ; "
             "nothing was charged",
             left,
         )
 
-    def _own(self, turn: _Turn, number: int) -> tuple[Reservation, Sums]:
+    def _own(self, turn: _Turn, number: int) -> tuple[book.Reservation, Sums]:
         """A reservation that the actor may change, and what it costs now."""
         row = _row(turn.connection, number)
         if self.role == "analyst" and row.actor != self.actor:
-            raise NotAllowedError(f"reservation {number} is {row.actor}'s: an owner may change it")
+            raise book.NotAllowedError(
+                f"reservation {number} is {row.actor}'s: an owner may change it"
+            )
         return _reservation(row), tuple(json.loads(row.costs))
 
-    def _change(self, turn: _Turn, held: Reservation, new: Reservation, **more: str) -> bool:
+    def _change(
+        self, turn: _Turn, held: book.Reservation, new: book.Reservation, **more: str
+    ) -> bool:
         """Bring a reservation's row to what follows; False: it is there already."""
         if new == held:
             return False
         life = {name: getattr(new, name) for name in ("status", "run", "mark", "released")}
         here = RESERVATIONS.c.number == held.number
-        turn.connection.execute(update(RESERVATIONS).where(here).values(**life, **more))
+        turn.connection.execute(sa.update(RESERVATIONS).where(here).values(**life, **more))
         return True
 
-    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+    def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         return self._read(lambda connection: connection.execute(query).all())
 
-    def _read(self, work: Callable[[Connection], _Found]) -> _Found:
+    def _read(self, work: Callable[[sa.Connection], _Found]) -> _Found:
         """Look at one moment of the book; a server that is gone is waited for."""
         until = time.monotonic() + self._kept.patience
         while True:
@@ -695,7 +677,7 @@ class Store(Book):
             except DBAPIError as error:
                 trouble = failure(error)
             if trouble.kind == "stop" or time.monotonic() > until:
-                raise BookError(f"{self._kept.url}: {trouble.words}")
+                raise book.BookError(f"{self._kept.url}: {trouble.words}")
             time.sleep(random.uniform(0.01, 0.2))
 
     def _write(
@@ -720,15 +702,15 @@ class Store(Book):
         kept = self._kept
         if self.role not in _MAY[kind]:
             who = " and ".join(_MAY[kind])
-            raise NotAllowedError(f"{self.actor} is {self.role} here: {kind!r} is for {who}s")
+            raise book.NotAllowedError(f"{self.actor} is {self.role} here: {kind!r} is for {who}s")
         if kept.key is not None and kept.signer is None:
-            raise BookError(f"{kept.url} is signed: open it with its private key to change it")
+            raise book.BookError(f"{kept.url} is signed: open it with its private key to change it")
         name = f"{self.actor}:{call}" if call else secrets.token_hex(16)
         until, looked, sent = time.monotonic() + kept.patience, call is not None, False
         while True:
             try:
                 with kept.engine.begin() as connection:
-                    head = connection.execute(select(HEAD).with_for_update()).one()
+                    head = connection.execute(sa.select(HEAD).with_for_update()).one()
                     if looked and (row := one(connection, ENTRIES, ENTRIES.c.call == name)):
                         return _entry(row).values
                     sent = False
@@ -746,18 +728,18 @@ class Store(Book):
             looked = True
             if trouble.kind == "stop" and sent:
                 # It has ended, and holds nothing up: the book can be asked at once.
-                if rows := self._rows(select(ENTRIES).where(ENTRIES.c.call == name)):
+                if rows := self._rows(sa.select(ENTRIES).where(ENTRIES.c.call == name)):
                     return _entry(rows[0]).values
                 sent = False
             if trouble.kind == "stop" or time.monotonic() > until:
                 raise self._given_up(kind, name, trouble, sent)
             time.sleep(random.uniform(0.01, 0.2))
 
-    def _given_up(self, kind: str, name: str, trouble: Failure, sent: bool) -> BookError:
+    def _given_up(self, kind: str, name: str, trouble: Failure, sent: bool) -> book.BookError:
         where = f"{self._kept.url}: {trouble.words}"
         if not sent or trouble.kind in ("busy", "again"):
-            return BookError(f"{where}; nothing was written")
-        return BookError(
+            return book.BookError(f"{where}; nothing was written")
+        return book.BookError(
             f"{where}. It is not known whether this is in the book ({kind}, call {name}): count it "
             "as charged, and look with forethought ledger show when the book can be reached"
         )
@@ -771,7 +753,7 @@ class _FullError(Exception):
         self.sums = sums
 
 
-def total_of(account: Account, rule: TotalRule, sums: Holdings, head: str) -> Total:
+def total_of(account: book.Account, rule: TotalRule, sums: Holdings, head: str) -> book.Total:
     """The total of an account from its sums; see :class:`~forethought.ledger.book.Total`."""
     budget = account.budget
 
@@ -786,23 +768,25 @@ def total_of(account: Account, rule: TotalRule, sums: Holdings, head: str) -> To
         if data == account.data
     }
     most = sum_of(rule, account.data, sums)
-    return Total(epsilon(most), budget.delta, rule.left(most), by_part, head)
+    return book.Total(epsilon(most), budget.delta, rule.left(most), by_part, head)
 
 
 def _name(what: str, name: str) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > 200 or not name.isprintable():
-        raise BookError(f"{what} has a name of 1 to 200 printable characters, not {name!r:.80}")
+        raise book.BookError(
+            f"{what} has a name of 1 to 200 printable characters, not {name!r:.80}"
+        )
     return name
 
 
 def _words(what: str, text: str) -> str:
     line = " ".join(text.split())
     if len(line) > 2000 or not line.isprintable():
-        raise BookError(f"{what} has 2,000 printable characters at most")
+        raise book.BookError(f"{what} has 2,000 printable characters at most")
     return line
 
 
-def _account(account: Account) -> Account:
+def _account(account: book.Account) -> book.Account:
     _name("an account", account.data)
     one_of("adjacency", account.adjacency, ADJACENCIES)
     one_of("unit", account.unit, ("record", "person"))
@@ -812,7 +796,7 @@ def _account(account: Account) -> Account:
         except ValueError:
             good = False
         if not good:
-            raise BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
+            raise book.BookError(f"{name} is a day such as 2027-12-31, not {day!r}")
     return account
 
 
@@ -822,7 +806,9 @@ def _parts(partition: str | None) -> tuple[str, str]:
         return "", ""
     scheme, _, part = partition.partition("=")
     if not scheme.strip() or not part.strip() or not partition.isprintable():
-        raise BookError(f"a partition is named scheme=part, such as site=A, not {partition!r:.80}")
+        raise book.BookError(
+            f"a partition is named scheme=part, such as site=A, not {partition!r:.80}"
+        )
     return scheme, part
 
 
@@ -852,9 +838,9 @@ def _numbers(sums: Sums) -> str:
     return json.dumps(sums, separators=(",", ":"))
 
 
-def _append(connection: Connection, entry: Entry, call: str) -> None:
+def _append(connection: sa.Connection, entry: book.Entry, call: str) -> None:
     connection.execute(
-        insert(ENTRIES).values(
+        sa.insert(ENTRIES).values(
             number=entry.number,
             kind=entry.kind,
             content=canonical(entry.values),
@@ -865,31 +851,31 @@ def _append(connection: Connection, entry: Entry, call: str) -> None:
         )
     )
     newest = {"number": entry.number, "hash": entry.hash, "at": entry.values["at"]}
-    connection.execute(update(HEAD).values(**newest))
+    connection.execute(sa.update(HEAD).values(**newest))
 
 
-def _entry(row: Row[Any]) -> Entry:
+def _entry(row: sa.Row[Any]) -> book.Entry:
     values = parse(row.content)
-    return Entry(row.number, row.kind, values, row.previous, row.hash, row.signature)
+    return book.Entry(row.number, row.kind, values, row.previous, row.hash, row.signature)
 
 
-def _row(connection: Connection, number: int) -> Row[Any]:
-    found: Row[Any] | None = one(connection, RESERVATIONS, RESERVATIONS.c.number == number)
+def _row(connection: sa.Connection, number: int) -> sa.Row[Any]:
+    found: sa.Row[Any] | None = one(connection, RESERVATIONS, RESERVATIONS.c.number == number)
     if found is None:
-        raise BookError(f"the book has no reservation {number}")
+        raise book.BookError(f"the book has no reservation {number}")
     return found
 
 
-def _reservation(row: Row[Any]) -> Reservation:
+def _reservation(row: sa.Row[Any]) -> book.Reservation:
     # Its own columns follow the costs in the order of a reservation's fields.
     own: tuple[Any, ...] = tuple(row)[4:]
-    return Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *own)
+    return book.Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *own)
 
 
 def _reason(text: str) -> str:
     words = _words("a decision's reason", text)
     if not words:
-        raise BookError("a decision has a reason")
+        raise book.BookError("a decision has a reason")
     return words
 
 
@@ -899,33 +885,35 @@ def _at(data: str, part: str) -> tuple[Any, Any]:
 
 def _new_sums(turn: _Turn, data: str, part: str, rule: TotalRule) -> None:
     values = {"data": data, "part": part, "sums": _numbers(rule.nothing), "persons": 0}
-    turn.connection.execute(insert(SUMS).values(**values))
+    turn.connection.execute(sa.insert(SUMS).values(**values))
 
 
-def _sums(connection: Connection, data: str) -> dict[tuple[str, str], Sums]:
-    rows = connection.execute(select(SUMS).where(SUMS.c.data == data)).all()
+def _sums(connection: sa.Connection, data: str) -> dict[tuple[str, str], Sums]:
+    rows = connection.execute(sa.select(SUMS).where(SUMS.c.data == data)).all()
     return {(data, row.part): tuple(json.loads(row.sums)) for row in rows}
 
 
 def _set_sums(turn: _Turn, data: str, partition: str | None, sums: Holdings) -> None:
     part = partition or ""
-    changed = update(SUMS).where(*_at(data, part)).values(sums=_numbers(sums[data, part]))
+    changed = sa.update(SUMS).where(*_at(data, part)).values(sums=_numbers(sums[data, part]))
     turn.connection.execute(changed)
 
 
 def _with(
-    rule: TotalRule, data: str, sums: Holdings, charge: Charge, costs: Sums
+    rule: TotalRule, data: str, sums: Holdings, charge: book.Charge, costs: Sums
 ) -> dict[tuple[str, str], Sums]:
     """The sums after a charge. Raises BookError: an unknown partition."""
     at = data, charge.partition or ""
     if at not in sums:
         known = [part for _, part in sums if part]
         hint = suggestion(at[1], known) if known else "none is registered yet"
-        raise BookError(f"{data!r} has no partition {charge.partition!r}: {hint}")
+        raise book.BookError(f"{data!r} has no partition {charge.partition!r}: {hint}")
     return {**sums, at: tuple(map(sum, zip(sums[at], costs, strict=True)))}
 
 
-def _differing(connection: Connection, state: chain.BookState, newest: Entry) -> Iterator[str]:
+def _differing(
+    connection: sa.Connection, state: chain.BookState, newest: book.Entry
+) -> Iterator[str]:
     """Places where the tables hold something else than what follows from the entries."""
     held = {
         number: (
@@ -952,7 +940,7 @@ def _differing(connection: Connection, state: chain.BookState, newest: Entry) ->
     ):
         found = {
             (row[0] if keys == 1 else tuple(row[:keys])): tuple(row[keys:])
-            for row in connection.execute(select(table))
+            for row in connection.execute(sa.select(table))
         }
         for at in sorted({*found, *expected}, key=str):
             if found.get(at) != expected.get(at):
@@ -960,9 +948,9 @@ def _differing(connection: Connection, state: chain.BookState, newest: Entry) ->
     yield from _other_persons(connection, state)
 
 
-def _other_persons(connection: Connection, state: chain.BookState) -> Iterator[str]:
+def _other_persons(connection: sa.Connection, state: chain.BookState) -> Iterator[str]:
     order = PERSONS.c.entry, PERSONS.c.data, PERSONS.c.scheme, PERSONS.c.part, PERSONS.c.person
-    rows = connection.execute(select(*order).order_by(*order))
+    rows = connection.execute(sa.select(*order).order_by(*order))
     found = {
         at[0]: (at[1], f"{at[2]}={at[3]}" if at[2] else "", digest)
         for at, some in groupby(rows, key=lambda row: tuple(row[:4]))

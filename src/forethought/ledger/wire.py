@@ -6,14 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forethought.ledger.book import (
-    BookError,
-    Entry,
-    NotAllowedError,
-    OverBudgetError,
-    Reservation,
-    Total,
-)
+from forethought.ledger import book
 from forethought.ledger.chain import account_from, account_values, charge_from, charge_values
 from forethought.values.mechanism import UnsupportedMechanismError
 from forethought.values.serialisation import build
@@ -33,28 +26,30 @@ class BookCall:
     again: bool = True
 
 
-def reservation_to(reservation: Reservation) -> dict[str, Any]:
+def reservation_to(reservation: book.Reservation) -> dict[str, Any]:
     return {**vars(reservation), "charge": charge_values(reservation.charge)}
 
 
-def reservation_from(values: Mapping[str, Any]) -> Reservation:
-    return build(Reservation, {**values, "charge": charge_from(values["charge"])}, "reservation")
+def reservation_from(values: Mapping[str, Any]) -> book.Reservation:
+    return build(
+        book.Reservation, {**values, "charge": charge_from(values["charge"])}, "reservation"
+    )
 
 
-def total_to(total: Total) -> dict[str, Any]:
+def total_to(total: book.Total) -> dict[str, Any]:
     return {**vars(total), "by_part": dict(total.by_part)}
 
 
-def total_from(values: Mapping[str, Any]) -> Total:
-    return build(Total, values, "total")
+def total_from(values: Mapping[str, Any]) -> book.Total:
+    return build(book.Total, values, "total")
 
 
-def entry_to(entry: Entry) -> dict[str, Any]:
+def entry_to(entry: book.Entry) -> dict[str, Any]:
     return {**vars(entry), "values": dict(entry.values)}
 
 
-def entry_from(values: Mapping[str, Any]) -> Entry:
-    return build(Entry, values, "entry")
+def entry_from(values: Mapping[str, Any]) -> book.Entry:
+    return build(book.Entry, values, "entry")
 
 
 def _each(one: Callable[[Any], Any]) -> Callable[[Sequence[Any]], list[Any]]:
@@ -101,9 +96,9 @@ ARGUMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 # The error's name on the wire → its class and the HTTP status; the first that fits is sent.
 ERRORS: dict[str, tuple[type[ValueError], int]] = {
-    "over-budget": (OverBudgetError, 409),
-    "not-allowed": (NotAllowedError, 403),
-    "book": (BookError, 409),
+    "over-budget": (book.OverBudgetError, 409),
+    "not-allowed": (book.NotAllowedError, 403),
+    "book": (book.BookError, 409),
     "unsupported": (UnsupportedMechanismError, 422),
     "value": (ValueError, 400),
 }
@@ -114,7 +109,7 @@ def error_to(error: ValueError | TypeError) -> tuple[int, dict[str, Any]]:
     for name, (kind, status) in ERRORS.items():
         if isinstance(error, kind):
             values: dict[str, Any] = {"error": name, "message": str(error)}
-            if isinstance(error, OverBudgetError):
+            if isinstance(error, book.OverBudgetError):
                 values["epsilon_left"] = error.epsilon_left
             return status, values
     return 400, {"error": "value", "message": str(error)}
@@ -124,5 +119,5 @@ def error_from(values: Mapping[str, Any]) -> ValueError:
     """The inverse of :func:`error_to`."""
     message = str(values.get("message", "the service refused"))
     if values.get("error") == "over-budget":
-        return OverBudgetError(message, float(values["epsilon_left"]))
+        return book.OverBudgetError(message, float(values["epsilon_left"]))
     return ERRORS.get(str(values.get("error")), ERRORS["book"])[0](message)

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from forethought.values.checks import real
+
 
 class TemperedSigmoid(nn.Module):
     """s/(1 + exp(−temp·z)) − o (Papernot et al. 2021, Section 4).
@@ -21,14 +23,11 @@ class TemperedSigmoid(nn.Module):
 
     def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
         super().__init__()
-        for name, value in (("scale", scale), ("temperature", temperature), ("offset", offset)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name} of a tempered sigmoid must be a number, not {value!r}")
-            if not math.isfinite(value):
-                raise ValueError(f"{name} of a tempered sigmoid must be finite, not {value!r}")
-        if scale == 0 or temperature == 0:
+        self.scale = real("scale of a tempered sigmoid", scale)
+        self.temperature = real("temperature of a tempered sigmoid", temperature)
+        self.offset = real("offset of a tempered sigmoid", offset)
+        if self.scale == 0 or self.temperature == 0:
             raise ValueError("a tempered sigmoid of scale or temperature 0 is a constant")
-        self.scale, self.temperature, self.offset = float(scale), float(temperature), float(offset)
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return self.scale * torch.sigmoid(self.temperature * z) - self.offset

@@ -11,31 +11,20 @@ import torch
 from torch import nn
 
 from forethought.gradients.boundary import turns
-from forethought.models.networks import (
-    PRESETS,
-    additive,
-    cnn,
-    gabor_cnn,
-    lenet5,
-    linear,
-    mlp,
-    tempered_cnn,
-    wrn_16_4,
-    wrn_40_4,
-)
+from forethought.models import networks
 from forethought.values.checks import imported
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "additive": additive,
-    "lenet5": lenet5,
-    "cnn": cnn,
-    "tempered-cnn": tempered_cnn,
-    "gabor-cnn": gabor_cnn,
-    "wrn-16-4": wrn_16_4,
-    "wrn-40-4": wrn_40_4,
-    **PRESETS,
+    "linear": networks.linear,
+    "mlp": networks.mlp,
+    "additive": networks.additive,
+    "lenet5": networks.lenet5,
+    "cnn": networks.cnn,
+    "tempered-cnn": networks.tempered_cnn,
+    "gabor-cnn": networks.gabor_cnn,
+    "wrn-16-4": networks.wrn_16_4,
+    "wrn-40-4": networks.wrn_40_4,
+    **networks.PRESETS,
 }
 # Installed up to 0.2, and in tools/published_networks.py of the repository since: name → function.
 PUBLISHED = {

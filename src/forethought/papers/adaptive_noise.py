@@ -15,14 +15,13 @@ from functools import cached_property
 
 from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval
-from forethought.values.checks import real, whole
+from forethought.values.checks import real, settle, whole
 from forethought.values.mechanism import Budget, FullBatch, Mechanism, Rounds
 
 
 def nonconvex_sigma(t: int, smoothness: float, gap: float, dimension: int) -> float:
     """σ_t = 4M sqrt(F(θ_0) − F*)/(√d t), Proposition 3(a). Some places print √(dt)."""
-    size = real("smoothness", smoothness, above=0) * math.sqrt(real("gap", gap, above=0))
-    return 4 * size / (math.sqrt(whole("dimension", dimension)) * whole("t", t))
+    return convex_sigma(t, smoothness, math.sqrt(real("gap", gap, above=0)), dimension)
 
 
 def convex_sigma(t: int, smoothness: float, radius: float, dimension: int) -> float:
@@ -129,7 +128,7 @@ class GaussianSchedule:
 
     def __post_init__(self) -> None:
         sigmas = tuple(real("sigma", value, above=0) for value in self.sigmas)
-        object.__setattr__(self, "sigmas", sigmas)
+        settle(self, sigmas=sigmas)
         real("lipschitz", self.lipschitz, above=0)
         whole("examples", self.examples)
 

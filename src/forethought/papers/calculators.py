@@ -8,18 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from forethought.accounting.exact import calibrate
-from forethought.papers.closed_form import (
-    ClosedForm,
-    SampleSizes,
-    closed_form_epsilon,
-    closed_form_sigma,
-    g,
-    gamma_step,
-    h,
-    theorem_3_1,
-    theorem_b_4,
-)
+from forethought.accounting.exact import calibrate, epsilon
+from forethought.papers import closed_form
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Budget
 
@@ -100,11 +90,11 @@ class RoundsCalculator:
         """s_max,asym = kN/T_min,asym."""
         return self.epochs * self.examples / self.t_min_asymptotic
 
-    def at(self, size: float, rounds: int | None = None) -> ClosedForm:
+    def at(self, size: float, rounds: int | None = None) -> closed_form.ClosedForm:
         """Theorem 3.1 of a constant sample size; as many rounds as k epochs hold by default."""
         count = round(self.epochs * self.examples / size) if rounds is None else rounds
-        sizes = SampleSizes.constant(size, count, self.examples)
-        return theorem_3_1(self.epsilon, self.delta, self.sigma, sizes)
+        sizes = closed_form.SampleSizes.constant(size, count, self.examples)
+        return closed_form.theorem_3_1(self.epsilon, self.delta, self.sigma, sizes)
 
 
 def rounds_calculator(
@@ -123,11 +113,13 @@ def rounds_calculator(
     N, size = whole("examples", examples), real("sigma", sigma, above=0)
     k, spread = real("epochs", epochs, above=0), real("theta", theta, least=1)
     tail = 1 / N if delta is None else real("delta", delta, above=0, below=1)
-    eps = closed_form_epsilon(size, tail)
+    eps = closed_form.closed_form_epsilon(size, tail)
     if not math.isfinite(eps):
         raise ValueError(f"sigma must be above sqrt(2) for the closed form, not {size}")
     one_of("reading", reading, get_args(Reading))
-    kept, last = iterated_gamma(lambda current: gamma_step(size, eps / k, current), reading)
+    kept, last = iterated_gamma(
+        lambda current: closed_form.gamma_step(size, eps / k, current), reading
+    )
     gam = kept if reading == "as-printed" and math.isfinite(last) else last
     if (2 / math.e * k) ** 2 < 0.5 - math.log(tail) or not math.isfinite(gam):
         raise ValueError(
@@ -144,7 +136,7 @@ class Phase:
     size: int
     rounds: int
     sigma: float
-    result: ClosedForm
+    result: closed_form.ClosedForm
 
 
 def phase_calculator(
@@ -208,13 +200,13 @@ def phase_calculator(
         raise RuntimeError(f"sample size {low} was admissible and no longer is")
     spent, noise = chosen
     rounds = max(1, math.floor(K / low))
-    sizes = SampleSizes(
+    sizes = closed_form.SampleSizes(
         (*(float(size) for size, _ in earlier), float(low)),
         (*(count for _, count in earlier), rounds),
         N,
     )
     stated = target if reading == "converged" else spent
-    return Phase(low, rounds, noise, theorem_b_4(stated, tail, noise, sizes))
+    return Phase(low, rounds, noise, closed_form.theorem_b_4(stated, tail, noise, sizes))
 
 
 def phase_epsilon(
@@ -236,27 +228,31 @@ def phase_epsilon(
     total = gradients + math.fsum(s * count for s, count in earlier)
     mean = total / (rounds + sum(count for _, count in earlier))
     theta = max([size, *(s for s, _ in earlier)]) / mean
-    root = closed_form_sigma if reading == "converged" else printed_sigma
+    root = closed_form.closed_form_sigma if reading == "converged" else printed_sigma
 
     def settled(current: float) -> tuple[float, float]:
         epsilon = current * theta**2 * mean * total / N**2
         if sigma is not None:
-            epsilon = max(epsilon, closed_form_epsilon(sigma, tail))
+            epsilon = max(epsilon, closed_form.closed_form_epsilon(sigma, tail))
         if not 0 < epsilon < math.inf:
             return math.inf, math.inf
         return epsilon, root(epsilon, tail) if sigma is None else sigma
 
     def step(current: float) -> float:
         epsilon, noise = settled(current)
-        return gamma_step(noise, epsilon * N / total, current) if epsilon < 1e3 else math.inf
+        return (
+            closed_form.gamma_step(noise, epsilon * N / total, current)
+            if epsilon < 1e3
+            else math.inf
+        )
 
     kept, last = iterated_gamma(step, reading)
     if not math.isfinite(last):
         return None
     epsilon, noise = settled(kept)
-    if mean > g(closed_form_sigma(epsilon, tail)) * N / theta:
+    if mean > closed_form.g(closed_form.closed_form_sigma(epsilon, tail)) * N / theta:
         return None
-    if epsilon > (kept if reading == "as-printed" else last) * h(noise) * total / N:
+    if epsilon > (kept if reading == "as-printed" else last) * closed_form.h(noise) * total / N:
         return None
     return epsilon, noise
 
@@ -292,7 +288,7 @@ class Calculated:
 
     calculator: str
     what: str
-    result: ClosedForm
+    result: closed_form.ClosedForm
 
     @cached_property
     def exact_noise_multiplier(self) -> float:
@@ -308,8 +304,6 @@ class Calculated:
     def _epsilon(self, sigma: float) -> float:
         if sigma == self.result.sigma:
             return self.result.exact.upper
-        from forethought.accounting.exact import epsilon
-
         mechanism = self.result.sizes.mechanism(sigma)
         return epsilon(mechanism, self.result.delta, accuracy=0.05).upper
 
@@ -420,7 +414,9 @@ def calculate(
     return [Calculated(E1, what, phase.result)]
 
 
-def growing(examples: int, epochs: float, power: float, rounds: int, steps: int) -> SampleSizes:
+def growing(
+    examples: int, epochs: float, power: float, rounds: int, steps: int
+) -> closed_form.SampleSizes:
     """Sizes near q N i^p in ``steps`` equal stretches of rounds, with q so that k epochs are used.
 
     Each stretch has the mean of its sizes, so that the accountant meets few different rates;
@@ -440,7 +436,7 @@ def growing(examples: int, epochs: float, power: float, rounds: int, steps: int)
     mean = epochs * examples / rounds
     sizes = tuple(weight * mean for weight in weights)
     counts = tuple(end - start for start, end in zip(starts, ends, strict=True))
-    return SampleSizes(sizes, counts, examples)
+    return closed_form.SampleSizes(sizes, counts, examples)
 
 
 def earlier_phase(text: str) -> tuple[float, int]:
@@ -483,7 +479,7 @@ def _by_noise(
     ]
 
 
-def _enough_rounds(found: RoundsCalculator, power: float, steps: int) -> ClosedForm:
+def _enough_rounds(found: RoundsCalculator, power: float, steps: int) -> closed_form.ClosedForm:
     """T_min, or the few rounds more that γ's tolerance and the stretches of sizes cost."""
     rounds = math.ceil(found.t_min)
     while True:
@@ -494,22 +490,22 @@ def _enough_rounds(found: RoundsCalculator, power: float, steps: int) -> ClosedF
         rounds = max(rounds + 1, math.ceil(needed))
 
 
-def _at(found: RoundsCalculator, rounds: int, power: float, steps: int) -> ClosedForm:
+def _at(found: RoundsCalculator, rounds: int, power: float, steps: int) -> closed_form.ClosedForm:
     sizes = growing(found.examples, found.epochs, power, rounds, steps)
-    return theorem_3_1(found.epsilon, found.delta, found.sigma, sizes)
+    return closed_form.theorem_3_1(found.epsilon, found.delta, found.sigma, sizes)
 
 
 def _growing_by_epsilon(
     examples: int, epsilon: float, epochs: float, delta: float, power: float, steps: int
 ) -> Calculated:
-    sigma = closed_form_sigma(epsilon, delta)
+    sigma = closed_form.closed_form_sigma(epsilon, delta)
 
-    def result(rounds: int) -> ClosedForm | None:
+    def result(rounds: int) -> closed_form.ClosedForm | None:
         try:
             sizes = growing(examples, epochs, power, rounds, steps)
         except ValueError:
             return None
-        found = theorem_b_4(epsilon, delta, sigma, sizes)
+        found = closed_form.theorem_b_4(epsilon, delta, sigma, sizes)
         return found if found.holds else None
 
     found = _smallest(result)
@@ -521,7 +517,9 @@ def _growing_by_epsilon(
     return Calculated(GROWING, f"fewest rounds of s_i ≈ q N i^{power:g}", found)
 
 
-def _smallest(result: Callable[[int], ClosedForm | None]) -> ClosedForm | None:
+def _smallest(
+    result: Callable[[int], closed_form.ClosedForm | None],
+) -> closed_form.ClosedForm | None:
     """The result at the smallest number of rounds that has one (conditions ease with rounds)."""
     high = 1
     while result(high) is None:

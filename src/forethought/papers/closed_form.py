@@ -10,11 +10,12 @@ from functools import cached_property
 import numpy as np
 from scipy.special import ndtr
 
+from forethought.accounting import exact
 from forethought.accounting.dominating_pair import gaussian_epsilon, gaussian_mu
 from forethought.accounting.interval import Interval, bisected
 from forethought.accounting.theorems import all_uncorrelated
 from forethought.accounting.tradeoff import TradeOff, from_points
-from forethought.values.checks import real, whole
+from forethought.values.checks import real, settle, whole
 from forethought.values.mechanism import (
     CyclicPoisson,
     FullBatch,
@@ -131,8 +132,7 @@ class SampleSizes:
         sizes = tuple(real("sample size", s, above=0, most=examples) for s in self.sizes)
         if not sizes or len(sizes) != len(self.rounds):
             raise ValueError("one number of rounds per sample size, and at least one of each")
-        object.__setattr__(self, "sizes", sizes)
-        object.__setattr__(self, "rounds", tuple(whole("rounds", n) for n in self.rounds))
+        settle(self, sizes=sizes, rounds=tuple(whole("rounds", n) for n in self.rounds))
 
     @classmethod
     def constant(cls, size: float, rounds: int, examples: int) -> SampleSizes:
@@ -270,9 +270,7 @@ class ClosedForm:
     @cached_property
     def exact(self) -> Interval:
         """The certified ε of the same run at the same δ, computed on first use."""
-        from forethought.accounting.exact import epsilon
-
-        return epsilon(self.mechanism, self.delta)
+        return exact.epsilon(self.mechanism, self.delta)
 
 
 def _checked(epsilon: float, delta: float, sigma: float) -> tuple[float, float, float]:

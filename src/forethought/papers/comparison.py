@@ -10,14 +10,8 @@ from typing import Any, NamedTuple
 from forethought.accounting import exact
 from forethought.accounting.interval import at_least
 from forethought.accounting.renyi import rdp, zcdp
+from forethought.papers import closed_form
 from forethought.papers.adaptive_noise import paper_epsilon
-from forethought.papers.closed_form import (
-    SampleSizes,
-    approximate_clt_epsilon,
-    closed_form_epsilon,
-    theorem_3_1,
-    theorem_b_4,
-)
 from forethought.papers.strong_adversary import KnownHits
 from forethought.values.mechanism import Mechanism, Poisson, Rounds, UnsupportedMechanismError
 from forethought.values.serialisation import entries
@@ -82,7 +76,7 @@ def compare(
         "zCDP": lambda: _zcdp(mechanism, delta),
         "closed form": lambda: _closed_form(mechanism, delta, examples),
         "CLT (approximate)": lambda: _Answer(
-            approximate_clt_epsilon(mechanism, delta),
+            closed_form.approximate_clt_epsilon(mechanism, delta),
             False,
             "no bound: may be too small as well as too large",
         ),
@@ -124,13 +118,13 @@ def _closed_form(mechanism: Mechanism, delta: float, examples: int | None) -> _A
     sigma = part.noise_multiplier
     if sigma**2 <= 2:
         raise _DoesNotApplyError("needs σ above √2")
-    epsilon = closed_form_epsilon(sigma, delta)
-    sizes = SampleSizes.constant(part.sampling.rate * examples, part.count, examples)
-    for theorem in (theorem_b_4, theorem_3_1):
+    epsilon = closed_form.closed_form_epsilon(sigma, delta)
+    sizes = closed_form.SampleSizes.constant(part.sampling.rate * examples, part.count, examples)
+    for theorem in (closed_form.theorem_b_4, closed_form.theorem_3_1):
         found = theorem(epsilon, delta, sigma, sizes)
         if found.holds:
             return _Answer(epsilon, True, f"{found.theorem} of the proactive paper holds")
-    found = theorem_b_4(epsilon, delta, sigma, sizes)
+    found = closed_form.theorem_b_4(epsilon, delta, sigma, sizes)
     failed = next(condition for condition in found.conditions if not condition.holds)
     return _Answer(epsilon, False, f"not proven here: Theorem B.4 lacks {failed.name}")
 

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from forethought.accounting import exact
 from forethought.accounting.interval import Interval
 from forethought.papers.closed_form import Condition
 from forethought.values.checks import real, whole
@@ -72,9 +73,9 @@ class AsynchronousTheorem:
     @cached_property
     def as_published(self) -> Interval:
         """The certified ε under the paper's assumption: T steps at rate B/(K n)."""
-        from forethought.accounting.exact import epsilon
-
-        return epsilon(self._mechanism(self.workers * self.smallest, self.iterations), self.delta)
+        return exact.epsilon(
+            self._mechanism(self.workers * self.smallest, self.iterations), self.delta
+        )
 
     @property
     def mechanism(self) -> Mechanism:
@@ -84,9 +85,7 @@ class AsynchronousTheorem:
     @cached_property
     def exact(self) -> Interval:
         """The certified ε of one worker's own steps."""
-        from forethought.accounting.exact import epsilon
-
-        return epsilon(self.mechanism, self.delta)
+        return exact.epsilon(self.mechanism, self.delta)
 
     def _mechanism(self, examples: int, rounds: int) -> Mechanism:
         sampling = WithoutReplacement(self.batch, examples)

@@ -29,14 +29,10 @@ from functools import cached_property
 from typing import Literal, assert_never, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from forethought.accounting.dominating_pair import (
-    gaussian_delta_above,
-    gaussian_delta_below,
-    inverted,
-)
+from forethought.accounting import dominating_pair
+from forethought.accounting.dominating_pair import Array
 from forethought.accounting.interval import Interval
 from forethought.accounting.tradeoff import (
     TradeOff,
@@ -46,17 +42,8 @@ from forethought.accounting.tradeoff import (
     lower_envelope,
     upper_envelope,
 )
+from forethought.values import mechanism
 from forethought.values.checks import one_of, real, whole
-from forethought.values.mechanism import (
-    Adjacency,
-    Binomial,
-    Hypergeometric,
-    Law,
-    Rounds,
-    UnsupportedMechanismError,
-)
-
-Array = NDArray[np.float64]
 
 # Outer tails of c² below this total probability are cut off and reported as missing.
 CUT = 1e-19
@@ -176,21 +163,20 @@ def subsampled(examples: int, groups: int, size: int, marked: int, rounds: int) 
         return binomial(rounds, float(hits[1]))
     squares = np.arange(len(hits), dtype=float) ** 2
     kept = hits > 0
-    if hits[0] == 0 or rounds < 64:
+    found = None if hits[0] == 0 or rounds < 64 else _power(hits, rounds)
+    if found is None:
         return SquaredHits(squares[kept], hits[kept], 0.0).repeated(rounds)
-    return _power(hits, rounds)
+    return found
 
 
-def _power(hits: Array, rounds: int) -> SquaredHits:
-    """(Σ_k p_k z^{k²})^rounds by Miller's recurrence, up to a Chernoff bound of its tail."""
+def _power(hits: Array, rounds: int) -> SquaredHits | None:
+    """(Σ_k p_k z^{k²})^rounds by Miller's recurrence, up to a Chernoff bound of its tail; None
+    where the recurrence would subtract, which squaring does not."""
     k = np.arange(1, len(hits), dtype=float)
     p = hits[1:]
     last = _chernoff_end(k**2, p, rounds)
     if last > rounds:
-        # The recurrence would subtract; squaring does not.
-        squares = np.concatenate([[0.0], k**2])
-        kept = hits > 0
-        return SquaredHits(squares[kept], hits[kept], 0.0).repeated(rounds)
+        return None
     steps = (k**2).astype(int)
     ratio = p / hits[0]
     weights = np.zeros(last + 1)
@@ -351,8 +337,8 @@ class KnownHits:
         """δ at ε ≥ 0: Σ q_E(c) δ_Gauss(ε; c/σ)."""
         eps = real("epsilon", epsilon, least=0)
         weights, mus = self.mixture
-        above = float(weights @ gaussian_delta_above(eps, mus)) * (1 + WEIGHTS)
-        below = float(weights @ gaussian_delta_below(eps, mus)) * (1 - WEIGHTS)
+        above = float(weights @ dominating_pair.gaussian_delta_above(eps, mus)) * (1 + WEIGHTS)
+        below = float(weights @ dominating_pair.gaussian_delta_below(eps, mus)) * (1 - WEIGHTS)
         upper = min(1.0, above + self.hits.missing)
         return Interval(below, upper)
 
@@ -364,11 +350,11 @@ class KnownHits:
             found = self.delta(epsilon)
             return found.upper if end else found.lower
 
-        lower, upper = inverted(profile, target)
+        lower, upper = dominating_pair.inverted(profile, target)
         return Interval(lower, math.inf if self.hits.missing >= target else upper)
 
     @staticmethod
-    def of_rounds(rounds: Rounds, adjacency: Adjacency) -> KnownHits:
+    def of_rounds(rounds: mechanism.Rounds, adjacency: mechanism.Adjacency) -> KnownHits:
         """One record and clipped examples: every round, and every rate, as it is.
 
         Given which batches hold the record, sampling without replacement moves by 2 under
@@ -379,18 +365,20 @@ class KnownHits:
             UnsupportedMechanismError: group clipping, full batches, or no bound at all.
         """
         if rounds.clipping != "example":
-            raise UnsupportedMechanismError(
+            raise mechanism.UnsupportedMechanismError(
                 "for groups, see forethought.papers.strong_adversary.StrongAdversary"
             )
         rounds.sensitivity(adjacency)  # refuses what has none
         sampling = rounds.sampling
         if sampling.most(1) > 1:
-            raise UnsupportedMechanismError(
+            raise mechanism.UnsupportedMechanismError(
                 f"{type(sampling).__name__} can draw a record several times in a round: known hits "
                 "are for samplings that draw it once"
             )
         if sampling.rounds_per_epoch == 1 and not sampling.hides(rounds.count):
-            raise UnsupportedMechanismError("full batches hide nothing: it is the exact figure")
+            raise mechanism.UnsupportedMechanismError(
+                "full batches hide nothing: it is the exact figure"
+            )
         exchanged = sampling.exchanges and adjacency != "zero-out"
         distance = 2.0 if exchanged or adjacency == "replace-one" else 1.0
         if sampling.redealt:
@@ -402,12 +390,12 @@ class KnownHits:
         return KnownHits(hits, distance / rounds.noise_multiplier)
 
 
-def _chance(hits: Law) -> float:
+def _chance(hits: mechanism.Law) -> float:
     """Of one record to be in its turn's batch."""
     match hits:
-        case Binomial(chance=chance):
+        case mechanism.Binomial(chance=chance):
             return chance
-        case Hypergeometric(drawn=drawn, examples=examples):
+        case mechanism.Hypergeometric(drawn=drawn, examples=examples):
             return drawn / examples
         case other:
             assert_never(other)
@@ -440,7 +428,7 @@ class StrongAdversary:
     group_size: int = 1
     sampling: Draw = "shuffling"
     group: int = 1
-    adjacency: Adjacency = "replace-one"
+    adjacency: mechanism.Adjacency = "replace-one"
 
     def __post_init__(self) -> None:
         for name in ("examples", "epochs", "groups", "group_size"):
@@ -448,9 +436,9 @@ class StrongAdversary:
         whole("group", self.group, most=self.examples)
         real("noise_multiplier", self.noise_multiplier, above=0)
         one_of("sampling", self.sampling, get_args(Draw))
-        one_of("adjacency", self.adjacency, get_args(Adjacency))
+        one_of("adjacency", self.adjacency, get_args(mechanism.Adjacency))
         if self.adjacency == "add-or-remove":
-            raise UnsupportedMechanismError(
+            raise mechanism.UnsupportedMechanismError(
                 "the strong adversary has no bound under adjacency 'add-or-remove': one more "
                 "record moves every later batch. Use 'replace-one' or 'zero-out'"
             )

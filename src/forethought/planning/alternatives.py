@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.accounting import exact
-from forethought.accounting.adaptive import (
-    SEARCH_ALONE,
-    NegativeBinomialTrials,
-    Progress,
-    Trials,
-    search_epsilon,
-)
+from forethought.accounting import adaptive, exact
 from forethought.accounting.dominating_pair import gaussian_delta, gaussian_delta_bounds
 from forethought.accounting.exact import calibrate, noise_multiplier
 from forethought.accounting.interval import at_most, bisected, warn_if_wide
@@ -413,7 +406,7 @@ def plan_tuning(
     request: PlanRequest | None = None,
     /,
     *,
-    trials: Trials,
+    trials: adaptive.Trials,
     candidates: Sequence[Mapping[str, Any]],
     **shared: Unpack[PlanKeywords],
 ) -> tuple[Plan, ...]:
@@ -443,7 +436,7 @@ def plan_tuning(
     >>> len(plans), len({p.mechanism for p in plans})
     (3, 1)
     """
-    if not isinstance(trials, Trials):
+    if not isinstance(trials, adaptive.Trials):
         raise TypeError(
             f"trials must be PoissonTrials(mean) or NegativeBinomialTrials(...), not {trials!r}"
         )
@@ -502,7 +495,7 @@ def plan_tuning(
         plans.append(
             base.with_(
                 mechanism=found,
-                not_covered=(*base.not_covered, SEARCH_ALONE),
+                not_covered=(*base.not_covered, adaptive.SEARCH_ALONE),
                 reasons=(*(pair for pair in base.reasons if pair[0] != "noise"), why),
             )
         )
@@ -510,10 +503,10 @@ def plan_tuning(
 
 
 def _noise(
-    mechanism: Callable[[float], Mechanism], single: float, trials: Trials, budget: Budget
+    mechanism: Callable[[float], Mechanism], single: float, trials: adaptive.Trials, budget: Budget
 ) -> float:
     def fits(sigma: float) -> bool:
-        return search_epsilon([mechanism(sigma)], trials, budget.delta) <= budget.epsilon
+        return adaptive.search_epsilon([mechanism(sigma)], trials, budget.delta) <= budget.epsilon
 
     low, high = single, single
     while not fits(high):
@@ -534,8 +527,8 @@ def _noise(
     return high
 
 
-def _floor(trials: Trials) -> str:
-    kind = "negative binomial" if isinstance(trials, NegativeBinomialTrials) else "Poisson"
+def _floor(trials: adaptive.Trials) -> str:
+    kind = "negative binomial" if isinstance(trials, adaptive.NegativeBinomialTrials) else "Poisson"
     return f"the {kind} number of trials, of mean {trials.mean:.3g}, costs that much by itself"
 
 
@@ -836,7 +829,7 @@ def _solved(
     return _stated(done, part(sigma), total(sigma), N, size or N, within)
 
 
-def next_by_shortfall(progress: Progress) -> Rounds | None:
+def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:
     """A rule for ``forethought.train_until`` that looks at how much accuracy is missing.
 
     Close to the wanted accuracy σ falls by a tenth, further away by three tenths. The phase is as

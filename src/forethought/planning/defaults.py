@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import scipy  # its signal room loads at first use: half a second that other plans need not wait
-from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 
 from forethought.accounting.dominating_pair import gaussian_mu
@@ -18,7 +17,7 @@ from forethought.accounting.theorems import sensitivity_over_turns
 from forethought.options import BasisName
 from forethought.values.mechanism import Budget, Correlated, Rounds
 from forethought.values.plan import Plan, Statistic
-from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.strategies import Array, Banded, BufferedToeplitz, Strategy
 from forethought.values.use import USUAL_RATE, kind_of
 
 # Strategies of correlated noise for a workload: the least error for the same promise.
@@ -32,8 +31,6 @@ from forethought.values.use import USUAL_RATE, kind_of
 # the mean over the rounds of the squared error a coordinate has (Denisov et al. 2022, Equation 2;
 # Choquette-Choo et al. 2023, Section 3). Nothing here needs the data.
 
-
-Array = NDArray[np.float64]
 
 # More bands cost memory and gain little; rounds beyond are alike for a strategy.
 MOST_BANDS = 64
@@ -215,12 +212,9 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
 def _of_a_round(plan: Plan, part: Rounds, momentum: float) -> float:
     """Noise of one round's mean, in clipping norms."""
     signal = plan.contribution.expected(part.sampling.expected_batch(plan.examples))
-    return part.noise_multiplier * _cancelled(part, momentum) / signal
-
-
-def _cancelled(part: Rounds, momentum: float) -> float:
-    """The rest of the noise in the weights under correlation."""
-    return gain(part.strategy, part.count, momentum) if isinstance(part, Correlated) else 1.0
+    # The rest of the noise in the weights under correlation.
+    left = gain(part.strategy, part.count, momentum) if isinstance(part, Correlated) else 1.0
+    return part.noise_multiplier * left / signal
 
 
 def weight_noise(plan: Plan) -> float | None:
@@ -258,6 +252,11 @@ def gradient_computations(plan: Plan) -> float:
 # and Lécuyer 2023: "DP-Adam is actually DP-SGD"). So η for gradient descent, which the planner
 # knows how to choose, is η√φ for Adam. With the noise taken out (their DP-AdamBC) such a coordinate
 # is divided by the root of the floor instead. φ is public, so no record is looked at.
+
+
+# The longest of a network of which nothing is known. Chosen on the small language models of
+# experiments/large_models, of whose four columns it is near the best in three; not held out.
+UNTRIED_RATE = 0.01
 
 
 def adaptive_rate(plan: Plan, optimizer: str, options: Mapping[str, Any], rate: float) -> float:
@@ -325,6 +324,10 @@ ROUNDS = 200
 FEWEST_ROUNDS = 50
 NOISE = 30.0
 STEP = 30.0
+# The share of that noise, in a network's weights or a linear model's scores, that is left where the
+# outputs are values in [−1, 1] and not the scores of classes: it shows in every answer. Chosen on
+# the first tables of experiments/tables/values.py.
+OF_VALUES = 0.1
 # For a linear model with features of known norm: deviation of the noise in the scores of two
 # classes, the longest step a round in units of the scores of a model of up to STEP_WEIGHTS weights,
 # beyond which descent of a logistic loss swings, and the clip norm in units of a record's usual

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from forethought.accounting import exact
 from forethought.accounting.interval import warn_if_wide
 from forethought.federated.federation import Federation, Robust
@@ -32,20 +30,10 @@ from forethought.gossip.graphs import Kind as GraphKind
 from forethought.gossip.mixing import Mixing, MixingError
 from forethought.gossip.mixing import Named as MixingKind
 from forethought.gossip.statements import as_in_the_paper, worker_statement
-from forethought.holders.simulator import (
-    OVERHEAD,
-    GraphSimulator,
-    GraphTimes,
-    NoTraining,
-    SimulatedGraph,
-    StarSimulator,
-    Times,
-    no_gradients,
-)
+from forethought.holders import simulator
 from forethought.values.checks import whole
 from forethought.values.mechanism import Budget, LocalRounds, first_round, updates_of
 from forethought.values.serialisation import entries
-from forethought.values.use import Averaging
 
 # Updates that a prediction of time simulates at most; longer runs are scaled up from their
 # beginning.
@@ -120,7 +108,10 @@ class FederatedPlan:
 
 
 def predict(
-    federation: Federation, budgets: Sequence[Budget], speeds: Sequence[float], times: Times
+    federation: Federation,
+    budgets: Sequence[Budget],
+    speeds: Sequence[float],
+    times: simulator.Times,
 ) -> FederatedPlan:
     """Costs of a federation, a row a client, and of other splits into global rounds.
 
@@ -153,10 +144,10 @@ def megabytes(federation: Federation, updates: int) -> float:
         # Ring elements up; keys, shares and unmasking besides, some 200 bytes a pair of clients.
         bits, others = int(federation.secure["bits"]), int(federation.secure["clients"])
         return updates * (-(-bits // 8) * federation.parameters + vector + 200 * others) / 1e6
-    return updates * (2 * vector + 3 * OVERHEAD) / 1e6
+    return updates * (2 * vector + 3 * simulator.OVERHEAD) / 1e6
 
 
-def predicted_seconds(federation: Federation, times: Times) -> float:
+def predicted_seconds(federation: Federation, times: simulator.Times) -> float:
     """Virtual wall-clock of the whole run.
 
     Long runs are simulated from their beginning, and the rest is taken to go on at the same pace.
@@ -171,12 +162,8 @@ def predicted_seconds(federation: Federation, times: Times) -> float:
     way = times.way
     if way.bandwidth is not None:
         way = replace(way, latency=way.latency + 4 * federation.parameters / way.bandwidth)
-    last = Averaging(kind="none")
-    small = replace(federation, parameters=1, rounds=shown, robust=Robust(), averaging=last)
-    vector = no_gradients(1) if federation.exchanged == "gradients" else None
-    trainers = NoTraining(federation.local_rounds, vector)
-    weights = np.zeros(1, dtype=np.float32)
-    found = StarSimulator(small, weights, trainers, replace(times, way=way)).run()
+    small = replace(federation, parameters=1, rounds=shown, robust=Robust())
+    found = simulator.rehearsed(small, replace(times, way=way))
     return found.seconds * rounds / shown
 
 
@@ -214,7 +201,7 @@ def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> 
     )
 
 
-def _splits(federation: Federation, times: Times) -> list[RoundSplit]:
+def _splits(federation: Federation, times: simulator.Times) -> list[RoundSplit]:
     """The federation's own split, and others of the same private rounds where they are possible."""
     total = federation.first_round(federation.rounds)
     mean = total / federation.rounds
@@ -361,7 +348,7 @@ class GossipPlan:
 
 
 def predict_gossip(
-    gossip: Gossip, budgets: Sequence[Budget], times: Times, observers: Sequence[int] = ()
+    gossip: Gossip, budgets: Sequence[Budget], times: simulator.Times, observers: Sequence[int] = ()
 ) -> GossipPlan:
     """Costs of a gossip, a row a worker, and the graphs that it could run on.
 
@@ -462,7 +449,7 @@ def _seen(gossip: Gossip, worker: int, observers: Sequence[int]) -> float | None
     return worker_statement(gossip, worker, "network", observers=observers).guarantee
 
 
-def _route(gossip: Gossip, mixing: Mixing, times: Times) -> Route:
+def _route(gossip: Gossip, mixing: Mixing, times: simulator.Times) -> Route:
     on_it = replace(gossip, mixing=mixing)
     run = _idle(on_it, times)
     vector = 4 * gossip.coordinates
@@ -478,22 +465,20 @@ def _route(gossip: Gossip, mixing: Mixing, times: Times) -> Route:
     )
 
 
-def _idle(gossip: Gossip, times: Times) -> SimulatedGraph:
+def _idle(gossip: Gossip, times: simulator.Times) -> simulator.SimulatedGraph:
     """The whole gossip through virtual time: vectors of one parameter that travel like the real."""
     way = times.way
     if way.bandwidth is not None:
-        travel = (4 * (gossip.coordinates - 1) + OVERHEAD) / way.bandwidth
+        travel = (4 * (gossip.coordinates - 1) + simulator.OVERHEAD) / way.bandwidth
         way = replace(way, latency=way.latency + travel, bandwidth=None)
     small = replace(gossip, parameters=1, tracking=False, trust=Trust())
-    weights = np.zeros(1, dtype=np.float32)
-    trainers = NoTraining(1, no_gradients(1))
-    return GraphSimulator(small, weights, trainers, replace(times, way=way)).run()
+    return simulator.rehearsed_graph(small, replace(times, way=way))
 
 
-def undisturbed(times: Times) -> Times:
+def undisturbed(times: simulator.Times) -> simulator.Times:
     """For SYNC, which would wait for ever for a worker that is away, and stops at no deadline."""
     always = replace(times, outages=())
-    return replace(always, deadline=None) if isinstance(always, GraphTimes) else always
+    return replace(always, deadline=None) if isinstance(always, simulator.GraphTimes) else always
 
 
 def _gossip_notes(gossip: Gossip) -> list[str]:

@@ -19,8 +19,9 @@ from forethought.accounting import exact
 from forethought.accounting.exact import calibrate
 from forethought.options import Keywords, NoiseScheduleName, SizeScheduleName, table
 from forethought.planning import defaults
+from forethought.values import use
 from forethought.values.caveats import Caveat
-from forethought.values.checks import real, suggestion, whole, without_none
+from forethought.values.checks import real, settle, suggestion, whole, without_none
 from forethought.values.mechanism import (
     SAMPLINGS,
     Adjacency,
@@ -36,16 +37,6 @@ from forethought.values.mechanism import (
 )
 from forethought.values.plan import LEAST_NOISE, Plan, Preparation
 from forethought.values.strategies import Strategy
-from forethought.values.use import (
-    Assumed,
-    GradientFilter,
-    is_linear,
-    kind_of,
-    linear_layer,
-    module_of,
-    momentum_of,
-    trained_parameters,
-)
 
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords
@@ -204,18 +195,19 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
     if model is not None:
         if "parameters" in found:
             raise PlanError("model= says how many parameters are trained: drop parameters=")
-        model = module_of(model)
-        found["parameters"] = trained_parameters(model)
-        if found.get("feature_norm") is None and is_linear(model):
+        model = use.module_of(model)
+        found["parameters"] = use.trained_parameters(model)
+        if found.get("feature_norm") is None and use.is_linear(model):
             found["feature_norm"] = getattr(data, "feature_norm", None)
             found["feature_norm_known"] = True
-            found.setdefault("squared_error", getattr(data, "classes", ()) is None)
             if getattr(data, "fixed_features", None) is not None:
                 found.setdefault("image_features", True)
-        if shape is not None and not is_linear(model):
+        found.setdefault("squared_error", getattr(data, "classes", ()) is None)
+        if shape is not None and not use.is_linear(model):
             radius = table_radius(getattr(data, "feature_norm", None))
             found.setdefault("noise_borne", noise_borne(model, _sizes(shape), radius))
-        layer = linear_layer(model)
+        found.setdefault("untried", not use.is_linear(model) and found.get("noise_borne") is None)
+        layer = use.linear_layer(model)
         if layer is not None:
             found.setdefault("features", layer.in_features)
     return found
@@ -279,15 +271,12 @@ class PlanRequest(Keywords):
     """
 
     def __post_init__(self) -> None:
-        def settle(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        settle("local", local_of(self.local))
-        settle("augment", Augmentation.of(self.augment, self.augmentations))
-        settle("augmentations", None)  # it is in there now
-        settle("gradient_filter", GradientFilter.of(self.gradient_filter))
+        settle(self, local=local_of(self.local))
+        settle(self, augment=Augmentation.of(self.augment, self.augmentations))
+        settle(self, augmentations=None)  # it is in there now
+        settle(self, gradient_filter=use.GradientFilter.of(self.gradient_filter))
         for name, option in table().items():
-            settle(name, option.checked(getattr(self, name)))
+            settle(self, **{name: option.checked(getattr(self, name))})
         if self.budget is not None:
             real("delta", self.budget.delta, **table()["delta"].range)
         self._require_possible_persons()
@@ -395,21 +384,23 @@ class PlanRequest(Keywords):
     def size(self) -> int:
         """The same as the rules of choice count them: who bears twice the noise, as a quarter."""
         borne = self.noise_borne or defaults.NOISE
+        if self.squared_error and self.feature_norm is None:
+            borne *= defaults.OF_VALUES
         return max(1, round(self.weights * (defaults.NOISE / borne) ** 2))
 
     @property
-    def assumed(self) -> Assumed | None:
+    def assumed(self) -> use.Assumed | None:
         """The model that step size or batch are chosen for, where either is."""
         to_length = self.budget is not None and self.noise_multiplier is None
         free_batch = self.batch is None and self.parts is None and self.sampling != "full-batch"
-        kind = kind_of(self.optimizer)
+        kind = use.kind_of(self.optimizer)
         planned = kind.descends or kind.divides is not None
         chosen = ["step size"] if self.learning_rate is None and planned else []
         if to_length and free_batch and self.epochs is None:
             chosen.append("batch")
         if not chosen:
             return None
-        return Assumed(self.weights, self.feature_norm, self.parameters is None, tuple(chosen))
+        return use.Assumed(self.weights, self.feature_norm, self.parameters is None, tuple(chosen))
 
     @property
     def classes(self) -> int:
@@ -434,7 +425,8 @@ class PlanRequest(Keywords):
     @property
     def trained(self) -> defaults.Trained:
         """The model, as the rules of choice count it."""
-        return defaults.Trained(self.size, self.usual_norm, self.score_rule.noise)
+        share = defaults.OF_VALUES if self.squared_error else 1.0
+        return defaults.Trained(self.size, self.usual_norm, share * self.score_rule.noise)
 
     @property
     def by_scores(self) -> bool:
@@ -443,7 +435,9 @@ class PlanRequest(Keywords):
         asked = self.learning_rate is None or self.centre is True
         chosen = self.feature_norm is not None and asked
         rows = self.persons is None and self.records_per_person == 1
-        return chosen and rows and kind_of(self.optimizer).descends and self.clipping == "example"
+        return (
+            chosen and rows and use.kind_of(self.optimizer).descends and self.clipping == "example"
+        )
 
     @property
     def protected(self) -> int:
@@ -531,10 +525,10 @@ class PlanRequest(Keywords):
     @property
     def momentum(self) -> float:
         """Of plain SGD, given or by default; 0 for other optimizers."""
-        kind = kind_of(self.optimizer)
+        kind = use.kind_of(self.optimizer)
         if not kind.descends:
             return 0.0
-        return momentum_of(dict(kind.options) if self.options is None else self.options)
+        return use.momentum_of(dict(kind.options) if self.options is None else self.options)
 
     def strategy(self, batch: int, rounds: int) -> Strategy | None:
         """The best correlation of the noise of so many rounds; None: none."""

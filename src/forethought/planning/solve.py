@@ -21,6 +21,7 @@ from forethought.planning.plan_request import (
     least_noise,
     local_of,
 )
+from forethought.values import use
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import (
     Augmentation,
@@ -37,16 +38,6 @@ from forethought.values.mechanism import (
 )
 from forethought.values.plan import REACH, Clip, ClipRule, Plan, Preparation
 from forethought.values.strategies import Strategy
-from forethought.values.use import (
-    USUAL_RATE,
-    Averaging,
-    GradientFilter,
-    Optimizer,
-    Schedule,
-    check_options,
-    kind_of,
-    momentum_of,
-)
 
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords
@@ -385,7 +376,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         feature_norm: usual norm of a record's features (root mean square), declared or known from
             how they were made, for a linear model: step size and batch then follow from the noise
             in its scores. Default: taken from ``data`` where it is known and ``model`` is linear.
-        squared_error: that a linear model's loss is the squared error: its steps are shorter.
+        squared_error: that the loss is the squared error of values in [−1, 1]: steps are shorter.
+            Default: so where ``data`` have no classes.
         feature_norm_known: that it follows from how the features are made, such as normalised or
             declared ones, and not from a look at the data: for the Statement.
         features: how many a linear model has; with ``parameters`` it says how many classes.
@@ -402,6 +394,9 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
             follows. Default: found out on synthetic inputs, where ``model`` and ``data``, or
             ``shape``, are given, of the norm that ``data`` declares for rows of a table; see
             :mod:`forethought.planning.plan_request`.
+        untried: that this could not be found out: steps of Adam and its kin are then at most
+            `forethought.planning.defaults.UNTRIED_RATE`. Default: so where ``model`` is a network
+            and there is no shape to try it with, or it could not be tried.
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
             are counted, and what loading read of them is named in the plan.
         model: a torch module, or a function that builds one, in place of ``parameters``.
@@ -464,7 +459,7 @@ def _plan(request: PlanRequest) -> Plan:
     explain_course(request.course, mechanism, request.examples, why)
     options = request.options
     if options is None:
-        options = dict(kind_of(request.optimizer).options)
+        options = dict(use.kind_of(request.optimizer).options)
     groups = groups_of(request, mechanism, why)
     if request.clipping == "group":
         parts = (replace(part, groups=groups) for part in mechanism)
@@ -481,16 +476,16 @@ def _plan(request: PlanRequest) -> Plan:
         augmentation=Augmentation.of(request.augment),
         noise="grid" if request.noise == "grid" else "gaussian",
         preparation=request.preparation,
-        schedule=request.schedule or Schedule(),
-        averaging=request.averaging or Averaging(),
-        gradient_filter=GradientFilter.of(request.gradient_filter),
+        schedule=request.schedule or use.Schedule(),
+        averaging=request.averaging or use.Averaging(),
+        gradient_filter=use.GradientFilter.of(request.gradient_filter),
         budget=request.budget,
         hyperparameters=chosen_by,
         not_covered=(*request.not_covered, *caveat(request)),
     )
     explain(found, request.weights, why)
     learning_rate = _learning_rate(request, found, options, why)
-    chosen = Optimizer(request.optimizer, learning_rate, tuple(options.items()))
+    chosen = use.Optimizer(request.optimizer, learning_rate, tuple(options.items()))
     return found.with_(optimizer=chosen, assumed=request.assumed, reasons=tuple(why.items()))
 
 
@@ -544,17 +539,20 @@ def _learning_rate(
         why[STEP_SIZE] = GIVEN
         return request.learning_rate
     model, name = request.trained, request.optimizer
-    check_options(name, options)
-    if not kind_of(name).descends:
+    use.check_options(name, options)
+    if not use.kind_of(name).descends:
         like = defaults.learning_rate(found, model)
         rate = defaults.adaptive_rate(found, name, options, like)
+        if request.untried and rate > defaults.UNTRIED_RATE:
+            why[STEP_SIZE] = "what the weights bear is not known: what small models bore at most"
+            return defaults.UNTRIED_RATE
         why[STEP_SIZE] = (
             f"the usual one of {name}"
-            if rate == USUAL_RATE
+            if rate == use.USUAL_RATE
             else f"under this noise {name} steps as far with it as gradient descent with {like:.3g}"
         )
         return rate
-    momentum = momentum_of(options)
+    momentum = use.momentum_of(options)
     # What correlated noise leaves in the weights depends on the momentum, which is known by now.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
     norm, length = model.feature_norm, defaults.path_length(found, model)
@@ -867,7 +865,7 @@ def _with_noise(
     found = plan.with_(**kept, mechanism=make(factor), budget=budget)
     about = ("epsilon", GROUPS_AGAINST, "groups") if groups is None else ("epsilon",)
     found = found.with_(reasons=tuple(pair for pair in plan.reasons if pair[0] not in about))
-    if not kind_of(plan.optimizer.name).descends or dict(plan.reasons).get(
+    if not use.kind_of(plan.optimizer.name).descends or dict(plan.reasons).get(
         STEP_SIZE, GIVEN
     ).startswith((GIVEN, OF_SQUARES)):
         return found

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from forethought.accounting.interval import at_least, at_most
 from forethought.auditing.verdict import NO_GUARANTEE, Audit
-from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes
+from forethought.report.figures import BLUE, GREEN, GREY, ORANGE, new_axes, saved
 from forethought.report.terminal import BOLD, figures
 
 if TYPE_CHECKING:
@@ -121,5 +121,4 @@ def draw_audit(audit: Audit, path: Path) -> Path | None:
     axes.set_aspect("equal")
     axes.annotate("a band wholly in here refutes", (0.02, 0.02), color=ORANGE, fontsize=9)
     axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path)
-    return path
+    return saved(figure, path)

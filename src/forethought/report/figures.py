@@ -48,6 +48,18 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Axes]:
     return figure, axes
 
 
+def saved(figure: Any, path: Path) -> Path:
+    """Write a figure; its path."""
+    figure.savefig(path)
+    return path
+
+
+def _named(axes: Axes, text: str, at: Any, offset: tuple[int, int], colour: str) -> None:
+    """Write beside a point what it is, so many points of print away."""
+    where: dict[str, Any] = {"textcoords": "offset points", "xytext": offset}
+    axes.annotate(text, at, ha="right", color=colour, **where)
+
+
 def draw_run(summary: RunSummary, folder: Path) -> list[Path]:
     """Draw every figure of a run into ``folder`` as PNG and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,16 +93,9 @@ def draw_learning(metrics: Sequence[Mapping[str, str]], path: Path) -> Path | No
     label = {"accuracy": "accuracy on held-out data"}.get(name, name.replace("_", " "))
     figure, axes = new_axes("What the model learned", "round", label)
     axes.plot(rounds, values, color=BLUE, linewidth=1.8)
-    axes.annotate(
-        f"{values[-1]:.1%}" if name == "accuracy" else f"{values[-1]:.3g}",
-        (rounds[-1], values[-1]),
-        textcoords="offset points",
-        xytext=(-4, -14),
-        ha="right",
-        color=BLUE,
-    )
-    figure.savefig(path)
-    return path
+    last = f"{values[-1]:.1%}" if name == "accuracy" else f"{values[-1]:.3g}"
+    _named(axes, last, (rounds[-1], values[-1]), (-4, -14), BLUE)
+    return saved(figure, path)
 
 
 def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[int, float]]:
@@ -110,16 +115,9 @@ def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1)
     figure, axes = new_axes("What it cost", "round", f"ε at δ = {at_most(delta, '.2g')}")
     axes.plot(rounds, values, color=ORANGE, linewidth=1.8)
     axes.set_ylim(bottom=0)
-    axes.annotate(
-        f"ε = {at_most(values[-1], '.3g')}",
-        (rounds[-1], values[-1]),
-        textcoords="offset points",
-        xytext=(-14, 2),
-        ha="right",
-        color=ORANGE,
-    )
-    figure.savefig(path)
-    return path
+    last = f"ε = {at_most(values[-1], '.3g')}"
+    _named(axes, last, (rounds[-1], values[-1]), (-14, 2), ORANGE)
+    return saved(figure, path)
 
 
 def draw_tradeoff(mechanism: Mechanism, path: Path, group: int = 1) -> Path | None:
@@ -138,8 +136,7 @@ def draw_tradeoff(mechanism: Mechanism, path: Path, group: int = 1) -> Path | No
     axes.fill_between(alpha, curve(alpha), 1 - alpha, color=GREEN, alpha=0.12)
     axes.set_aspect("equal")
     axes.legend(frameon=False)
-    figure.savefig(path)
-    return path
+    return saved(figure, path)
 
 
 # The figures of a plan before it runs: ε against rounds, σ against batch, the Pareto front.
@@ -182,8 +179,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
     )
     axes.axvline(plan.batch, color=GREY, linestyle=":", label="this plan")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(path)
-    return path
+    return saved(figure, path)
 
 
 def draw_front(front: Front, path: Path) -> Path:
@@ -206,8 +202,7 @@ def draw_front(front: Front, path: Path) -> Path:
     axes.set_xscale("log")
     axes.set_yscale("log")
     figure.colorbar(dots, ax=axes, label="log₁₀ gradient computations")
-    figure.savefig(path)
-    return path
+    return saved(figure, path)
 
 
 # The utility graph as pictures: curves with their spread, a heat map with the admissible set.
@@ -275,8 +270,7 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
         loc="lower left",
         bbox_to_anchor=(1.0, 0.0),
     )
-    figure.savefig(path)
-    return path
+    return saved(figure, path)
 
 
 def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) -> Path:
@@ -332,8 +326,7 @@ def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) ->
             clip_on=False,
             zorder=4,
         )
-    figure.savefig(path)
-    return path
+    return saved(figure, path)
 
 
 def _outline(graph: UtilityGraph, axes: Axes, largest: dict[float, float]) -> None:

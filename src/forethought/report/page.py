@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.accounting.accountants import EXACT, KNOWN_BATCHES
 from forethought.accounting.interval import at_least, at_most
-from forethought.accounting.statement import Statement, protected, records, rows, truth, unit
+from forethought.accounting.statement import Statement, protected, records, rows, terms, unit
 from forethought.report.terminal import plan_rows
 from forethought.values.mechanism import Rounds
 from forethought.values.serialisation import parse
@@ -495,19 +495,18 @@ def report_page(summary: RunSummary) -> str:
 
 def write_pages(summary: RunSummary) -> None:
     """Leave ``report.html`` and ``statement.html`` in the run folder."""
-    title = f"Privacy statement of {summary.folder.resolve().name}"
-    _write_statement(summary.folder, summary.statement, title)
+    write_statement(summary.folder, summary.statement)
     (summary.folder / "report.html").write_text(report_page(summary), encoding="utf-8")
 
 
-def write_statement(folder: Path) -> Path:
-    """Leave ``statement.html`` with a statement alone, as a client's or a worker's."""
-    title = f"Privacy statement of {folder.resolve().name}"
-    return _write_statement(folder, Statement.load(folder / "statement.json"), title)
+def write_statement(folder: Path, statement: Statement | None = None) -> Path:
+    """Leave ``statement.html`` with a statement alone, as a client's or a worker's.
 
-
-def _write_statement(folder: Path, statement: Statement, title: str) -> Path:
-    page = folder / "statement.html"
+    Args:
+        statement: None: the one in the folder.
+    """
+    statement = statement or Statement.load(folder / "statement.json")
+    page, title = folder / "statement.html", f"Privacy statement of {folder.resolve().name}"
     text = statement_page(statement, title, _audited(folder), _signed(folder, statement))
     page.write_text(text, encoding="utf-8")
     return page
@@ -636,11 +635,7 @@ def _annex(s: Statement) -> list[str]:
     numbers = [
         ("ε, certified upper end (the guarantee)", at_most(s.epsilon.upper, ".6g")),
         ("ε, certified lower end", at_least(s.epsilon.lower, ".6g")),
-        *truth(s),
-        ("δ", at_most(s.delta, ".6g")),
-        ("adjacency", s.adjacency),
-        (f"{unit(s)}s protected together", f"{s.group}"),
-        (f"{unit(s)}s in the data", "not stated" if s.examples is None else f"{s.examples:,}"),
+        *terms(s),
         (s.way.rounds, f"{len(s.mechanism):,}"),
         ("accountant", f"{s.accountant['kind']}, forethought {s.version}"),
         ("who chose the numbers", s.hyperparameters),

@@ -306,11 +306,15 @@ def show_result(
     show_figures(console, results)
     for sentence in too_wide:
         console.print(f"  declared wider than need be: {sentence}", markup=False)
+    _show_sentences(console, statement)
+    if folder is not None:
+        console.print(f"\n[bold]Run folder[/bold]  {folder}")
+
+
+def _show_sentences(console: Console, statement: Statement) -> None:
     console.print("\n[bold]Statement[/bold]")
     for sentence in statement.sentences():
         console.print(f"  {sentence}", markup=False)
-    if folder is not None:
-        console.print(f"\n[bold]Run folder[/bold]  {folder}")
 
 
 def show_figures(console: Console, results: Results | None) -> None:
@@ -405,9 +409,7 @@ def show_summary(console: Console, summary: RunSummary) -> None:
         last = {name: float(value) for name, value in summary.metrics[-1].items() if value}
         console.print(f"\n[bold]Last record[/bold]  {_recorded(last)}")
     show_figures(console, summary.results)
-    console.print("\n[bold]Statement[/bold]")
-    for sentence in summary.statement.sentences():
-        console.print(f"  {sentence}", markup=False)
+    _show_sentences(console, summary.statement)
     for path in summary.figures:
         console.print(f"figure  {path}")
 

@@ -38,18 +38,7 @@ from forethought.gradients.sums import (
 from forethought.rounds.local_updates import OneByOne, SideBySide, side_by_side
 from forethought.rounds.randomness import Indices, Stream, assign_groups
 from forethought.rounds.records import PIECE, Records, blank, digest_of
-from forethought.values.mechanism import (
-    Augmentation,
-    Contribution,
-    Examples,
-    FullBatch,
-    Groups,
-    LinearExamples,
-    LocalUpdates,
-    Persons,
-    Shuffled,
-    WithoutReplacement,
-)
+from forethought.values import mechanism
 from forethought.values.plan import Round, Statistics
 
 # A bound that no finite gradient in single precision meets: its group's is applied afterwards.
@@ -82,6 +71,11 @@ class DealtBatch:
         """Contributions of the whole round: each may be rounded by its share of the charge."""
         return self.count if self.whole is None else self.whole
 
+    def some(self, places: NDArray[Any], member_of: Indices | None, count: int) -> DealtBatch:
+        """The records at some places, as so many contributions of the same round."""
+        draws = None if self.draws is None else self.draws[places]
+        return DealtBatch(self.indices[places], member_of, count, self.round_size, draws)
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -104,7 +98,9 @@ class Gradients:
         """The number of rows that passes of the round may have: the plan says so, not what was
         drawn."""
         drawn = chosen.sampling.expected_batch(chosen.examples) / self.processes
-        fixed = isinstance(chosen.sampling, FullBatch | WithoutReplacement | Shuffled)
+        fixed = isinstance(
+            chosen.sampling, mechanism.FullBatch | mechanism.WithoutReplacement | mechanism.Shuffled
+        )
         most = None if self.micro_batch is None else _at_once(self.micro_batch, chosen)
         return planned(drawn, 0.0 if fixed else math.sqrt(drawn), most)
 
@@ -136,7 +132,7 @@ class Addition:
         how = self.round.augmentation
         if how is None or self.batch.draws is None:
             return inputs, targets, 1
-        rows = isinstance(self.round.contribution, Persons)
+        rows = isinstance(self.round.contribution, mechanism.Persons)
         return *augmented(inputs, targets, self.batch.draws[places], how, rows), how.copies
 
     def clipped(
@@ -247,7 +243,7 @@ def group_updates(addition: Addition) -> Tensor:
     """Add each group's weight change, clipped; returns their norms."""
     model, records, batch, how = addition.model, addition.records, addition.batch, addition.how
     kind = addition.round.contribution
-    assert isinstance(kind, LocalUpdates)
+    assert isinstance(kind, mechanism.LocalUpdates)
     if kind.local.is_gradient:
         return group_gradients(addition)
     norms = addition.no_norms()
@@ -336,17 +332,19 @@ def record_vectors(addition: Addition) -> Tensor:
 
 
 CONTRIBUTORS: dict[type, Callable[[Addition], Tensor]] = {
-    Examples: example_gradients,
-    Groups: group_gradients,
-    LinearExamples: linear_example_gradients,
-    LocalUpdates: group_updates,
-    Persons: example_gradients,  # records that are persons: training arranges them so
+    mechanism.Examples: example_gradients,
+    mechanism.Groups: group_gradients,
+    mechanism.LinearExamples: linear_example_gradients,
+    mechanism.LocalUpdates: group_updates,
+    mechanism.Persons: example_gradients,  # records that are persons: training arranges them so
     Statistics: record_vectors,
 }
 """Kind of contribution → what clips, adds, and returns norms before clipping, (contributions,)."""
 
 
-def dealt(kind: Contribution, indices: Indices, chosen: Round, stream: Stream) -> DealtBatch:
+def dealt(
+    kind: mechanism.Contribution, indices: Indices, chosen: Round, stream: Stream
+) -> DealtBatch:
     """The contribution that each record of a batch belongs to, by the round's own randomness."""
     if kind.groups is None:
         return DealtBatch(indices, None, len(indices))
@@ -381,15 +379,13 @@ def part_of(batch: DealtBatch, indices: Indices) -> DealtBatch:
         ValueError: records that are not in the batch, one twice, or a part of a contribution only.
     """
     places = _places(batch.indices, indices)
-    draws = None if batch.draws is None else batch.draws[places]
     if batch.member_of is None:
-        return DealtBatch(indices, None, len(indices), batch.round_size, draws)
+        return batch.some(places, None, len(indices))
     members = batch.member_of[places]
     chosen = np.unique(members)
     if np.isin(batch.member_of, chosen).sum() != len(indices):
         raise ValueError("a group is one contribution: add all of its records together")
-    dealt = np.searchsorted(chosen, members)
-    return DealtBatch(indices, dealt, len(chosen), batch.round_size, draws)
+    return batch.some(places, np.searchsorted(chosen, members), len(chosen))
 
 
 def _places(batch: Indices, indices: Indices) -> Indices:
@@ -424,7 +420,7 @@ _NUMBERS = 8
 
 
 def augmented(
-    inputs: Any, targets: Any, draws: Draws, how: Augmentation, rows: bool = False
+    inputs: Any, targets: Any, draws: Draws, how: mechanism.Augmentation, rows: bool = False
 ) -> tuple[Tensor, Any]:
     """``how.copies`` altered copies of every record, one record's after the other.
 
@@ -455,7 +451,7 @@ def augmented(
 
 
 def require_images(
-    inputs: Any, how: Augmentation, rows: bool = False, dims: BatchDims | None = None
+    inputs: Any, how: mechanism.Augmentation, rows: bool = False, dims: BatchDims | None = None
 ) -> None:
     """Refuse records that cannot be altered as images.
 
@@ -487,7 +483,7 @@ def require_images(
         )
 
 
-def _farthest(how: Augmentation, height: int, width: int) -> int:
+def _farthest(how: mechanism.Augmentation, height: int, width: int) -> int:
     return max(1, min(height, width) // 8) if how.pixels is None else how.pixels
 
 
@@ -502,7 +498,7 @@ def uniform(draws: Draws, each: int) -> NDArray[np.float64]:
     return numbers.reshape(-1, _NUMBERS)
 
 
-def _moved(images: Tensor, chance: Tensor, how: Augmentation) -> Tensor:
+def _moved(images: Tensor, chance: Tensor, how: mechanism.Augmentation) -> Tensor:
     """Mirrored, flipped and shifted: every pixel is one of the image's own."""
     height, width = images.shape[-2:]
     far = _farthest(how, height, width) if "shift" in how.kinds else 0
@@ -542,8 +538,8 @@ def check_loss(
     loss: Loss,
     records: Records,
     dims: BatchDims | None = None,
-    contribution: Contribution = Examples(),  # noqa: B008 (frozen)
-    augmentation: Augmentation | None = None,
+    contribution: mechanism.Contribution = mechanism.Examples(),  # noqa: B008 (frozen)
+    augmentation: mechanism.Augmentation | None = None,
 ) -> None:
     """Refuse what cannot be trained privately, before anything is released.
 
@@ -561,9 +557,9 @@ def check_loss(
         raise ValueError("batch_dims= goes with clipped examples: a group is a batch of its own")
     inputs, targets = blank(records)
     if augmentation is not None:
-        require_images(inputs, augmentation, isinstance(contribution, Persons), dims)
+        require_images(inputs, augmentation, isinstance(contribution, mechanism.Persons), dims)
     with undisturbed(model, loss):
-        if isinstance(contribution, LocalUpdates) and not contribution.local.is_gradient:
+        if isinstance(contribution, mechanism.LocalUpdates) and not contribution.local.is_gradient:
             OneByOne(model, loss, contribution.local).update(inputs, targets, 0)
             return
         if contribution.clipping == "group":

@@ -25,33 +25,11 @@ from torch import distributed
 from forethought.gradients import BatchDims
 from forethought.gradients import rule as clipping_rule
 from forethought.gradients.batches import together
-from forethought.gradients.boundary import own_part, turns
+from forethought.gradients.boundary import turns
 from forethought.gradients.clipped import clipped_sums
 from forethought.gradients.sharded import Shards
 from forethought.gradients.sums import Sums, centred_count_below, next_clip_norm
-from forethought.rounds.contributions import (
-    CONTRIBUTORS,
-    Addition,
-    DealtBatch,
-    Gradients,
-    Loss,
-    accumulate,
-    dealt,
-    part_of,
-)
-from forethought.rounds.randomness import (
-    Batches,
-    BoundNoise,
-    CorrelatedNoise,
-    GaussianNoise,
-    Indices,
-    Secrets,
-    Stream,
-    add_grid_noise,
-    encoded,
-    noised_count,
-    seed_of,
-)
+from forethought.rounds import contributions, randomness
 from forethought.rounds.records import Records, TensorRecords, content
 from forethought.values.mechanism import Correlated, Examples, Sampling
 from forethought.values.plan import Privacy, Round, Transcript, grid
@@ -113,7 +91,7 @@ def noised_share(
         chosen: the round, whose public divisor the count is divided by (never ``len(norms)``).
         count_noise: σ_b, standard deviation of the noise on the sum.
     """
-    counted = noised_count(count, count_noise, 0.5, chosen.noise, generator)
+    counted = randomness.noised_count(count, count_noise, 0.5, chosen.noise, generator)
     return 0.5 + counted / chosen.divisor
 
 
@@ -163,7 +141,11 @@ class Witness(Protocol):
     """Is shown what a run's sums are made of and what is released, to work them out again."""
 
     def met(
-        self, total: PrivateSum, model: torch.nn.Module, records: Records, indices: Indices | None
+        self,
+        total: PrivateSum,
+        model: torch.nn.Module,
+        records: Records,
+        indices: randomness.Indices | None,
     ) -> None:
         """Records are about to be added at the model's weights; None: all that are left."""
         ...
@@ -177,8 +159,8 @@ class Witness(Protocol):
         ...
 
 
-WITNESS: ContextVar[Callable[[PrivateRounds, Secrets], Witness | None] | None] = ContextVar(
-    "witness", default=None
+WITNESS: ContextVar[Callable[[PrivateRounds, randomness.Secrets], Witness | None] | None] = (
+    ContextVar("witness", default=None)
 )
 """Makes the witness of every run that begins while it is set: an audit of the run's owner sets it,
 in the run's own process, and what it is shown is as secret as the run's keys."""
@@ -224,8 +206,8 @@ class PrivateRounds:
         self,
         privacy: Privacy,
         parameters: Mapping[str, torch.Tensor],
-        loss: Loss,
-        secrets: Secrets,
+        loss: contributions.Loss,
+        secrets: randomness.Secrets,
         *,
         micro_batch: int | None = None,
         transcript: Transcript | None = None,
@@ -237,24 +219,24 @@ class PrivateRounds:
         self.transcript = Transcript() if transcript is None else transcript
         self.clip_norm = privacy.clip.norm
         self.team = team or Team()
-        self.how = Gradients(
+        self.how = contributions.Gradients(
             loss, clipping_rule(privacy.clip), micro_batch, batch_dims, self.team.size
         )
-        self._add = CONTRIBUTORS[type(privacy.contribution)]
-        self._batches = Batches(Stream(secrets.sampling, "sampling"))
-        self._groups = Stream(secrets.sampling, "groups")
-        self._augment = Stream(secrets.sampling, "augment")
-        self._parts = Stream(secrets.sampling, "parts")
+        self._add = contributions.CONTRIBUTORS[type(privacy.contribution)]
+        self._batches = randomness.Batches(randomness.Stream(secrets.sampling, "sampling"))
+        self._groups = randomness.Stream(secrets.sampling, "groups")
+        self._augment = randomness.Stream(secrets.sampling, "augment")
+        self._parts = randomness.Stream(secrets.sampling, "parts")
         self._secret = secrets.sampling
         self.shards = shards
         # What all processes draw alike, and what each draws for its own shard.
-        self._common = self._noise = BoundNoise(secrets.noise)
+        self._common = self._noise = randomness.BoundNoise(secrets.noise)
         if shards is not None:
-            self._noise = BoundNoise(secrets.noise, shard=self.team.rank)
+            self._noise = randomness.BoundNoise(secrets.noise, shard=self.team.rank)
         self._laid_out = [self.layout.names, [tuple(shape) for shape in self.layout.shapes]]
         self._written: tuple[object, bytes] = None, b""
-        self._gaussian = GaussianNoise()
-        self._correlated: CorrelatedNoise | None = None
+        self._gaussian = randomness.GaussianNoise()
+        self._correlated: randomness.CorrelatedNoise | None = None
         self.bound: list[bytes] = []
         self._remembers = any(isinstance(part, Correlated) for part in privacy.mechanism)
         # A copy of this process, which os.fork makes, releases its rounds a second time.
@@ -311,7 +293,7 @@ class PrivateRounds:
         if sampling is not None:
             chosen = replace(chosen, sampling=sampling)
         indices = self._batches(chosen)
-        batch = dealt(chosen.contribution, indices, chosen, self._groups)
+        batch = contributions.dealt(chosen.contribution, indices, chosen, self._groups)
         if chosen.augmentation is not None:
             numbers = self._augment.at(index)
             draws = numbers.integers(0, 2**64, len(indices), dtype=np.uint64)
@@ -323,7 +305,7 @@ class PrivateRounds:
         """Set the generator that dropout draws from to a round's own beginning."""
         # Whether a round is logged must not move its dropout masks: both passes begin alike.
         purpose = "model" if self.team.leads else f"model {self.team.rank}"
-        self._generator.manual_seed(seed_of(self._secret, purpose, index))
+        self._generator.manual_seed(randomness.seed_of(self._secret, purpose, index))
 
     def require_size(self, records: Records, chosen: Round) -> None:
         """Refuse data of another size than the round's. Raises RoundError."""
@@ -337,22 +319,24 @@ class PrivateRounds:
         into: Mapping[str, torch.Tensor],
         model: torch.nn.Module,
         records: Records,
-        batch: DealtBatch,
+        batch: contributions.DealtBatch,
         chosen: Round,
     ) -> torch.Tensor:
         self.require_size(records, chosen)
         with turns:  # of the generator that the model draws from, and of what it touches
             self.seed_model(chosen.index)
-            return self._add(Addition(into, model, records, batch, chosen, self.how))
+            return self._add(contributions.Addition(into, model, records, batch, chosen, self.how))
 
-    def _correlated_noise(self, chosen: Round) -> CorrelatedNoise | None:
+    def _correlated_noise(self, chosen: Round) -> randomness.CorrelatedNoise | None:
         """The part's noise up to this round, drawn again where a run goes on."""
         strategy, first = chosen.strategy, chosen.origin
         if strategy is None:
             return None
         kept = self._correlated
         if kept is None or (kept.strategy, kept.first) != (strategy, first):
-            kept = CorrelatedNoise(self.layout.size, strategy, self._noise, self.bound, first)
+            kept = randomness.CorrelatedNoise(
+                self.layout.size, strategy, self._noise, self.bound, first
+            )
             self._correlated = kept
         return kept
 
@@ -362,7 +346,7 @@ class PrivateRounds:
         key = (chosen.origin, chosen.clip_norm, chosen.sampling, self.context)
         if self._written[0] != key:
             about = (replace(chosen, index=0), self._laid_out, self.context)
-            self._written = key, encoded(about)
+            self._written = key, randomness.encoded(about)
         return self._written[1]
 
     def _releases(self, index: int, bound: bytes) -> int:
@@ -386,7 +370,7 @@ class PrivateRounds:
             self.witness.summed(chosen, vector, count)
         # Correlated noise hides the sums so far: C times what was released is C times them, plus z.
         so_far = (chosen.index, count, inputs, self.bound[-1:])
-        bound = self._noise.bind(self._about(chosen) + encoded(so_far), vector)
+        bound = self._noise.bind(self._about(chosen) + randomness.encoded(so_far), vector)
         if self.shards is not None:
             bound = blake3(self.team.joined(bound)).digest()
         # Written down first: behind the barrier every process draws noise.
@@ -403,7 +387,7 @@ class PrivateRounds:
         if correlated is not None and std:
             correlated.add_to(vector, std, chosen.index)
         elif chosen.noise == "grid":
-            add_grid_noise(vector, std, chosen.clip_norm, generator)
+            randomness.add_grid_noise(vector, std, chosen.clip_norm, generator)
         elif std:
             self._gaussian.add_to(vector, std, generator)
         if counted is not None and count is not None:
@@ -449,7 +433,11 @@ class PrivateSum:
     """
 
     def __init__(
-        self, rounds: PrivateRounds, chosen: Round, batch: DealtBatch, indices: Indices
+        self,
+        rounds: PrivateRounds,
+        chosen: Round,
+        batch: contributions.DealtBatch,
+        indices: randomness.Indices,
     ) -> None:
         self.round, self.indices, self.rounds = chosen, indices, rounds
         self._batch = batch
@@ -463,7 +451,9 @@ class PrivateSum:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RoundError("a private sum cannot be copied or pickled: it is released once")
 
-    def add(self, model: torch.nn.Module, records: Records, indices: Indices | None = None) -> None:
+    def add(
+        self, model: torch.nn.Module, records: Records, indices: randomness.Indices | None = None
+    ) -> None:
         """Add clipped contributions at the model's present weights. ``.grad`` is never touched.
 
         Args:
@@ -488,7 +478,7 @@ class PrivateSum:
             raise RoundError("a sharded model adds its whole batch at once")
         else:
             some = self._left if indices is None else np.asarray(indices, dtype=np.int64)
-            batch = part_of(self._batch, some)
+            batch = contributions.part_of(self._batch, some)
             if not np.isin(some, self._left).all():
                 raise RoundError("these records were added already: a record adds once a round")
             self._left = np.setdiff1d(self._left, some)
@@ -502,7 +492,7 @@ class PrivateSum:
             raise
         self._norms.append(found)
 
-    def parts(self, count: int) -> list[Indices]:
+    def parts(self, count: int) -> list[randomness.Indices]:
         """The batch, dealt into parts that may be added at different weights.
 
         Each record is in a part of its own draw, whatever else is in the batch. So with all draws
@@ -516,7 +506,7 @@ class PrivateSum:
         dealt = self.rounds._parts.at(self.round.index).integers(0, count, len(self.indices))
         return [self.indices[dealt == part] for part in range(count)]
 
-    def _taken(self, hashed: bytes, model: torch.nn.Module, records: Records) -> Indices:
+    def _taken(self, hashed: bytes, model: torch.nn.Module, records: Records) -> randomness.Indices:
         """The whole batch, for :func:`forethought.rounds.private_sum.add_together` to compute.
 
         Raises:
@@ -543,7 +533,7 @@ class PrivateSum:
         """
         if self._closed:
             raise RoundError(f"round {self.round.index} is closed: it takes nothing more")
-        accumulate(self.rounds.layout.views(self._so_far()), sums)
+        contributions.accumulate(self.rounds.layout.views(self._so_far()), sums)
         self._norms.append(norms)
 
     def _spoil(self) -> None:
@@ -595,8 +585,7 @@ def input_hash(model: torch.nn.Module) -> bytes:
     """32 bytes that name the trained weights and the buffers: what contributions depend on."""
     # How long each parameter is says the layout of the rounds.
     # Of a sharded model it names this process's shards.
-    trained = [own_part(p) for p in model.parameters() if p.requires_grad]
-    parts = [content(parameter) for parameter in trained]
+    parts = [content(p) for p in model.parameters() if p.requires_grad]
     for tensor in model.buffers():
         parts += [f"{tensor.dtype}{tuple(tensor.shape)}".encode(), content(tensor)]
     return blake3(b"".join(parts)).digest()
@@ -642,7 +631,7 @@ def _computed(
     sums: Sequence[PrivateSum],
     model: torch.nn.Module,
     records: Sequence[Records],
-    batches: Sequence[Indices],
+    batches: Sequence[randomness.Indices],
 ) -> Sequence[Sums]:
     taken = [own.take(indices) for own, indices in zip(records, batches, strict=True)]
     full = [pair for pair in taken if pair[0] is not None]
@@ -683,7 +672,9 @@ def _inputs(records: Records) -> torch.Size | None:
     return records.inputs.shape[1:] if isinstance(records, TensorRecords) else None
 
 
-def share_of(batch: DealtBatch, team: Team, even: bool = False) -> DealtBatch:
+def share_of(
+    batch: contributions.DealtBatch, team: Team, even: bool = False
+) -> contributions.DealtBatch:
     """The contributions that one process of a team computes: every ``size``-th.
 
     Args:
@@ -691,21 +682,15 @@ def share_of(batch: DealtBatch, team: Team, even: bool = False) -> DealtBatch:
     """
     if team.size == 1:
         return batch
-    draws = batch.draws
     if batch.member_of is None:
         every = np.arange(team.rank, len(batch.indices), team.size)
         count, most = len(every), -(-len(batch.indices) // team.size)
         if even and count < most:
             every = np.append(every, 0)
-        own = batch.indices[every]
-        return DealtBatch(
-            own, None, count, batch.round_size, None if draws is None else draws[every]
-        )
+        return batch.some(every, None, count)
     mine = batch.member_of % team.size == team.rank
     count = len(range(team.rank, batch.count, team.size))
-    members = batch.member_of[mine] // team.size
-    own = batch.indices[mine]
-    return DealtBatch(own, members, count, batch.round_size, None if draws is None else draws[mine])
+    return batch.some(mine, batch.member_of[mine] // team.size, count)
 
 
 # Processes that compute one run together, data-parallel, and agree on every release.

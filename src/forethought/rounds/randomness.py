@@ -39,7 +39,7 @@ from forethought.values.mechanism import (
     WithoutReplacement,
 )
 from forethought.values.plan import NoiseKind, Round, grid
-from forethought.values.strategies import Banded, BufferedToeplitz, Strategy
+from forethought.values.strategies import Array, Banded, BufferedToeplitz, Strategy
 
 SECRET_BYTES = 32
 
@@ -144,18 +144,13 @@ def _written(value: Any) -> str:
     if kind is tuple or kind is list:
         return f"({len(value)}:{''.join(map(_written, value))}"
     if hasattr(kind, "__dataclass_fields__"):
-        return _of_dataclass(value)
+        held = [_written(getattr(value, field.name)) for field in fields(value)]
+        return f"{kind.__qualname__}({''.join(held)}"
     if isinstance(value, Real):
         number = float(value)
         # A whole number that no float is has its digits.
         return _written(number) if number == value else f"#{value};"
     raise TypeError(f"noise cannot be bound to {kind.__name__}: it has no plain form")
-
-
-def _of_dataclass(value: Any) -> str:
-    kind = type(value)
-    held = [_written(getattr(value, field.name)) for field in fields(value)]
-    return f"{kind.__qualname__}({''.join(held)}"
 
 
 def seed_of(secret: bytes, purpose: str, index: int) -> int:
@@ -443,9 +438,6 @@ def accepted_far(offset: int, denominator: int, generator: np.random.Generator) 
 # bit.
 
 
-Array = NDArray[np.float64]
-
-
 class CorrelatedNoise:
     """The noise of one part of a mechanism, in order.
 
@@ -640,39 +632,28 @@ def _poisson(examples: int, rate: float, generator: np.random.Generator) -> Indi
 
 
 class _Epochs:
-    """Cuts one permutation an epoch into batches; keeps only the present epoch's."""
+    """Deals the records to the rounds of every epoch anew; keeps only the present epoch's deal."""
 
-    def __init__(self, sampling: Shuffled, examples: int, stream: Stream, first: int) -> None:
-        self._sampling, self._stream, self._first = sampling, stream, first
-        self._epoch = -1
-        self._order: Indices = np.empty(0, dtype=np.int64)
+    def __init__(
+        self, sampling: Shuffled | RandomAllocation, examples: int, stream: Stream, first: int
+    ) -> None:
+        self._sampling, self._examples = sampling, examples
+        self._stream, self._first = stream, first
+        nothing: Indices = np.empty(0, dtype=np.int64)
+        self._epoch, self._dealt = -1, _Dealt(nothing, nothing)
 
     def __call__(self, index: int) -> Indices:
-        length, batch = self._sampling.rounds_per_epoch, self._sampling.batch
+        sampling, length = self._sampling, self._sampling.rounds_per_epoch
         epoch, position = divmod(index - self._first, length)
         if epoch != self._epoch:
             generator = self._stream.at(self._first + epoch * length)
-            self._order = generator.permutation(self._sampling.examples)
+            if isinstance(sampling, Shuffled):
+                # One permutation, cut into batches.
+                order = generator.permutation(sampling.examples)
+                self._dealt = _Dealt(order, sampling.batch * np.arange(1, length + 1))
+            else:
+                self._dealt = _by_place(assign_groups(self._examples, length, generator), length)
             self._epoch = epoch
-        return self._order[position * batch : (position + 1) * batch]
-
-
-class _Allocated:
-    """Every epoch deals the records to its rounds; keeps only the present epoch's deal."""
-
-    def __init__(
-        self, sampling: RandomAllocation, examples: int, stream: Stream, first: int
-    ) -> None:
-        self._length, self._examples = sampling.rounds, examples
-        self._stream, self._first = stream, first
-        self._epoch, self._dealt = -1, _Dealt(np.empty(0, dtype=np.int64), 1)
-
-    def __call__(self, index: int) -> Indices:
-        epoch, position = divmod(index - self._first, self._length)
-        if epoch != self._epoch:
-            generator = self._stream.at(self._first + epoch * self._length)
-            places = assign_groups(self._examples, self._length, generator)
-            self._epoch, self._dealt = epoch, _Dealt(places, self._length)
         return self._dealt[position]
 
 
@@ -683,23 +664,28 @@ class _DealtTurns:
         self._sampling, self._stream, self._first = sampling, stream, first
         # A place in the stream that no round has: rounds draw from their own numbers.
         places = assign_groups(examples, sampling.parts, stream.at(_BEYOND_ROUNDS + first))
-        self._dealt = _Dealt(places, sampling.parts)
+        self._dealt = _by_place(places, sampling.parts)
 
     def __call__(self, index: int) -> Indices:
         part = self._dealt[(index - self._first) % self._sampling.parts]
         return part[_poisson(len(part), self._sampling.rate, self._stream.at(index))]
 
 
+@dataclass(frozen=True)
 class _Dealt:
-    """Records by the place that they were dealt to."""
+    """Records in the order of the places that they were dealt to, and where each place ends."""
 
-    def __init__(self, places: Indices, count: int) -> None:
-        self._order = np.argsort(places, kind="stable")
-        self._ends = np.cumsum(np.bincount(places, minlength=count))
+    order: Indices
+    ends: Indices
 
     def __getitem__(self, place: int) -> Indices:
-        start = self._ends[place - 1] if place else 0
-        return self._order[start : self._ends[place]]
+        start = self.ends[place - 1] if place else 0
+        return self.order[start : self.ends[place]]
+
+
+def _by_place(places: Indices, count: int) -> _Dealt:
+    ends = np.cumsum(np.bincount(places, minlength=count))
+    return _Dealt(np.argsort(places, kind="stable"), ends)
 
 
 # (sampling, examples, stream, first) → its sampler, by kind.
@@ -707,7 +693,7 @@ SAMPLERS: dict[type[Sampling], Callable[[Any, int, Stream, int], Sampler]] = {
     Poisson: _independently,
     WithoutReplacement: _together,
     Shuffled: _Epochs,
-    RandomAllocation: _Allocated,
+    RandomAllocation: _Epochs,
     CyclicPoisson: _DealtTurns,
     FullBatch: _everything,
 }

@@ -10,6 +10,7 @@ import torch
 from blake3 import blake3
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from forethought.gradients.boundary import own_part
 from forethought.rounds.randomness import Indices
 
 # Records that are read and hashed at a time.
@@ -478,7 +479,8 @@ _IN_NUMPY = {torch.float32, torch.float64, torch.int64}
 
 
 def content(tensor: torch.Tensor) -> bytes:
-    """A tensor's values as bytes."""
+    """A tensor's values as bytes; of one that is cut, of this process's shard."""
+    tensor = own_part(tensor)
     if tensor.dtype in _IN_NUMPY:
         return tensor.numpy(force=True).tobytes()
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -11,26 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from forethought.statistics.cumulative import (
-    MOST_BINS,
-    decoded,
-    encoded,
-    noise_of_sums,
-    norm,
-    rising,
-    settled,
-)
-from forethought.statistics.kinds import (
-    NORMAL,
-    Array,
-    Estimate,
-    OfColumn,
-    Statistic,
-    binned,
-    column_named,
-    largest,
-    ranged,
-)
+from forethought.statistics import cumulative, kinds
 from forethought.statistics.table import TableRows
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency
@@ -42,7 +23,7 @@ _WELL_KNOWN = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfSums(Statistic):
+class _OfSums(kinds.Statistic):
     """A statistic of running sums along one or several axes: each record is in one count of one."""
 
     @property
@@ -56,24 +37,26 @@ class _OfSums(Statistic):
 
     def reach(self, adjacency: Adjacency) -> float:
         # Columns of C have no negative number: two of them are at most √2 norms apart.
-        return norm(max(self.axes)) * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+        return cumulative.norm(max(self.axes)) * (
+            math.sqrt(2) if adjacency == "replace-one" else 1.0
+        )
 
-    def counts(self, noised: Array, examples: int) -> Array:
+    def counts(self, noised: kinds.Array, examples: int) -> kinds.Array:
         """Counts along all axes, from a tally with noise."""
-        parts = [decoded(part) for part in self.split(noised)]
-        return np.concatenate(settled(parts, examples) if self.all_count else parts)
+        parts = [cumulative.decoded(part) for part in self.split(noised)]
+        return np.concatenate(cumulative.settled(parts, examples) if self.all_count else parts)
 
-    def split(self, values: Array) -> list[Array]:
+    def split(self, values: kinds.Array) -> list[kinds.Array]:
         """Those of each axis."""
         return np.split(values, np.cumsum(self.axes)[:-1])
 
-    def rising(self, counts: Array) -> Array:
+    def rising(self, counts: kinds.Array) -> kinds.Array:
         """The nearest counts without negative ones, axis by axis."""
-        return np.concatenate([rising(part) for part in self.split(counts)])
+        return np.concatenate([cumulative.rising(part) for part in self.split(counts)])
 
     def strayed(
-        self, computed: Callable[[Array], Array], counts: Array, std: float
-    ) -> tuple[Array, Array]:
+        self, computed: Callable[[kinds.Array], kinds.Array], counts: kinds.Array, std: float
+    ) -> tuple[kinds.Array, kinds.Array]:
         """Distances that results stray with other noise, and with other records besides.
 
         Post-processing: counts are as they were released, and nothing here touches the records, so
@@ -94,7 +77,7 @@ class _OfSums(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantiles(_OfSums, OfColumn):
+class Quantiles(_OfSums, kinds.OfRange):
     """Numbers below which given shares of a column lie, from running sums of a fine histogram.
 
     Args:
@@ -102,7 +85,6 @@ class Quantiles(_OfSums, OfColumn):
         at: the shares. bins: of equal width, in which numbers are told apart.
     """
 
-    range: Any = None
     at: Any = (0.25, 0.5, 0.75)
     bins: int = 1024
     kind: ClassVar[str] = "quantiles"
@@ -110,24 +92,25 @@ class Quantiles(_OfSums, OfColumn):
 
     def _check(self) -> None:
         super()._check()
-        object.__setattr__(self, "range", ranged(self.range))
         wanted = [self.at] if isinstance(self.at, int | float) else self.at
         shares = tuple(real("at", share, least=0, most=1) for share in wanted)
         if not shares:
             raise ValueError("at = []: name the shares below, such as [0.25, 0.5, 0.75]")
         object.__setattr__(self, "at", shares)
-        whole("bins", self.bins, least=2, most=MOST_BINS)
+        whole("bins", self.bins, least=2, most=cumulative.MOST_BINS)
 
     @property
     def axes(self) -> tuple[int, ...]:
         return (self.bins,)
 
-    def tally(self, rows: TableRows) -> Array:
+    def tally(self, rows: TableRows) -> kinds.Array:
         numbers = rows.numbers(self.column, self.missing)[self.kept(rows)]
-        return encoded(binned(numbers, self.range, self.bins))
+        return cumulative.encoded(kinds.binned(numbers, self.range, self.bins))
 
-    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        sums = np.cumsum(rising(self.counts(noised, examples)))
+    def estimates(
+        self, noised: kinds.Array, std: float, examples: int
+    ) -> tuple[kinds.Estimate, ...]:
+        sums = np.cumsum(cumulative.rising(self.counts(noised, examples)))
         total = max(1.0, float(sums[-1]))
         low, high = self.range
         edges = np.linspace(low, high, self.bins + 1)
@@ -141,22 +124,22 @@ class Quantiles(_OfSums, OfColumn):
         found = []
         for share in self.at:
             spread = self._noise(share) * std / total
-            near = NORMAL * spread
-            far = NORMAL * math.sqrt(spread**2 + share * (1 - share) / total)
+            near = kinds.NORMAL * spread
+            far = kinds.NORMAL * math.sqrt(spread**2 + share * (1 - share) / total)
             place = bin_of(share)
             before = sums[place - 1] if place else 0.0
             inside = (share * total - before) / max(sums[place] - before, 1e-9)
             value = edges[place] + (edges[1] - edges[0]) * min(1.0, max(0.0, inside))
             ends = (*bounds(share, near), *bounds(share, far))
-            found.append(Estimate(f"{share:g}", float(value), *ends))
+            found.append(kinds.Estimate(f"{share:g}", float(value), *ends))
         return tuple(found)
 
     def expected(self, std: float, examples: int) -> float:
         worst = max(map(self._noise, self.at))
-        return std * worst * largest(len(self.at)) / examples
+        return std * worst * kinds.largest(len(self.at)) / examples
 
     def _noise(self, share: float) -> float:
-        return float(noise_of_sums(self.bins, None if self.all_count else share).max())
+        return float(cumulative.noise_of_sums(self.bins, None if self.all_count else share).max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,19 +174,19 @@ class Survival(_OfSums):
         return (self.time, self.event)
 
     def _check(self) -> None:
-        column_named(self.time, "time")
-        column_named(self.event, "event")
+        kinds.column_named(self.time, "time")
+        kinds.column_named(self.event, "event")
         if not self.until:
             raise ValueError("until: declare the last time of the curve, such as until = 60")
         object.__setattr__(self, "until", real("until", self.until, above=0))
         object.__setattr__(self, "happened", str(self.happened))
-        whole("steps", self.steps, least=2, most=MOST_BINS)
+        whole("steps", self.steps, least=2, most=cumulative.MOST_BINS)
 
     @property
     def axes(self) -> tuple[int, ...]:
         return (self.steps, self.steps + 1)
 
-    def tally(self, rows: TableRows) -> Array:
+    def tally(self, rows: TableRows) -> kinds.Array:
         kept = self.kept(rows)
         times = rows.numbers(self.time, self.missing)
         words = rows.words(self.event, self.missing).astype(str)
@@ -216,13 +199,15 @@ class Survival(_OfSums):
         place[beyond] = self.steps
         events = np.bincount(place[happened & ~beyond], minlength=self.steps)
         censored = np.bincount(place[~happened | beyond], minlength=self.steps + 1)
-        return np.concatenate([encoded(events), encoded(censored)])
+        return np.concatenate([cumulative.encoded(events), cumulative.encoded(censored)])
 
     def at_risk(self, std: float) -> float:
         """The number at risk below which the curve is not stated: many times its noise."""
-        return _WELL_KNOWN * std * float(noise_of_sums(self.steps, 0.0)[-1])
+        return _WELL_KNOWN * std * float(cumulative.noise_of_sums(self.steps, 0.0)[-1])
 
-    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+    def estimates(
+        self, noised: kinds.Array, std: float, examples: int
+    ) -> tuple[kinds.Estimate, ...]:
         counts = self.counts(noised, examples)
         curve, last = self._curve(counts, self.at_risk(std))
         smooth = self.rising(counts)
@@ -241,7 +226,7 @@ class Survival(_OfSums):
         draws = self.strayed(lambda found: self._curve(found)[0], counts, std)
         return float(np.quantile(np.abs(draws[0]).max(axis=1), 0.95))
 
-    def _curve(self, counts: Array, least: float = 1.0) -> tuple[Array, int]:
+    def _curve(self, counts: kinds.Array, least: float = 1.0) -> tuple[kinds.Array, int]:
         """Survival at the end of each step, and the last step that is known well."""
         events, censored = self.split(counts)
         risk = events.sum() + censored.sum() - np.cumsum(events) - np.cumsum(censored[:-1])
@@ -284,29 +269,31 @@ class AUC(_OfSums):
         return (self.score, self.label)
 
     def _check(self) -> None:
-        column_named(self.score, "score")
-        column_named(self.label, "label")
+        kinds.column_named(self.score, "score")
+        kinds.column_named(self.label, "label")
         object.__setattr__(self, "positive", str(self.positive))
-        object.__setattr__(self, "range", ranged(self.range))
-        whole("bins", self.bins, least=2, most=MOST_BINS)
+        object.__setattr__(self, "range", kinds.ranged(self.range))
+        whole("bins", self.bins, least=2, most=cumulative.MOST_BINS)
 
     @property
     def axes(self) -> tuple[int, ...]:
         return (self.bins, self.bins)
 
-    def tally(self, rows: TableRows) -> Array:
+    def tally(self, rows: TableRows) -> kinds.Array:
         scores = rows.numbers(self.score, self.missing)
         words = rows.words(self.label, self.missing).astype(str)
         kept = self.kept(rows) & (words != "")
         positive = words == self.positive
         return np.concatenate(
             [
-                encoded(binned(scores[kept & of_class], self.range, self.bins))
+                cumulative.encoded(kinds.binned(scores[kept & of_class], self.range, self.bins))
                 for of_class in (positive, ~positive)
             ]
         )
 
-    def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
+    def estimates(
+        self, noised: kinds.Array, std: float, examples: int
+    ) -> tuple[kinds.Estimate, ...]:
         counts = self.rising(self.counts(noised, examples))
         near, far = self.strayed(self._area, counts, std)
         # Counts that cannot be negative draw the area towards 1/2: by as much as once more.
@@ -322,21 +309,21 @@ class AUC(_OfSums):
         draws = self.strayed(self._area, counts, std)[0]
         return float(np.quantile(np.abs(draws - draws.mean()), 0.95)) + _ties(counts)
 
-    def _area(self, counts: Array) -> Array:
+    def _area(self, counts: kinds.Array) -> kinds.Array:
         positive, negative = self.split(self.rising(counts))
         below = np.cumsum(negative) - negative / 2
         pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
         return np.array([float(positive @ below) / pairs])
 
 
-def _ties(counts: Array) -> float:
+def _ties(counts: kinds.Array) -> float:
     """Half of the share of pairs whose scores are in one bin."""
     positive, negative = np.split(counts, 2)
     pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
     return float(positive @ negative) / pairs / 2
 
 
-def _spreads(near: Array, far: Array) -> tuple[Array, Array]:
+def _spreads(near: kinds.Array, far: kinds.Array) -> tuple[kinds.Array, kinds.Array]:
     """Half widths of the two intervals of every number."""
     half, wide = (np.quantile(np.abs(one), 0.95, axis=0) for one in (near, far))
     return half, np.maximum(half, wide)
@@ -344,12 +331,12 @@ def _spreads(near: Array, far: Array) -> tuple[Array, Array]:
 
 def _around(
     names: Sequence[str],
-    values: Array,
-    spreads: tuple[Array, ...],
+    values: kinds.Array,
+    spreads: tuple[kinds.Array, ...],
     limits: tuple[float, float],
-) -> tuple[Estimate, ...]:
+) -> tuple[kinds.Estimate, ...]:
     near, far = spreads
     ends = [np.clip(one, *limits) for one in (values - near, values + near)]
     ends += [np.clip(one, *limits) for one in (values - far, values + far)]
     rows = zip(names, values, *ends, strict=True)
-    return tuple(Estimate(name, *map(float, numbers)) for name, *numbers in rows)
+    return tuple(kinds.Estimate(name, *map(float, numbers)) for name, *numbers in rows)

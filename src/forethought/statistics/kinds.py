@@ -211,6 +211,17 @@ class OfColumn(Statistic):
         column_named(self.column)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfRange(OfColumn):
+    """A statistic of the numbers of one column, in a range that is declared."""
+
+    range: Any = None
+
+    def _check(self) -> None:
+        super()._check()
+        object.__setattr__(self, "range", ranged(self.range))
+
+
 def _normal(
     name: str,
     value: float,
@@ -291,21 +302,16 @@ class Accuracy(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sum(OfColumn):
+class Sum(OfRange):
     """The sum of a column; numbers beyond the range count as its ends.
 
     Args:
         column: of numbers. range: lowest and highest, declared.
     """
 
-    range: Any = None
     kind: ClassVar[str] = "sum"
     unit: ClassVar[str] = "{column}"
     size = 1
-
-    def _check(self) -> None:
-        super()._check()
-        object.__setattr__(self, "range", ranged(self.range))
 
     @property
     def _step(self) -> float:
@@ -340,7 +346,7 @@ class Sum(OfColumn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mean(OfColumn):
+class Mean(OfRange):
     """The mean of a column; numbers beyond the range count as its ends.
 
     Where every record counts, only the sum around the middle of the range has noise; else the
@@ -350,13 +356,8 @@ class Mean(OfColumn):
         column: of numbers. range: lowest and highest, declared.
     """
 
-    range: Any = None
     kind: ClassVar[str] = "mean"
     unit: ClassVar[str] = "{column}"
-
-    def _check(self) -> None:
-        super()._check()
-        object.__setattr__(self, "range", ranged(self.range))
 
     @property
     def size(self) -> int:

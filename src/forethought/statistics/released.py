@@ -179,10 +179,6 @@ class Request(Stored):
             results.append(one.estimates(noised.numpy(), std, self.examples))
         return tuple(results)
 
-    def _values(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in ("examples", "delta", "adjacency", "group")}
-        return {"statistics": [one.to_dict() for one in self.statistics], **values}
-
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Request:
         asked = tuple(statistic(one) for one in values.pop("statistics"))

@@ -9,11 +9,13 @@ that does not fit here, or has no weights yet (on torch's ``meta`` device), is m
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from forethought.gradients import SlowGradientsWarning
+from forethought.gradients.clipped import COMPARED
 from forethought.rounds.contributions import Loss
 from forethought.rounds.randomness import Seeds
 from forethought.rounds.records import Records, as_records
@@ -34,10 +37,10 @@ from forethought.values.mechanism import Examples, FullBatch, Mechanism, Persons
 from forethought.values.plan import Plan
 
 GB = 1e9
-# The first size of micro_batch that is tried, of which the second is twice; rounds at each, of
-# which the first looks at more than the others.
+# The first size of micro_batch that is tried; rounds at each, of which the first looks at more than
+# the others.
 TRIED, ROUNDS = 4, 3
-# Records in the longer of two rounds that are timed.
+# Records in the longer of two rounds that are timed, and the most of which the peak is looked at.
 TIMED = 32
 # Larger models are tried with one and with two of their repeated layers, in bytes.
 LARGE = 200e6
@@ -179,16 +182,17 @@ def cost(
     counts = (1, 2) if large else (None,)
     few = min(TRIED, most)
     spent = trial.seconds(few, counts[0])
-    while trial.alone and few < most:  # on some machines small blocks go another way
+    while trial.alone and few < min(most, TIMED):  # on some machines small blocks go another way
         few = min(2 * few, most)
         spent = trial.seconds(few, counts[0])
-    sizes = (few, max(few + 1, min(2 * few, most)))
+    longer = max(few + 1, min(2 * few if large else max(2 * few, TIMED), most))
     begin = example = None
     if not large:
-        longer = few, max(few + 1, min(TIMED, most))
-        begin, example = _line(longer, [spent, trial.seconds(longer[1])])
+        begin, example = _line((few, longer), [spent, trial.seconds(longer)])
         example /= trial.blocks
+    sizes = (max(few, longer // 2), longer)  # short blocks may go another way than longer ones
     # By now kernels have what they keep for themselves. The model is counted with the rest.
+    gc.collect()  # trials that are over are no part of it
     program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     peaks = [[trial.peak(size, count) for size in sizes] for count in counts]
     lines = [_line(sizes, row) for row in peaks]
@@ -272,7 +276,10 @@ class _TrialRounds:
         how: dict[str, Any] = {"progress": progress, "log_every": ROUNDS, "diagnostics": False}
         with warnings.catch_warnings(record=True) as told, torch.random.fork_rng(devices=[]):
             warnings.simplefilter("always")
-            train(model, data, plan, loss=self._loss, micro_batch=size, seeds=Seeds(0, 0), **how)
+            here = copy_context()
+            here.run(COMPARED.set, 0)  # each copy is tried anew, and nothing of it is released
+            given = {"loss": self._loss, "micro_batch": size, "seeds": Seeds(0, 0), **how}
+            here.run(train, model, data, plan, **given)
         self.alone = any(issubclass(one.category, SlowGradientsWarning) for one in told)
 
 

@@ -34,7 +34,7 @@ from forethought import __version__
 from forethought.accounting.exact import epsilon
 from forethought.accounting.interval import at_most
 from forethought.accounting.statement import OF_RUN, Statement, StatementError, content_hash
-from forethought.gradients.boundary import of_user, own_part, shards_of
+from forethought.gradients.boundary import of_user, shards_of
 from forethought.gradients.sharded import load_whole
 from forethought.rounds.randomness import SECRET_BYTES, Secrets, Seeds
 from forethought.rounds.records import Records, content
@@ -972,29 +972,16 @@ class Checkpointer:
     Args:
         folder: the run folder. plan: what is run.
         keys: of this run.
-        identity: what makes it this run; see :func:`forethought.training.folder.identity`.
-        environment: what can move its rounding.
-        watched: what else its sums may depend on; see :mod:`forethought.training.folder`.
-        settings: more that is kept with every checkpoint.
+        fixed: what is kept with every checkpoint: ``identity``, what makes it this run (see
+            :func:`identity`), ``environment``, what can move its rounding, ``watched``, what else
+            its sums may depend on, and settings.
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        plan: Plan,
-        keys: RunSecrets,
-        identity: Mapping[str, str],
-        environment: Mapping[str, str],
-        watched: Mapping[str, str],
-        settings: Mapping[str, Any],
+        self, folder: RunFolder, plan: Plan, keys: RunSecrets, fixed: Mapping[str, Any]
     ) -> None:
         self.folder, self._plan, self._keys = folder, plan, keys
-        self._fixed: dict[str, Any] = {
-            "identity": identity,
-            "environment": environment,
-            "watched": dict(watched),
-        }
-        self._fixed |= {"context": "", **settings}
+        self._fixed: dict[str, Any] = {"context": "", **fixed}
         self._due = 0.0
         self._released: ReleasedRounds | None = None
 
@@ -1147,7 +1134,7 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
     Args:
         folder: the run folder that is about to be made; those beside it are looked at.
     """
-    known = _objects.get(model) or _weights.get(_digest(model))
+    known = _objects.get(model) or _weights.get(fingerprint(model.state_dict()))
     if known is None and folder is not None:
         known = _among_folders(model, folder)
     return () if known is None else (Caveat("trained-before", known),)
@@ -1158,21 +1145,13 @@ def remember(model: torch.nn.Module, statement: Statement) -> None:
     words = f"in this process, {_spent(statement)}"
     earlier = _objects.get(model)
     _objects[model] = words if earlier is None else f"{earlier}; then {words}"
-    _weights[_digest(model)] = _objects[model]
+    _weights[fingerprint(model.state_dict())] = _objects[model]
 
 
 def _spent(statement: Statement) -> str:
     if not statement.private:
         return "without a guarantee"
     return f"ε = {at_most(statement.epsilon.upper)} at δ = {at_most(statement.delta, '.3g')}"
-
-
-def _digest(model: torch.nn.Module) -> bytes:
-    state = hashlib.blake2b(digest_size=16)
-    for name, tensor in model.state_dict().items():
-        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        state.update(content(own_part(tensor)))
-    return state.digest()
 
 
 def _among_folders(model: torch.nn.Module, folder: Path) -> str | None:

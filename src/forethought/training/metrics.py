@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta, binom, norm
-from sklearn import metrics
+from scipy.special import betaincinv, ndtr, ndtri
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -169,7 +168,7 @@ def learnt(
 
 # Of the intervals.
 CONFIDENCE = 0.95
-_Z = float(norm.ppf((1 + CONFIDENCE) / 2))
+_Z = float(ndtri((1 + CONFIDENCE) / 2))
 _BINS = 10
 
 
@@ -180,6 +179,12 @@ class Figure:
     value: float
     low: float | None = None
     high: float | None = None
+
+    def around(self, form: str) -> str:
+        """The interval as it is printed behind the figure; nothing where there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        return f" ({at_least(self.low, form)} to {at_most(self.high, form)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,8 +247,8 @@ def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
 def share(hits: int, count: int) -> Figure:
     """A share with the interval of Clopper and Pearson (1934)."""
     tail = (1 - CONFIDENCE) / 2
-    low = float(beta.ppf(tail, hits, count - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, count - hits)) if hits < count else 1.0
+    low = float(betaincinv(hits, count - hits + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, count - hits, 1 - tail)) if hits < count else 1.0
     return Figure(hits / count, low, high)
 
 
@@ -265,7 +270,9 @@ def _all_right(a: HeldOutAnswers) -> Figure:
 
 def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
     """Area under the curve with the interval of Hanley and McNeil (1982)."""
-    area = float(metrics.roc_auc_score(targets, scores))
+    from sklearn.metrics import roc_auc_score
+
+    area = float(roc_auc_score(targets, scores))
     positive = int((targets == 1).sum())
     negative = len(targets) - positive
     one, two = area / (2 - area), 2 * area * area / (1 + area)
@@ -296,11 +303,13 @@ def _auc(a: HeldOutAnswers) -> Figure | None:
 
 
 def _average_precision(a: HeldOutAnswers) -> Figure | None:
+    from sklearn.metrics import average_precision_score
+
     def value(some: HeldOutAnswers) -> float:
-        each = [float(metrics.average_precision_score(y, p)) for y, p in _each(some)]
+        each = [float(average_precision_score(y, p)) for y, p in _each(some)]
         return float(np.mean(each)) if each else math.nan
 
-    return _resampled(a, value, 0.0, 1.0) if _each(a) else None
+    return _resampled(a, value) if _each(a) else None
 
 
 def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
@@ -321,7 +330,7 @@ def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
                 given, true = some.chosen.sum(axis=0), some.targets.sum(axis=0)
             return float(np.mean(score(found, given - found, true - found)))
 
-        return _resampled(a, value, 0.0, 1.0)
+        return _resampled(a, value)
 
     return measure
 
@@ -350,7 +359,8 @@ def _calibration(a: HeldOutAnswers) -> Figure:
     gaps, few = each.mean(axis=0), math.sqrt(len(each))
     deviations = np.maximum(each.std(axis=0) / few, 1e-300)
     least = np.maximum(np.abs(gaps) / deviations - 1, 0.0)
-    excess = 2 * float(deviations @ (norm.pdf(least) - least * norm.sf(least)))
+    density = np.exp(-(least**2) / 2) / math.sqrt(2 * math.pi)
+    excess = 2 * float(deviations @ (density - least * ndtr(-least)))
     half = _Z * float((each @ np.sign(gaps)).std()) / few
     error = float(np.abs(gaps).sum())
     if not np.ptp(a.scores, axis=0).any():  # of answers that are all alike nobody asks one
@@ -398,6 +408,8 @@ def _root_mean_square(a: HeldOutAnswers) -> Figure:
 
 def _median_error(a: HeldOutAnswers) -> Figure:
     """The median error between two order statistics, for any distribution; few have no such two."""
+    from scipy.stats import binom  # slow to load, and other figures need none of it
+
     errors, count = np.sort(np.abs(a.scores - a.targets)), len(a.targets)
     low = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5)) - 1
     high = int(binom.ppf((1 + CONFIDENCE) / 2, count, 0.5))
@@ -411,13 +423,8 @@ def _median_error(a: HeldOutAnswers) -> Figure:
 _DRAWS = 200
 
 
-def _resampled(
-    a: HeldOutAnswers,
-    value: Callable[[HeldOutAnswers], float],
-    least: float = -math.inf,
-    most: float = math.inf,
-) -> Figure:
-    """A figure with a normal interval by the bootstrap's deviation and bias (Efron 1979).
+def _resampled(a: HeldOutAnswers, value: Callable[[HeldOutAnswers], float]) -> Figure:
+    """A share with a normal interval by the bootstrap's deviation and bias (Efron 1979).
 
     None of answers that are all alike.
     """
@@ -431,7 +438,7 @@ def _resampled(
         drawn.append(value(HeldOutAnswers(a.targets[rows], a.scores[rows], chosen, a.costs)))
     half, bias = _Z * float(np.nanstd(drawn)), float(np.nanmean(drawn)) - own
     low, high = own - bias - half, own - bias + half
-    return Figure(own, max(least, min(own, low)), min(most, max(own, high)))
+    return Figure(own, max(0.0, min(own, low)), min(1.0, max(own, high)))
 
 
 _OF_CLASSES: dict[str, Measure] = {
@@ -684,14 +691,11 @@ class Results:
             nothing, name = "always saying what most records have", f"{name} over all labels"
         elif self.task == "regression":
             form, nothing = ".3g", "always saying the mean"
-        around = ""
-        if lead.low is not None and lead.high is not None:
-            around = f" ({at_least(lead.low, form)} to {at_most(lead.high, form)})"
         first = next(iter(self.figures))
         lines = [
             *self.warnings(),
-            f"{name} on {self.examples:,} held-out records {lead.value:{form}}{around}; {nothing} "
-            f"gives {self.baseline[first]:{form}}",
+            f"{name} on {self.examples:,} held-out records {lead.value:{form}}{lead.around(form)}; "
+            f"{nothing} gives {self.baseline[first]:{form}}",
         ]
         if rest:
             units = "" if self.target is None else f"in units of {self.target}: "
@@ -739,9 +743,7 @@ class Results:
         """A figure with what no model reaches."""
         # One answer for all, the frequency of each class, is calibrated by definition.
         plain = None if name == "calibration error" else self.baseline.get(name)
-        around = ""
-        if self.task == "regression" and figure.low is not None and figure.high is not None:
-            around = f" ({at_least(figure.low, '.3g')} to {at_most(figure.high, '.3g')})"
+        around = figure.around(".3g") if self.task == "regression" else ""
         without = "" if plain is None else f" (no model {plain:.3g})"
         return f"{name} {figure.value:.3g}{around}{without}"
 
@@ -801,10 +803,12 @@ def _confusion(
     if answers.scores.ndim == 1:
         return (), ()
     if answers.targets.ndim == 2:
-        table = metrics.multilabel_confusion_matrix(answers.targets, answers.chosen).reshape(-1, 4)
+        cells = (2 * answers.targets + answers.chosen).astype(np.int64).T
+        table = np.stack([np.bincount(label, minlength=4) for label in cells])
         found, of_all = table[:, 3], table[:, 2] + table[:, 3]
     else:
-        table = metrics.confusion_matrix(answers.targets, answers.chosen, labels=range(count))
+        cells = count * answers.targets + answers.chosen
+        table = np.bincount(cells, minlength=count * count).reshape(count, count)
         found, of_all = np.diagonal(table), table.sum(axis=1)
     recall = tuple(
         float(hits / total) if total else None for hits, total in zip(found, of_all, strict=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from forethought.gradients.boundary import cut_like
 from forethought.rounds.private_sum import Layout, NoisedSum
 from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
@@ -504,7 +505,7 @@ class Descent:
             mean, variance = self._filter.filtered(mean, variance)
             self._last = {name: p.detach().clone() for name, p in self.parameters.items()}
         for name, part in self._mean(mean, sums[0].layout).items():
-            self.parameters[name].grad = part
+            self.parameters[name].grad = cut_like(part, self.parameters[name])
         if step_size is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = step_size

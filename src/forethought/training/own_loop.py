@@ -29,6 +29,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from forethought.accounting.statement import About, Statement, account
+from forethought.gradients.boundary import shards_of, trained_here, trained_of
+from forethought.gradients.sharded import let_go, take_shards, whole_state
 from forethought.rounds.contributions import (
     ALIKE,
     Loss,
@@ -39,13 +41,15 @@ from forethought.rounds.contributions import (
     own_mean,
 )
 from forethought.rounds.preparation import require_prepared
-from forethought.rounds.private_sum import PrivateRounds, RoundError
+from forethought.rounds.private_sum import PrivateRounds, RoundError, present_team
 from forethought.rounds.randomness import Indices, Secrets, Seeds
 from forethought.rounds.records import Records, TensorRecords, blank, content
-from forethought.training.execution import Execution, ShortForms, alone, settled
+from forethought.training.execution import Execution, ShortForms, all_there, alone, settled
 from forethought.training.folder import (
     OF_TORCH,
     RunFolder,
+    fingerprint,
+    identity,
     locked,
     remember,
     trained_before,
@@ -58,11 +62,12 @@ from forethought.training.records import (
     placed_records,
     require_fit,
     require_reached,
+    require_sharded,
     uncentred,
     warn_of_another_model,
     with_caveats,
 )
-from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness
+from forethought.training.run import TIME_AND_MEMORY, Run, in_the_book, randomness, reserved
 from forethought.values.caveats import Caveat
 from forethought.values.mechanism import Persons
 from forethought.values.plan import Paid, Payer, Plan, marked, step_sizes
@@ -99,6 +104,7 @@ def private(
 
     Args:
         model: as for :func:`forethought.train`; its class is a subclass of its own until the end.
+            One that torch's ``fully_shard`` has cut trains in all processes of torchrun.
         optimizer: any of torch's, over exactly the model's trainable parameters, with step sizes
             of its own (schedulers included). None: the plan's own optimizer, step sizes and
             averaging, as in :func:`forethought.train`.
@@ -116,9 +122,9 @@ def private(
 
     Raises:
         ValueError, TypeError: an argument that does not fit, before any private step.
-        OverBudgetError: the ledger's budget has not so much left (a ValueError).
+        OverBudgetError: the ledger's budget has not so much left (a ValueError). TeamError: the
+            processes' loops differ, or one has ended (a ValueError; of steps, too).
     """
-    alone("forethought.private")
     execution, seeds = settled(execution, seeds, **short)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
@@ -126,16 +132,17 @@ def private(
     require_prepared(plan, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch module, not {type(model).__name__}")
+    if take_shards(model) is None:
+        alone("forethought.private of a model that fully_shard has not cut")
+    else:
+        require_sharded(plan, optimizer)
     if isinstance(plan.contribution, Persons):
         raise ValueError(
             "this plan takes all rows of a person as one record, and a loop states a loss for "
             'rows: make the plan with person_as="group", or use forethought.train'
         )
     with ExitStack() as held:
-        paid = None
-        if ledger is not None:
-            paying = ledger.paid(plan.mechanism, group=plan.records_per_person)
-            paid = held.enter_context(paying)
+        paid = reserved(held, ledger, plan, None, False, False, present_team())
         given = data
         data, _, found = opened(data, None)
         plan = with_caveats(plan, found)
@@ -168,17 +175,22 @@ class _Rounds:
         seeds: Seeds,
         paid: Paid | None = None,
     ) -> None:
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.planned = optimizer is None
+        parameters, shards = trained_here(model), shards_of(model)
+        stepped, self.planned = parameters, optimizer is None
         if optimizer is not None:
             _require_optimizer(optimizer, model)
+            stepped = trained_of(model, "train")
         self.model, self.records, self.plan = model, records, plan
-        self.descent = descent_of(plan, parameters, optimizer)
-        self._secrets = Secrets.draw(seeds)
+        self.descent = descent_of(plan, stepped, optimizer)
+        self.team = team = present_team()
+        secrets = self._secrets = team.first(lambda: Secrets.draw(seeds))
         held = execution.micro_batch
         loss: Loss = cross_entropy  # every round states its own
-        own = plan.privacy, parameters, loss, self._secrets
-        self._private = PrivateRounds(*own, micro_batch=held)
+        if team.size > 1:
+            named = identity(model, records, None, loss, secrets.sampling)
+            team.require_same((plan, type(optimizer), named), "data, model, plan or optimizer")
+        own = plan.privacy, parameters, loss, secrets
+        self._private = PrivateRounds(*own, micro_batch=held, team=team, shards=shards)
         self._paid = paid
         self.over: Callable[[], object] = lambda: None
         if paid is not None:
@@ -187,18 +199,22 @@ class _Rounds:
         averaging = plan.averaging if self.planned else Averaging("none")
         self.average = IterateAverage(averaging, parameters, plan.rounds)
         caveats = (*declared(plan, None), *trained_before(model, None))
-        self.statement: Statement = account(
-            plan,
-            randomness=randomness(plan, self._secrets),
-            not_covered=(TIME_AND_MEMORY, OWN_LOOP, *caveats),
+        self.statement: Statement = team.first(
+            lambda: account(
+                plan,
+                randomness=randomness(plan, secrets),
+                not_covered=(TIME_AND_MEMORY, OWN_LOOP, *caveats),
+            )
         )
         self._stated: tuple[Loss, ArrangedRecords] | None = None
+        self._named = b""
         self.done, self.closed = 0, ""
         self._batch: _RoundBatch | None = None
         self._value: Deferred | None = None
         self._left = self._standing()
         self.marks_gradients = True
-        self._marks = _marks(parameters.values())
+        # A mark has a weight's whole shape: nobody marks those that are cut.
+        self._marks = _marks(parameters.values() if shards is None else ())
         self._gate = Gate(model)
 
     def next_batch(self) -> Any:
@@ -252,8 +268,13 @@ class _Rounds:
                 "optimizer.step() without a loss: call loss.backward() on the present batch's loss"
             )
         self._unmark()
+        found = stated(self._value, self.model, self.records, self._stated)
+        if found is not self._stated and self.team.size > 1:
+            self._named = fingerprint(found[0])
+        self.team.require_same((self.done, self._named), "loss or number of rounds")
         now = self._standing()
-        changed = [name for name, left in self._left.items() if now[name] != left]
+        names = [name for name in self._left | now if self._left.get(name) != now.get(name)]
+        changed = dict.fromkeys(n if n in (_ATTRIBUTES, _STATE) else _MODEL for n in names)
         if changed:
             raise RoundError(
                 f"{' and '.join(changed)} changed since the last step: what is not released by a "
@@ -265,14 +286,14 @@ class _Rounds:
         self._gate.open()
         try:
             with cast_as_called(self._value):
-                self._round(self._value)
+                self._round(found)
         finally:
             if not self.closed:
                 self._gate.close()
         self._batch = self._value = None
         self.done += 1
         self._left = self._standing()
-        self._require_moved(now[_MODEL], self._left[_MODEL])
+        self._require_moved(now, self._left)
 
     def _unmark(self) -> None:
         for parameter, mark in self._marks:
@@ -315,17 +336,21 @@ class _Rounds:
                 "model anew. What was released is accounted; finish() states it"
             )
 
-    def _standing(self) -> dict[str, Any]:
-        """The state that rounds start from, and only rounds may change, in hashes."""
-        return {
-            _MODEL: _hashes(self.model),
-            "tensors among the model's attributes": _of_attributes(self.model),
-            "the optimizer's state": _of_state(self.descent.optimizer),
-        }
+    def _standing(self) -> dict[str, bytes]:
+        """The state that rounds start from, and only rounds may change, in all processes' hashes.
 
-    def _round(self, value: Deferred) -> None:
-        loss, arranged_records = found = stated(value, self.model, self.records, self._stated)
-        records = arranged_records.settled()
+        Of each weight and buffer by name, and of what else there is.
+        """
+        let_go(self.model)
+        found = _hashes(self.model)
+        found[_ATTRIBUTES] = _of_attributes(self.model)
+        found[_STATE] = _of_state(self.descent.optimizer)
+        every = np.frombuffer(self.team.joined(b"".join(found.values())), "V32")
+        columns = every.reshape(self.team.size, -1).T
+        return {name: column.tobytes() for name, column in zip(found, columns, strict=True)}
+
+    def _round(self, found: tuple[Loss, ArrangedRecords]) -> None:
+        loss, records = found[0], found[1].settled()
         if found is not self._stated:  # before anything is released
             require_fit(self.model, loss, records)
             kind, altered = self.plan.contribution, self.plan.augmentation
@@ -361,9 +386,12 @@ class _Rounds:
             raise RoundError(f"{FINISHED}: it has its statement")
         if not len(transcript):
             raise RoundError("nothing was released yet: there is nothing to state")
-        path = None if out is None else Path(out)
-        if path is not None:
-            RunFolder(path).require_free(overwrite=False)
+        path, team = None if out is None else Path(out), self.team
+        team.require_same((self.done, path), "number of rounds or out=")
+        folder = None if path is None else RunFolder(path)
+        if folder is not None:
+            team.first(lambda: folder.require_free(overwrite=False))
+        let_go(self.model)
         self.closed = FINISHED
         self._unmark()
         self._gate.open()
@@ -376,17 +404,23 @@ class _Rounds:
             statement = replace(statement, caveats=(*statement.caveats, early))
         statement = replace(statement.of_run(transcript.releases()), about=about)
         self.average.hand_over()
-        folder = None if path is None else RunFolder(path)
-        with locked(path):
-            if folder is not None:
-                folder.begin(overwrite=False)
-                folder.save_plan(self.plan)
-            if self._paid is not None:
-                statement = in_the_book(self._paid, statement, folder, self._paid.begun)
-                self.over()
-            if folder is not None:
-                statement = folder.save_results(self.model.state_dict(), (), statement, transcript)
-                folder.erase_secrets()
+        state = {} if folder is None else whole_state(self.model, team.leads)
+
+        def ended() -> Statement:
+            found = statement
+            with locked(path):
+                if folder is not None:
+                    folder.begin(overwrite=False)
+                    folder.save_plan(self.plan)
+                if self._paid is not None:
+                    found = in_the_book(self._paid, found, folder, self._paid.begun)
+                    self.over()
+                if folder is not None:
+                    found = folder.save_results(state, (), found, transcript)
+                    folder.erase_secrets()
+            return found
+
+        statement = team.first(ended)
         remember(self.model, statement)
         return Run(self.model, statement, (), self.plan, path, transcript)
 
@@ -493,7 +527,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
                 a loss that cannot be computed privately; nothing was released then.
         """
         returned = None if closure is None else self._rounds.state_by(closure)
-        self._rounds.step()
+        with all_there(self._rounds.team, None):
+            self._rounds.step()
         return returned
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -528,7 +563,8 @@ class PrivateOptimizer(torch.optim.Optimizer):
             RoundError: nothing was released, or the run was finished. TranscriptError: what was
                 released is not what was accounted. RunFolderExistsError: ``out`` is not empty.
         """
-        return self._rounds.finish(out, about)
+        with all_there(self._rounds.team, None):
+            return self._rounds.finish(out, about)
 
     @property
     def rounds_done(self) -> int:
@@ -563,6 +599,7 @@ def _require_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module)
 
 
 _MODEL = "the model (weights, buffers, or which are trained)"
+_ATTRIBUTES, _STATE = "tensors among the model's attributes", "the optimizer's state"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -743,7 +780,7 @@ class Deferred:
         _refuse(f".{name} = …")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Deferred:
-        return Deferred(FunctionCall(_called, (self, *args), kwargs))
+        return Deferred(FunctionCall(operator.call, (self, *args), kwargs))
 
     def to(self, *args: Any, **kwargs: Any) -> Deferred:
         """Itself for another device, where the round puts it; another precision as elsewhere."""
@@ -789,10 +826,6 @@ def _refuse(what: str, instead: str = "") -> NoReturn:
         f"{what} of a private batch would be a number without noise, which no guarantee covers: "
         f"{remedy}"
     )
-
-
-def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
 
 
 def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:

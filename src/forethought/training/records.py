@@ -196,16 +196,23 @@ _BY_COORDINATE = {"adadelta", "adagrad", "adam", "adam-bc", "adamax", "adamw", "
 _BY_COORDINATE |= {"nadam", "radam", "rmsprop", "rprop", "sgd", "yogi"}
 
 
-def require_sharded(plan: Plan) -> None:
+def require_sharded(plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Refuse what needs whole parameters between the rounds of a sharded model.
+
+    Args:
+        optimizer: in place of the plan's own; it steps tensors that are cut, as anywhere.
 
     Raises:
         ValueError: says what, and what to do.
     """
-    if plan.optimizer.name.lower() not in _BY_COORDINATE:
+    name, known, kind = plan.optimizer.name, _BY_COORDINATE, type(optimizer)
+    if optimizer is not None:  # torch has no rule for what its Rprop writes into tensors
+        name, known = kind.__name__, known - {"rprop"}
+    judged = optimizer is None or kind.__module__.startswith("torch.optim")
+    if judged and name.lower() not in known:
         raise ValueError(
-            f"optimizer {plan.optimizer.name!r} may look at whole parameters, of which each "
-            f"process has a shard: use one of {', '.join(sorted(_BY_COORDINATE))}"
+            f"optimizer {name!r} may look at whole parameters, of which each "
+            f"process has a shard: use one of {', '.join(sorted(known))}"
         )
     if plan.gradient_filter is not None:
         raise ValueError("gradient_filter= keeps whole sums: train without fully_shard, or it")
@@ -369,9 +376,7 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
         return data, held_out, ()
     if held_out is None and data.test is not None:
         held_out = (data.test.inputs, data.test.targets)
-    if data.persons is not None:
-        return PersonRows(data.train, data.persons, data.records_per_person), held_out, data.caveats
-    return (data.train.inputs, data.train.targets), held_out, data.caveats
+    return data.records, held_out, data.caveats
 
 
 def usual_loss(data: object) -> Loss | None:

@@ -762,9 +762,12 @@ def _kept(
     team.require_same(sorted(named.items()), "data, model, loss or batch_dims")
     if folder is None:
         return None
-    place = environment(task.model, task.execution.micro_batch, team.size)
-    also = watched(task.model, task.loss, keys.identity)
-    checkpointer = Checkpointer(folder, task.plan, keys, named, place, also, settings)
+    fixed = {
+        "identity": named,
+        "environment": environment(task.model, task.execution.micro_batch, team.size),
+        "watched": watched(task.model, task.loss, keys.identity),
+    }
+    checkpointer = Checkpointer(folder, task.plan, keys, {**fixed, **settings})
 
     start = loop.checkpoint() if saved is None and shards_of(task.model) is not None else None
 

@@ -641,10 +641,7 @@ class PhaseState:
 
     def checkpoint(self) -> Checkpoint:
         """The state, for the run folder."""
-        return Checkpoint(len(self.phases), {}, self.to_values())
-
-    def to_values(self) -> dict[str, Any]:
-        return {
+        values = {
             "settings": self.settings,
             "plan": self.plan.to_dict(),
             "caveats": [caveat.to_dict() for caveat in self.caveats],
@@ -654,6 +651,7 @@ class PhaseState:
             "phases": [{**p.to_dict(), "history": to_values(p.history)} for p in self.phases],
             **({"paid": self.paid} if self.paid else {}),
         }
+        return Checkpoint(len(self.phases), {}, values)
 
     def restore(self, values: Mapping[str, Any]) -> None:
         self.caveats = tuple(Caveat.from_dict(row) for row in values["caveats"])
@@ -929,8 +927,9 @@ def _kept(
             seeds = Seeds(*saved.values.get("seeds", ()))
     named = identity(task.model, task.records, task.held_out, task.loss, keys.identity)
     place = environment(task.model, task.execution.micro_batch)
-    kept = {"seeds": [seeds.sampling, seeds.noise]}
-    checkpointer = Checkpointer(folder, state.plan, keys, named, place, {}, kept)
+    fixed = {"identity": named, "environment": place, "watched": {}}
+    kept = {**fixed, "seeds": [seeds.sampling, seeds.noise]}
+    checkpointer = Checkpointer(folder, state.plan, keys, kept)
     if saved is None:
         overwrite = task.overwrite or task.resume
         checkpointer.begin(state.checkpoint, task.files, overwrite=overwrite)

@@ -16,9 +16,10 @@ from typing import Any, Unpack
 import torch
 
 from forethought.accounting.statement import About
+from forethought.gradients.sharded import take_shards
 from forethought.rounds.private_sum import RoundError
 from forethought.rounds.randomness import Seeds
-from forethought.training.execution import Execution, ShortForms, settled
+from forethought.training.execution import Execution, ShortForms, alone, settled
 from forethought.training.own_loop import Deferred, OwnLoop, PrivateLoader, private
 from forethought.training.run import Run
 from forethought.values.plan import Plan
@@ -65,7 +66,8 @@ def private_trainer(
 
     Args:
         trainer: before its ``train()`` or ``fit(…)``. Of a ``transformers.Trainer`` model, data
-            set and collator are used, of Lightning those given to ``fit``.
+            set and collator are used, of Lightning those given to ``fit``. Several processes take
+            a ``transformers.Trainer`` of a model that torch's ``fully_shard`` has cut.
         plan: what is released.
         model: of Lightning: the part of the module that its ``training_step`` calls, with all that
             is trained; by default the module itself, called as ``self(…)``.
@@ -127,7 +129,8 @@ _UNFIT: dict[str, Callable[[Any], str]] = {
         "a GradScaler would scale what is clipped; use bf16=True" if given else ""
     ),
     "torch_compile": lambda given: "rounds look into the model" if given else "",
-    "deepspeed": lambda given: "rounds run in one process" if given else "",
+    "deepspeed": lambda given: "cut the model with torch's fully_shard instead" if given else "",
+    "fsdp": lambda given: "cut the model with torch's fully_shard beforehand" if given else "",
     "n_gpu": lambda given: "make one device visible (CUDA_VISIBLE_DEVICES=0)" if given > 1 else "",
     "include_num_input_tokens_seen": lambda given: (
         "it would count tokens of private records" if given not in (False, "no") else ""
@@ -143,6 +146,8 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
         given = getattr(arguments, name, None)
         if given is not None and (why := remedy(given)):
             raise ValueError(f"{name}={given!r} does not go with private rounds: {why}")
+    if take_shards(trainer.model) is not None:
+        _leave_cut(trainer)
     if not planned:
         trainer.create_optimizer()
     loop = private(
@@ -169,6 +174,24 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
     trainer.training_step, trainer.log = training_step, logged
     trainer.floating_point_ops = lambda inputs: 0  # they follow from the batch's size
     return loop
+
+
+def _leave_cut(trainer: Any) -> None:
+    """Let a Trainer take a model that fully_shard has cut as one of its own that are cut."""
+    own = "is_distributed_loading_by_transformers"
+    if not hasattr(trainer, own):
+        raise ValueError(
+            "this transformers puts DDP around a model that fully_shard has cut: take a newer one, "
+            "or a loop of your own with forethought.private"
+        )
+    if trainer.args.save_strategy != "no":
+        raise ValueError(
+            f"save_strategy={str(trainer.args.save_strategy)!r} would write one process's shards: "
+            "use 'no'; finish(out=…) keeps the whole model"
+        )
+    setattr(trainer, own, True)
+    # It would add up numbers of tokens, which are private and of which nothing is used.
+    trainer.args.average_tokens_across_devices = False
 
 
 def _data_of(trainer: Any) -> Any:
@@ -207,6 +230,7 @@ def _lightning_callback(
         """Loader, optimizer and log of a fit, as the plan has them."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            alone("forethought.private_trainer of Lightning")
             if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
                 raise ValueError(
                     "private rounds need one optimizer and automatic optimization; for a loop of "

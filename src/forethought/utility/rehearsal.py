@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from torch import nn
 
 from forethought.data import Dataset
@@ -48,6 +48,10 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 # Kinds of networks that are told apart; HELD has those that rehearsals were measured with.
 Network = Literal["perceptron", "convolutional"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
+# Of classes and of values; how each is printed, and what says the same to every record.
+Measure = Literal["accuracy", "R²"]
+_FORMS = {"accuracy": ".1%", "R²": ".3f"}
+_SAYING = {"accuracy": "the most frequent class", "R²": "the mean"}
 Scores = Mapping[str, Sequence[float]]
 # The pairs were rehearsed with a run's interval of this level, from so many repeats.
 LEVEL, REPEATS = 0.9, 6
@@ -162,7 +166,7 @@ class SyntheticSource:
     """From a seed to another task of one shape; see :func:`forethought.data.synthetic.like`."""
 
     shape: tuple[int, ...]
-    classes: int
+    classes: int | None
     examples: int
     noise: float = 1.0
     relation: ClassVar[Relation] = "synthetic"
@@ -172,7 +176,7 @@ class SyntheticSource:
 
 
 def synthetic(
-    shape: tuple[int, ...], classes: int, examples: int, *, noise: float = 1.0
+    shape: tuple[int, ...], classes: int | None, examples: int, *, noise: float = 1.0
 ) -> SyntheticSource:
     """A source of synthetic data for :func:`rehearse`: every seed is another task of this shape.
 
@@ -283,8 +287,9 @@ class Rehearsal(Stored):
     """The results of a plan on a public proxy, and the accuracy that it predicts.
 
     Args:
-        accuracies: of each repeat on its test records, in [0, 1].
-        baselines: of each repeat: accuracy of always saying the test part's most frequent class.
+        accuracies: of each repeat on its test records, in [0, 1]; of a regression R², at most 1.
+        baselines: of each repeat: accuracy of always saying the test part's most frequent class;
+            of a regression 0, which saying the mean has.
         level: chance with which the intervals are meant to hold the next run.
         source: what was rehearsed on.
         train_examples, test_examples: records in each repeat.
@@ -296,8 +301,10 @@ class Rehearsal(Stored):
         linear: whether the model is one linear layer.
         network: which kind of network it is: ``"perceptron"``, with weights in linear layers only,
             or ``"convolutional"``, in convolutions and such; None: linear, or another kind.
+        measure: ``"accuracy"``, or ``"R²"`` of a regression.
     """
 
+    LATER: ClassVar[tuple[str, ...]] = ("measure",)
     SCHEMA: ClassVar[str] = REHEARSAL_SCHEMA
     CALLED: ClassVar[str] = "rehearsal"
 
@@ -313,19 +320,21 @@ class Rehearsal(Stored):
     relation: Relation | None = None
     linear: bool = False
     network: Network | None = None
+    measure: Measure = "accuracy"
 
     def __post_init__(self) -> None:
+        one_of("measure", self.measure, get_args(Measure))
         if self.network is not None:
             one_of("network", self.network, NETWORKS)
 
     @property
     def predicted(self) -> float:
-        """Mean accuracy."""
+        """Mean accuracy, or R²."""
         return statistics.fmean(self.accuracies)
 
     @property
     def baseline(self) -> float:
-        """Mean accuracy of always saying the most frequent class."""
+        """Mean accuracy of always saying the most frequent class; R² of always saying the mean."""
         return statistics.fmean(self.baselines)
 
     @property
@@ -334,11 +343,13 @@ class Rehearsal(Stored):
 
         That is so if the private and the public data set stand to each other as those of the pairs
         do that it is calibrated on (:mod:`forethought.utility.rehearsal`): :attr:`run_interval`,
-        widened by as much as rehearsals were off there. (0, 1) where nothing is known.
+        widened by as much as rehearsals were off there. (0, 1) where nothing is known, as of R².
         """
         return self._widened() or (0.0, 1.0)
 
     def _widened(self) -> tuple[float, float] | None:
+        if self.measure == "R²":  # of which no pair was rehearsed
+            return None
         # Pairs were rehearsed so often and at one level: their scores are about such intervals.
         base = self._run_interval(LEVEL, min(len(self.accuracies), REPEATS))
         found = calibrated(base, scores_of(self.relation, self._model), self.level)
@@ -353,7 +364,7 @@ class Rehearsal(Stored):
 
     @property
     def run_interval(self) -> tuple[float, float]:
-        """Student's prediction interval for one further run on such data, within [0, 1].
+        """Student's prediction interval for one further run on such data, within [0, 1] (R²: ≤ 1).
 
         mean ± t · s · √(1 + 1/n) with n repeats of standard deviation s, exact when accuracies are
         normal and independent. The s of few repeats may be small by chance: no test part of m
@@ -363,28 +374,42 @@ class Rehearsal(Stored):
         return self._run_interval(self.level, len(self.accuracies))
 
     def _run_interval(self, level: float, repeats: int) -> tuple[float, float]:
-        mean = self.predicted
-        least = math.sqrt(mean * (1 - mean) / self.test_examples)
+        mean, share = self.predicted, self.measure == "accuracy"
+        least = math.sqrt(mean * (1 - mean) / self.test_examples) if share else 0.0
         spread = max(statistics.stdev(self.accuracies), least) * math.sqrt(1 + 1 / repeats)
-        half = float(student.ppf((1 + level) / 2, repeats - 1)) * spread
-        return max(0.0, mean - half), min(1.0, mean + half)
+        half = float(stdtrit(repeats - 1, (1 + level) / 2)) * spread
+        return max(0.0 if share else -math.inf, mean - half), min(1.0, mean + half)
+
+    @property
+    def saying(self) -> str:
+        """The answer to every record that the baseline gives, in words."""
+        return _SAYING[self.measure]
+
+    @property
+    def form(self) -> str:
+        """The format of a printed figure: in percent, or R² to three places."""
+        return _FORMS[self.measure]
+
+    def shown(self, figure: float) -> str:
+        """A figure as it is printed."""
+        return format(figure, self.form)
 
     def text(self) -> str:
         """The rehearsal in sentences."""
-        low, high = self.run_interval
+        low, high = map(self.shown, self.run_interval)
+        of = "" if self.measure == "accuracy" else f"{self.measure} "
         sentences = [
             f"Rehearsed {len(self.accuracies)} times on {self.source}: {self.train_examples:,} "
             f"records each, tested on {self.test_examples:,}.",
-            f"Reached {self.predicted:.1%}; always saying the most frequent class gives "
-            f"{self.baseline:.1%}.",
-            f"On such data {self.level:.0%} of runs are between {low:.1%} and {high:.1%}: "
-            f"{COVERS}.",
+            f"Reached {of}{self.shown(self.predicted)}; always saying {self.saying} gives "
+            f"{self.shown(self.baseline)}.",
+            f"On such data {self.level:.0%} of runs are between {low} and {high}: {COVERS}.",
         ]
         if self._widened() is None:
             sentences.append(self._knows_nothing())
         else:
-            low, high = self.interval
-            sentences.append(f"On the private data: {low:.1%} to {high:.1%}. {self._promise()}")
+            low, high = map(self.shown, self.interval)
+            sentences.append(f"On the private data: {low} to {high}. {self._promise()}")
         if self.one_pool:
             sentences.append(f"Note: {SHARED_POOL}.")
         if self.distinct < 1:
@@ -409,6 +434,8 @@ class Rehearsal(Stored):
         )
 
     def _knows_nothing(self) -> str:
+        if self.measure == "R²":
+            return "Nothing is known of how near the private data's R² will be."
         if self.relation == "synthetic":
             return (
                 f"{KNOWS_NOTHING} Synthetic data tell whether the plan trains at all, and how much "
@@ -439,7 +466,7 @@ class Rehearsal(Stored):
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Rehearsal:
-        known = {name: values[name] for name in super()._keys()}
+        known = {name: values[name] for name in super()._keys() if name in values}
         known["plan"] = Plan.from_dict(known["plan"])
         for name in ("accuracies", "baselines"):
             known[name] = tuple(known[name])
@@ -461,7 +488,7 @@ def rehearse(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Rehearsal:
-    """Run a plan end to end on public or synthetic data and predict the accuracy it will reach.
+    """Run a plan end to end on public or synthetic data: the accuracy, or R², that it will reach.
 
     Args:
         plan: what will be run on the private data.
@@ -485,8 +512,8 @@ def rehearse(
         progress: called with (repeats done, repeats).
 
     Raises:
-        ValueError: the pool is too small to test on, a generated set has another size, the targets
-            are no classes, or the model does not fit the data. TypeError: an argument of the
+        ValueError: the pool is too small to test on, a generated set has another size, the model
+            does not fit the data, or its run measures no accuracy. TypeError: an argument of the
             wrong kind.
     """
     if not isinstance(plan, Plan):
@@ -503,6 +530,7 @@ def rehearse(
     level = real("level", level, above=0, below=1)
     drawn = draws(data, plan.examples, test_examples, seed)
     accuracies, baselines = [], []
+    measure: Measure = "accuracy"
     for repeat in range(repeats):
         train_part, test_part, distinct, name = drawn(repeat)
         with turns, torch.random.fork_rng(devices=[]):
@@ -522,10 +550,15 @@ def rehearse(
             log_every=plan.rounds,
             diagnostics=False,
         )
-        if run.accuracy is None:
+        if not np.issubdtype(test_part.targets.dtype, np.integer):
+            measure = "R²"
+            accuracies.append(_r_squared(run.model, test_part))
+            baselines.append(0.0)
+        elif run.accuracy is None:
             raise ValueError("the run measured no accuracy: a rehearsal needs a classifier")
-        accuracies.append(float(run.accuracy))
-        baselines.append(float(np.bincount(test_part.targets).max() / len(test_part)))
+        else:
+            accuracies.append(float(run.accuracy))
+            baselines.append(float(np.bincount(test_part.targets).max() / len(test_part)))
         if progress is not None:
             progress(repeat + 1, repeats)
     return Rehearsal(
@@ -541,13 +574,21 @@ def rehearse(
         relation,
         is_linear(model),
         network_of(model),
+        measure,
     )
+
+
+def _r_squared(model: nn.Module, test: Split) -> float:
+    from sklearn.metrics import r2_score  # slow to load, and classes need none of it
+
+    first = next(model.parameters())
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(test.inputs).to(first.device, first.dtype))
+    return float(r2_score(test.targets, outputs.cpu().numpy().reshape(test.targets.shape)))
 
 
 def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
     targets = np.concatenate([train_part.targets, test_part.targets])
-    if not np.issubdtype(targets.dtype, np.integer):
-        raise ValueError("the targets are no classes: a rehearsal predicts accuracy")
     first = next(model.parameters())
     example = torch.from_numpy(train_part.inputs[:1]).to(first.device, first.dtype)
     try:
@@ -559,7 +600,13 @@ def _check_fit(model: nn.Module, train_part: Split, test_part: Split) -> None:
             f"{train_part.inputs.shape[1:]}: rehearse on data of the private data's shape ({error})"
         ) from error
     width = outputs.shape[-1] if outputs.ndim > 1 else 1
-    if width > 1 and int(targets.max()) >= width:
+    values = not np.issubdtype(targets.dtype, np.integer)
+    if values and outputs.numel() != train_part.targets[:1].size:
+        raise ValueError(
+            "the rehearsal's targets are values to regress on, and the model has "
+            f"{width} outputs: rehearse on data of the private data's kind"
+        )
+    if width > 1 and not values and int(targets.max()) >= width:
         raise ValueError(
             f"the rehearsal's data has a class {int(targets.max())}, the model only {width} "
             "outputs: rehearse on data with the private data's classes"

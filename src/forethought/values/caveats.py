@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from forethought.values.serialisation import exact_keys
+from forethought.values.checks import settle
+from forethought.values.serialisation import build
 
 Role = Literal["breaks", "fact", "assumption", "not-covered", "choice"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -500,7 +501,7 @@ class Caveat:
         if self.kind.detailed != bool(self.detail):
             wanted = "needs a detail" if self.kind.detailed else "takes no detail"
             raise ValueError(f"caveat {self.code!r} {wanted}: its sentence is {self.sentence!r}")
-        object.__setattr__(self, "detail", one_line(self.detail))
+        settle(self, detail=one_line(self.detail))
 
     @property
     def kind(self) -> Kind:
@@ -536,8 +537,7 @@ class Caveat:
         Raises:
             ValueError: an unknown code or key.
         """
-        exact_keys("caveat", values, {"code", "detail"})
-        return cls(values["code"], values["detail"])
+        return build(cls, values)
 
 
 def caveat(value: Caveat | str) -> Caveat:

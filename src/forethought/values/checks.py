@@ -59,6 +59,12 @@ def whole(name: str, value: object, *, least: int = 1, most: int | None = None) 
     return number
 
 
+def settle(value: object, **fields: object) -> None:
+    """Set fields of a frozen dataclass while it is being made."""
+    for name, found in fields.items():
+        object.__setattr__(value, name, found)
+
+
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Refuse a word that is not in ``allowed``, naming the choices."""
     if value not in allowed:
@@ -73,6 +79,14 @@ def suggestion(name: str, known: Collection[str], form: str = "{!r}") -> str:
     """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
+
+
+def frozen(options: Any) -> tuple[tuple[str, Any], ...]:
+    """Options as pairs of name and value, from these or from a mapping; lists become tuples."""
+    pairs = options.items() if isinstance(options, Mapping) else options
+    return tuple(
+        (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
+    )
 
 
 def without_none(values: Mapping[str, _Value | None]) -> dict[str, _Value]:

@@ -31,7 +31,7 @@ from typing import (
     runtime_checkable,
 )
 
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import frozen, one_of, real, settle, whole
 from forethought.values.serialisation import Stored, build, exact_keys, of_kind, tagged
 from forethought.values.strategies import STRATEGIES, Strategy
 
@@ -179,7 +179,7 @@ class Poisson(Sampling):
     refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
+        settle(self, rate=real("rate", self.rate, above=0, most=1))
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> Poisson:
@@ -235,8 +235,8 @@ class WithoutReplacement(Sampling):
     refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "examples", whole("examples", self.examples))
-        object.__setattr__(self, "batch", whole("batch", self.batch, most=self.examples))
+        settle(self, examples=whole("examples", self.examples))
+        settle(self, batch=whole("batch", self.batch, most=self.examples))
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> WithoutReplacement:
@@ -303,8 +303,8 @@ class Shuffled(Sampling):
     }
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "examples", whole("examples", self.examples))
-        object.__setattr__(self, "batch", whole("batch", self.batch, most=self.examples))
+        settle(self, examples=whole("examples", self.examples))
+        settle(self, batch=whole("batch", self.batch, most=self.examples))
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> Shuffled:
@@ -367,7 +367,7 @@ class RandomAllocation(Sampling):
     refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", whole("rounds", self.rounds, most=10**9))
+        settle(self, rounds=whole("rounds", self.rounds, most=10**9))
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> RandomAllocation:
@@ -433,8 +433,8 @@ class CyclicPoisson(Sampling):
     refused: ClassVar[Mapping[Adjacency, str]] = {}
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", real("rate", self.rate, above=0, most=1))
-        object.__setattr__(self, "parts", whole("parts", self.parts, most=10**9))
+        settle(self, rate=real("rate", self.rate, above=0, most=1))
+        settle(self, parts=whole("parts", self.parts, most=10**9))
 
     @classmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> CyclicPoisson:
@@ -563,8 +563,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", real("epsilon", self.epsilon, above=0))
-        object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
+        settle(self, epsilon=real("epsilon", self.epsilon, above=0))
+        settle(self, delta=real("delta", self.delta, above=0, below=1))
 
 
 @dataclass(frozen=True)
@@ -595,15 +595,14 @@ class Rounds:
             raise TypeError(f"sampling must be one of {names}, not {self.sampling!r}")
         one_of("clipping", self.clipping, CLIPPINGS)
         sigma = real("noise_multiplier", self.noise_multiplier, least=0)
-        object.__setattr__(self, "noise_multiplier", sigma)
-        object.__setattr__(self, "count", whole("count", self.count, most=10**9))
+        settle(self, noise_multiplier=sigma, count=whole("count", self.count, most=10**9))
         if self.groups is not None:
             if self.clipping != "group":
                 raise ValueError(
                     f"groups={self.groups!r} goes with clipping='group', and only with it: drop "
                     "groups"
                 )
-            object.__setattr__(self, "groups", whole("groups", self.groups))
+            settle(self, groups=whole("groups", self.groups))
 
     @property
     def releases(self) -> int:
@@ -665,13 +664,8 @@ class Rounds:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        return {
-            "noise_multiplier": self.noise_multiplier,
-            "count": self.count,
-            "sampling": {"kind": self.sampling.kind, **asdict(self.sampling)},
-            "clipping": self.clipping,
-            "groups": self.groups,
-        }
+        sampling = {"kind": self.sampling.kind, **asdict(self.sampling)}
+        return {**asdict(self), "sampling": sampling}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rounds:
@@ -756,8 +750,7 @@ class Mechanism(Stored):
                 merged.append(part)
         if not merged:
             raise ValueError("a Mechanism needs at least one Rounds(...)")
-        object.__setattr__(self, "rounds", tuple(merged))
-        object.__setattr__(self, "adjacency", adjacency)
+        settle(self, rounds=tuple(merged), adjacency=adjacency)
         for part in merged:
             if not isinstance(part, Correlated):
                 part.sensitivity(adjacency)  # refuses what has no meaning at all
@@ -906,8 +899,7 @@ class Augmentation:
     least: float = 0.75
 
     def __post_init__(self) -> None:
-        copies = whole("augmentations", self.copies, most=MOST_COPIES)
-        object.__setattr__(self, "copies", copies)
+        settle(self, copies=whole("augmentations", self.copies, most=MOST_COPIES))
         kinds = (self.kinds,) if isinstance(self.kinds, str) else tuple(self.kinds)
         for kind in kinds:
             one_of("augment", kind, get_args(AugmentationKind))
@@ -916,9 +908,9 @@ class Augmentation:
                 f"augment names each kind once, and at least one of "
                 f"{', '.join(get_args(AugmentationKind))}: not {list(kinds)}"
             )
-        object.__setattr__(self, "kinds", kinds)
+        settle(self, kinds=kinds)
         if self.pixels is not None:
-            object.__setattr__(self, "pixels", whole("pixels of augment", self.pixels))
+            settle(self, pixels=whole("pixels of augment", self.pixels))
             if "shift" not in kinds:
                 raise ValueError("pixels= says how far 'shift' moves: add that kind, or drop it")
         real("least of augment", self.least, above=0, most=1)
@@ -1031,10 +1023,7 @@ class Local:
     function: str | None = None
 
     def __post_init__(self) -> None:
-        def settle(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        settle("function", None if self.function is None else function_name(self.function))
+        settle(self, function=None if self.function is None else function_name(self.function))
         if self.function is not None:
             given = (self.optimizer, self.learning_rate, self.options, self.passes, self.step)
             if given != ("sgd", None, (), 1, None):
@@ -1046,23 +1035,19 @@ class Local:
         _known_optimizer(self.optimizer)
         known = INNER[self.optimizer]
         rate = known.rate if self.learning_rate is None else self.learning_rate
-        settle("learning_rate", real("learning_rate of local", rate, above=0))
-        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
-        options = tuple(
-            (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
-        )
-        settle("options", options)
-        unknown = sorted({name for name, _ in options} - set(known.options))
+        settle(self, learning_rate=real("learning_rate of local", rate, above=0))
+        settle(self, options=frozen(self.options))
+        unknown = sorted({name for name, _ in self.options} - set(known.options))
         if unknown:
             raise ValueError(
                 f"the inner optimizer {self.optimizer!r} has no option "
                 f"{', '.join(map(repr, unknown))}; it takes {', '.join(known.options)}"
             )
-        for name, value in options:
+        for name, value in self.options:
             _check_option(name, value)
-        settle("passes", whole("passes of local", self.passes, most=MOST_PASSES))
+        settle(self, passes=whole("passes of local", self.passes, most=MOST_PASSES))
         if self.step is not None:
-            settle("step", whole("step of local", self.step))
+            settle(self, step=whole("step of local", self.step))
 
     @property
     def is_gradient(self) -> bool:
@@ -1108,9 +1093,9 @@ class LocalUpdates:
         return self.count
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole("groups", self.count))
+        settle(self, count=whole("groups", self.count))
         if isinstance(self.local, Mapping):
-            object.__setattr__(self, "local", build(Local, self.local))
+            settle(self, local=build(Local, self.local))
         if not isinstance(self.local, Local):
             raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
 
@@ -1265,7 +1250,7 @@ class Groups:
     released: ClassVar[str] = GRADIENTS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", whole("groups", self.count))
+        settle(self, count=whole("groups", self.count))
 
     @property
     def groups(self) -> int:
@@ -1315,7 +1300,7 @@ class Persons:
     released: ClassVar[str] = GRADIENTS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "records", whole("records_per_person", self.records))
+        settle(self, records=whole("records_per_person", self.records))
 
     def expected(self, batch: float) -> float:
         """One for each person of the batch."""

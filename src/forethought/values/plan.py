@@ -14,7 +14,7 @@ import math
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -34,8 +34,9 @@ from typing import (
     get_args,
 )
 
+from forethought.values import serialisation
 from forethought.values.caveats import Caveat, caveats, choice
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import one_of, real, settle, whole
 from forethought.values.mechanism import (
     Adjacency,
     Augmentation,
@@ -54,15 +55,6 @@ from forethought.values.mechanism import (
     Rounds,
     Sampling,
     UnsupportedMechanismError,
-)
-from forethought.values.serialisation import (
-    Stored,
-    build,
-    exact_keys,
-    of_kind,
-    parse,
-    plain,
-    tagged,
 )
 from forethought.values.strategies import Strategy
 from forethought.values.use import (
@@ -180,11 +172,8 @@ class Preparation:
     LATER: ClassVar[tuple[str, ...]] = ("numbers", "ranges_noise")
 
     def __post_init__(self) -> None:
-        def settle(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
         names = (self.statistics,) if isinstance(self.statistics, str) else tuple(self.statistics)
-        settle("statistics", names)
+        settle(self, statistics=names)
         if not names or len(set(names)) != len(names):
             raise ValueError(f"statistics must name each once, and at least one, not {names!r}")
         for name in names:
@@ -208,27 +197,27 @@ class Preparation:
             low, high = (real("bounds", end) for end in self.bounds)
             if not low < high:
                 raise ValueError(f"bounds must be (low, high) with low < high, not {self.bounds!r}")
-            settle("bounds", (low, high))
-            settle("features", whole("features", self.features))
+            settle(self, bounds=(low, high))
+            settle(self, features=whole("features", self.features))
         if "means" in names:
             if self.reach is None or self.features is None:
                 raise ValueError(
                     "private means need reach= and features=: records longer than the reach are "
                     "shortened to it, so that it is how far one can move the sum"
                 )
-            settle("reach", real("reach", self.reach, above=0))
-            settle("features", whole("features", self.features))
+            settle(self, reach=real("reach", self.reach, above=0))
+            settle(self, features=whole("features", self.features))
             norm = math.sqrt(self.features or 1) if self.becomes is None else self.becomes
-            settle("becomes", real("becomes", norm, above=0))
+            settle(self, becomes=real("becomes", norm, above=0))
         if "classes" in names:
             if self.classes is None:
                 raise ValueError("private class counts need classes=, their declared number")
-            settle("classes", whole("classes", self.classes, least=2))
-        settle("bins", whole("bins", self.bins, least=2, most=10_000))
-        settle("tails", real("tails", self.tails, above=0, below=0.5))
+            settle(self, classes=whole("classes", self.classes, least=2))
+        settle(self, bins=whole("bins", self.bins, least=2, most=10_000))
+        settle(self, tails=real("tails", self.tails, above=0, below=0.5))
         if self.noise_multiplier is not None:
             sigma = real("noise_multiplier of preparation", self.noise_multiplier, least=0)
-            settle("noise_multiplier", sigma)
+            settle(self, noise_multiplier=sigma)
 
     def _settle_ranges(self, names: tuple[str, ...]) -> None:
         if names[0] != "ranges" or {"moments", "quantiles"} & set(names):
@@ -238,9 +227,8 @@ class Preparation:
             )
         if self.numbers is None or self.ranges_noise is None or self.bins & (self.bins - 1):
             raise ValueError("private ranges need numbers=, ranges_noise= and 2, 4, 8, … bins=")
-        object.__setattr__(self, "numbers", whole("numbers", self.numbers))
-        noise = real("ranges_noise", self.ranges_noise, least=0)
-        object.__setattr__(self, "ranges_noise", noise)
+        settle(self, numbers=whole("numbers", self.numbers))
+        settle(self, ranges_noise=real("ranges_noise", self.ranges_noise, least=0))
 
     def length(self, statistic: Statistic) -> int:
         """Entries of one record's vector."""
@@ -371,7 +359,7 @@ class Clip:
     final: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "norm", real("clip_norm", self.norm, above=0))
+        settle(self, norm=real("clip_norm", self.norm, above=0))
         one_of("clip rule", self.rule, get_args(ClipRule))
         real("gamma", self.gamma, above=0)
         real("quantile", self.quantile, above=0, below=1)
@@ -383,7 +371,7 @@ class Clip:
         if self.final is not None:
             if self.rule == "quantile":
                 raise ValueError("the clip rule 'quantile' moves the norm by itself: drop final")
-            object.__setattr__(self, "final", real("final clip norm", self.final, above=0))
+            settle(self, final=real("final clip norm", self.final, above=0))
         if self.shares is not None:
             if self.rule != "per-layer":
                 raise ValueError("shares go with the clip rule 'per-layer' only")
@@ -391,7 +379,7 @@ class Clip:
             shares = tuple(
                 (str(name), real(f"share of {name!r}", share, above=0)) for name, share in pairs
             )
-            object.__setattr__(self, "shares", shares)
+            settle(self, shares=shares)
             if math.fsum(share**2 for _, share in shares) > 1 + 1e-12:
                 raise ValueError("the squares of the per-layer shares must sum to at most 1")
 
@@ -537,16 +525,15 @@ class Privacy:
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
-        each = whole("records_per_person", self.records_per_person)
-        object.__setattr__(self, "records_per_person", each)
-        if each > 1 and isinstance(self.contribution, Persons):
+        settle(self, records_per_person=whole("records_per_person", self.records_per_person))
+        if self.records_per_person > 1 and isinstance(self.contribution, Persons):
             raise ValueError(
                 "the examples of these contributions are persons already: drop records_per_person"
             )
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError("mechanism must be a forethought.Mechanism")
-        object.__setattr__(self, "examples", whole("examples", self.examples))
-        object.__setattr__(self, "delta", real("delta", self.delta, above=0, below=1))
+        settle(self, examples=whole("examples", self.examples))
+        settle(self, delta=real("delta", self.delta, above=0, below=1))
         one_of("noise", self.noise, NOISES)
         if type(self.contribution) not in CONTRIBUTIONS.values():
             raise TypeError(
@@ -678,23 +665,25 @@ class Privacy:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; :meth:`from_dict` reads it back."""
-        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        values = serialisation.entries(self)
         shares = self.clip.shares
         values["clip"]["shares"] = None if shares is None else dict(shares)
-        values["contribution"] = tagged(self.contribution)
+        values["contribution"] = serialisation.tagged(self.contribution)
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Privacy:
         """The inverse of :meth:`to_dict`; refuses unknown keys and kinds."""
         known = dict(values)
-        exact_keys("privacy", known, {field.name for field in fields(cls)})
+        serialisation.exact_keys("privacy", known, {field.name for field in fields(cls)})
         known["mechanism"] = Mechanism.from_dict(known["mechanism"])
-        known["clip"] = build(Clip, known["clip"])
+        known["clip"] = serialisation.build(Clip, known["clip"])
         for kind in (Budget, Preparation, Augmentation):
             if known[name := kind.__name__.lower()] is not None:
-                known[name] = build(kind, known[name])
-        known["contribution"] = of_kind(CONTRIBUTIONS, known["contribution"], "contribution")
+                known[name] = serialisation.build(kind, known[name])
+        known["contribution"] = serialisation.of_kind(
+            CONTRIBUTIONS, known["contribution"], "contribution"
+        )
         return cls(**known)
 
 
@@ -732,7 +721,7 @@ class Parts(TypedDict, total=False):
 
 
 @dataclass(frozen=True, init=False)
-class Plan(Stored):
+class Plan(serialisation.Stored):
     """Everything a private run needs, decided before any private data is touched.
 
     Args:
@@ -842,12 +831,9 @@ class Plan(Stored):
         not_covered: Iterable[Caveat | str],
         reasons: tuple[tuple[str, str], ...],
     ) -> None:
-        object.__setattr__(self, "privacy", privacy)
-        object.__setattr__(self, "use", use)
-        object.__setattr__(self, "hyperparameters", choice(hyperparameters))
-        object.__setattr__(self, "not_covered", caveats(not_covered))
-        pairs = tuple((str(what), str(why)) for what, why in reasons)
-        object.__setattr__(self, "reasons", pairs)
+        settle(self, privacy=privacy, use=use, hyperparameters=choice(hyperparameters))
+        settle(self, not_covered=caveats(not_covered))
+        settle(self, reasons=tuple((str(what), str(why)) for what, why in reasons))
 
     @property
     def local(self) -> Local | None:
@@ -924,15 +910,6 @@ class Plan(Stored):
                 changes = {"mechanism": moved, **changes}
         return Plan(**{**values, **changes})
 
-    def _values(self) -> dict[str, Any]:
-        return {
-            "privacy": self.privacy.to_dict(),
-            "use": self.use.to_dict(),
-            "hyperparameters": plain(self.hyperparameters),
-            "not_covered": plain(self.not_covered),
-            "reasons": plain(self.reasons),
-        }
-
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Plan:
         privacy, use = Privacy.from_dict(values["privacy"]), ReleaseUse.from_dict(values["use"])
@@ -952,7 +929,7 @@ def promised(plan: Plan) -> dict[str, Any]:
 
     Noise, rates and rounds are not in it: their ε is computed and held against a budget.
     """
-    found: dict[str, Any] = plain(plan.privacy)
+    found: dict[str, Any] = serialisation.plain(plan.privacy)
     found.pop("budget", None)
     found["clip"].pop("norm", None)  # the noise goes with it
     mechanism = plan.mechanism
@@ -1292,7 +1269,8 @@ class Transcript:
         """
         if not self._runs:
             raise TranscriptError("nothing was released")
-        sigmas = (_together(run.noises if once else run.together) for run in self._runs)
+        noises = (run.noises if once else run.together for run in self._runs)
+        sigmas = (together([sigma for _, sigma in each]) for each in noises)
         parts = (
             replace(run.like, noise_multiplier=sigma, count=run.count)
             for run, sigma in zip(self._runs, sigmas, strict=True)
@@ -1370,7 +1348,7 @@ class Transcript:
         Raises:
             ValueError, TypeError, LookupError: something else.
         """
-        values = parse(text)
+        values = serialisation.parse(text)
         if values.pop("schema") != TRANSCRIPT_SCHEMA:
             raise ValueError(f"{TRANSCRIPT} is of a schema that this version cannot read")
         return cls.from_values(values)
@@ -1379,7 +1357,7 @@ class Transcript:
     def from_values(cls, values: Mapping[str, Any]) -> Transcript:
         """The inverse of :meth:`to_values`."""
         known = {"rounds", "others", *({"skipped"} & set(values))}
-        exact_keys("transcript", values, known)
+        serialisation.exact_keys("transcript", values, known)
         transcript = cls()
         transcript._skipped = [(int(at), int(count)) for at, count in values.get("skipped", ())]
         for row in values["rounds"]:
@@ -1401,17 +1379,14 @@ def _groups(released: Round) -> int | None:
     return released.contribution.groups
 
 
-def _together(noises: Iterable[tuple[str, float]]) -> float:
+def together(sigmas: Sequence[float]) -> float:
     """Noise multiplier of one Gaussian release that says as much as all of these together.
 
     σ⁻² = Σ σ_j⁻² (Andrew et al. 2021, Theorem 1).
     """
-    values = [sigma for _, sigma in noises]
-    if len(values) == 1:
-        return values[0]
-    if min(values) == 0:
-        return 0.0
-    return 1 / math.sqrt(math.fsum(sigma**-2 for sigma in values))
+    if len(sigmas) == 1:
+        return sigmas[0]
+    return 0.0 if min(sigmas) == 0 else 1 / math.sqrt(math.fsum(sigma**-2 for sigma in sigmas))
 
 
 def _shapes(mechanism: Mechanism) -> list[tuple[Any, ...]]:

@@ -106,7 +106,7 @@ def attest(files: Mapping[str, str], predicate: Mapping[str, Any], key: Path) ->
     Raises:
         OSError: no such file. SignatureError: no such key in it.
     """
-    private = _private_key(key)
+    signer = Signer(key)
     subjects = [
         {"name": name, "digest": {"sha256": value.removeprefix("sha256:")}}
         for name, value in files.items()
@@ -119,10 +119,7 @@ def attest(files: Mapping[str, str], predicate: Mapping[str, Any], key: Path) ->
             "predicate": predicate,
         }
     ).encode()
-    signature = {
-        "keyid": private.public_key().public_bytes_raw().hex(),
-        "sig": base64.b64encode(private.sign(encoded(PAYLOAD_TYPE, payload))).decode(),
-    }
+    signature = {"keyid": signer.public_key, "sig": signer.sign(PAYLOAD_TYPE, payload)}
     return canonical(
         {
             "payload": base64.b64encode(payload).decode(),

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.values.checks import real
+from forethought.values.checks import real, settle
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class Banded:
         values = tuple(real("coefficient", value) for value in self.coefficients)
         if not values or values[0] != 1:
             raise ValueError("a banded strategy's first coefficient, on the diagonal, must be 1")
-        object.__setattr__(self, "coefficients", values)
+        settle(self, coefficients=values)
 
     @property
     def bands(self) -> int:
@@ -89,8 +89,7 @@ class BufferedToeplitz:
             )
         if math.fsum(weights) > 1:
             raise ValueError(f"the weights must sum to at most 1, not {math.fsum(weights):g}")
-        object.__setattr__(self, "weights", weights)
-        object.__setattr__(self, "decays", decays)
+        settle(self, weights=weights, decays=decays)
 
     @property
     def bands(self) -> float:

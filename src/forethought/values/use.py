@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from forethought.values.checks import one_of, real, whole
+from forethought.values.checks import frozen, one_of, real, settle, whole
 from forethought.values.serialisation import build, entries, exact_keys, plain
 
 Options = Mapping[str, Any]
@@ -198,11 +198,10 @@ class Assumed:
     chosen: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parameters", whole("assumed parameters", self.parameters))
+        settle(self, parameters=whole("assumed parameters", self.parameters))
         if self.feature_norm is not None:
-            norm = real("assumed feature_norm", self.feature_norm, above=0)
-            object.__setattr__(self, "feature_norm", norm)
-        object.__setattr__(self, "chosen", tuple(map(str, self.chosen)))
+            settle(self, feature_norm=real("assumed feature_norm", self.feature_norm, above=0))
+        settle(self, chosen=tuple(map(str, self.chosen)))
 
 
 def is_linear(model: Any) -> bool:
@@ -347,11 +346,12 @@ class Schedule:
     warmup: int = 0
     unit: Literal["rounds", "examples"] = "rounds"
     stages: tuple[float, ...] = ()
+    LATER: ClassVar[tuple[str, ...]] = ("stages",)
 
     def __post_init__(self) -> None:
         one_of("schedule", self.kind, get_args(ScheduleKind))
         stages = tuple(real("each of the stages", at, above=0, below=1) for at in self.stages)
-        object.__setattr__(self, "stages", stages)
+        settle(self, stages=stages)
         if (self.kind == "stages") != bool(stages):
             raise ValueError(
                 "stages= says at which shares of the run the schedule 'stages' multiplies by "
@@ -359,26 +359,23 @@ class Schedule:
             )
         if any(later <= earlier for earlier, later in pairwise(stages)):
             raise ValueError(f"the stages are shares of the run in ascending order, not {stages}")
-        object.__setattr__(self, "decay", real("decay", self.decay, least=0))
+        settle(self, decay=real("decay", self.decay, least=0))
         if self.kind in ("drops", "stages") and not 0 < self.decay < 1:
             raise ValueError(
                 f"the schedule {self.kind!r} multiplies by decay: above 0 and below 1, not "
                 f"{self.decay:g}"
             )
-        object.__setattr__(self, "warmup", whole("warmup", self.warmup, least=0))
+        settle(self, warmup=whole("warmup", self.warmup, least=0))
         one_of("schedule unit", self.unit, ("rounds", "examples"))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping; stages are left out where there are none."""
-        values = entries(self)
-        if not self.stages:
-            del values["stages"]
-        return values
+        return entries(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Schedule:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
-        return build(cls, {"stages": (), **values})
+        return build(cls, values)
 
 
 @dataclass(frozen=True)
@@ -410,14 +407,9 @@ class Optimizer:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"optimizer must be a name, not {self.name!r}")
-        rate = real("learning_rate", self.learning_rate, above=0)
-        object.__setattr__(self, "learning_rate", rate)
-        pairs = self.options.items() if isinstance(self.options, Mapping) else self.options
-        frozen = tuple(
-            (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
-        )
-        object.__setattr__(self, "options", frozen)
-        check_options(self.name, dict(frozen))
+        settle(self, learning_rate=real("learning_rate", self.learning_rate, above=0))
+        settle(self, options=frozen(self.options))
+        check_options(self.name, dict(self.options))
 
     @property
     def momentum(self) -> float:
@@ -455,9 +447,8 @@ class GradientFilter:
         one_of("gradient_filter", self.kind, get_args(FilterKind))
         if self.delay is not None:
             least = 0.5 if self.kind == "low-pass" else 1e-3
-            delay = real("delay of gradient_filter", self.delay, least=least)
-            object.__setattr__(self, "delay", delay)
-        object.__setattr__(self, "order", whole("order of gradient_filter", self.order, most=2))
+            settle(self, delay=real("delay of gradient_filter", self.delay, least=least))
+        settle(self, order=whole("order of gradient_filter", self.order, most=2))
         if self.kind == "kalman" and self.order != 1:
             raise ValueError("order goes with the gradient_filter 'low-pass': drop it")
 
@@ -530,12 +521,7 @@ class ReleaseUse:
         """The inverse of :meth:`to_dict`; refuses unknown keys."""
         exact_keys("use", values, _PARTS)
         parts = {name: part for name, part in values.items() if part is not None}
-        made = {name: _read(_PARTS[name], part) for name, part in parts.items()}
-        return cls(**made)
-
-
-def _read(kind: type[Any], part: Mapping[str, Any]) -> Any:
-    return kind.from_dict(part) if hasattr(kind, "from_dict") else build(kind, part)
+        return cls(**{name: build(_PARTS[name], part) for name, part in parts.items()})
 
 
 _PARTS: dict[str, type[Any]] = {

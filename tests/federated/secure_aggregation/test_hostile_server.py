@@ -124,7 +124,7 @@ PLANTED = {
 def test_planted_bugs_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, participant, words = PLANTED[name]
     if participant is not None:
-        monkeypatch.setattr(of_client, "Participant", participant)
+        monkeypatch.setattr(of_client.protocol, "Participant", participant)
     found = ""
     for seed in range(400):
         try:

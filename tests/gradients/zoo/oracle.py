@@ -383,10 +383,11 @@ def set_dropout(model: nn.Module, share: float) -> bool:
 
 
 def collected(cases: dict[str, Make], quick: tuple[str, ...] = ()) -> list[Any]:
-    """The cases as pytest parameters; all but ``quick`` are marked slow."""
+    """The cases as pytest parameters; all but ``quick`` are slow, and CI takes every second."""
     unknown = set(quick) - cases.keys()
     assert not unknown, unknown
-    return [
-        pytest.param(make, id=name, marks=() if name in quick else pytest.mark.slow)
-        for name, make in cases.items()
-    ]
+    slow = [name for name in cases if name not in quick]
+    marks = {name: [pytest.mark.slow] for name in slow}
+    for name in slow[1::2]:
+        marks[name].append(pytest.mark.repeated)
+    return [pytest.param(make, id=name, marks=marks.get(name, ())) for name, make in cases.items()]

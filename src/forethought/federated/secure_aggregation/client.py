@@ -25,25 +25,10 @@ from forethought.exchange.messages import SERVER, Update
 from forethought.exchange.storage import LedgerState
 from forethought.federated.client import ClientMachine
 from forethought.federated.federation import Federation
-from forethought.federated.secure_aggregation.masking import (
-    Ring,
-    SecureAggregation,
-    SecureAggregationError,
-)
-from forethought.federated.secure_aggregation.protocol import (
-    Entropy,
-    MaskDelivery,
-    MaskRequest,
-    MaskRoster,
-    Participant,
-    Sign,
-    Survivors,
-    Verify,
-    no_part,
-)
+from forethought.federated.secure_aggregation import masking, protocol
 from forethought.federated.statements import Policy
 
-_OF_THE_ROUND = (MaskRoster, MaskDelivery, Survivors)
+_OF_THE_ROUND = (protocol.MaskRoster, protocol.MaskDelivery, protocol.Survivors)
 
 
 class SecureClient(ClientMachine):
@@ -66,19 +51,19 @@ class SecureClient(ClientMachine):
         policy: Policy | None = None,
         life: int = 0,
         *,
-        elements: Callable[[int], Ring],
-        entropy: Entropy = secrets.token_bytes,
-        sign: Sign | None = None,
-        verify: Verify | None = None,
+        elements: Callable[[int], masking.Ring],
+        entropy: protocol.Entropy = secrets.token_bytes,
+        sign: protocol.Sign | None = None,
+        verify: protocol.Verify | None = None,
     ) -> None:
         super().__init__(federation, me, ledger, policy, life)
         self.settings = settings_of(federation)
         self._elements, self._entropy = elements, entropy
         self._sign, self._verify = sign, verify
-        self._participant: Participant | None = None
-        self._request_for: MaskRequest | None = None
+        self._participant: protocol.Participant | None = None
+        self._request_for: protocol.MaskRequest | None = None
         # Of the newest computed update: its number and sum.
-        self._masking: tuple[int, int, Ring] | None = None
+        self._masking: tuple[int, int, masking.Ring] | None = None
         self._unmasked = -1
         # Of a version: the first roster behind whose masks its sum left.
         self._first: tuple[int, frozenset[int]] | None = None
@@ -86,7 +71,7 @@ class SecureClient(ClientMachine):
     def handle(self, event: on.Event) -> list[Effect]:
         """The effects of an event."""
         message = event.message if isinstance(event, Received) else None
-        if isinstance(message, MaskRequest):
+        if isinstance(message, protocol.MaskRequest):
             return self._requested(message)
         if isinstance(event, Received) and isinstance(message, _OF_THE_ROUND):
             return self._of_the_round(event)
@@ -102,7 +87,7 @@ class SecureClient(ClientMachine):
             effects += self._participant.again()
         return effects
 
-    def _requested(self, asked: MaskRequest) -> list[Effect]:
+    def _requested(self, asked: protocol.MaskRequest) -> list[Effect]:
         """Begin an attempt, unless shares of this version were revealed before."""
         current = self._participant
         if current is not None and (current.round, current.attempt) == (asked.base, asked.attempt):
@@ -111,12 +96,12 @@ class SecureClient(ClientMachine):
             self._unmasked = current.round
         if asked.base <= self._unmasked:
             text = f"round {asked.base} was unmasked before: its sum is not masked again"
-            none = no_part(0, asked.base, asked.attempt)
+            none = protocol.no_part(0, asked.base, asked.attempt)
             return [Alarm("secure-again", text), Send(SERVER, none)]
         held = -1 if self._masking is None else self._masking[1]
         if held != asked.base <= self._last:
             # It was released by the process before, which held it in memory.
-            return [Send(SERVER, no_part(0, asked.base, asked.attempt))]
+            return [Send(SERVER, protocol.no_part(0, asked.base, asked.attempt))]
         before = None if current is None else current.masked_with
         if current is not None and before and (not self._first or self._first[0] != current.round):
             self._first = (current.round, before)
@@ -131,7 +116,7 @@ class SecureClient(ClientMachine):
         number, base, elements = self._masking
         if base != self._request_for.base or self._participant is not None:
             return []
-        self._participant = Participant(
+        self._participant = protocol.Participant(
             self.settings,
             self.federation.run_id,
             base,
@@ -154,7 +139,7 @@ class SecureClient(ClientMachine):
         return self._participant.handle(event)
 
 
-def settings_of(federation: Federation) -> SecureAggregation:
+def settings_of(federation: Federation) -> masking.SecureAggregation:
     """The settings of a federation, checked against it.
 
     Raises:
@@ -162,16 +147,16 @@ def settings_of(federation: Federation) -> SecureAggregation:
             clients that missed a round would be at another noise than the others.
     """
     if federation.secure is None:
-        raise SecureAggregationError("this federation has no secure aggregation")
-    settings = SecureAggregation.from_dict(federation.secure)
+        raise masking.SecureAggregationError("this federation has no secure aggregation")
+    settings = masking.SecureAggregation.from_dict(federation.secure)
     settings.require(federation)
     if any(len(plan.mechanism.rounds) > 1 for plan in federation.plans):
-        raise SecureAggregationError(
+        raise masking.SecureAggregationError(
             "clients may miss a round, so all rounds need one noise multiplier and sampling: plan "
             "rounds of one kind"
         )
     if federation.deadline is not None:
-        raise SecureAggregationError(
+        raise masking.SecureAggregationError(
             "secure aggregation waits by its own patience: leave the deadline out"
         )
     return settings

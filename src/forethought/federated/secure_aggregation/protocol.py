@@ -19,26 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.exchange.events import Alarm, Done, Effect, Received, Send, Wake, Woken
-from forethought.exchange.messages import SERVER, Integers, register
-from forethought.federated.secure_aggregation.masking import (
-    KEY_BYTES,
-    Ring,
-    SecureAggregation,
-    SecureAggregationError,
-    add_mask,
-    agree,
-    from_ring,
-    mask,
-    opened,
-    pack,
-    public_key,
-    seal,
-    split,
-    to_ring,
-    unpack_words,
-    unseal,
-    words,
-)
+from forethought.exchange.messages import SERVER, Framed, Integers, register
+from forethought.federated.secure_aggregation import masking
 
 KEYS_BYTES, SIGNATURE_BYTES, SHARE_BYTES = 64, 64, 32
 # Two shares and the tag of their seal.
@@ -46,16 +28,19 @@ SEALED_BYTES = 2 * SHARE_BYTES + 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskRequest:
-    """The server begins an attempt at summing what is computed on its model."""
+class OfAttempt(Framed):
+    """The common part of all of them; see the module."""
 
-    round: int
-    base: int
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskKeys:
+class MaskRequest(OfAttempt):
+    """The server begins an attempt at summing what is computed on its model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskKeys(OfAttempt):
     """A client's fresh public keys of this round: 32 bytes to seal by, 32 to mask by.
 
     Args:
@@ -63,27 +48,21 @@ class MaskKeys:
         signature: by the client's own key over :func:`signed`; empty where nothing is signed.
     """
 
-    round: int
-    base: int
-    attempt: int
     keys: bytes
     signature: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskRoster:
+class MaskRoster(OfAttempt):
     """Everybody's keys, from the server, with their signatures."""
 
-    round: int
-    base: int
-    attempt: int
     clients: Integers
     keys: bytes
     signatures: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskShares:
+class MaskShares(OfAttempt):
     """A client's sealed shares, one for every other client of the roster.
 
     Args:
@@ -91,51 +70,36 @@ class MaskShares:
             where the client complains instead: what it was sent by ``clients`` does not open.
     """
 
-    round: int
-    base: int
-    attempt: int
     clients: Integers
     sealed: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskDelivery:
+class MaskDelivery(OfAttempt):
     """The sealed shares that others sent the recipient; their senders mask with each other."""
 
-    round: int
-    base: int
-    attempt: int
     clients: Integers
     sealed: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskedSum:
+class MaskedSum(OfAttempt):
     """A noised sum under its masks: ring elements, packed, in whole words."""
 
-    round: int
-    base: int
-    attempt: int
     content: Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survivors:
+class Survivors(OfAttempt):
     """The clients whose masked sums came: those are summed, the others dropped out."""
 
-    round: int
-    base: int
-    attempt: int
     clients: Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unmasking:
+class Unmasking(OfAttempt):
     """One share for each client that masked: of its own mask if it survived, else of its key."""
 
-    round: int
-    base: int
-    attempt: int
     clients: Integers
     shares: bytes
 
@@ -208,11 +172,11 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes], bool]
 
 
-class _NewcomerError(SecureAggregationError):
+class _NewcomerError(masking.SecureAggregationError):
     """A roster with a client that the sum was not masked with at first."""
 
 
-class _SealError(SecureAggregationError):
+class _SealError(masking.SecureAggregationError):
     """Shares that do not open: their sender, or whoever says so, does not keep to the protocol."""
 
     def __init__(self, sender: int, error: ValueError) -> None:
@@ -240,7 +204,7 @@ class Participant:
 
     def __init__(
         self,
-        settings: SecureAggregation,
+        settings: masking.SecureAggregation,
         run_id: bytes,
         round: int,
         me: int,
@@ -255,13 +219,13 @@ class Participant:
         self.number, self.attempt, self._within = number, attempt, within
         self._entropy, self._verify = entropy, verify
         run_id = self._run_id = attempted(run_id, attempt)
-        self._sealing, self._masking, self._own = (entropy(KEY_BYTES) for _ in range(3))
-        keys = public_key(self._sealing) + public_key(self._masking)
+        self._sealing, self._masking, self._own = (entropy(masking.KEY_BYTES) for _ in range(3))
+        keys = masking.public_key(self._sealing) + masking.public_key(self._masking)
         content = signed(run_id, round, me, keys)
         self._keys = MaskKeys(number, round, attempt, keys, b"" if sign is None else sign(content))
         self._roster: dict[int, bytes] = {}
         self._held: dict[int, tuple[bytes, bytes]] = {}
-        self._elements: Ring | None = None
+        self._elements: masking.Ring | None = None
         self._masked: MaskedSum | None = None
         self._answered: tuple[tuple[int, ...], Unmasking] | None = None
         self._last: Any = self._keys
@@ -288,14 +252,14 @@ class Participant:
         self._last = message
         return [Send(SERVER, message)]
 
-    def contribute(self, elements: Ring) -> list[Effect]:
+    def contribute(self, elements: masking.Ring) -> list[Effect]:
         """Give the noised sum, as ring elements; it leaves as soon as the masks are agreed on.
 
         Raises:
             SecureAggregationError: a second sum for one round: their difference would be exposed.
         """
         if self._elements is not None:
-            raise SecureAggregationError(
+            raise masking.SecureAggregationError(
                 f"round {self.round} has its sum: a second one under the same masks would expose "
                 "the difference of both"
             )
@@ -334,14 +298,14 @@ class Participant:
         clients = _clients(message.clients)
         if self._roster:
             if tuple(self._roster) != clients:
-                raise SecureAggregationError("a second roster for one round")
+                raise masking.SecureAggregationError("a second roster for one round")
             return []
         if self.me not in clients or len(clients) < self.settings.threshold:
-            raise SecureAggregationError(
+            raise masking.SecureAggregationError(
                 f"a roster of {len(clients)} clients, of which {self.settings.threshold} are needed"
             )
         if len(clients) > self.settings.clients:
-            raise SecureAggregationError(
+            raise masking.SecureAggregationError(
                 f"a roster of {len(clients)} clients, the federation asks {self.settings.clients}"
             )
         if self._within is not None and not self._within.issuperset(clients):
@@ -352,17 +316,21 @@ class Participant:
         keys = pieces(message.keys, KEYS_BYTES, len(clients))
         roster = dict(zip(clients, keys, strict=True))
         if roster[self.me] != self._keys.keys:
-            raise SecureAggregationError("the roster has other keys for this client than its own")
+            raise masking.SecureAggregationError(
+                "the roster has other keys for this client than its own"
+            )
         if self._verify is not None:
             signatures = pieces(message.signatures, SIGNATURE_BYTES, len(clients))
             for client, signature in zip(clients, signatures, strict=True):
                 content = signed(self._run_id, self.round, client, roster[client])
                 if not self._verify(client, content, signature):
-                    raise SecureAggregationError(f"the keys of client {client} are not its own")
+                    raise masking.SecureAggregationError(
+                        f"the keys of client {client} are not its own"
+                    )
         points = {client: place + 1 for place, client in enumerate(clients)}
         needed = self.settings.threshold
-        of_key = split(self._masking, list(points.values()), needed, self._entropy)
-        of_own = split(self._own, list(points.values()), needed, self._entropy)
+        of_key = masking.split(self._masking, list(points.values()), needed, self._entropy)
+        of_own = masking.split(self._own, list(points.values()), needed, self._entropy)
         sealed, others = [], []
         for client, point in points.items():
             shares = (of_own[point], of_key[point])
@@ -371,7 +339,7 @@ class Participant:
                 continue
             key = self._agreed(self._sealing, roster[client][:32], self.me, client, b"seal")
             about = self._about(self.me, client)
-            sealed.append(seal(key, b"".join(shares), about))
+            sealed.append(masking.seal(key, b"".join(shares), about))
             others.append(client)
         self._roster = roster
         commitment = committed(self._run_id, self.me, self._own)
@@ -381,9 +349,9 @@ class Participant:
     def _on_delivery(self, message: MaskDelivery) -> list[Effect]:
         senders = _clients(message.clients)
         if not self._roster or self.me in senders or not set(senders) <= set(self._roster):
-            raise SecureAggregationError("shares that do not go with the roster")
+            raise masking.SecureAggregationError("shares that do not go with the roster")
         if len(senders) + 1 < self.settings.threshold:
-            raise SecureAggregationError(
+            raise masking.SecureAggregationError(
                 f"shares of {len(senders) + 1} clients, of which {self.settings.threshold} are "
                 "needed"
             )
@@ -395,7 +363,7 @@ class Participant:
         ):
             key = self._agreed(self._sealing, self._roster[client][:32], client, self.me, b"seal")
             try:
-                content = unseal(key, sealed, self._about(client, self.me))
+                content = masking.unseal(key, sealed, self._about(client, self.me))
             except ValueError as error:
                 raise _SealError(client, error) from None
             held[client] = (content[:SHARE_BYTES], content[SHARE_BYTES:])
@@ -407,13 +375,13 @@ class Participant:
             return []
         if self._masked is None:
             bits, hidden = self.settings.bits, self._elements.copy()
-            add_mask(hidden, self._own, 1, bits)
+            masking.add_mask(hidden, self._own, 1, bits)
             for client in self._held:
                 if client != self.me:
                     low, high = min(client, self.me), max(client, self.me)
                     key = self._agreed(self._masking, self._roster[client][32:], low, high, b"mask")
-                    add_mask(hidden, key, 1 if self.me < client else -1, bits)
-            content = words(pack(hidden & mask(bits), bits))
+                    masking.add_mask(hidden, key, 1 if self.me < client else -1, bits)
+            content = masking.words(masking.pack(hidden & masking.mask(bits), bits))
             self._masked = MaskedSum(self.number, self.round, self.attempt, content)
         return self._say(self._masked)
 
@@ -421,12 +389,12 @@ class Participant:
         survivors = _clients(message.clients)
         if self._answered is not None:
             if self._answered[0] != survivors:
-                raise SecureAggregationError("a second list of survivors for one round")
+                raise masking.SecureAggregationError("a second list of survivors for one round")
             return self._say(self._answered[1])
         if self._masked is None or not set(survivors) <= set(self._held):
-            raise SecureAggregationError("survivors that never masked")
+            raise masking.SecureAggregationError("survivors that never masked")
         if len(survivors) < self.settings.threshold:
-            raise SecureAggregationError(
+            raise masking.SecureAggregationError(
                 f"only {len(survivors)} clients survived, {self.settings.threshold} are agreed on: "
                 "their noise would not be enough, so nothing is revealed"
             )
@@ -438,7 +406,7 @@ class Participant:
         return self._say(answer)
 
     def _agreed(self, private: bytes, public: bytes, one: int, other: int, use: bytes) -> bytes:
-        return agree(private, public, self._about(one, other) + use)
+        return masking.agree(private, public, self._about(one, other) + use)
 
     def _about(self, one: int, other: int) -> bytes:
         return about(self._run_id, self.round, one, other)
@@ -452,7 +420,7 @@ def about(run_id: bytes, round: int, one: int, other: int) -> bytes:
 def _clients(values: Any) -> tuple[int, ...]:
     clients = tuple(int(value) for value in values)
     if any(after <= before for before, after in pairwise(clients)):
-        raise SecureAggregationError("a list of clients that is not in ascending order")
+        raise masking.SecureAggregationError("a list of clients that is not in ascending order")
     return clients
 
 
@@ -491,7 +459,7 @@ class Aggregator:
 
     def __init__(
         self,
-        settings: SecureAggregation,
+        settings: masking.SecureAggregation,
         run_id: bytes,
         round: int,
         clients: Sequence[int],
@@ -501,12 +469,12 @@ class Aggregator:
     ) -> None:
         self.settings, self.round, self.size = settings, round, size
         self.attempt, self._verify = attempt, verify
-        self.total: Ring | None = None
+        self.total: masking.Ring | None = None
         self.survivors: tuple[int, ...] = ()
         self._run_id = attempted(run_id, attempt)
         self.asked = tuple(sorted(clients))
         if not settings.threshold <= len(self.asked) <= settings.clients:
-            raise SecureAggregationError(
+            raise masking.SecureAggregationError(
                 f"a cohort of {len(self.asked)}, secure aggregation is set for {settings.clients} "
                 f"of which {settings.threshold} stay"
             )
@@ -600,7 +568,7 @@ class Aggregator:
                 given = dict(zip(map(int, message.clients), found, strict=True))
                 return given, message.sealed[-32:]
             case MaskedSum():
-                return unpack_words(message.content, self.settings.bits, self.size)
+                return masking.unpack_words(message.content, self.settings.bits, self.size)
             case _:
                 found = pieces(message.shares, SHARE_BYTES, len(message.clients))
                 return dict(zip(map(int, message.clients), found, strict=True))
@@ -697,9 +665,9 @@ class Aggregator:
             def right(secret: bytes, client: int = client) -> bool:
                 if client in masked:
                     return committed(self._run_id, client, secret) == self._committed[client]
-                return bool(public_key(secret) == keys[client][32:])
+                return bool(masking.public_key(secret) == keys[client][32:])
 
-            secret, false = opened(shares, self.settings.threshold, right)
+            secret, false = masking.opened(shares, self.settings.threshold, right)
             who = sorted(keys)
             alarms += [e for point in sorted(false) for e in self._blame(who[point - 1], [client])]
             if secret is None:
@@ -710,14 +678,14 @@ class Aggregator:
                 lost = self._lose(f"the shares of client {client}'s {what} do not give its {what}")
                 return [*alarms, *lost]
             if client in masked:
-                add_mask(total, secret, -1, bits)
+                masking.add_mask(total, secret, -1, bits)
                 continue
             for other in masked:  # undo what the others masked with the one that dropped out
                 low, high = min(client, other), max(client, other)
                 purpose = about(self._run_id, self.round, low, high) + b"mask"
-                key = agree(secret, keys[other][32:], purpose)
-                add_mask(total, key, -1 if other < client else 1, bits)
-        self.total = total & mask(bits)
+                key = masking.agree(secret, keys[other][32:], purpose)
+                masking.add_mask(total, key, -1 if other < client else 1, bits)
+        self.total = total & masking.mask(bits)
         self._step = len(self._steps)
         return [*alarms, Done(OPENED)]
 
@@ -734,7 +702,7 @@ Lost = Callable[[int, Any], bool]
 
 
 def secure_sum(
-    settings: SecureAggregation,
+    settings: masking.SecureAggregation,
     sums: Mapping[int, NDArray[np.float64]],
     step: float,
     *,
@@ -757,7 +725,7 @@ def secure_sum(
     """
     sizes = {len(vector) for vector in sums.values()}
     if len(sizes) != 1:
-        raise SecureAggregationError(f"sums of different lengths: {sorted(sizes)}")
+        raise masking.SecureAggregationError(f"sums of different lengths: {sorted(sizes)}")
     server = Aggregator(settings, run_id, round, list(sums), sizes.pop())
     clients = {client: Participant(settings, run_id, round, client, entropy) for client in sums}
     waiting: deque[tuple[int, Send]] = deque()
@@ -769,7 +737,7 @@ def secure_sum(
     take(SERVER, server.begin(0.0))
     for client, vector in sums.items():
         take(client, clients[client].begin())
-        take(client, clients[client].contribute(to_ring(vector, step, settings.bits)))
+        take(client, clients[client].contribute(masking.to_ring(vector, step, settings.bits)))
     now = 0.0
     while not server.done:
         if not waiting:
@@ -788,8 +756,8 @@ def secure_sum(
         receiver = server if effect.to == SERVER else clients[effect.to]
         take(effect.to, receiver.handle(event))
     if server.total is None:
-        raise SecureAggregationError(
+        raise masking.SecureAggregationError(
             f"round {round} is lost: more than {settings.dropouts} of {settings.clients} clients "
             "dropped out, so nothing was revealed"
         )
-    return from_ring(server.total, step, settings.bits), server.survivors
+    return masking.from_ring(server.total, step, settings.bits), server.survivors

@@ -24,22 +24,13 @@ from forethought.exchange.messages import Join, Leave, Model, Refusal, Update, V
 from forethought.exchange.storage import Closed
 from forethought.federated.federation import Federation
 from forethought.federated.rules import Synchronous
+from forethought.federated.secure_aggregation import protocol
 from forethought.federated.secure_aggregation.client import settings_of
 from forethought.federated.secure_aggregation.masking import from_ring
-from forethought.federated.secure_aggregation.protocol import (
-    Aggregator,
-    MaskedSum,
-    MaskKeys,
-    MaskRequest,
-    MaskShares,
-    Unmasking,
-    Verify,
-    takes_no_part,
-)
 from forethought.federated.server import Average, ServerMachine
 from forethought.values.plan import grid
 
-_OF_THE_ROUND = (MaskKeys, MaskShares, MaskedSum, Unmasking)
+_OF_THE_ROUND = (protocol.MaskKeys, protocol.MaskShares, protocol.MaskedSum, protocol.Unmasking)
 
 
 class SecureServer(ServerMachine):
@@ -66,10 +57,10 @@ class SecureServer(ServerMachine):
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         super().__init__(federation, weights, average)
-        self.verify: Verify | None = None
+        self.verify: protocol.Verify | None = None
         self.settings = settings_of(federation)
         self._entropy = entropy
-        self._attempted: Aggregator | None = None
+        self._attempted: protocol.Aggregator | None = None
         self._begun = False
         # Of a version: the clients of the first roster, and who takes no part any more.
         self._first: tuple[int, tuple[int, ...]] = (-1, ())
@@ -123,7 +114,7 @@ class SecureServer(ServerMachine):
             self._attempted = None
             few = f"{len(asked)} clients are left, of {self.settings.threshold} whose sum is opened"
             return [Alarm("secure-few", few)]
-        self._attempted = Aggregator(
+        self._attempted = protocol.Aggregator(
             self.settings,
             self.federation.run_id,
             self.version,
@@ -172,9 +163,9 @@ class SecureServer(ServerMachine):
         decided = self._requesting(self._decide(Closed(-1 - self.version), now), now)
         return [Alarm("secure-round-lost", text), *decided]
 
-    def _request(self) -> MaskRequest:
+    def _request(self) -> protocol.MaskRequest:
         assert self._attempted is not None
-        return MaskRequest(0, self._attempted.round, self._attempted.attempt)
+        return protocol.MaskRequest(0, self._attempted.round, self._attempted.attempt)
 
     def _joined(self, event: Received) -> list[Effect]:
         """Somebody is here (again), or left for good."""
@@ -202,7 +193,7 @@ class SecureServer(ServerMachine):
         if self.finished:
             return effects
         told: list[Effect] = [
-            self._told(client) for client in self._asked() if self._is_here(client)
+            self._told(client) for client in self._asked() if client in self._present
         ]
         return [*effects, *(self._requesting(told, now) or self._attempt(now))]
 
@@ -212,7 +203,7 @@ class SecureServer(ServerMachine):
             return []
         if self._unwilling[0] != self.version:
             self._unwilling = (self.version, set())
-        if takes_no_part(message) and message.attempt == current.attempt:
+        if protocol.takes_no_part(message) and message.attempt == current.attempt:
             self._unwilling[1].add(event.sender)
         effects = self._judged(current.handle(event), event.now)
         if current is self._attempted and not current.roster and self._stuck():
@@ -242,7 +233,7 @@ class SecureServer(ServerMachine):
             return [*kept, *begun, *told]
         return [*kept, *self._opened(current, now)]
 
-    def _opened(self, current: Aggregator, now: float) -> list[Effect]:
+    def _opened(self, current: protocol.Aggregator, now: float) -> list[Effect]:
         federation = self.federation
         assert current.total is not None
         total = from_ring(current.total, self._step, self.settings.bits)

@@ -6,11 +6,7 @@ import math
 from dataclasses import replace
 
 from forethought.federated.federation import Federation
-from forethought.federated.secure_aggregation.masking import (
-    SecureAggregation,
-    SecureAggregationError,
-    overflow_chance,
-)
+from forethought.federated.secure_aggregation import masking
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan, grid
 
@@ -22,7 +18,7 @@ _OVERFLOW = 1e-9
 _TAIL = 45.0
 
 
-def secured(federation: Federation, settings: SecureAggregation) -> Federation:
+def secured(federation: Federation, settings: masking.SecureAggregation) -> Federation:
     """The federation under secure aggregation, with the same ε against its server.
 
     Every plan's noise multiplier becomes 1/√honest of the largest one (all clients of a sum add the
@@ -36,7 +32,7 @@ def secured(federation: Federation, settings: SecureAggregation) -> Federation:
     """
     counts = {tuple(part.count for part in plan.mechanism) for plan in federation.plans}
     if len(counts) > 1:
-        raise SecureAggregationError(
+        raise masking.SecureAggregationError(
             "clients that are summed change their noise after the same rounds: give all plans the "
             f"same number of rounds, not {sorted(counts)}"
         )
@@ -55,7 +51,7 @@ def secured(federation: Federation, settings: SecureAggregation) -> Federation:
     return found
 
 
-def require_room(federation: Federation, settings: SecureAggregation) -> None:
+def require_room(federation: Federation, settings: masking.SecureAggregation) -> None:
     """Refuse a ring that a cohort's sum may leave.
 
     Raises:
@@ -71,11 +67,11 @@ def require_room(federation: Federation, settings: SecureAggregation) -> None:
     coordinates = federation.parameters * federation.rounds
 
     def chance(bits: int) -> float:
-        return overflow_chance(math.fsum(largest), noise, step, bits, coordinates)
+        return masking.overflow_chance(math.fsum(largest), noise, step, bits, coordinates)
 
     if chance(settings.bits) > _OVERFLOW:
         enough = next((bits for bits in range(8, 65) if chance(bits) <= _OVERFLOW), None)
-        raise SecureAggregationError(
+        raise masking.SecureAggregationError(
             f"sums of {settings.clients} clients may leave a ring of {settings.bits} bits: "
             + ("no ring is large enough" if enough is None else f"use at least {enough} bits")
         )
