@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from forethought.values.checks import real
+from forethought.values.checks import meant, real
 
 
 class TemperedSigmoid(nn.Module):
@@ -61,10 +60,9 @@ def by_name(name: str) -> nn.Module:
         ValueError: unknown name; suggests the nearest.
     """
     if name not in _ACTIVATIONS:
-        near = difflib.get_close_matches(str(name).lower(), _ACTIVATIONS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"unknown activation {name!r}.{hint} The choice is {', '.join(_ACTIVATIONS)}"
+            f"unknown activation {name!r}.{meant(str(name).lower(), _ACTIVATIONS)} The choice "
+            f"is {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 
 from forethought.gradients.boundary import turns
 from forethought.models import networks
-from forethought.values.checks import imported
+from forethought.values.checks import imported, meant
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": networks.linear,
@@ -100,8 +99,7 @@ def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
                 "repository into the working directory or next to the job file, and it is found "
                 f"({error})"
             ) from None
-    near = difflib.get_close_matches(name.lower(), (*MODELS, *PUBLISHED), 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = meant(name.lower(), (*MODELS, *PUBLISHED))
     raise ValueError(
         f"unknown model {name!r}.{hint} The models are {', '.join(MODELS)}, or module:function "
         "for your own"
@@ -125,8 +123,7 @@ def _check_call(
     except TypeError as error:
         allowed = [option for option in signature.parameters if option not in ("inputs", "classes")]
         unknown = [option for option in options if option not in allowed]
-        near = difflib.get_close_matches(unknown[0], allowed, 1) if unknown else []
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = meant(unknown[0], allowed) if unknown else ""
         choice = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
         raise ValueError(
             f"model {name!r} cannot be built: {error}.{hint} It is called with inputs=, classes= "

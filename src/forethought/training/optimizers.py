@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +14,7 @@ import torch
 
 from forethought.gradients.boundary import cut_like
 from forethought.rounds.private_sum import Layout, NoisedSum
+from forethought.values.checks import suggestion
 from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
 from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer
@@ -271,11 +271,9 @@ def _find(name: str) -> type[torch.optim.Optimizer]:
             return _find(found)
         if name.lower() in _LOOKS_AT_THE_DATA:
             raise ValueError(_LOOKS.format(name=name))
-        near = get_close_matches(name.lower(), NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
-            f"unknown optimizer {name!r}: {hint}The names are {', '.join(sorted(NAMES))}, or "
-            "'module:Class' for your own"
+            f"unknown optimizer {name!r}: {suggestion(name.lower(), sorted(NAMES))} Your own is "
+            "named 'module:Class'"
         )
     module, _, attribute = name.partition(":")
     try:

@@ -81,6 +81,12 @@ def suggestion(name: str, known: Collection[str], form: str = "{!r}") -> str:
     return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
 
 
+def meant(name: str, known: Collection[str]) -> str:
+    """A sentence with the name that a wrong one may have been meant for, or nothing."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 def frozen(options: Any) -> tuple[tuple[str, Any], ...]:
     """Options as pairs of name and value, from these or from a mapping; lists become tuples."""
     pairs = options.items() if isinstance(options, Mapping) else options
@@ -118,9 +124,9 @@ def imported(what: str, name: str) -> Callable[..., Any]:
     found = getattr(module, function, None)
     if not callable(found):
         public = [key for key, value in vars(module).items() if callable(value)]
-        near = difflib.get_close_matches(function, public, 1)
-        hint = f". Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{what} {name!r}: {module_name} has no function {function!r}{hint}")
+        raise ValueError(
+            f"{what} {name!r}: {module_name} has no function {function!r}.{meant(function, public)}"
+        )
     return found  # type: ignore[no-any-return]
 
 
