@@ -185,7 +185,7 @@ def made(kind: Any, number: int, later: bool = False) -> Any:
 
 def messages(later: bool = False) -> list[Any]:
     """One of every registered kind, by their numbers; later: of those that have a later field."""
-    for room in ("gossip.messages", "federated.secure_aggregation.protocol", "holders.grpc"):
+    for room in ("gossip.events", "federated.secure_aggregation.protocol", "holders.grpc"):
         import_module(f"forethought.{room}")  # which register kinds of their own
     kinds = [number for number in sorted(KINDS) if not later or hasattr(KINDS[number], "LATER")]
     return [made(KINDS[number], number, later) for number in kinds]
