@@ -3,11 +3,11 @@
 The rooms that never load torch run everywhere: planning, accounting, values. With ``--all`` each
 Python gets torch and runs all quick tests; that downloads gigabytes where there is no CPU build.
 
-``--ends`` leaves the Pythons alone and takes the oldest and the newest versions that pyproject.toml
-allows of what the numbers come from (torch, transformers, scikit-learn, polars and the like), each
-in an environment of its own, and runs the quick tests of the rooms that they reach. An environment
-is kept as long as its requirements are the same: ``--fresh`` asks for newer releases, ``--install``
-makes environments for a later run.
+``--ends`` takes the oldest Python here with the oldest versions that pyproject.toml allows of what
+the numbers come from (torch, transformers, scikit-learn, polars and the like), and the newest
+Python with the newest, each in an environment of its own, and runs the quick tests of the rooms
+that they reach. An environment is kept as long as its requirements are the same: ``--fresh`` asks
+for newer releases, ``--install`` makes environments for a later run.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ ON_TENSORS = (
     ),
 )
 WITHOUT_TORCH = (*ROOMS, *(f"--ignore={path.relative_to(ROOT)}" for path in ON_TENSORS))
-# What only the rooms with torch, or their tests, need.
+# What only the rooms with torch, or their tests, need: much of it would bring torch along.
 HEAVY = (
     *("torch", "torchvision", "transformers", "peft", "timm"),
+    *("accelerate", "lightning", "datasets"),
     *("onnx", "tensorboard", "mlflow-skinny", "ray"),
 )
 # What the two ends are of, and the rooms that rest on it.
@@ -47,12 +48,11 @@ HELD = (
     *("numpy", "scipy", "torch", "torchvision", "scikit-learn", "polars"),
     *("transformers", "peft", "timm"),
 )
-# Tables are read with the newest polars under the newest Python, which leaves tensors out. Of what
-# trains, files on torch's optimizers, loops and stored tensors: the rest trains by the gradients.
+# Of what trains, files on torch's optimizers, loops and stored tensors: the rest trains by the
+# gradients.
 REACHED = (
-    *("tests/gradients", "tests/rounds", "tests/estimators"),
+    *(*ROOMS, "tests/gradients", "tests/rounds", "tests/estimators"),
     *(f"tests/training/test_{name}.py" for name in ("optimizers", "own_loop", "checkpoint")),
-    *(str(path.relative_to(ROOT)) for path in ON_TENSORS if path.parent.name == "data"),
 )
 # The oldest versions have been what they are for long: what hangs on their kernels and signatures.
 REACHED_BY_OLDEST = ("tests/gradients", "tests/estimators")
@@ -109,7 +109,9 @@ class Environment:
         inside, made = place / "bin" / "python", place / "installed.txt"
         if not fresh and made.is_file() and made.read_text(encoding="utf-8") == self._said():
             return True
-        install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        # Not compiled: of gigabytes the tests import a small part.
+        install = [inside, "-m", "pip", "install", "--quiet", "--no-compile"]
+        install.append("--disable-pip-version-check")
         done = (
             self._done([self.python, "-m", "venv", "--clear", place])
             and self._done([*install, "--upgrade", "pip>=25.1"])
@@ -144,12 +146,14 @@ class Environment:
 
 
 def ends() -> list[Environment]:
-    """With the oldest and with the newest versions."""
-    python = next(filter(None, map(interpreter, PYTHONS)), None)
-    if python is None:
+    """The oldest Python and versions, and the newest."""
+    here = list(filter(None, map(interpreter, PYTHONS)))
+    if not here:
         raise SystemExit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine")
-    tests = {"oldest": REACHED_BY_OLDEST, "newest": REACHED}
-    return [Environment(name, python, end(name == "oldest"), tests[name]) for name in tests]
+    return [
+        Environment("oldest", here[0], end(oldest=True), REACHED_BY_OLDEST),
+        Environment("newest", here[-1], end(oldest=False), REACHED),
+    ]
 
 
 def pythons(everything: bool) -> list[Environment]:
@@ -173,9 +177,8 @@ def main() -> int:
     parser.add_argument("--ends", action="store_true", help="oldest and newest versions instead")
     parser.add_argument("--fresh", action="store_true", help="install everything again")
     parser.add_argument("--install", action="store_true", help="install only, and run no test")
-    parser.add_argument("--newest", action="store_true", help="the newest Python here, no other")
     options = parser.parse_args()
-    chosen = ends() if options.ends else pythons(options.all)[-1 if options.newest else 0 :]
+    chosen = ends() if options.ends else pythons(options.all)
     good = [one.ready(options.fresh) and (options.install or one.passes()) for one in chosen]
     return 0 if all(good) else 1
 

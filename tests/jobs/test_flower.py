@@ -153,6 +153,7 @@ def test_over_grpc_as_in_turns(job: Path, reference: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.repeated  # beside tests/holders/test_cluster.py
 def test_rehearsed_on_a_cluster_as_on_one_machine(job: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     models = []
@@ -230,6 +231,7 @@ def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.repeated  # beside the carriers' trial, which kills what Flower runs
 def test_a_superlink_with_clients_that_stay_and_a_supernode(
     job: Path,
     reference: Path,

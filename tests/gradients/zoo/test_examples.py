@@ -40,6 +40,7 @@ def printed(which: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.repeated  # beside a LoRA and the zoo of transformers
 def test_all_weights_of_a_small_bert() -> None:
     output = printed("bert")
     assert "differentially private" in output
