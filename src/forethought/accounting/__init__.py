@@ -1,6 +1,6 @@
-"""From a Mechanism to a Statement. NumPy and SciPy only: importable without torch.
+"""Privacy accounting, from a Mechanism to a Statement; importable without torch.
 
-The names below are loaded on first use; :mod:`forethought.accounting.tradeoff` is a module, its
+The names below are loaded on first use. :mod:`forethought.accounting.tradeoff` is a module; its
 function is ``forethought.tradeoff``.
 """
 

@@ -1,8 +1,6 @@
-"""The ways in which a Statement's ε is computed: one registry with their words and theorems.
+"""The registry of accountants: each computes a Statement's ε and gives its words and theorems.
 
-**Sums with others' noise: the cost of a client's noised sums where they are seen in such only.**
-
-**How far sums of discrete Gaussians are from real Gaussian noise: certified charges.**
+**The distance of sums of discrete Gaussians from continuous Gaussian noise: certified charges.**
 
 A discrete Gaussian of scale s has every whole number k with probability ∝ exp(−k²/2s²). Write
 a(s) = 2·Σ_{k≥1} exp(−2π²s²k²). By Poisson summation Σ_j exp(−(j − c)²/2s²) = s√(2π)·(1 + θ) with
@@ -11,21 +9,22 @@ a(s) = 2·Σ_{k≥1} exp(−2π²s²k²). By Poisson summation Σ_j exp(−(j �
 **Sums.** X and Y with scales s and t are convolved: the product of their weights at x and w − x is
 the weight of scale u = √(s² + t²) at w, times a Gaussian in x of scale v = st/u. So the ratio of
 P(X + Y = w) to that of scale u is (1 + θ_v)(1 + a(u))/((1 + a(s))(1 + a(t))), and its logarithm is
-at most −ln(1 − a(v)) + 2·a(v) in size, since v is the smallest of the four. Adding one variable
-after another, the charges add (Kairouz, Liu and Steinke 2021, Corollary 12, with 10·e^(−2π²v²)).
+at most −ln(1 − a(v)) + 2·a(v) in absolute value, since v is the smallest of the four scales. For
+more variables the charges add (Kairouz, Liu and Steinke 2021, Corollary 12, with 10·e^(−2π²v²)).
 
-**Real noise.** A real Gaussian of standard deviation √(s² − r²), rounded by drawing k ∝
-exp(−(k − y)²/2r²), is the discrete Gaussian of scale s up to (1 + a(s))/(1 + θ_r) (Peikert 2010,
-Theorem 3.1). Rounding is post-processing and commutes with shifts by whole numbers, so theorems
-about real Gaussian noise, subsampled or not, hold up to the charge.
+**Continuous noise.** A continuous Gaussian of standard deviation √(s² − r²), rounded by drawing
+k ∝ exp(−(k − y)²/2r²), is the discrete Gaussian of scale s up to (1 + a(s))/(1 + θ_r) (Peikert
+2010, Theorem 3.1). Rounding is post-processing and commutes with shifts by whole numbers, so
+theorems about continuous Gaussian noise, subsampled or not, hold up to the charge.
 
-**Attackers.** Three attackers see less of a client than the server does. One sees global models,
-which in synchronous rounds depend on the clients through their weighted sum (``aggregate``). One is
-the server of a secure aggregation (``secure-aggregation``). One is a worker of a gossip that sees
-partial averages (``network``; Cyffers and Bellet 2022). All face the noise of others besides the
-client's own, which is Gaussian and independent, and the rest of the sum does not depend on the
-client's record. So the client's mechanism is accounted at its noise multiplier times a gain: the
-standard deviation of all noise that the attacker does not know, over that of the client's own.
+**Attackers who see a client's noised sums only within sums of several clients.** Three attackers
+see less of a client than the server does. One sees global models, which in synchronous rounds
+depend on the clients through their weighted sum (``aggregate``). One is the server of a secure
+aggregation (``secure-aggregation``). One is a worker of a gossip that sees partial averages
+(``network``; Cyffers and Bellet 2022). Each of them sees sums that also contain the Gaussian,
+independent noise of other clients, and the rest of the sum does not depend on the client's record.
+So the client's mechanism is accounted at its noise multiplier times a gain: the standard deviation
+of all noise that the attacker does not know, over that of the client's own.
 """
 
 from __future__ import annotations
@@ -62,19 +61,18 @@ Details = Mapping[str, Any]
 
 
 def amplified(mechanism: Mechanism) -> bool:
-    """True if ε counts on an attacker who does not know the batches."""
+    """True if ε holds only against attackers who do not know the batches."""
     return any(part.sampling.hides(part.count) for part in mechanism)
 
 
 def batches_known(mechanism: Mechanism) -> Mechanism:
-    """The mechanism that is left when the attacker knows every batch: a record is in every round
-    that may hold it, at the same noise.
+    """The mechanism against an attacker who knows every batch: no amplification by sampling.
 
-    A batch is then a fixed list of positions. A record that is blanked or replaced moves the sums
-    it is in, each by as many clipping norms as it can be in the batch, so full participation bounds
-    them, at a noise divided by that number; shuffling and random allocation put it into one round
-    an epoch, cyclic sampling only into those of its part. One more record would give other
-    positions altogether, so presence (add-or-remove) becomes zero-out.
+    A batch is then a fixed list of positions. A record that is blanked or replaced moves each sum
+    that holds it by as many clipping norms as the record is in the batch. So it counts as in every
+    round that may hold it, at the noise divided by its largest number of occurrences. Shuffling and
+    random allocation put it into one round of an epoch, cyclic sampling only into the rounds of its
+    part. One more record would change all positions, so add-or-remove becomes zero-out.
     """
     adjacency: Adjacency = (
         "zero-out" if mechanism.adjacency == "add-or-remove" else mechanism.adjacency
@@ -90,7 +88,7 @@ def _all_turns(part: Rounds) -> Rounds:
         return replace(part, sampling=CyclicPoisson(1.0, part.sampling.rounds_per_epoch))
     if isinstance(part.sampling, Shuffled):
         return replace(part, count=part.releases * part.sampling.rounds_per_epoch)
-    # Several records may be in as many groups as the rounds of an epoch have together.
+    # Several records may be in different groups of different rounds of an epoch.
     groups = None if part.groups is None else part.groups * part.sampling.rounds_per_epoch
     times = part.sampling.most(1)
     noise = part.noise_multiplier if times == 1 else part.noise_multiplier / times * (1 - 1e-15)
@@ -108,25 +106,26 @@ def _theorems(mechanism: Mechanism, group: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Accountant:
-    """One way from a mechanism to ε, and what a Statement says of it.
+    """One way to compute ε from a mechanism, and the texts about it in a Statement.
 
     Args:
-        covered: what the first sentence says that the proof is for.
-        rounds: what the mechanism's rounds are.
-        hidden: what the attacker does not see besides the noise, given the mechanism; "" if
-            nothing. sees: what they see.
-        done: the accountant's details → what was done, a sentence each.
-        details: the keys that the details have besides "kind".
-        caveats: those that go with every statement of this kind.
-        composed: mechanism → the one whose exact composition is stated; None where only the one
-            (ε, δ) is proven, and where the rounds need not be those of the plan.
-        curve: (mechanism, details) → the same where it depends on the details; None: nothing.
-        proven: (mechanism, δ, group, details) → ε, certified, where that is not the exact ε of the
-            mechanism composed.
-        named: (mechanism, group) → the theorems on its rounds. further: other results that the
-            accounting rests on.
-        batches_known: the kind that takes over when the batches were drawn from a seed; None
-            where no theorem does.
+        covered: the covered outputs, as the Statement's first sentence names them.
+        rounds: name of the mechanism's rounds.
+        hidden: mechanism → what the attacker does not know besides the noise; "" if nothing.
+        sees: what the attacker sees and knows; continues "The attacker".
+        done: the accountant's details → sentences on the run.
+        details: the keys of the details besides "kind".
+        caveats: the caveats of every Statement of this kind.
+        composed: mechanism → the mechanism whose exact ε is stated; None if only one (ε, δ) is
+            proven, or the rounds need not be those of the plan.
+        curve: (mechanism, details) → the mechanism whose trade-off function bounds the attacker, if
+            it depends on the details; it returns None if there is none.
+        proven: (mechanism, δ, group, details) → certified interval of ε, if that is not the exact ε
+            of the mechanism.
+        named: (mechanism, group) → the theorems on its rounds.
+        further: other results that the accounting rests on.
+        batches_known: the kind of accountant to use instead if the batches were drawn from a seed;
+            None if there is none.
     """
 
     covered: str
@@ -144,7 +143,7 @@ class Accountant:
     batches_known: str | None = KNOWN_BATCHES
 
     def faced(self, mechanism: Mechanism, details: Details) -> Mechanism | None:
-        """The mechanism whose whole trade-off function bounds an attacker; None: only (ε, δ)."""
+        """The mechanism whose trade-off function bounds an attacker; None: only (ε, δ) does."""
         if self.curve is not None:
             return self.curve(mechanism, details)
         return None if self.composed is None else self.composed(mechanism)
@@ -152,11 +151,11 @@ class Accountant:
     def interval(
         self, mechanism: Mechanism, delta: float, group: int, details: Details
     ) -> Interval:
-        """ε, certified.
+        """The certified interval of ε.
 
         Raises:
             UnsupportedMechanismError: no theorem covers the mechanism.
-            ValueError: details that do not fit.
+            ValueError: the details do not fit the mechanism.
         """
         if self.proven is not None:
             return self.proven(mechanism, delta, group, details)
@@ -168,48 +167,49 @@ class Accountant:
         return (*self.named(known, group), *self.further)
 
     def implied(self, mechanism: Mechanism) -> tuple[Caveat, ...]:
-        """Caveats of every statement of this kind."""
+        """The caveats of every Statement of this kind about the mechanism."""
         changed = self.adjacency(mechanism) != mechanism.adjacency
         return (*self.caveats, *([Caveat("presence-not-protected")] if changed else ()))
 
     def adversary(self, mechanism: Mechanism) -> str:
-        """The attacker's assumed sight and knowledge; follows "The attacker"."""
+        """The attacker's assumed view and knowledge; the text continues "The attacker"."""
         hidden = self.hidden(mechanism)
         missing = f"knows neither the noise nor {hidden}" if hidden else "does not know the noise"
         return f"{self.sees}, and {missing}"
 
     def unknown(self, mechanism: Mechanism) -> str:
-        """The attacker's gaps of knowledge, in a few words."""
+        """The facts that the attacker does not know, in a few words."""
         *first, last = "the noise", *filter(None, self.hidden(mechanism).split(", nor "))
         return f"{', '.join(first)} and {last}" if first else last
 
     def adjacency(self, mechanism: Mechanism) -> Adjacency:
-        """The difference between neighbouring data sets that ε is about."""
+        """The neighbouring relation of data sets for which ε holds."""
         return (mechanism if self.composed is None else self.composed(mechanism)).adjacency
 
 
-# Rounding of the few operations here, outward.
+# Factor that moves a bound up by more than the rounding of the few operations here.
 _OUTWARD = 1 + 1e-12
-# Scale of the rounding in the second fact: its charge is below 10⁻⁷⁵, and 9 is little beside s².
+# Scale r of the rounding in "Continuous noise": its charge is below 10⁻⁷⁵, and r² is small.
 ROUNDING_SCALE = 3.0
-# Above this a(s) is not small, and the bounds say nothing worth having.
+# Below this scale a(s) is not small, and the bounds are useless.
 _LEAST_SCALE = 0.5
 
 
 def sum_divergence(scale: float, parties: int) -> float:
-    """A bound on |ln P(sum = w)/P(one of scale √n·s = w)|, for ``parties`` n discrete Gaussians.
+    """A bound on |ln P(sum = w)/P(one of scale √n·s = w)|, for n discrete Gaussians of scale s.
 
     Args:
-        scale: s of each, in whole steps. parties: n ≥ 1.
+        scale: s of each, in steps of the grid.
+        parties: n ≥ 1.
 
     Raises:
-        ValueError: a scale below ½, or no party.
+        ValueError: ``scale`` is below ½, or ``parties`` below 1.
     """
     if not scale >= _LEAST_SCALE or parties < 1:
         raise ValueError(f"a discrete Gaussian needs a scale of at least {_LEAST_SCALE}: {scale}")
     total = 0.0
     for before in range(1, parties):
-        # Scales √before·s and s together: v² = s²·before/(before + 1). It grows with every party.
+        # The scales √before·s and s give v² = s²·before/(before + 1), which grows with each party.
         charge = _charge(scale * math.sqrt(before / (before + 1)))
         if charge == 0.0:
             break
@@ -218,13 +218,14 @@ def sum_divergence(scale: float, parties: int) -> float:
 
 
 def real_divergence(scale: float, rounding: float = ROUNDING_SCALE) -> float:
-    """A bound on |ln| of the ratio between a discrete Gaussian and a rounded real one.
+    """A bound on |ln| of the ratio between a discrete Gaussian and a rounded continuous one.
 
     Args:
-        scale: s of the discrete Gaussian. rounding: r; the real one has √(s² − r²).
+        scale: s of the discrete Gaussian, in steps of the grid.
+        rounding: r; the continuous Gaussian has standard deviation √(s² − r²).
 
     Raises:
-        ValueError: r is not below s.
+        ValueError: r is below ½ or not below s.
     """
     if not _LEAST_SCALE <= rounding < scale:
         raise ValueError(
@@ -235,7 +236,7 @@ def real_divergence(scale: float, rounding: float = ROUNDING_SCALE) -> float:
 
 
 def charged(interval: Interval, divergence: float) -> Interval:
-    """ε of mechanisms whose every output is as likely as before up to exp(±``divergence``).
+    """ε of a mechanism whose output probabilities differ by at most factors exp(±``divergence``).
 
     ``interval`` is at δ·exp(−divergence): P' ≤ e^d P ≤ e^d (e^ε Q + δe^−d) ≤ e^(ε+2d) Q' + δ.
     """
@@ -255,37 +256,40 @@ def _charge(smallest: float) -> float:
     return (2 * tail - math.log1p(-tail)) * _OUTWARD
 
 
-# A divergence that is lost in the rounding of any power, which is outward.
+# A divergence below this is less than the outward rounding of an attacker's power.
 _NOTHING = 1e-40
-# Downward, by more than the few operations here can round.
+# Factor that moves a bound down by more than the rounding of the few operations here.
 _INWARD = 1 - 1e-12
 
 
 def aggregate_curve(mechanism: Mechanism, details: Details) -> Mechanism:
-    """The mechanism that an attacker faces who sees the weighted sums of all clients only.
+    """The mechanism against an attacker who sees only the weighted sums of all clients.
 
     Args:
+        mechanism: the mechanism of one client's noised sums.
         details: ``gain``: √(Σ_j (a_j σ_j C_j)²)/(a_k σ_k C_k) for weights a and this client k, in
             the round where it is least.
 
     Raises:
-        ValueError: a gain below 1.
+        ValueError: the gain is below 1.
     """
     return _scaled(mechanism, real("gain", details["gain"], least=1))
 
 
 def network_curve(mechanism: Mechanism, details: Details) -> Mechanism:
-    """The mechanism that workers face who see averages of others, and know their own noise.
+    """The mechanism against workers who see averages of others, and know their own noise.
 
-    Rounds of one kind compose in any order. Where a mechanism has several, which of its rounds have
-    which gain is not disclosed here, and the least gain counts for all.
+    Rounds of one kind compose in any order. If the mechanism has several kinds, or a record takes
+    part in turns, the details do not say which rounds have which gain; then the least gain is used
+    for all rounds.
 
     Args:
-        details: ``gains``: (gain, rounds in which it is that), for all rounds; ``observers``: how
-            many workers tell each other everything.
+        mechanism: the mechanism of one worker's noised sums.
+        details: ``gains``: pairs (gain, number of rounds with this gain) for all rounds;
+            ``observers``: the number of workers who share all that they see.
 
     Raises:
-        ValueError: a gain below 1, or rounds that are not those of the mechanism.
+        ValueError: a gain is below 1, or the numbers of rounds do not add up to the mechanism's.
     """
     whole("observers", details["observers"])
     gains = [
@@ -318,16 +322,18 @@ def _observed(details: Details) -> tuple[str, ...]:
 
 
 def secure_interval(mechanism: Mechanism, delta: float, group: int, details: Details) -> Interval:
-    """ε against the server of a secure aggregation and those who collude with it.
+    """ε against the server of a secure aggregation and the clients that collude with it.
 
     Args:
-        mechanism: of one client's noised sums, with its own share of the noise.
+        mechanism: the mechanism of one client's noised sums, with its own share of the noise.
+        delta: in (0, 1).
+        group: number of records in which neighbouring data sets differ.
         details: ``clients``, ``dropouts`` and ``colluders`` of a round; ``coordinates`` of a sum;
             ``scale`` of a client's discrete Gaussian, in steps of the grid.
 
     Raises:
-        ValueError: fewer than one client that keeps its noise to itself, or noise that is too
-            little for the grid.
+        ValueError: no client is left that neither drops out nor colludes, or the noise is too small
+            for the grid.
     """
     behind, divergence = _behind_masks(mechanism, details)
     at = delta * math.exp(-divergence) * _INWARD if divergence else delta
@@ -335,16 +341,16 @@ def secure_interval(mechanism: Mechanism, delta: float, group: int, details: Det
 
 
 def secure_curve(mechanism: Mechanism, details: Details) -> Mechanism | None:
-    """The mechanism whose trade-off function bounds the attacker; None on a coarse grid."""
+    """The mechanism whose trade-off function bounds the attacker; None if the grid is coarse."""
     behind, divergence = _behind_masks(mechanism, details)
     return behind if divergence < _NOTHING else None
 
 
 def _behind_masks(mechanism: Mechanism, details: Details) -> tuple[Mechanism, float]:
-    """The mechanism that the server faces, up to a divergence."""
+    """The mechanism against the server, and the divergence up to which it holds."""
     honest, scale = honest_clients(details), real("scale", details["scale"], above=0)
     coordinates = whole("coordinates", details["coordinates"])
-    # All honest noise together, less what rounding real noise takes: see discrete_gaussian.
+    # The sum of all honest noise, less the variance of rounding: "Continuous noise" above.
     divergence = sum_divergence(scale, honest) + real_divergence(scale * math.sqrt(honest))
     gain = math.sqrt(honest - (ROUNDING_SCALE / scale) ** 2)
     divergence *= coordinates * len(mechanism)
@@ -357,7 +363,7 @@ def _behind_masks(mechanism: Mechanism, details: Details) -> tuple[Mechanism, fl
 
 
 def honest_clients(details: Details) -> int:
-    """Clients whose noise is in every opened sum and unknown to the attacker."""
+    """The number of clients whose noise is in every opened sum and unknown to the attacker."""
     clients = whole("clients", details["clients"], least=2)
     dropouts = whole("dropouts", details["dropouts"], least=0)
     colluders = whole("colluders", details["colluders"], least=0)
@@ -436,7 +442,7 @@ def _filtered(details: Details) -> tuple[str, ...]:
 _CONVERTED = "conversion to (ε, δ) (Asoodeh et al. 2021, Theorem 2)"
 _WHATEVER = "everything the run released, whatever its results would have made it do"
 
-# By kind. Rooms that account in another way register here.
+# The accountants by kind.
 ACCOUNTANTS: dict[str, Accountant] = {
     EXACT: Accountant(
         covered="everything the run released",

@@ -1,64 +1,64 @@
-"""ε of what looked at results: filters, and the best of a random number of trials.
+"""ε of runs that depend on results: filters, and the best of a random number of trials.
 
 **A Rényi filter: the accountant for rounds whose parameters are chosen after seeing outputs.**
 
-Composing privacy loss distributions supposes parameters that were fixed in advance. When noise,
-batch or the number of further rounds depends on what earlier rounds released, only a filter that
-refuses a release *before* it is made keeps the promise. Source: Feldman and Zrnic 2021, Theorem
-4.3 (fully adaptive composition at one order); Lécuyer 2021.
+The composition of privacy loss distributions requires parameters that were fixed in advance. If the
+noise, the batch or the number of further rounds depends on earlier releases, a filter keeps the
+guarantee: it refuses a release *before* it is made. Source: Feldman and Zrnic 2021, Theorem 4.3
+(fully adaptive composition at one order); Lécuyer 2021.
 
 **Formal guarantee.** Fix orders α_1 … α_k in advance and let B_i be the largest divergence that
 converts to (ε, δ/k) at α_i. A run goes on only while some order i has spent at most B_i. Every
-transcript of the run is then a transcript, equally likely, of the run that order i's own filter
-would allow, for an i that the transcript decides; the latter runs are each (ε, δ/k)-DP, so over
-the k classes of transcripts the whole run is (ε, δ)-DP. One order costs nothing extra; k orders
-cost ln(k)/(α − 1) of ε and save the choice of the best one.
+transcript of the run is then a transcript, with the same probability, of the run that the filter at
+order i alone would allow; the transcript determines i. Each of these k runs is (ε, δ/k)-DP, so the
+whole run is (ε, δ)-DP. A single order has no extra cost; k orders cost ln(k)/(α − 1) of ε, and the
+best one need not be chosen in advance.
 
 **A Gaussian filter: the exact accountant for unsampled rounds chosen after seeing outputs.**
 
 **Formal guarantee.** A run goes on only while Σ μ_t² ≤ B² for the rounds made and the next one,
-where round t is μ_t-GDP however it was chosen. Then the whole run is B-GDP: adaptive choice costs
-nothing beside rounds that were fixed in advance. Source: Smith and Thakurta 2022 (Fully Adaptive
+where round t is μ_t-GDP for every past. Then the whole run is B-GDP: the adaptive choice costs no
+more than rounds that were fixed in advance. Source: Smith and Thakurta 2022 (Fully Adaptive
 Composition for Gaussian Differential Privacy); Koskela, Tobaben and Honkela 2022.
 
-In short: given the past, a μ_t-GDP round is a randomised function of one draw of N(μ_t, 1) or of
-N(0, 1) (Blackwell), and what is left of B² in the end can be spent on one more draw that nobody
-uses. Let S = Σ μ_t X_t. Under N(0, 1) every e^{λ μ_t X_t - λ² μ_t²/2} has mean 1 given the past, so
+Sketch of the proof: given the past, a μ_t-GDP round is a randomised function of one draw of
+N(μ_t, 1) or of N(0, 1) (Blackwell), and the rest of B² at the end can be spent on one more unused
+draw. Let S = Σ μ_t X_t. Under N(0, 1) every e^{λ μ_t X_t - λ² μ_t²/2} has mean 1 given the past, so
 E e^{λS} = e^{λ²B²/2}, as Σ μ_t² = B² surely: S is N(0, B²). In the same way it is N(B², B²) under
 the other hypothesis, and log dP/dQ = S - B²/2 is that of one Gaussian release.
 
-A sampled round is charged like one that holds every record: for those use
+This filter charges a sampled round like one that holds every record. For sampled rounds use
 :class:`~forethought.accounting.adaptive.RenyiFilter`.
 
-**The price of keeping the best of a random number of trials: tuning that is paid for.**
+**The cost of the best of a random number of trials: private hyperparameter tuning.**
 
 A trial is one whole private run that returns its model *and* a score. If the number of trials is
-random, and only the best is shown, the cost hardly grows with how many there were. Source:
+random, and only the best is shown, the cost hardly grows with the number of trials. Source:
 Papernot and Steinke 2022, Theorems 2 (truncated negative binomial) and 6 (Poisson).
 
-Theorem 6 leaves out that there may be no trial, and is false where the mean is below 1. What holds
-for every mean μ: let P, P' be one trial's laws with tails u, u' at and above an output (ties broken
-by a number drawn for the purpose). The best has density p μ e^(-μu), the default mass e^(-μ).
-With w = αu - (α - 1)u',
+Theorem 6 leaves out that there may be no trial, and is false for a mean below 1. The following
+holds for every mean μ: let P, P' be one trial's laws with tails u, u' at and above an output (ties
+broken by an extra random number). The best has density p μ e^(-μu), the default output has mass
+e^(-μ). With w = αu - (α - 1)u',
 
 e^((α - 1)D) = e^(-μ) + ∫ (p^α p'^(1-α)) μ e^(-μw).
 
-Write p^α p'^(1-α) as a part that is never negative (Bernoulli's inequality), of integral
-e^((α - 1)D_α) - 1, and αp - (α - 1)p', which is -dw: the second part's integral is 1 - e^(-μ),
-whatever the laws. In the first, -w is at most (α - 1)δ̂ where a trial is (ε̂, δ̂)-DP with
+Write p^α p'^(1-α) as the sum of a part that is never negative (Bernoulli's inequality), with
+integral e^((α - 1)D_α) - 1, and αp - (α - 1)p', which is -dw: the integral with the second part is
+1 - e^(-μ) for any laws. In the first, -w is at most (α - 1)δ̂ where a trial is (ε̂, δ̂)-DP with
 e^ε̂ = 1 + 1/(α - 1), so that
 
 e^((α - 1)D) ≤ 1 + μ e^(μ(α - 1)δ̂) (e^((α - 1)D_α) - 1),
 
-which is at most what Theorem 6 says for every mean of at least 1.
+which is at most the bound of Theorem 6 for every mean of at least 1.
 
 The scores are part of a trial's output: computed on public data, or privately and accounted in
-the trial's mechanism. Ties are broken by a fixed order that does not look at the data.
+the trial's mechanism. Ties are broken by a fixed order that does not depend on the data.
 
-**The price of keeping the best of a random number of trials, from one trial's privacy profile.**
+**The cost of the best of a random number of trials, from one trial's privacy profile.**
 
 Let K trials be drawn, φ(z) = E z^K, and P, Q be the law of one trial's output, ordered by score
-(ties by a fixed order, and by a number drawn for the purpose). The best has density
+(ties by a fixed order, and by an extra random number). The best has density
 p(y) φ'(P(≤ y)). One trial is (x, δ(x))-indistinguishable, so with u = Q(> y) P(> y) is at least
 e^-x (u - δ(x)), and φ' grows. Where φ'(1 - e^-x (u - δ(x))+) is at most c φ'(1 - u) for every u in
 [0, 1],
@@ -72,9 +72,9 @@ quotient is monotone. For a Poisson one φ' is E[K] e^(E[K](z - 1)), and
 log c = E[K](1 - e^-x (1 - δ(x))), at u = 1. Source of the approach: Koskela, Redberg and Wang 2024,
 "Privacy profiles for private selection".
 
-**As accountants.** Both are recomputed from a mechanism and a few public details, so that a
-Statement can hold them: ``selection_interval`` and ``filter_interval`` are accountants of
-:mod:`forethought.accounting.statement`. Sources: Papernot and Steinke 2022, Theorems 2 and 6;
+**As accountants.** Both can be recomputed from a mechanism and a few public details, so a Statement
+can use them: ``selection_interval`` and ``filter_interval`` are registered in
+:mod:`forethought.accounting.accountants`. Sources: Papernot and Steinke 2022, Theorems 2 and 6;
 Koskela, Redberg and Wang 2024; Feldman and Zrnic 2021, Theorem 4.3; Smith and Thakurta 2022.
 """
 
@@ -115,14 +115,17 @@ FILTER_ORDERS: tuple[float, ...] = tuple(
 
 
 class BudgetExceededError(RuntimeError):
-    """The release was not made: with it, the run would no longer keep its budget."""
+    """The release must not be made: with it, the run would exceed its budget."""
 
 
 def best_order(mechanism: Mechanism, delta: float) -> float:
-    """The order at which ``mechanism``, as foreseen, converts to the least ε.
+    """The order at which the planned ``mechanism`` converts to the least ε.
 
-    A filter at this single order pays nothing for choosing among orders; a run that departs from
-    what was foreseen is still safe, only dearer.
+    A filter at this single order has no cost for several orders. A run that departs from the plan
+    keeps its guarantee; it only affords fewer rounds.
+
+    Raises:
+        ValueError, TypeError: ``delta`` outside (0, 1).
     """
     target = real("delta", delta, above=0, below=1)
     curve = rdp(mechanism, renyi.ORDERS)
@@ -131,17 +134,18 @@ def best_order(mechanism: Mechanism, delta: float) -> float:
 
 
 class Filter:
-    """Spends a fixed (ε, δ) over rounds that are chosen one after another.
+    """Base of filters: they spend a fixed (ε, δ) on rounds that are chosen one after another.
 
-    A run goes on only while one of its sums of costs is within its limit.
+    A filter adds up costs in several sums. A run goes on only while one of the sums is within its
+    limit.
 
     Args:
-        budget: what the whole run may cost, whatever is chosen.
-        adjacency: under which every round is accounted.
-        limits: of each sum.
+        budget: the most that the whole run may cost, for any choice of rounds.
+        adjacency: the neighbouring relation under which every round is accounted.
+        limits: the limit of each sum.
     """
 
-    #: In a Statement, in a ``state_dict``, and in words.
+    #: Names of the filter: in a Statement, in a ``state_dict``, and in error messages.
     kind: ClassVar[str]
     schema: ClassVar[str]
     called: ClassVar[str]
@@ -154,14 +158,14 @@ class Filter:
 
     @property
     def fraction_used(self) -> float:
-        """Spent share of the budget, where most of it is left: at most 1."""
+        """Spent share of the limit, the least over all sums; in [0, 1]."""
         return min(spent / limit for spent, limit in zip(self._sums, self.limits, strict=True))
 
     def would_exceed(self, rounds: Rounds | Mechanism) -> bool:
-        """True if making these releases would break the budget. Changes nothing.
+        """True if these releases would exceed the budget; the filter is not changed.
 
         Raises:
-            ValueError: a Mechanism under another adjacency.
+            ValueError: ``rounds`` is a Mechanism under another adjacency.
         """
         return not self._fits(self._with(rounds))
 
@@ -171,8 +175,9 @@ class Filter:
         A part of a shuffled epoch is charged as a whole epoch.
 
         Raises:
-            BudgetExceededError: they do not fit. Nothing is charged then, and they must not be
+            BudgetExceededError: the releases do not fit. They are not charged and must not be
                 made.
+            ValueError: ``rounds`` is a Mechanism under another adjacency.
         """
         sums = self._with(rounds)
         if not self._fits(sums):
@@ -186,8 +191,8 @@ class Filter:
     def affordable(self, rounds: Rounds) -> int:
         """The number of further rounds like ``rounds`` that fit now; its own count is ignored.
 
-        Rounds that cost nothing measurable are capped at 10⁹, rounds of correlated noise, which
-        cost what all of them together do, at 2²⁰.
+        The result is at most 10⁹, and at most 2²⁰ for rounds of correlated noise, whose cost is not
+        additive.
         """
         if isinstance(rounds, Correlated):
             return self._affordable_together(rounds)
@@ -196,14 +201,14 @@ class Filter:
         for spent, limit, each in zip(self._sums, self.limits, costs, strict=True):
             if each == 0:
                 return 10**9
-            # One step down where the division rounds up past the limit.
+            # One less if the division rounds up past the limit.
             count = max(0, math.floor(min((limit - spent) / each, 1e9)))
             most = max(most, count if spent + count * each <= limit else count - 1)
         # One release of a shuffled part covers the rounds of a whole epoch.
         return min(10**9, most * rounds.sampling.rounds_per_epoch)
 
     def _affordable_together(self, rounds: Correlated) -> int:
-        # More rounds never cost less: the first of them are what a shorter run releases.
+        # The cost is monotone in the count: a shorter run is the beginning of a longer one.
         low, high = 0, 1
         while high <= _MOST_TOGETHER and not self.would_exceed(replace(rounds, count=high)):
             low, high = high, 2 * high
@@ -224,7 +229,7 @@ class Filter:
         return self.costs(rounds)
 
     def costs(self, mechanism: Mechanism) -> tuple[float, ...]:
-        """Costs of releases, one in each sum."""
+        """Costs of a mechanism's releases, one for each sum."""
         raise NotImplementedError
 
     def _with(self, rounds: Rounds | Mechanism) -> tuple[float, ...]:
@@ -238,11 +243,11 @@ class Filter:
         raise NotImplementedError
 
     def details(self) -> dict[str, Any]:
-        """The details that a Statement holds of a filter that a run kept to."""
+        """The details of this filter for a Statement, ready for JSON."""
         return {"kind": self.kind, **plain(self.budget), **self._own()}
 
     def state_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping for checkpoints; :meth:`from_state` reads it back bit for bit."""
+        """A mapping ready for JSON, for checkpoints; :meth:`from_state` restores it exactly."""
         budget = plain(self.budget)
         return {"schema": self.schema, **budget, "adjacency": self.adjacency, **self._own()}
 
@@ -270,12 +275,16 @@ class Filter:
 
 
 class RenyiFilter(Filter):
-    """Rényi divergence, summed at orders that are fixed before the first release.
+    """A filter that sums Rényi divergences at orders that are fixed before the first release.
 
     Args:
-        budget: what the whole run may cost, whatever is chosen.
-        adjacency: under which every round is accounted.
-        orders: fixed before the first release; see :func:`best_order` for a single good one.
+        budget: the most that the whole run may cost, for any choice of rounds.
+        adjacency: the neighbouring relation under which every round is accounted.
+        orders: orders fixed before the first release; :func:`best_order` gives a good single one.
+
+    Raises:
+        TypeError: ``budget`` is not a Budget.
+        ValueError: an unknown adjacency, or orders that are not allowed.
 
     >>> from forethought.values.mechanism import Budget, Rounds
     >>> from forethought.values.mechanism import Poisson
@@ -312,27 +321,31 @@ class RenyiFilter(Filter):
 
 
 def limit_of(order: float, epsilon: float, delta: float) -> float:
-    """Largest divergence that converts to (ε, δ) at this order: next to nothing where it is low.
+    """The largest divergence that converts to (ε, δ) at this order; close to 0 at low orders.
 
-    The better of two conversions (Canonne, Kamath and Steinke 2020, Proposition 12; the optimal one
-    of Asoodeh et al. 2021, Theorem 2).
+    It is the larger of two conversions (Canonne, Kamath and Steinke 2020, Proposition 12; the
+    optimal one of Asoodeh et al. 2021, Theorem 2).
     """
     overhead = math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
     optimal = renyi.binary_moment(order, epsilon, delta) / (order - 1) / renyi.LIFT
     return max(epsilon - overhead, optimal)
 
 
-# Relative rounding of sums of squares, charged to every round.
+# Relative rounding error of sums of squares, charged to every round.
 _ROUNDING = 1 + 1e-13
 _MOST_TOGETHER = 2**20
 
 
 class GaussianFilter(Filter):
-    """Σ μ² of unsampled rounds.
+    """A filter that sums μ² of rounds, each charged as if it were not sampled.
 
     Args:
-        budget: what the whole run may cost, whatever is chosen.
-        adjacency: under which every round is accounted.
+        budget: the most that the whole run may cost, for any choice of rounds.
+        adjacency: the neighbouring relation under which every round is accounted.
+
+    Raises:
+        TypeError: ``budget`` is not a Budget.
+        ValueError: an unknown adjacency.
 
     >>> from forethought.values.mechanism import Budget, Rounds
     >>> from forethought.values.mechanism import FullBatch
@@ -372,9 +385,9 @@ class NegativeBinomialTrials:
     """K ≥ 1 with P(K = k) ∝ (1 − γ)^k Γ(k + η)/k!: truncated negative binomial.
 
     Args:
-        stopping: γ in (0, 1): small γ, many trials.
-        shape: η above −1. 1 is the geometric distribution, 0 the logarithmic one; smaller is
-            cheaper in privacy and spreads K more widely.
+        stopping: γ in (0, 1); a smaller γ gives more trials.
+        shape: η above −1. 1 is the geometric distribution, 0 the logarithmic one; a smaller η costs
+            less privacy and gives K a larger variance.
     """
 
     stopping: float
@@ -395,7 +408,7 @@ class NegativeBinomialTrials:
 
     @classmethod
     def of_mean(cls, mean: float, shape: float = 1.0) -> NegativeBinomialTrials:
-        """The distribution with this expected number of trials (above 1), rounded upwards."""
+        """The distribution whose mean is ``mean`` (above 1), or larger by rounding."""
         wanted = real("mean", mean, above=1)
         low, high = 1e-300, 1.0
         for _ in range(2000):
@@ -415,16 +428,16 @@ class NegativeBinomialTrials:
         log_weight = k * math.log1p(-self.stopping)
         if self.shape == 0:
             return np.asarray(np.exp(log_weight - np.log(k) - math.log(-log_gamma)))
-        # Γ(k + η)/Γ(η) is negative for η in (−1, 0), and so is γ^(−η) − 1: the quotient is not.
+        # Γ(k + η)/Γ(η) and γ^(−η) − 1 are negative for η in (−1, 0); their quotient is positive.
         scale = math.expm1(-self.shape * log_gamma) / self.shape
         log_terms = log_weight + gammaln(k + self.shape) - gammaln(k + 1)
         return np.asarray(np.exp(log_terms - gammaln(1 + self.shape)) / scale)
 
     def best_of(self, curve: RenyiCurve, profile: Callable[[float], float]) -> RenyiCurve:
-        """The curve of the best trial, Theorem 2; ``profile`` is not needed by it."""
+        """The Rényi curve of the best trial (Theorem 2); ``profile`` is not used."""
         orders, values = np.array(curve.orders), np.array(curve.values)
         log_gamma = math.log(self.stopping)
-        # Any second order is allowed; order 1 with divergence D_1 ≤ D_α leaves (1 + η)ln(1/γ).
+        # Any second order is allowed; order 1 with divergence D_1 ≤ D_α gives (1 + η)ln(1/γ).
         extra = (1 - 1 / orders) * values - log_gamma / orders
         fixed = (1 + self.shape) * min(float(np.min(extra)), -log_gamma)
         return _monotone(orders, values + fixed + math.log(self.mean) / (orders - 1))
@@ -432,7 +445,11 @@ class NegativeBinomialTrials:
 
 @dataclass(frozen=True)
 class PoissonTrials:
-    """K ~ Poisson(mean): possibly no trial, and then a fixed default is returned."""
+    """K ~ Poisson(mean). If K = 0 there is no trial, and a fixed default is returned.
+
+    Args:
+        mean: E[K], above 0.
+    """
 
     mean: float
     kind: ClassVar[str] = "poisson"
@@ -446,7 +463,7 @@ class PoissonTrials:
         return np.asarray(np.exp(k * math.log(self.mean) - self.mean - gammaln(k + 1)))
 
     def best_of(self, curve: RenyiCurve, profile: Callable[[float], float]) -> RenyiCurve:
-        """The curve of the best trial: the last formula of this module's docstring."""
+        """The Rényi curve of the best trial: the corrected Theorem 6 of this module's docstring."""
         values = [
             self._best_of(order, value, profile(math.log1p(1 / (order - 1))))
             for order, value in zip(curve.orders, curve.values, strict=True)
@@ -470,7 +487,7 @@ _TRIALS: dict[str, type[Trials]] = {
 
 
 def _monotone(orders: Array, values: Array) -> RenyiCurve:
-    # D_α never falls with α, so a bound at a higher order holds at every lower one.
+    # D_α does not decrease in α, so a bound at a higher order holds at every lower one.
     least = np.minimum.accumulate(values[::-1])[::-1]
     return RenyiCurve(tuple(orders), tuple(np.maximum(least, 0.0) * renyi.LIFT))
 
@@ -478,14 +495,17 @@ def _monotone(orders: Array, values: Array) -> RenyiCurve:
 def best_of(
     curve: RenyiCurve, trials: Trials, profile: Callable[[float], float] | None = None
 ) -> RenyiCurve:
-    """The Rényi curve of running ``trials`` trials and showing only the best.
-
-    Args:
-        curve: of one trial.
-        trials: how the number of trials is drawn.
-        profile: δ of one trial at an ε ≥ 0, for Poisson trials; by default what the curve gives.
+    """The Rényi curve of a run of ``trials`` trials of which only the best is shown.
 
     Source: Papernot and Steinke 2022, Theorems 2 and 6.
+
+    Args:
+        curve: the Rényi curve of one trial.
+        trials: the distribution of the number of trials.
+        profile: ε ≥ 0 → δ of one trial, for Poisson trials; default: the conversion of ``curve``.
+
+    Raises:
+        TypeError: ``trials`` is no such distribution.
     """
     if not isinstance(trials, Trials):
         raise TypeError(
@@ -496,9 +516,10 @@ def best_of(
 
 
 def draw(trials: Trials, generator: np.random.Generator) -> int:
-    """Draw the number of trials to run, once before the first; it is never looked at again.
+    """Draw the number of trials: once, before the first trial; do not show it.
 
-    Inverts the distribution function term by term, so a resumed generator draws the same.
+    It inverts the distribution function with one uniform draw, so a generator in the same state
+    gives the same number.
     """
     left = float(generator.random())
     first = 0 if isinstance(trials, PoissonTrials) else 1
@@ -515,11 +536,11 @@ _LEVEL_ROUNDING = 1e-9
 
 
 def best_of_epsilon(curves: Sequence[Curve], trials: Trials, delta: float) -> float:
-    """ε at ``delta`` of the best of ``trials`` runs; ∞ where no curve reaches so far.
+    """ε at ``delta`` of the best of ``trials`` runs; ∞ if some curve has no finite ε there.
 
     Args:
-        curves: upper bounds on one trial's profile, every direction and every candidate.
-        trials: how their number is drawn.
+        curves: upper bounds on one trial's profile, for every direction and every candidate.
+        trials: the distribution of the number of trials.
         delta: in (0, 1).
     """
     one = max(curve.epsilon(delta / trials.mean * (1 - _LEVEL_ROUNDING)) for curve in curves)
@@ -529,9 +550,9 @@ def best_of_epsilon(curves: Sequence[Curve], trials: Trials, delta: float) -> fl
 
 
 def best_of_profile(mechanisms: Sequence[Mechanism], trials: Trials) -> Callable[[Array], Array]:
-    """δ at each ε of the best of ``trials`` runs, each of any mechanism: upper ends, at most 1.
+    """Upper bounds on δ at each ε of the best of ``trials`` runs of any of the mechanisms.
 
-    See :func:`best_of_epsilon`; at low ε it says nothing.
+    See :func:`best_of_epsilon`; at low ε the bound is 1.
     """
     curves = [curve for mechanism in mechanisms for curve in _profile(mechanism)]
     growth = _growth(curves, trials, _FAR) * (1 + _LEVEL_ROUNDING) + _LEVEL_ROUNDING
@@ -543,12 +564,15 @@ def best_of_profile(mechanisms: Sequence[Mechanism], trials: Trials) -> Callable
     return deltas
 
 
-# The levels that are tried end here where no curve falls far enough.
+# Largest level that is tried if no curve falls far enough.
 _FAR = 50.0
 
 
 def _growth(curves: Sequence[Curve], trials: Trials, last: float) -> float:
-    """The least log c of this module's docstring, over levels x up to ``last`` or so."""
+    """The least log c of this module's docstring over levels x.
+
+    The levels end at ε of δ = 1e-11, or at ``last`` if that ε is infinite.
+    """
     most = max(curve.epsilon(1e-11) for curve in curves)
     levels = np.linspace(0.0, most if most < math.inf else last, _LEVELS)
     lost = np.max([curve.deltas(levels) for curve in curves], axis=0)
@@ -565,20 +589,24 @@ def _growth(curves: Sequence[Curve], trials: Trials, last: float) -> float:
 
 SEARCH_ALONE, PHASES_ALONE = Caveat("search"), Caveat("chosen-phases")
 _SAME = 1e-9
-# By how much a search's ε may differ when it is recomputed, by another version for example.
+# Largest relative difference of a search's ε when it is recomputed, for example by another version.
 TOLERANCE = 1e-3
 
 
 def trials_from_dict(values: Mapping[str, Any]) -> Trials:
-    """Trials as a Statement holds them. Raises ValueError for anything else."""
+    """Read the trials of a Statement's details.
+
+    Raises:
+        ValueError: not a known distribution of trials.
+    """
     return of_kind(_TRIALS, values, "trials")
 
 
 def count_mechanism(score_noise: float, mechanism: Mechanism) -> Mechanism:
-    """The cost of a noised count to the records it counts, under the adjacency of ``mechanism``.
+    """The mechanism of a noised count of records, under the adjacency of ``mechanism``.
 
-    One record moves the count by at most 1, also when it is replaced: the sensitivity of 2 that
-    is then charged is more than enough.
+    One record changes the count by at most 1, also when it is replaced; the sensitivity of 2 that
+    is charged for a replacement is an upper bound.
 
     Args:
         score_noise: standard deviation of the noise, in records.
@@ -591,10 +619,14 @@ class Selection:
     """A private search as one release: the best of a random number of trials.
 
     Args:
-        candidates: a trial runs one of them, drawn by a public rule; under one adjacency.
-        trials: how their number is drawn.
-        score_noise: of the count of right answers on held-out records, in records; None: scores are
-            public, or their records are not covered.
+        candidates: the mechanisms that a trial may run, drawn by a public rule; all under one
+            adjacency.
+        trials: the distribution of the number of trials.
+        score_noise: standard deviation of the noise on the count of right answers on held-out
+            records, in records; None: scores are public, or their records are not covered.
+
+    Raises:
+        ValueError: no candidates, or candidates under different adjacencies.
     """
 
     candidates: tuple[Mechanism, ...]
@@ -609,13 +641,13 @@ class Selection:
 
     @property
     def of_a_record(self) -> tuple[tuple[Mechanism, ...], ...]:
-        """Mechanisms of a trial, for a record that is trained on; and for one that is held out."""
+        """Mechanisms of one trial for a training record and, with noised scores, a held-out one."""
         if self.score_noise is None:
             return (self.candidates,)
         return self.candidates, (count_mechanism(self.score_noise, self.candidates[0]),)
 
     def is_of(self, mechanism: Mechanism, details: Mapping[str, Any]) -> bool:
-        """True if a Statement's details (:func:`selection_details`) are of this search."""
+        """True if a Statement's details (:func:`selection_details`) describe this search."""
         if details["kind"] != SELECTION or mechanism not in self.candidates:
             return False
         others = [one.to_dict() for one in self.candidates if one != mechanism]
@@ -623,13 +655,13 @@ class Selection:
         return all(details[name] == value for name, value in own.items())
 
     def divergence(self, order: float) -> float:
-        """A bound on the Rényi divergence of the whole search, whichever record it is about."""
+        """A bound on the Rényi divergence of the whole search, for any record."""
         orders = sorted({*renyi.ORDERS, order})
         found = [best_of(_worst(each, orders), self.trials) for each in self.of_a_record]
         return max(best.values[best.orders.index(order)] for best in found)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        """A mapping ready for JSON; :meth:`from_dict` is the inverse."""
         return {
             "candidates": [mechanism.to_dict() for mechanism in self.candidates],
             "trials": tagged(self.trials),
@@ -638,17 +670,22 @@ class Selection:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_dict`. Raises ValueError for anything else."""
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            ValueError: other keys or values.
+        """
         exact_keys("selection", values, {"candidates", "trials", "score_noise"})
         candidates = tuple(map(Mechanism.from_dict, values["candidates"]))
         return cls(candidates, trials_from_dict(values["trials"]), values["score_noise"])
 
 
 def search_epsilon(candidates: Sequence[Mechanism], trials: Trials, delta: float) -> float:
-    """ε at δ of the best of ``trials`` runs, each of a candidate drawn by a public rule.
+    """ε at ``delta`` of the best of ``trials`` runs, each of a candidate drawn by a public rule.
 
-    A trial is then a mixture with public weights; its divergence is at most the largest of the
-    candidates' at every order (quasi-convexity of the Rényi divergence), and so is its δ at any ε.
+    A trial is a mixture with public weights. At every order its divergence is at most the largest
+    of the candidates' (quasi-convexity of the Rényi divergence); the same holds for its δ at any ε.
+    ε is ∞ if some candidate has a round without noise.
     """
     return _search_epsilon(frozenset(candidates), trials, real("delta", delta, above=0, below=1))
 
@@ -668,7 +705,7 @@ def _profile(mechanism: Mechanism) -> tuple[Curve, ...]:
 
 
 def _worst(mechanisms: Collection[Mechanism], orders: Sequence[float]) -> RenyiCurve:
-    """The largest divergence of any of the mechanisms, at each order."""
+    """The largest divergence of the mechanisms at each order."""
     curves = [rdp(mechanism, orders) for mechanism in mechanisms]
     values = np.max([curve.values for curve in curves], axis=0)
     return RenyiCurve(curves[0].orders, tuple(values))
@@ -678,8 +715,8 @@ def _by_divergence(candidates: frozenset[Mechanism], trials: Trials, target: flo
     curve = _worst(candidates, renyi.ORDERS)
     if isinstance(trials, NegativeBinomialTrials):
         return best_of(curve, trials).epsilon(target)
-    # Theorem 6 needs a δ of one trial at each order. The exact one is far below the curve's, and
-    # slow: it is computed only where a search for the best order looks. Any order is sound.
+    # Theorem 6 needs a δ of one trial at each order. The exact δ is far below the curve's, but it
+    # is slow: it is computed only at orders that the search for the best visits. Any order holds.
     found: dict[int, RenyiCurve] = {}
 
     def profile(epsilon: float) -> float:
@@ -702,8 +739,11 @@ def _by_divergence(candidates: frozenset[Mechanism], trials: Trials, target: flo
 
 
 def matching_score_noise(candidates: Sequence[Mechanism], trials: Trials, delta: float) -> float:
-    """The least noise on the count of right answers that costs a held-out record no more than the
-    search costs a training record, within 0.1 %; 0 where the search has no guarantee at all.
+    """The least noise on the scores for which held-out records cost no more than training records.
+
+    Returns:
+        Standard deviation of the noise on the count of right answers, in records, within 0.1 %; 0
+        if the search has no guarantee.
     """
     target = search_epsilon(candidates, trials, delta)
     if math.isinf(target):
@@ -725,15 +765,15 @@ def selection_details(
     score_noise: float | None,
     delta: float,
 ) -> dict[str, Any]:
-    """The details that a Statement holds of a search.
+    """The details of a search for a Statement.
 
     Args:
-        mechanism: of the trial that is shown.
-        candidates: what any trial may have run.
-        trials: how their number was drawn.
-        score_noise: of the count of right answers on held-out records; None where these are public
-            or not covered.
-        delta: the Statement's.
+        mechanism: the mechanism of the trial that is shown.
+        candidates: the mechanisms that any trial may have run.
+        trials: the distribution of the number of trials.
+        score_noise: standard deviation of the noise on the count of right answers on held-out
+            records; None if these are public or not covered.
+        delta: δ of the Statement.
     """
     epsilon = search_epsilon([mechanism, *candidates], trials, delta)
     return {
@@ -753,17 +793,18 @@ def selection_interval(
     """ε of a search of which only the best trial is shown.
 
     Args:
-        mechanism: of the trial that is shown.
-        delta: in (0, 1). group: 1.
-        details: as :func:`selection_details` gives them.
+        mechanism: the mechanism of the trial that is shown.
+        delta: in (0, 1).
+        group: 1.
+        details: the details of :func:`selection_details`.
 
     Returns:
-        Upper end: the larger of what the search costs a training record and what the noised count
-        costs a held-out one. Lower end: what one trial costs when the scores say nothing.
+        Upper end: the larger of ε of a training record by the search and ε of a held-out record by
+        the noised counts. Lower end: 0.
 
     Raises:
         UnsupportedMechanismError: a group of several records.
-        ValueError: details that make no sense, or of another mechanism.
+        ValueError: the details are malformed or do not fit the mechanism.
     """
     if group != 1:
         raise UnsupportedMechanismError(
@@ -788,14 +829,14 @@ def selection_interval(
     if details["score_noise"] is not None:
         count = count_mechanism(real("score_noise", details["score_noise"], least=0), mechanism)
         upper = max(upper, search_epsilon([count], trials, delta))
-    # What the best of several trials costs at least depends on their scores: nothing is claimed.
+    # The true cost of the best of several trials depends on their scores: no lower end is claimed.
     return Interval(0.0, upper)
 
 
 def suited_filter(foreseen: Mechanism, budget: Budget) -> Filter:
-    """The filter that affords most of what is foreseen; any run that departs from it is safe.
+    """The filter that affords most of the planned rounds; any other run keeps its guarantee too.
 
-    A Gaussian filter where no round is sampled, else a Rényi filter at the one best order.
+    It is a Gaussian filter if no round is sampled, else a Rényi filter at the one best order.
     """
     if not any(part.sampling.hides(part.sampling.rounds_per_epoch) for part in foreseen):
         return GaussianFilter(budget, foreseen.adjacency)
@@ -803,7 +844,7 @@ def suited_filter(foreseen: Mechanism, budget: Budget) -> Filter:
 
 
 def filter_from_state(state: Mapping[str, Any]) -> Filter:
-    """The filter that a ``state_dict`` is of."""
+    """The filter of a ``state_dict``; raises like :meth:`Filter.from_state`."""
     gaussian = state.get("schema") == GaussianFilter.schema
     return (GaussianFilter if gaussian else RenyiFilter).from_state(state)
 
@@ -814,18 +855,19 @@ def filter_interval(
     """ε of a run whose rounds were chosen by results, within a filter.
 
     Args:
-        mechanism: what was released in the end.
-        delta: at least the filter's. group: 1.
-        details: the filter, as :meth:`Filter.details` gives it.
+        mechanism: the rounds that were released.
+        delta: at least the filter's δ.
+        group: 1.
+        details: the details of :meth:`Filter.details`.
 
     Returns:
-        Upper end: the filter's budget, which holds whatever would have been chosen. Lower end: 0,
-        since the rounds that were made say nothing of those that could have been.
+        Upper end: the filter's budget, which holds for any choice of rounds. Lower end: 0, since
+        the released rounds give no bound for those that could have been chosen.
 
     Raises:
         UnsupportedMechanismError: a group of several records.
-        ValueError: the rounds do not fit, are not those that the filter was charged for, or δ is
-            smaller than the filter's.
+        ValueError: the rounds exceed the budget or are not those that the filter was charged for,
+            or δ is smaller than the filter's.
     """
     if group != 1:
         raise UnsupportedMechanismError(
@@ -855,18 +897,19 @@ def filter_interval(
     return Interval(0.0, budget.epsilon)
 
 
-# The view of a rule that chooses the next phase. No torch in here: planners write rules.
+# The input of a rule that chooses the next phase; free of torch, as planners write such rules.
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A run in phases, between two of them.
+    """The state of a run in phases, between two phases.
 
     Args:
-        examples: records in the training set.
+        examples: number of records in the training set.
         wanted: the accuracy that would end the run.
         done: the phases so far, each with the accuracy after it; at least one.
-        filter: a copy of the run's filter: ask it what fits, spending from it changes nothing.
+        filter: a copy of the run's filter, to ask which rounds fit; spending from it has no effect
+            on the run.
     """
 
     examples: int

@@ -1,26 +1,27 @@
 """Bounds on an attacker's success: from above by ε and δ, from below by a named attack.
 
-**ε that data sets attain: a lower bound on the truth, by an attack that the library can name.**
+**ε that data sets attain: a lower bound on the mechanism's true ε, by a named attack.**
 
-A certified interval encloses what a theorem proves; the mechanism's own ε may lie below it. Here
-are pairs of neighbouring data sets on which the sums lie on one line, so that their laws are known:
-a record's contribution is as long as it may be, and all others are zero, or as long in the opposite
-direction where a batch's size is fixed, so that a hit takes the place of one of them. With clipped
-groups a group's update points one way where it holds a differing record and the other way where it
-holds none; k records of a batch are dealt to groups at random. Records of a group that differs all
-say the same. What is not on the line is left out, which only helps the mechanism (post-processing):
-of a shuffled epoch what is beyond whole batches. Where several records are in rounds of an epoch,
-or in parts that nobody is told, the attack looks at the sum of an epoch's rounds, or of a cycle's:
-it holds every record once, or by the rate, with √rounds times the noise.
+A certified interval encloses the ε that a theorem proves; the mechanism's true ε may lie below it.
+Here are pairs of neighbouring data sets whose sums lie on one line, so that their laws are known. A
+record's contribution has the full clip norm. All other contributions are zero; or, if the size of a
+batch is fixed, so that a hit replaces one of them, they have the clip norm in the opposite
+direction. With clipped groups, the update of a group points in one direction if it holds a
+differing record and in the opposite direction if it holds none; k records of a batch are assigned
+to groups at random. All differing records are equal. Parts of a sum that do not lie on the line are
+left out, which is post-processing, such as the incomplete last batch of a shuffled epoch. If
+several records are in rounds of an epoch, or in unknown parts, the attack uses the sum of the
+rounds of an epoch or of a cycle: it holds every record once, or with the sampling rate, with
+√rounds times the noise.
 
-**Parts that nobody is told are tried out.** Let P_j be the sums where m records are in part j of p,
-R those without any, and T_j = {dP_j/dR > e^c}, so that P_j(T_j) - e^c R(T_j) is the δ at c of m
-records whose part is told, δ'(c). Of g records m or more are together in some part with a chance of
-w at least, and more of them only raise every sum, and with it dP_j/dR. So the event that any T_j
-happens has at least w P_j(T_j) with the records, and at most p R(T_j) without them. With
-c = ε + log(p/w) this proves δ(ε) ≥ w δ'(ε + log(p/w)): ε is at least that of m told records at δ/w,
-less log(p/w). It is the same where something stands in the records' place that pulls every sum the
-other way, and makes T_j no more likely than under R.
+**An attack on unknown parts tries them all.** Let P_j be the law of the sums with m records in part
+j of p, R the law without any, and T_j = {dP_j/dR > e^c}, so that P_j(T_j) - e^c R(T_j) is δ'(c),
+the δ at c of m records whose part is known. Of g records, m or more are together in some part with
+a probability of at least w, and more records only raise every sum and dP_j/dR. So the event that
+any T_j happens has a probability of at least w P_j(T_j) with the records, and at most p R(T_j)
+without them. With c = ε + log(p/w) this proves δ(ε) ≥ w δ'(ε + log(p/w)): ε is at least that of m
+records with known part at δ/w, less log(p/w). The same holds if the records are replaced by others
+that pull every sum in the opposite direction, which makes T_j no more likely than under R.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def bounded(
 
     Raises:
         UnsupportedMechanismError: no theorem covers the mechanism.
-        ValueError: details that do not fit.
+        ValueError: the details do not fit the mechanism.
     """
     epsilon = way.interval(mechanism, delta, group, details)
     return epsilon, attack_of(way, mechanism, delta, group, details, epsilon.upper)
@@ -87,12 +88,13 @@ def attack_of(
     """Pairs (false-positive rate, highest true-positive rate) of any attacker.
 
     Args:
-        epsilon: proven at ``delta``. accuracy: of the trade-off function's δ, relatively.
+        epsilon: the ε that is proven at ``delta``.
+        accuracy: relative accuracy of the trade-off function's δ.
     """
     rows = _by_epsilon(epsilon, delta)
     faced = way.faced(mechanism, details)
     if faced is not None and math.isfinite(epsilon):
-        # The whole trade-off function says more than one point of it.
+        # The whole trade-off function gives a tighter bound than a single (ε, δ).
         powers = _powers(faced, group, accuracy)
         rows = tuple(
             (rate, min(power, most)) for (rate, power), most in zip(rows, powers, strict=True)
@@ -100,7 +102,7 @@ def attack_of(
     return rows
 
 
-# A mechanism is trained with again and again, in a search or an audit: its curve is found once.
+# Searches and audits use the same mechanism many times, so its curve is cached.
 @lru_cache(maxsize=512)
 def _powers(mechanism: Mechanism, group: int, accuracy: float) -> tuple[float, ...]:
     misses = tradeoff(mechanism, group, accuracy)(FALSE_POSITIVE_RATES)
@@ -120,15 +122,15 @@ def _by_epsilon(epsilon: float, delta: float) -> Attack:
 
 _STEP = 0.05
 _FAR = 38.0
-# Relative rounding of masses in cells of that width, and of their quotients.
+# Relative rounding of masses in cells of width _STEP, and of their quotients.
 _DOUBT = 1e-11
 _DOWN = 1 - 1e-9
-# The relative amount by which two certified ends of one number may contradict each other.
+# Relative tolerance, for rounding, in the comparison of two certified ends of one number.
 _WIDTH = 1e-9
 _ACCURACY = 1e-3
-# A batch of so many records a group leaves no group empty, but for e^-60.
+# With this number of records per group, a batch leaves a group empty with probability e^-60 only.
 _FULL = 60
-# Groups times records of a batch for which deals are counted.
+# Largest product of groups and batch size for which the law of occupied groups is computed.
 _MOST_DEALT = 2_000_000
 ZEROS, OPPOSITE = "all others zero", "all others in the opposite direction"
 
@@ -137,10 +139,10 @@ Mix = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Attained:
-    """The least that any proof can state.
+    """The ε that a named pair of data sets attains; no proof can give a smaller one.
 
     Args:
-        epsilon: a lower bound on the mechanism's own ε.
+        epsilon: a lower bound on the mechanism's true ε.
         data: the data sets that attain it, in words.
     """
 
@@ -154,7 +156,7 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
-        CertificateError: data sets have a larger ε than what is proven of all.
+        CertificateError: the data sets have a larger ε than the proven one.
     """
     theorem = exact.epsilon(mechanism, delta, group)
     if not all(part.noise_multiplier > 0 for part in mechanism):
@@ -187,9 +189,9 @@ def attained(mechanism: Mechanism, delta: float, group: int = 1) -> Attained:
 def attained_of(
     way: Accountant, mechanism: Mechanism, delta: float, group: int, epsilon: Interval
 ) -> Attained | None:
-    """The part of a statement about the truth from below.
+    """The ``attained`` entry of a statement.
 
-    None where nothing is known to be attained, and where only one (ε, δ) is proven.
+    None if no attack is known, or only one (ε, δ) is proven.
     """
     if way.composed is None or not math.isfinite(epsilon.upper):
         return None
@@ -207,16 +209,16 @@ def _lower(counts: dict[Pair | Epoch | DiscreteRatio, int], delta: float) -> flo
 
 @np.errstate(all="ignore")
 def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> float:
-    """ε that is attained without being told a part, by trying all; 0 where there are no parts.
+    """ε that an attack on unknown parts attains, by trying them all; 0 if there are no parts.
 
-    Rounds that are not of Poisson sampling, or of every record, are left out.
+    Only rounds of cyclic or plain Poisson sampling and full batches are used.
     """
     known: list[Rounds] = []
     places = 1
     for part in mechanism:
         sampling = part.sampling
         if isinstance(sampling, CyclicPoisson) and not isinstance(part, Correlated):
-            # A part has at least so many turns.
+            # Every part has at least this number of turns.
             turns = part.count // sampling.parts
             if turns:
                 known.append(replace(part, count=turns, sampling=Poisson(sampling.rate)))
@@ -238,14 +240,14 @@ def _by_parts(mechanism: Mechanism, delta: float, group: int, others: str) -> fl
 
 
 def in_one_part(records: int, many: int, places: int) -> float:
-    """A lower bound on the chance that of so many records ``many`` are in one of the places."""
+    """A lower bound on the probability that one of the places holds ``many`` of the records."""
     if many <= -(-records // places):
         return 1.0
     one = math.fsum(
         math.comb(records, k) * (1 - 1 / places) ** (records - k) * places**-k
         for k in range(many, records + 1)
     )
-    # Bonferroni: two places have that many with a chance of at most one², if they can at all.
+    # Bonferroni: two places both hold that many with a probability of at most one².
     both = one**2 if 2 * many <= records else 0.0
     return max(one, places * one - places * (places - 1) / 2 * both)
 
@@ -260,7 +262,7 @@ def _composed(
 def _on_a_line(
     part: Rounds, adjacency: Adjacency, group: int, others: str, summed: bool = False
 ) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
-    """One part's sums as distributions on the line, and how often they occur."""
+    """One part's sums as pairs of laws on the line, each with its number of releases."""
     if isinstance(part, Correlated):
         if group == 1:
             yield from _turns(part, adjacency)
@@ -285,23 +287,23 @@ def _on_a_line(
 def _summed(
     part: Rounds, adjacency: Adjacency, group: int, others: str
 ) -> list[tuple[Pair | Epoch | DiscreteRatio, int]] | None:
-    """The sums of whole epochs, or of whole cycles of parts; None: nothing is gained by sums."""
+    """The sums of whole epochs, or of whole cycles of parts; None if the sampling has neither."""
     length = part.sampling.rounds_per_epoch
     together = replace(part, noise_multiplier=part.noise_multiplier * math.sqrt(length))
     whole = part.count // length
     if not isinstance(part.sampling, RandomAllocation | Shuffled | CyclicPoisson) or length == 1:
         return None
     if not whole or (group > 1 and part.clipping == "group" and part.groups is not None):
-        return []  # how many groups of an epoch they are in is not counted here
+        return []  # the number of groups that they occupy in an epoch is not computed
     if isinstance(part.sampling, CyclicPoisson):
         poisson = replace(together, count=whole, sampling=Poisson(part.sampling.rate))
         return list(_on_a_line(poisson, adjacency, group, others))
-    # Each is in the epoch once.
+    # Each record is in the epoch once.
     move = 2.0 if adjacency == "replace-one" else 1.0
     if part.clipping == "group" and others == OPPOSITE:
         last = part
         if isinstance(part.sampling, Shuffled):
-            # The last batch of an epoch may be shorter, and a record of it alone.
+            # The last batch of an epoch may be shorter, and hold a record without others.
             left = part.sampling.examples % part.sampling.batch or part.sampling.batch
             last = replace(part, sampling=replace(part.sampling, batch=left))
         filled = isinstance(part.sampling, RandomAllocation) or _filled(last, group)
@@ -310,10 +312,12 @@ def _summed(
 
 
 def _hits(part: Rounds, group: int) -> tuple[int, Array] | None:
-    """The law of the records' number in a batch, from the first number; None: no attack is
-    known."""
+    """The law of the number of records in a batch: the first number and the weights from it on.
+
+    None if no attack is known.
+    """
     known = isinstance(part.sampling, Poisson | CyclicPoisson | WithoutReplacement | FullBatch)
-    # Of several parts nobody is told which a record is in: only their sum is attacked.
+    # With several parts, the attacker does not know a record's part: only their sum is attacked.
     if not known or part.sampling.rounds_per_epoch > 1:
         return None
     found = group_hits(part, group)
@@ -331,11 +335,12 @@ def _sums(
     law = [(place, weight) for place, weight in sorted(moved.items()) if weight > 0]
     still, mirrored = [(0.0, 1.0)], [(-place, weight) for place, weight in law]
     fixed, grouped = isinstance(part.sampling, WithoutReplacement), part.clipping == "group"
-    # Whether what says nothing of the records says the opposite, so that a hit moves twice as far.
+    # `fits`: other contributions can point in the opposite direction, so that a hit moves the sum
+    # twice as far.
     most = first + hits.size - 1
     fits = True
     if isinstance(part.sampling, WithoutReplacement) and adjacency == "add-or-remove":
-        # Where too few are left for a batch, nobody takes the places of those that are gone.
+        # If too few records are left for a batch, no record takes the place of the removed ones.
         fits = part.sampling.examples - most >= part.sampling.batch
     if others == OPPOSITE and grouped and fixed and not _filled(part, most):
         assert isinstance(part.sampling, WithoutReplacement)
@@ -343,14 +348,14 @@ def _sums(
             return _crowded(part, adjacency, first, hits)
         others = ZEROS
     if others == OPPOSITE and fits and (grouped or fixed):
-        # A blank is half as far.
+        # A blanked contribution moves the sum half as far.
         blank = law if adjacency == "zero-out" and not grouped else still
         return [(2 * place, weight) for place, weight in law], blank
     return law, mirrored if adjacency == "replace-one" else still
 
 
 def _crowded(part: Rounds, adjacency: Adjacency, first: int, hits: Array) -> tuple[Mix, Mix]:
-    """P and Q where a batch of others, who point the other way, may leave some groups empty."""
+    """P and Q if the other records, in the opposite direction, may leave some groups empty."""
     sampling = part.sampling
     assert isinstance(sampling, WithoutReplacement)
     groups = part.groups or 1
@@ -370,8 +375,10 @@ def _crowded(part: Rounds, adjacency: Adjacency, first: int, hits: Array) -> tup
 
 @lru_cache(maxsize=1024)
 def _occupied(groups: int, counted: int, records: int) -> list[tuple[float, float]]:
-    """The law of how many of ``counted`` of the groups hold one of ``records``, each of which goes
-    to a group of its own choice."""
+    """The law of the number of ``counted`` groups that hold at least one of ``records``.
+
+    Each record is assigned to one of ``groups`` groups independently and uniformly.
+    """
     chances = np.zeros(min(counted, records) + 1)
     chances[0] = 1.0
     empty = (counted - np.arange(chances.size)) / groups
@@ -383,7 +390,7 @@ def _occupied(groups: int, counted: int, records: int) -> list[tuple[float, floa
 
 
 def _filled(part: Rounds, records: int) -> bool:
-    """True if every group of a batch holds others beside ``records`` that differ."""
+    """True if every group of a batch holds other records besides ``records`` differing ones."""
     assert isinstance(part.sampling, WithoutReplacement | Shuffled)
     if part.groups is None or part.groups == 1:
         return part.sampling.batch > records
@@ -391,7 +398,7 @@ def _filled(part: Rounds, records: int) -> bool:
 
 
 def _dealt(part: Rounds, records: int) -> list[tuple[float, float]]:
-    """The law of how many contributions hold ``records`` of one batch."""
+    """The law of the number of contributions that hold ``records`` records of one batch."""
     if part.clipping == "example" or part.groups is None or records == 0:
         return [(float(records), 1.0)]
     return _occupied(part.groups, part.groups, records)
@@ -410,7 +417,7 @@ def _pair(one: Mix, other: Mix) -> Pair | DiscreteRatio:
 
 
 def _in_cells(one: Mix, other: Mix) -> DiscreteRatio:
-    """The law of the cell of a line that holds a sum: post-processing."""
+    """The laws of the cell that holds the sum: a discretisation, which is post-processing."""
     places = [c for c, _ in (*one, *other)]
     low, high = min(places) - _FAR, max(places) + _FAR
     edges = np.linspace(low, high, math.ceil((high - low) / _STEP) + 1)
@@ -419,7 +426,7 @@ def _in_cells(one: Mix, other: Mix) -> DiscreteRatio:
         total = np.zeros(edges.size - 1)
         for centre, weight in mix:
             z = edges - centre
-            # Differences of the nearer tail.
+            # Differences of the smaller tail avoid cancellation.
             tail = ndtr(-np.abs(z))
             inside = np.where(z[1:] <= 0, np.diff(tail), -np.diff(tail))
             across = (z[:-1] < 0) & (z[1:] > 0)
@@ -436,7 +443,7 @@ def _in_cells(one: Mix, other: Mix) -> DiscreteRatio:
 def _epochs(
     part: Rounds, adjacency: Adjacency, others: str
 ) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
-    """A record is in one round of an epoch, as likely in each."""
+    """The laws of epochs in which one record is in one round, each equally likely."""
     sampling = part.sampling
     assert isinstance(sampling, RandomAllocation | Shuffled)
     grouped = part.clipping == "group"
@@ -459,8 +466,8 @@ def _epochs(
 def _turns(
     part: Correlated, adjacency: Adjacency
 ) -> Iterator[tuple[Pair | Epoch | DiscreteRatio, int]]:
-    """Every round of one record."""
+    """The laws of correlated rounds with one record."""
     if isinstance(part.sampling, CyclicPoisson) and part.sampling.parts > 1:
-        return  # nobody is told which part a record is in
+        return  # the attacker does not know a record's part
     plain = uncorrelated(part, 1)
     yield from _on_a_line(plain, adjacency, 1, ZEROS)

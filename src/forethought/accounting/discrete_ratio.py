@@ -1,59 +1,60 @@
-"""Likelihood ratios with finitely many values, and rounds that are bounded by them.
+"""Likelihood ratios with finitely many values, as bounds on rounds.
 
-A :class:`DiscreteRatio` stands for a pair (P, Q) by the values and Q-masses of W = dP/dQ. Convexity
-makes such laws bounds: δ(ε) = E_Q[(ΠW - e^ε)+], composed with anything, is convex in each round's
-W, and so is the reverse E_Q[(1 - e^ε ΠW)+]. So a law that is larger in convex order bounds both
-directions from above and one that is smaller bounds both from below, at every ε at once.
+A :class:`DiscreteRatio` represents a pair (P, Q) by the values and Q-masses of W = dP/dQ. Such laws
+are bounds by convexity: δ(ε) = E_Q[(ΠW - e^ε)+], in any composition, is convex in each round's W,
+and so is the reverse E_Q[(1 - e^ε ΠW)+]. So a law that is larger in convex order bounds both
+directions from above, and a smaller one bounds both from below, at every ε.
 
-**Rounds in which a hit replaces something: bounds that do not double the distance.**
+**Rounds in which a hit replaces a contribution: bounds that do not double the distance.**
 
-Without any of the records a round's sum is 0 (of a coordinate chosen by everything else); k of them
-hit with probability w_k, h = Σ w_k in all, and the sum is then A_k in P and B_k in Q. Every two of
-0, A_k and B_k are so many noise standard deviations apart, and nothing else is known of them, not
-even a common direction. For every test T and α ≥ 1, as Σ_k w_k/h = 1,
+Without any of the records a round's sum is 0 (in coordinates that depend on all other records). k
+of the records hit with probability w_k, h = Σ w_k in total, and the sum is then A_k in P and B_k in
+Q. Only bounds on the distances between 0, A_k and B_k, in noise standard deviations, are known, not
+their directions. For every test T and α ≥ 1, as Σ_k w_k/h = 1,
 
 P(T) - α Q(T) = Σ_k w_k/h [(1 - h)(1 - α) N(0)(T) + h N(A_k)(T) - α h N(B_k)(T)],
 
-and a bracket is bounded by itself, as if k were told. With d the distance that A_k and B_k may be
-from each other:
+and each bracket is bounded separately, as if k were disclosed. With d the largest distance of A_k
+and B_k:
 
 - *centre B_k*, where B_k is at most r from 0 and d = r: by Neyman and Pearson N(A_k)(T) is at most
   Φ(t + r) and N(0)(T) at least Φ(t - r) where N(B_k)(T) = Φ(t), all attained by one half line. So
-  the bracket is at most the profile of (1 - h)N(0) + hN(2r) against (1 - h)N(0) + hN(r). Backwards,
-  h N(B_k)(T) - (1 - h)(α - 1) N(0)(T) - α h N(A_k)(T) is at most the profile of (1 - h)N(0) + hN(r)
-  against N(0), with A_k where 0 is.
+  the bracket is at most the profile of (1 - h)N(0) + hN(2r) against (1 - h)N(0) + hN(r). In the
+  other direction, h N(B_k)(T) - (1 - h)(α - 1) N(0)(T) - α h N(A_k)(T) is at most the profile of
+  (1 - h)N(0) + hN(r) against N(0), with A_k at 0.
 - *any triangle* of sides at most r: a bracket is h times [N(A_k) - α'((1 - β)N(0) + β N(B_k))](T)
   with α' = 1 + (α - 1)/h (advanced joint convexity: Balle, Barthe and Gaboardi 2018, Theorem 2), at
   most the profile of (1 - h)N(0) + hN(r) against N(0), in both directions.
 
-A profile for α ≥ 1 in one direction and one in the other make a privacy loss distribution: losses
-above 0 are those of the first, losses below 0 those of the second with the sides exchanged, and
-what is left has loss 0 (Zhu, Dong and Wang 2022, Theorem 11). Its law is bounded in convex order as
-that of an epoch is: *above*, what lies in a cell is spread onto its ends, keeping its mean;
+A profile for α ≥ 1 in one direction and one in the other determine a privacy loss distribution:
+losses above 0 are those of the first, losses below 0 those of the second with the sides exchanged,
+and the rest has loss 0 (Zhu, Dong and Wang 2022, Theorem 11). Its law is bounded in convex order
+like that of an epoch: *above*, the mass of a cell is spread onto its ends with the same mean;
 *below*, it is gathered at its mean.
 
 **One epoch of random allocation, from above and below: sums of log-normal numbers.**
 
 A record that is present goes to one of t rounds, so an epoch's likelihood ratio is W = (1/t) Σ X_i
-with X_i = exp(a z_i - a²/2), a the distance that a round is moved by and z_i standard normal under
+with X_i = exp(a z_i - a²/2), a the distance by which a round is moved and z_i standard normal under
 Q, the record's absence. (P = (1/t) Σ N(a e_i, I) against Q = N(0, I): Chua et al. 2024,
 "Balls-and-bins sampling for DP-SGD"; Feldman and Shenfeld 2025, "Privacy amplification by random
-allocation". Where sums are seen one by one, round i can move by any vector u_i of at most that
-length that depends on what came before: a rotation, a contraction and independent noise, chosen by
-what came before, turn round i of P and of Q into it, so both directions hold.)
+allocation". If sums are released one by one, round i can move by any vector u_i of at most that
+length that depends on earlier sums: a rotation, a contraction and independent noise, chosen by
+the earlier sums, map round i of P and of Q to it, so both directions hold.)
 
 W's law is bounded in convex order on lattices:
 
-- *above*, every term is spread onto its two neighbours on a lattice, keeping its mean;
+- *above*, every term is spread onto its two neighbours on a lattice, with the same mean;
 - *below*, values of one cell are gathered at their conditional mean (Jensen).
 
-Both commute with sums of independent terms, so the sum of 2j terms is built from that of j, and of
-j + 1 with one term more. A sum of two numbers on a lattice is on it again, so that nothing is
-spread anew but where a lattice is left for one twice as wide, whose points are every other one of
-its own: from above one half of each odd point's mass goes to either side, exactly. The lattices
-2^r Z are like floating-point numbers, the wider the further from where most of the law lies: each
-holds some hundred points and meets the sum of all narrower ones in one convolution of positive
-numbers. What is cut off at the ends is charged above and forgotten below.
+Both commute with sums of independent terms, so the sum of 2j terms is built from that of j terms,
+and that of j + 1 terms by adding one term. A sum of two numbers on a lattice is on the same
+lattice. So mass is spread again only in the change to a lattice twice as wide, whose points are
+every other point of the narrower one: for the upper bound, half of each odd point's mass goes to
+either side, exactly. The lattices 2^r Z are like floating-point numbers: they are wider at a larger
+distance from the bulk of the law. Each has some hundred points and is convolved once with the sum
+of all narrower ones, in positive numbers. Mass that is cut off at the ends is charged in the upper
+bound and dropped in the lower one.
 """
 
 from __future__ import annotations
@@ -74,15 +75,15 @@ _AT_ONCE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class DiscreteRatio:
-    """Values of log(dP/dQ) and what mass each has.
+    """Values of log(dP/dQ) with their masses.
 
     Args:
-        loss: log of the likelihood ratio W at each value.
-        first, second: P- and Q-mass of each.
+        loss: log of the likelihood ratio W at each value, shape (values,).
+        first, second: P- and Q-mass of each value, shape (values,).
         doubt: bound on the relative error of every mass, and on the error of every loss.
-        lost, lost_rest: bound on the mass of P and of Q that no value holds; 0 in a law that is a
-            lower bound, where leaving out mass only lowers.
-        two_sided: whether both directions have the same profile.
+        lost, lost_rest: bounds on the mass of P and of Q at no value; 0 in a law that is a lower
+            bound, where omitted mass only lowers the bound.
+        two_sided: True if both directions have the same profile.
     """
 
     loss: Array
@@ -97,11 +98,11 @@ class DiscreteRatio:
     integrable: ClassVar[bool] = True
 
     def ratios(self, _fineness: float) -> tuple[DiscreteRatio, DiscreteRatio]:
-        """Itself below and above."""
+        """The law itself as lower and upper bound."""
         return self, self
 
     def delta(self, epsilon: float, *, swapped: bool) -> float:
-        """About δ(ε) of one round in one direction."""
+        """δ(ε) of one round in one direction, without its error bounds."""
         loss, mass = (-self.loss, self.second) if swapped else (self.loss, self.first)
         return float(mass @ -np.expm1(np.minimum(epsilon - loss, 0.0)))
 
@@ -111,7 +112,7 @@ class DiscreteRatio:
         return float(self.first[beyond].sum()), float(self.second[beyond].sum())
 
     def profile(self, epsilon: float) -> Bounds:
-        """δ(ε) of one round, the larger of both directions, less and plus what it may be off by."""
+        """Bounds on δ(ε) of one round, the larger of both directions."""
         off = self.doubt + 64 * EPS
         low = max(self.delta(epsilon + off, swapped=side) for side in (False, True))
         high = max(
@@ -128,9 +129,9 @@ def varies(pair: Pair | DiscreteRatio) -> float:
 
 
 class RatioRows:
-    """One law, composed ``count`` times in one direction; has what a composition asks of rows.
+    """One law, composed ``count`` times in one direction, with the interface of IntegratedPairs.
 
-    ``few_counts`` says for how many rounds it stands where lines are chosen, and nothing proven.
+    ``few_counts`` is the number of rounds that it represents in the choice of lines, not in bounds.
     """
 
     size = 1
@@ -152,11 +153,11 @@ class RatioRows:
         self._gap = 1 - float(mass.sum())  # its rounding is charged with the masses'
 
     def truncate(self, cut: float) -> tuple[float, float, float]:
-        """Leave out the least likely losses, of as much mass in all as a normal has beyond ``cut``.
+        """Leave out the least likely losses, with the total mass of a normal law beyond ``cut``.
 
         Returns:
-            As `transform.Rows.truncate`: what is left out of the measure, summed over the rounds;
-            from below nothing is made of it.
+            As :meth:`~forethought.accounting.transform.IntegratedPairs.truncate`: a bound on the
+            mass left out, summed over the rounds; then 0 and 0, since lower bounds do not use it.
         """
         mass = self._all[1]
         first = int(np.searchsorted(np.cumsum(mass), float(ndtr(-cut))))
@@ -169,7 +170,7 @@ class RatioRows:
         return self._loss, self._log_mass
 
     def cumulant(self, tilts: Array) -> Array:
-        """About log E e^{tilt·loss}, summed over the rounds that these stand for."""
+        """An estimate of log E e^{tilt·loss}, summed over the rounds that the law represents."""
         count = float(self.few_counts[0])
         return np.array([count * self._log_moment(float(t)) if count else 0.0 for t in tilts])
 
@@ -182,14 +183,14 @@ class RatioRows:
         return math.log1p(max(rise - self._gap, -0.999999))
 
     def spread(self) -> tuple[float, float]:
-        """About the mean and the variance of the summed loss."""
+        """Estimates of the mean and the variance of the summed loss."""
         mass, loss = self._mass[0], self._loss[0]
         mean = float(mass @ loss)
         count = float(self.few_counts[0])
         return mean * count, (float(mass @ loss**2) - mean**2) * count
 
     def tilted(self, tilt: float) -> tuple[float, float, float]:
-        """About mean, variance and third cumulant of the summed loss under the tilted measure."""
+        """Estimates of mean, variance and third cumulant of the summed loss, tilted."""
         if not self.few_counts[0]:
             return 0.0, 0.0, 0.0
         size = self._log_mass[0] + tilt * self._loss[0]
@@ -200,13 +201,13 @@ class RatioRows:
         return count * mean, count * float(mass @ away**2), count * float(mass @ away**3)
 
     def fall(self, tilt: float, frequency: float) -> float:
-        """About how far the log of the summed transform falls from the real line to there."""
+        """An estimate of the decrease of log |transform| from the real line to ``frequency``."""
         mass = self._mass[0] * np.exp(np.minimum(tilt * self._loss[0], 600.0))
         wave = abs(complex(mass @ np.exp(1j * frequency * self._loss[0])))
         return float(self.few_counts[0] * -math.log(max(wave / float(mass.sum()), 1e-300)))
 
     def log_moment_above(self, tilt: float, _log_error: float) -> float:
-        """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
+        """A proven upper bound on log E e^{tilt·loss}, summed over the rounds."""
         value = self._log_moment(tilt)
         if not value < 600:
             raise UnresolvedError(f"a moment of e^{value:.0f}")
@@ -214,7 +215,7 @@ class RatioRows:
         return float(self.counts[0] * (value + 8 * EPS * units * (1 + math.exp(-value))))
 
     def swing(self, tilt: float) -> Array:
-        """A bound on how fast the transform can change along the line, but for a turn."""
+        """A bound on the derivative of the transform along the line, up to its rotation."""
         mass, loss = self._mass[0] * np.exp(tilt * self._loss[0]), self._loss[0]
         moment = float(mass.sum())
         square = float(mass @ (loss - float(mass @ loss) / moment) ** 2)
@@ -234,7 +235,7 @@ class RatioRows:
     ) -> tuple[Line, float]:
         """The log transform at tilt + i k step for first ≤ k < last, and the work it took.
 
-        ``slack`` is added to what it may be off by.
+        ``slack`` is added to its error bound.
 
         Raises:
             UnresolvedError: it would take more than ``most_work`` products.
@@ -261,7 +262,7 @@ class RatioRows:
 
 
 def represented(rows: list[RatioRows]) -> None:
-    """Let a few laws stand for all where lines are chosen, each for those like it."""
+    """Let a few laws represent all similar ones in the choice of lines."""
     if len(rows) <= FEW:
         return
     alike = sorted(rows, key=lambda row: row.spread()[1] / row.counts[0])
@@ -273,31 +274,32 @@ def represented(rows: list[RatioRows]) -> None:
         group[len(group) // 2].few_counts = np.array([total])
 
 
-# Distances for which laws are built, and the least hit · distance that they resolve.
+# Largest distance for which laws are built, and the least hit · distance that they resolve.
 LARGEST_DISTANCE, LEAST_MOVE = 18.0, 1e-8
 MOST_HITS = 64
 _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _LOG_NORMAL = 0.5 * math.log(2 * math.pi)
-# Standard deviations behind the farthest component: up to here in fine cells, and in all.
+# Ends of the fine cells and of all cells, in standard deviations beyond the farthest component.
 _NEAR, _FAR = 11.0, 35.5
 _MOST_LOSSES = 3000
-# Widths of cells up to there, at most 29 from the centre, and behind, at most 54 from it. The
-# relative error of the rule is at most (width · away)^16 (8!)^4 / (17 (16!)^3), times 2 over what
-# the loss changes in the cell where a cell is spread.
+# Largest widths of the fine cells (at most 29 from the centre) and of the others (at most 54 from
+# it). The relative error of the rule is at most (width · away)^16 (8!)^4 / (17 (16!)^3), times 2
+# over the change of the loss in the cell if the cell is spread.
 _WIDEST, _WIDEST_FAR = 0.06, 0.07
 _QUADRATURE = 1e-13
 
 
 @dataclass(frozen=True)
 class DisclosedCount:
-    """One round in which hits replace something, as a dominating pair.
+    """A dominating pair of one round in which hits replace a contribution, as if k were disclosed.
 
     Args:
-        hits: (distance, weight): r as above in noise standard deviations, and w_k.
-        blanked: whether the centre is B_k; else any triangle.
-        missed: 1 - h, to its own rounding.
-        otherwise: a pair that dominates the round as well, less tightly.
-        doubt: bound on the weights' relative errors. lost: on the mass that no component holds.
+        hits: (distance, weight): r of the module's docstring in noise standard deviations, and w_k.
+        blanked: True for the case *centre B_k*, False for *any triangle*.
+        missed: 1 - h, with full relative accuracy.
+        otherwise: another pair that dominates the round: that of half lines.
+        doubt: bound on the weights' relative errors.
+        lost: bound on the mass in no component.
     """
 
     hits: tuple[tuple[float, float], ...]
@@ -306,7 +308,7 @@ class DisclosedCount:
     otherwise: Pair
     doubt: float = 0.0
     lost: float = 0.0
-    #: Some batches hold none of the records.
+    #: Never Gaussian, since some batches hold none of the records.
     gaussian: ClassVar[bool] = False
     integrable: ClassVar[bool] = True
 
@@ -321,7 +323,7 @@ class DisclosedCount:
 
     @property
     def resolved(self) -> bool:
-        """True if its bounds are worth building: few hits, none too far, none next to nothing."""
+        """True if its bounds can be built: few hits, and distances in the resolved range."""
         least = (1 - self.missed) * self.hits[0][0]
         near = self.largest <= LARGEST_DISTANCE and least >= LEAST_MOVE
         return near and len(self.hits) <= MOST_HITS
@@ -357,7 +359,7 @@ class _Side(NamedTuple):
         return np.where(e > 30, far, near)
 
     def loss(self, z: Array) -> Array:
-        """At most a few rounding units of itself and of its exponents off."""
+        """The loss at ``z``, up to a few rounding units of itself and of its exponents."""
         return self.log_ratio(z, self.first) - self.log_ratio(z, self.second)
 
     def beyond(self, z: float) -> tuple[float, float]:
@@ -374,8 +376,8 @@ def disclosed_ratios(
     """A lower and an upper bound, in convex order, on a round's likelihood ratio.
 
     Args:
-        disclosed: its largest distance at most :data:`LARGEST_DISTANCE`.
-        fineness: 1 is good for intervals of about 1e-3.
+        disclosed: a pair whose largest distance is at most :data:`LARGEST_DISTANCE`.
+        fineness: scale of the cells; 1 gives intervals of about 1e-3.
     """
     hit = math.fsum(w for _, w in disclosed.hits)
     # Losses, P- and Q-masses of the lower bound and of the upper one.
@@ -400,7 +402,7 @@ def disclosed_ratios(
             gone = gone if sign > 0 else gone[::-1]
             lost, lost_rest = lost + share * gone[0], lost_rest + share * gone[1]
             doubt = max(doubt, disclosed.doubt + off)
-        # Φ(r/2) - Φ(-start) is what neither side holds of either measure.
+        # The mass of loss 0 in either measure, relative to missed, is Φ(r/2) - Φ(-start).
         nearest = float(ndtr(r / 2))
         still += share * disclosed.missed * (nearest - float(ndtr(-ahead.start)))
     doubt += _QUADRATURE + EPS * 64
@@ -408,7 +410,7 @@ def disclosed_ratios(
         _united([*found, (np.zeros(1), np.full(1, still), np.full(1, still))], fineness, end)
         for found, end in zip(rows, (False, True), strict=True)
     )
-    # In a triangle losses above 0 of one direction are those of the other, mirrored.
+    # In a triangle both directions have the same losses above 0.
     same = not disclosed.blanked
     ends = ((below, (0.0, 0.0)), (above, (lost * (1 + 1e-9), lost_rest * (1 + 1e-9))))
     low, high = (
@@ -418,7 +420,7 @@ def disclosed_ratios(
 
 
 def _united(rows: list[_Masses], fineness: float, above: bool) -> tuple[_Masses, float]:
-    """All of them as one law, and what its doubt grows by."""
+    """All laws as one, and the increase of its doubt."""
     loss, first, second = (np.concatenate(x) for x in zip(*rows, strict=True))
     if loss.size <= _MOST_LOSSES / fineness:
         return (loss, first, second), 0.0
@@ -427,7 +429,7 @@ def _united(rows: list[_Masses], fineness: float, above: bool) -> tuple[_Masses,
 
 
 def _fewer(loss: Array, second: Array, most: int, above: bool) -> tuple[Array, Array, Array]:
-    """The same law with about ``most`` losses, spread or gathered once more."""
+    """The law with about ``most`` losses, spread (``above``) or gathered once more."""
     order = np.argsort(loss, kind="stable")
     loss, second = loss[order], second[order]
     grid = np.unique(np.append(loss[:: math.ceil(loss.size / most)], loss[-1]))
@@ -448,10 +450,10 @@ def _fewer(loss: Array, second: Array, most: int, above: bool) -> tuple[Array, A
 def _cells(
     side: _Side, fineness: float
 ) -> tuple[tuple[_Masses, _Masses], tuple[float, float], float]:
-    """Losses, P- and Q-masses right of where the loss is 0, gathered and spread.
+    """Losses above 0 with their P- and Q-masses, in cells.
 
     Returns:
-        Both; what is cut off of P and of Q; doubt of masses.
+        The gathered and the spread masses; the P- and Q-mass cut off; the masses' relative error.
     """
     step = min(_WIDEST, fineness * min(0.03, 0.02 * max(1.0, 1 / side.first)))
     wide = min(_WIDEST_FAR, 4 * step)
@@ -466,7 +468,7 @@ def _cells(
     gap = np.diff(ends)[:, None]
     log_q = side.log_ratio(z, side.second) - 0.5 * z * z - _LOG_NORMAL
     mass = np.exp(log_q) * (_WEIGHTS * width / 2)
-    # Differences of losses are off by what losses are, relatively more in narrow cells.
+    # The errors of losses matter relatively more for their differences in narrow cells.
     size = 8 + 4 * np.abs(side.first * edges[1:]) + 4 * side.first**2
     slip = EPS * size * np.maximum(np.abs(ends[1:]), EPS) / gap[:, 0]
     right = np.expm1(rise) / np.expm1(gap)
@@ -474,7 +476,7 @@ def _cells(
     spread[:-1] += (mass * (1 - right)).sum(axis=1)
     spread[1:] += (mass * right).sum(axis=1)
     gathered = mass.sum(axis=1)
-    most = np.maximum(gathered, 1e-320)  # where there is nothing, it is left out
+    most = np.maximum(gathered, 1e-320)  # empty cells are left out below
     mean = ends[:-1] + np.log1p((mass * np.expm1(rise)).sum(axis=1) / most)
     below, above = (
         (loss[held], np.exp(np.log(second[held]) + loss[held]), second[held])
@@ -483,16 +485,16 @@ def _cells(
     return (below, above), side.beyond(float(edges[-1])), float(slip.max())
 
 
-# What the ends that are cut off may hold in all, and more than is lost below a double's range.
+# Total mass that may be cut off at the ends, and a bound on the mass lost to underflow.
 CUT, _UNDERFLOW = 1e-20, 1e-100
 MOST_ROUNDS = 10**7
-# Cells of a term are at most so wide, in standard deviations, and at most 33 from the centre: the
-# quadrature's relative error as above, 2 over what a term grows by in the cell included.
+# Largest width of a term's cells, in standard deviations; they are at most 33 from the centre. The
+# quadrature's relative error is as above, with the factor 2 over the term's change in the cell.
 _WIDEST_OF_TERM = 0.1
-# Points of a lattice on either side of its middle; the fewer, the larger the distance, where the
-# law is not far narrower than its mean.
+# Points of a lattice on either side of its middle; fewer at a large distance, unless the law is
+# much narrower than its mean.
 _HALF, _LEAST_HALF = 224, 64
-# Of the sum's own spread beside its mean, from which lattices lie around the mean, and not 0.
+# Below this ratio of the sum's spread and mean, lattices lie around the mean, otherwise around 0.
 _NARROW = 0.25
 
 
@@ -501,14 +503,15 @@ class Epoch:
     """One epoch of random allocation, as a dominating pair.
 
     Args:
-        distance: how far a record moves the round that holds it, in noise standard deviations.
-        rounds: of an epoch. used: how many of them were released, from 1 to ``rounds``.
+        distance: the distance by which a record moves its round, in noise standard deviations.
+        rounds: number of rounds of an epoch.
+        used: number of released rounds, from 1 to ``rounds``.
     """
 
     distance: float
     rounds: int
     used: int
-    #: A single round is a Gaussian, and entered as one.
+    #: Never Gaussian: an epoch of a single round is represented by a :class:`Pair`.
     gaussian: ClassVar[bool] = False
 
     @property
@@ -522,10 +525,10 @@ class Epoch:
 
 
 class _Points(NamedTuple):
-    """Masses at k·2^r for k from ``first``, or in cells that are called so.
+    """Masses at k·2^r for k from ``first``, or in the cells from k·2^r to (k + 1)·2^r.
 
-    ``beyond`` holds the cells' first moments about k·2^r, in units of 2^r, where values are
-    gathered; None where they are spread.
+    ``beyond`` has the cells' first moments about k·2^r, in units of 2^r, if values are gathered;
+    None if they are spread.
     """
 
     first: int
@@ -533,17 +536,17 @@ class _Points(NamedTuple):
     beyond: Array | None
 
     def part(self, low: int, high: int) -> _Points:
-        """From ``low`` to before ``high``, both counted from ``first``."""
+        """The points from ``low`` to before ``high``, both counted from ``first``."""
         beyond = None if self.beyond is None else self.beyond[low:high]
         return _Points(self.first + low, self.mass[low:high], beyond)
 
     def times(self, factor: float) -> _Points:
-        """All masses multiplied."""
+        """All masses times ``factor``."""
         beyond = None if self.beyond is None else factor * self.beyond
         return self._replace(mass=factor * self.mass, beyond=beyond)
 
     def wider(self) -> _Points:
-        """On the lattice that is twice as wide: what is odd is spread evenly, or gathered."""
+        """The masses on the lattice twice as wide: those of odd points are spread or gathered."""
         lead = self.first % 2
         size = lead + self.mass.size
         mass = _placed(self.mass, lead, size + size % 2)
@@ -558,7 +561,7 @@ class _Points(NamedTuple):
         return _Points(first, mass[::2] + mass[1::2], gathered)
 
     def joined(self, other: _Points | None) -> _Points:
-        """Both, on one lattice."""
+        """The sum of both masses, on one lattice."""
         if other is None:
             return self
         first = min(self.first, other.first)
@@ -575,11 +578,11 @@ class _Points(NamedTuple):
         return _Points(first, both(self.mass, other.mass), beyond)
 
     def plus(self, other: _Points) -> _Points:
-        """The law of the sum of two that are independent."""
+        """The law of the sum of two independent numbers on one lattice."""
         beyond = None
         if self.beyond is not None and other.beyond is not None:
             beyond = np.convolve(self.beyond, other.mass)
-            # The same array twice: the same product twice.
+            # If both are the same, so are both products.
             turned = beyond if other is self else np.convolve(self.mass, other.beyond)
             beyond = beyond + turned
         return _Points(self.first + other.first, np.convolve(self.mass, other.mass), beyond)
@@ -592,33 +595,33 @@ def _placed(values: Array, at: int, size: int) -> Array:
 
 
 class _Lattices(NamedTuple):
-    """The lattice of each number: those around ``centre`` are on 2^least, and so on."""
+    """The lattice of each number: 2^least Z around ``centre``, wider ones further away."""
 
     centre: int
     least: int
     half: int
 
     def ends(self, r: int) -> tuple[int, int]:
-        """First and last point of 2^r that are its own; both are on the next lattice as well."""
+        """The first and the last point that 2^r Z covers; both are on the next lattice as well."""
         middle = math.floor(math.ldexp(self.centre, -r - 1))
         return 2 * max(0, middle - self.half // 2), 2 * (middle + self.half // 2)
 
 
 def _lattices(a: float, terms: int, epoch: int, half: int) -> _Lattices:
-    """Those for a sum of so many terms; ``epoch``: of how many there will be."""
+    """The lattices of a sum of ``terms`` terms, on the way to ``epoch`` terms."""
     spread = math.sqrt(math.expm1(min(a * a, 700.0)) * terms)
     if spread < _NARROW * terms:
         return _Lattices(terms, math.floor(math.log2(4 * spread / half)), half)
-    # All terms are next to never taken for 0.
+    # Choose the narrowest lattice so that a term is rounded to 0 with negligible probability only.
     half = 2 * max(_LEAST_HALF // 2, int(half / (2 * min(4.0, max(1.0, a)))))
     least = a * min(float(ndtri((CUT / 100) ** (1 / epoch))), -3.0) - a * a / 2
     return _Lattices(0, math.floor(least / math.log(2) - math.log2(half) + 3), half)
 
 
 class _Sum(NamedTuple):
-    """Law of the sum of ``terms`` terms, by lattice.
+    """The law of the sum of ``terms`` terms: r → its points on 2^r Z.
 
-    ``lost`` is a bound on the Q-mass that was cut off, ``lost_moment`` on its share of the mean.
+    ``lost`` bounds the Q-mass that was cut off, ``lost_moment`` its share of the mean.
     """
 
     terms: int
@@ -627,14 +630,14 @@ class _Sum(NamedTuple):
     lost_moment: float
 
     def trimmed(self, epoch: int) -> _Sum:
-        """Without ends that hold next to nothing of what the whole epoch has."""
+        """The law without ends whose mass is negligible in the whole epoch."""
         copies = epoch / self.terms
         tiny = CUT / (64 * math.log2(2 * epoch) * (len(self.points) + 1))
         kept: dict[int, _Points] = {}
         lost, lost_moment = self.lost, self.lost_moment
         for r, points in self.points.items():
             value = (points.first + np.arange(points.mass.size, dtype=float)) * 2.0**r / self.terms
-            # Of Q, and of P: the sum's own share of the mean, and that of all other terms.
+            # The larger of the Q-mass and the P-mass: the sum's share of the mean, and the others'.
             weight = copies * points.mass * np.maximum(1.0, value / copies + 1)
             low = int(np.searchsorted(np.cumsum(weight), tiny))
             high = weight.size - int(np.searchsorted(np.cumsum(weight[::-1]), tiny))
@@ -648,9 +651,9 @@ class _Sum(NamedTuple):
         return _Sum(self.terms, kept, lost, lost_moment)
 
     def plus(self, other: _Sum, lattices: _Lattices, epoch: int) -> _Sum:
-        """The law of the sum of two that are independent."""
+        """The law of the sum of two independent sums."""
         found: dict[int, _Points] = {}
-        # Everything on narrower lattices.
+        # The sums of everything on narrower lattices.
         mine: _Points | None = None
         theirs: _Points | None = None
         same = other is self
@@ -672,13 +675,13 @@ class _Sum(NamedTuple):
             theirs = theirs if two is None else two.joined(theirs)
         j, k = self.terms, other.terms
         lost = self.lost + other.lost
-        # Where one of them was cut off, the other's mean is 1 at most.
+        # If one of them was cut off, the other's mean is at most 1.
         lost_moment = j * (self.lost_moment + other.lost) + k * (self.lost + other.lost_moment)
         return _Sum(j + k, _settled(found, lattices), lost, lost_moment / (j + k)).trimmed(epoch)
 
 
 def _settled(points: dict[int, _Points], lattices: _Lattices) -> dict[int, _Points]:
-    """Every point on the lattice that is its own, or on a wider one where it came from that."""
+    """Move every point to the lattice that covers it, unless it is on a wider one already."""
     found: dict[int, _Points] = {}
     carried: _Points | None = None
     r, last = min(points), max(points)
@@ -706,8 +709,8 @@ def epoch_ratios(epoch: Epoch, fineness: float) -> tuple[DiscreteRatio, Discrete
     """A lower and an upper bound, in convex order, on an epoch's likelihood ratio.
 
     Args:
-        epoch: its distance at most :data:`LARGEST_DISTANCE`.
-        fineness: 1 is good for intervals of about 1e-3.
+        epoch: an epoch whose distance is at most :data:`LARGEST_DISTANCE`.
+        fineness: scale of the cells; 1 gives intervals of about 1e-3.
     """
     return _epoch_ratio(epoch, fineness, above=False), _epoch_ratio(epoch, fineness, above=True)
 
@@ -731,15 +734,15 @@ def _epoch_ratio(epoch: Epoch, fineness: float, *, above: bool) -> DiscreteRatio
         values.append(place * 2.0**r / t)
         masses.append(mass)
     value, mass = np.concatenate(values), np.concatenate(masses)
-    # A record whose round was not released left no trace.
+    # A record whose round was not released has a likelihood ratio of 1.
     share = t / epoch.rounds
     value = 1 + share * (value - 1) if share < 1 else value
-    # 0 as next to 0: within the rounding of both.
+    # A value of 0 counts as 1e-300, which is within the rounding.
     value = np.maximum(value, 1e-300)
     order = np.argsort(value, kind="stable")
     value, mass = value[order], mass[order]
-    # Relative errors of each mass: the quadrature's, those of sums of positive products, and of
-    # halves that pass from lattice to lattice; and the places of values, each level's a rounding.
+    # Relative errors of each mass: of the quadrature, of sums of positive products, and of the
+    # changes of lattice; and of the values, one rounding for each level.
     doubt = 2 * t * (_QUADRATURE + EPS * (2 * half + 8 * most + 64))
     doubt += 64 * EPS * math.log2(2 * t) * (1 + float(np.max(np.abs(np.log(value)))) + a * a)
     lost_first = share * found.lost_moment + (1 - share) * found.lost
@@ -749,10 +752,10 @@ def _epoch_ratio(epoch: Epoch, fineness: float, *, above: bool) -> DiscreteRatio
 
 
 def _one_term(a: float, epoch: int, lattices: _Lattices, above: bool) -> _Sum:
-    """A single term on the lattices: the cells' masses by quadrature, relatively accurate."""
+    """A single term on the lattices: the cells' masses by quadrature, to relative accuracy."""
     far = -float(ndtri(CUT / (8 * epoch)))
     bottom, top = math.exp(-a * far - a * a / 2), math.exp(a * (far + a) - a * a / 2)
-    # Mass beyond the ends, under Q and with its first moment (which is P's).
+    # Mass beyond the ends, under Q and under P (the first moment under Q).
     lost = (float(ndtr(-far)) + float(ndtr(-far - a))) * (1 + 1e-9)
     cells: list[tuple[int, np.ndarray]] = []
     r, inner = lattices.least, (0, 0)
@@ -771,14 +774,14 @@ def _one_term(a: float, epoch: int, lattices: _Lattices, above: bool) -> _Sum:
     level, place, step = level[kept], place[kept], step[kept]
     start = (np.log(np.maximum(place * step, bottom)) + a * a / 2) / a
     width = (np.log(np.minimum((place + 1) * step, top)) + a * a / 2) / a - start
-    # Wide cells in pieces.
+    # Divide wide cells.
     pieces = np.maximum(1, np.ceil(width / _WIDEST_OF_TERM)).astype(np.int64)
     cell = np.repeat(np.arange(place.size), pieces)
     piece = np.arange(cell.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     wide = (width / pieces)[cell, None]
     z = start[cell, None] + wide * (piece[:, None] + (_NODES + 1) / 2)
     bell = np.exp(-0.5 * z * z - _LOG_NORMAL) * (_WEIGHTS * wide / 2)
-    # How far into its cell a value is, as a share.
+    # Position of a value in its cell, as a share of the width.
     log, k = a * z - a * a / 2, place[cell, None]
     log_low = np.log(np.maximum(k, 1.0) * step[cell, None])
     into = np.where(k > 0, k * np.expm1(log - log_low), np.exp(log) / step[cell, None])

@@ -1,6 +1,6 @@
-"""A dominating pair of one round, two mixtures of shifted Gaussians, and bounds in closed form.
+"""Dominating pairs of one round, as two mixtures of shifted Gaussians, and closed bounds.
 
-With R the density of one side over that of N(0, 1), everything the transform's certificate needs is
+With R the density of one side over that of N(0, 1), the error bounds of the transform need only
 log R, its derivative (the posterior mean of the shift) and a bound on its second derivative (the
 posterior variance).
 
@@ -8,10 +8,10 @@ posterior variance).
 and Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 2.13. A run of Gaussian releases with
 sensitivities Δ_t and noise σ_t is itself Gaussian with μ² = Σ (Δ_t/σ_t)².
 
-**Bounds that need no integral: they are finite and quick, whatever the mechanism.** From above
-every run is at most the Gaussian run in which the records are in every batch, and at most the sum
-of its rounds' total variation distances. From below it is at least its Gaussian part, and at least
-what an attack gains that waits for so many rounds with a large loss.
+**Bounds without integrals: they are finite and fast for any mechanism.** Upper bounds are the
+Gaussian run in which the records are in every batch, and the sum of the rounds' total variation
+distances. Lower bounds are the run's Gaussian part, and the gain of an attack that counts rounds
+with a large loss.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AT_ONCE = 2**21
 
 
 class Values(NamedTuple):
-    """At points of the line, rows by pair.
+    """Values of a :class:`Mixture` at points of the line, shape (rows, points), one row per pair.
 
     Args:
         log: log R.
@@ -54,10 +54,11 @@ class Mixture:
     """Σ w_k N(± c_k, 1) + idle·N(0, 1), one row for each pair.
 
     Args:
-        shifts: c_k > 0, shape (rows, components); weights: w_k ≥ 0, of the same shape.
-        idle: what is left at 0, shape (rows,).
-        sign: 1 right of 0, -1 left of it.
-        spread: bound on the posterior variance of the shift anywhere, shape (rows,).
+        shifts: c_k > 0, shape (rows, components).
+        weights: w_k ≥ 0, of the same shape.
+        idle: weight of N(0, 1), shape (rows,).
+        sign: 1 for components right of 0, -1 for those left of it.
+        spread: bound on the posterior variance of the shift at every point, shape (rows,).
     """
 
     def __init__(
@@ -73,13 +74,13 @@ class Mixture:
         return not self.shifts.size
 
     def rows(self, chosen: NDArray[np.intp]) -> Mixture:
-        """Some of the rows."""
+        """The mixture of the ``chosen`` rows."""
         shifts, weights = self.shifts[chosen], self.weights[chosen]
         idle, spread = self.idle[chosen, 0], self.spread[chosen, 0]
         return Mixture(shifts, weights, idle, self.sign, spread)
 
     def at(self, z: Array) -> Values:
-        """Evaluate at ``z``, shape (points,) for all rows alike or (rows, points)."""
+        """Evaluate at ``z``, of shape (points,) for all rows or of shape (rows, points)."""
         z = np.atleast_2d(z)
         rows, components = self.shifts.shape
         if components == 0:
@@ -143,10 +144,10 @@ class Pair:
         down: (distance, weight) of the components of Q left of 0; the rest of Q is N(0, 1).
         symmetric: the profile for α ≥ 1 is this pair's, for α < 1 its mirror image
             H(α) = 1 - α + α H(1/α) (Zhu, Dong, Wang 2022, Theorem 11).
-        idle, rest: what of P and of Q is N(0, 1); by default what the weights leave of 1, which
-            loses digits where that is little.
-        doubt: bound on the relative error of every weight, those of N(0, 1) included.
-        lost, lost_rest: bound on the mass of P and of Q that no component holds.
+        idle, rest: weight of N(0, 1) in P and in Q; default: 1 minus the other weights, which loses
+            digits if the result is small.
+        doubt: bound on the relative error of every weight, also of those of N(0, 1).
+        lost, lost_rest: bounds on the mass of P and of Q that is in no component.
     """
 
     up: tuple[tuple[float, float], ...]
@@ -165,12 +166,12 @@ class Pair:
 
     @property
     def two_sided(self) -> bool:
-        """Both directions of the pair have the same profile."""
+        """True if both directions of the pair have the same profile."""
         return self.symmetric or self.up == self.down or self.gaussian
 
     @property
     def gaussian(self) -> bool:
-        """N(c, 1) against N(0, 1): composes exactly."""
+        """True for N(c, 1) against N(0, 1), which composes exactly."""
         return not self.down and len(self.up) == 1 and self.up[0][1] == 1.0
 
     @property
@@ -180,25 +181,25 @@ class Pair:
 
     @property
     def integrable(self) -> bool:
-        """True if integrals say more than closed bounds.
+        """True if integrals are tighter than closed bounds, and fast enough.
 
-        They do not where noise is small beside the shifts. And a single hit discloses nearly
-        everything where shifts are large: with many components besides, integrals take seconds.
+        They are not tighter if the noise is very small relative to the shifts. With large shifts a
+        single hit discloses nearly everything, and with many components integrals take seconds.
         """
         heavy = self.largest > _DISCLOSING and len(self.up) > _MANY_COMPONENTS
         return self.largest <= _LARGEST_SHIFT and not heavy
 
     def ratios(self, _fineness: float) -> tuple[Pair, Pair]:
-        """Itself below and above: its integrals need no bounds in convex order."""
+        """The pair itself as lower and upper bound: it needs no bounds in convex order."""
         return self, self
 
     @property
     def shape(self) -> tuple[int, int, bool]:
-        """Pairs of the same shape are evaluated together."""
+        """The numbers of components and the symmetry; pairs that agree are evaluated together."""
         return len(self.up), len(self.down), self.symmetric
 
 
-# Bounds in closed form: of the Gaussian mechanism, and of pairs without an integral.
+# Closed bounds: of the Gaussian mechanism, and of pairs without integrals.
 
 
 def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Array:
@@ -211,12 +212,12 @@ def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> Array:
 
 
 def gaussian_delta_above(epsilon: ArrayLike, mu: ArrayLike) -> Array:
-    """An upper end of :func:`gaussian_delta`: its rounding is bounded and added."""
+    """An upper bound on :func:`gaussian_delta`, with a bound on its rounding error added."""
     return np.asarray(np.minimum(1.0, _delta(epsilon, mu, 1.0)))
 
 
 def gaussian_delta_below(epsilon: ArrayLike, mu: ArrayLike) -> Array:
-    """A lower end of :func:`gaussian_delta`."""
+    """A lower bound on :func:`gaussian_delta`, less a bound on its rounding error."""
     return np.asarray(np.maximum(0.0, _delta(epsilon, mu, -1.0)))
 
 
@@ -226,13 +227,13 @@ def _delta(epsilon: ArrayLike, mu: ArrayLike, side: float) -> Array:
     a, b = shift / 2 - eps / shift, -shift / 2 - eps / shift
     first, second = log_ndtr(a), log_ndtr(b)
     gap = eps + second - first
-    # Each log-tail is good to a few units in the last place; its argument's rounding moves it by
-    # about the argument's square.
+    # Each log-tail has an error of a few units in the last place; the rounding of its argument
+    # moves it by about the argument's square.
     noise = 16 * EPS * (1 + np.abs(eps) - first - second + a * a + b * b)
     with np.errstate(over="ignore"):
         inside = np.exp(first) * (1 + side * noise) * (side * noise - np.expm1(np.minimum(gap, 0)))
         still = -np.expm1(np.minimum(eps, 0.0))
-    # δ(ε) ≥ 1 − e^ε always; the difference of two near-ones loses that for ε far below zero.
+    # δ(ε) ≥ 1 − e^ε always; cancellation loses this for ε far below zero.
     return np.asarray(np.where(size > 0, np.maximum(inside, still), still))
 
 
@@ -250,7 +251,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest μ for which G_μ is (ε, δ)-DP, rounded down. ε may be any real number.
 
     Raises:
-        ValueError: δ outside (0, 1), or below 1 − e^ε, which even μ = 0 has.
+        ValueError: δ is outside (0, 1), or at most 1 − e^ε, the δ of μ = 0.
     """
     eps, target = real("epsilon", epsilon), real("delta", delta, above=0, below=1)
     if -math.expm1(min(eps, 0.0)) >= target:
@@ -265,7 +266,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return math.nextafter(bisected(meets, 0.0, high)[1], 0.0)
 
 
-# Beyond this the Gaussian's closed form loses all its digits; its tail bounds lose none.
+# Above this distance the closed form loses all digits by cancellation; tail bounds are used then.
 _FAR = 1e5
 _ROOT_8 = math.sqrt(8)
 
@@ -289,7 +290,7 @@ def gaussian_delta_bounds(distance: float, epsilon: float) -> Bounds:
     a = distance / 2 - epsilon / distance
     b = -distance / 2 - epsilon / distance
     log_p, log_q = float(log_ndtr(a)), float(log_ndtr(b))
-    gap = epsilon + log_q - log_p  # log of what is taken away from 1
+    gap = epsilon + log_q - log_p  # log of the number that is subtracted from 1
     noise = 16 * EPS * (1 + abs(epsilon) + abs(log_p) + abs(log_q) + a * a + b * b)
     if not math.isfinite(noise):
         # e^ε Q is positive: P(loss > ε) alone is an upper bound.
@@ -303,8 +304,8 @@ def gaussian_delta_bounds(distance: float, epsilon: float) -> Bounds:
 
 
 def _far_delta(distance: float, epsilon: float) -> Bounds:
-    # P(loss > ε) - e^ε Q(loss > ε), where the second is below φ/distance·(something below 2) of
-    # the point unless that point lies far out.
+    # P(loss > ε) - e^ε Q(loss > ε) = Φ(x) - e^ε Φ(x - distance); the second term is at most
+    # φ(x)/(distance - x) by the tail bound Φ(-t) ≤ φ(t)/t.
     x = distance / 2 - epsilon / distance
     slip = 8 * EPS * (distance + abs(x))
     upper = float(ndtr(x + slip)) * (1 + 1e-9) + 5e-324
@@ -316,7 +317,7 @@ def _far_delta(distance: float, epsilon: float) -> Bounds:
 
 
 def gaussian_epsilon_bounds(distance: float, delta: float) -> Bounds:
-    """ε of N(distance, 1) against N(0, 1) at δ; the ends hold although ε may be enormous."""
+    """Bounds on ε of N(distance, 1) against N(0, 1) at δ, also for a very large ε."""
     if distance == 0:
         return Bounds(0.0, 0.0)
     if distance > _FAR:
@@ -332,10 +333,10 @@ def gaussian_epsilon_bounds(distance: float, delta: float) -> Bounds:
 
 
 def inverted(profile: Callable[[float, int], float], delta: float) -> Bounds:
-    """ε ≥ 0 at ``delta`` from δ(ε)'s lower end (0) and upper one (1), by bisection of either."""
+    """Bounds on ε ≥ 0 at ``delta`` by bisection of ``profile``: (ε, 0 or 1) → lower or upper δ."""
 
     def smallest(end: int) -> tuple[float, float]:
-        # The profile falls with ε, up to rounding: bisection keeps both sides.
+        # The profile decreases in ε, up to rounding.
         low, high = 0.0, 1.0
         if profile(0.0, end) <= delta:
             return 0.0, 0.0
@@ -351,9 +352,9 @@ def inverted(profile: Callable[[float, int], float], delta: float) -> Bounds:
 def hits_epsilon(pair: Pair, count: int, delta: float) -> float:
     """A lower bound on ε from the event "the noise is at least t in at least k rounds".
 
-    With K ~ Bin(count, w) rounds in which a component at ``shift`` or beyond is drawn, P is at
-    least P(K ≥ k)·Φ(shift - t)^k and Q at most C(count, k) Φ(-t)^k, for no component of Q lies
-    right of 0.
+    With K ~ Bin(count, w) rounds in which a component at ``shift`` or beyond is drawn, its
+    probability under P is at least P(K ≥ k)·Φ(shift - t)^k. Under Q it is at most
+    C(count, k) Φ(-t)^k, since no component of Q lies right of 0.
     """
     chosen = pair.up[:: max(1, len(pair.up) // 8)]
     found = []
@@ -388,17 +389,17 @@ def _hits_beyond(shift: float, weight: float, count: int, delta: float, least: f
 
 
 def log_tail(t: float) -> float:
-    """log Φ(-t) for t > 0, from above, without overflow."""
+    """An upper bound on log Φ(-t) for t > 0, without overflow."""
     if t < 1e5:
         return float(log_ndtr(-t)) * (1 - 1e-12)
     return -t * (t / 2)
 
 
 def disclosed_epsilon(counts: Mapping[Pair, int], delta: float) -> float:
-    """An upper bound on ε against an attacker who is told which rounds held the record.
+    """An upper bound on ε against an attacker who knows which rounds held the record.
 
-    For pairs of one component right of 0: with K ≤ k rounds hit, but for a chance of δ/2, the run
-    is Gaussian at √k times the shift.
+    It is for pairs of one component right of 0, and ∞ for others. With probability at least
+    1 − δ/2 at most k rounds are hit, and then the run is Gaussian at √k times the shift.
     """
     if len(counts) != 1:
         return math.inf
@@ -406,7 +407,7 @@ def disclosed_epsilon(counts: Mapping[Pair, int], delta: float) -> float:
     if pair.down or pair.symmetric or len(pair.up) != 1:
         return math.inf
     shift, weight = pair.up[0]
-    # The fewest that are exceeded with a chance of at most δ/2.
+    # The least number of hits that is exceeded with a probability of at most δ/2.
     most = bisect_left(range(count), True, key=lambda k: _more_than(k, count, weight) <= delta / 2)
     if most == 0:
         return 0.0
@@ -427,11 +428,11 @@ def _more_than(k: int, count: int, weight: float) -> float:
 
 
 def total_variation(pair: Pair) -> float:
-    """An upper bound on δ(0) of one round: joint convexity over its components."""
+    """An upper bound on δ(0) of one round, by joint convexity over its components."""
     same = pair.up == pair.down
 
     def moved(parts: tuple[tuple[float, float], ...]) -> float:
-        # N(c) and N(-c) where both sides have the same weights, else either and N(0).
+        # Distance of N(c) and N(-c) if both sides have the same weights, else of N(c) and N(0).
         scale = (2.0 if same else 1.0) / _ROOT_8
         return math.fsum(w * math.erf(min(c * scale, 30.0)) for c, w in parts)
 

@@ -1,29 +1,30 @@
-"""Certified ε and δ of a mechanism, as intervals; and what meets a budget.
+"""Certified ε and δ of a mechanism, as intervals; and the parameters that meet a budget.
 
-For each direction of the dominating pairs (:mod:`forethought.accounting.theorems`) the composed
-privacy profile is bounded from both sides by line integrals of its transform
-(:mod:`forethought.accounting.line_integral`), sharper and sharper until the ends are close enough.
-The interval encloses what one theorem proves, the one whose upper end is the least: that of a
-dominating pair named by :func:`forethought.accounting.theorems.theorem`, or the Gaussian's at the
-group's whole distance. Its upper end is always a guarantee.
+For each direction of the dominating pairs (:mod:`forethought.accounting.theorems`), line integrals
+of the transform (:mod:`forethought.accounting.line_integral`) bound the composed privacy profile
+from both sides. They are refined until the ends are close enough. The interval encloses the ε that
+one theorem proves. This is the theorem with the least upper end: that of a dominating pair named by
+:func:`forethought.accounting.theorems.theorem`, or that of the Gaussian mechanism at the group's
+whole distance. The upper end is always a guarantee.
 
-**Several records, or an exchanged one, as a chain of single changes: group privacy.**
+**Several records, or a replaced one, as a chain of single changes: group privacy.**
 
-Where no amplification theorem covers s changes at once, one for a single change does. If for every
-test T a change gives P(T) ≤ e^a R(T) + δ'(a) at every level a, and the next one
-R(T) ≤ e^b Q(T) + δ''(b), then P(T) ≤ e^(a+b) Q(T) + δ'(a) + e^a δ''(b): δ(ε) of both is at most the
-least of δ'(a) + e^a δ''(ε - a) over all levels a. That is the composition of their trade-off
-functions (group privacy: Dong, Roth and Su 2022, "Gaussian differential privacy", Theorem 2.14;
-with equal levels it is Vadhan's, 2017). Each direction has a profile of its own: all records of a
-group appear, or all vanish. A record that is exchanged vanishes first and is then written anew, two
-changes under zero-out. Levels are taken from a lattice; between two of its points the true δ is
-convex in e^ε, and so at most the chord. Chains are used for random allocation, whose records choose
-their rounds independently of each other and of what they say.
+Where no amplification theorem covers s changes at once, a theorem for a single change is used s
+times. If for every test T one change gives P(T) ≤ e^a R(T) + δ'(a) at every level a, and the next
+one R(T) ≤ e^b Q(T) + δ''(b), then P(T) ≤ e^(a+b) Q(T) + δ'(a) + e^a δ''(b): δ(ε) of both changes is
+at most the least of δ'(a) + e^a δ''(ε - a) over all levels a. This is the composition of their
+trade-off functions (group privacy: Dong, Roth and Su 2022, "Gaussian differential privacy",
+Theorem 2.14; with equal levels it is Vadhan's, 2017). Each direction has its own profile: all
+records of a group appear, or all disappear. The replacement of a record is two changes under
+zero-out: its removal and the insertion of the new one. Levels are taken from a grid; between two of
+its points the true δ is convex in e^ε, and so at most the chord. Chains are used for random
+allocation, where each record chooses its rounds independently of the others and of all contents.
 
-**Rounds whose likelihood ratios are bounded in convex order.** Epochs of random allocation and
-rounds in which a hit replaces something are (:mod:`forethought.accounting.discrete_ratio`). Each
-bound is composed with all other rounds like any pair: from the larger law comes the upper end, from
-the smaller one the lower.
+**Rounds whose likelihood ratios are bounded in convex order.** These are epochs of random
+allocation and rounds in which a hit replaces a contribution
+(:mod:`forethought.accounting.discrete_ratio`). Each bound, a discrete law of the likelihood ratio,
+is composed with all other rounds like a pair: the larger law gives the upper end of the interval,
+the smaller law the lower end.
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ from forethought.values.mechanism import (
 from forethought.values.strategies import Strategy
 
 Curves = Sequence[tuple[Curve, Curve]]
-# Levels of a chain, and what δ of a single change is about at the last.
+# Number of levels of a chain, and the approximate δ of a single change at the last level.
 _LEVELS = 512
 _TAIL = 1e-24
 _ROUNDING = 1e-12
-# Sums of logarithms below 2,000, some hundred of them.
+# Rounding error of a sum of some hundred logarithms below 2,000.
 _CHAIN_ROUNDING = 1e-10
 
 
 def single_changes(mechanism: Mechanism, group: int) -> tuple[Mechanism, int] | None:
-    """The mechanism under single changes, and how many make the difference; None: no chain."""
+    """The mechanism under single changes, and the number of changes; None if no chain is used."""
     allocated = [
         isinstance(part.sampling, RandomAllocation) and part.sampling.rounds > 1
         for part in mechanism
@@ -109,13 +110,18 @@ def log_growth(level: float, steps: int) -> float:
 
 
 class _Proven(NamedTuple):
-    """log δ of some changes at levels 0, step, 2 step, …: at least, and at most."""
+    """Bounds on log δ of some changes at the levels 0, step, 2 step, ….
+
+    Args:
+        step: distance of the levels.
+        logs: lower bounds (row 0) and upper bounds (row 1), shape (2, levels).
+    """
 
     step: float
     logs: Array
 
     def between(self, levels: Array) -> Array:
-        """At ``levels`` ≥ 0 by chords in e^ε; beyond the last as at the last."""
+        """The bounds at ``levels`` ≥ 0, by chords in e^ε; beyond the last level, those at it."""
         ends = np.stack([levels * (1 + _ROUNDING) + _ROUNDING, levels * (1 - _ROUNDING)])
         place = np.minimum(ends / self.step, self.logs.shape[1] - 1)
         before = np.minimum(place.astype(int), self.logs.shape[1] - 2)
@@ -128,7 +134,7 @@ class _Proven(NamedTuple):
         return np.asarray(found)
 
     def then(self, other: _Proven) -> _Proven:
-        """These changes, and others behind them: P(T) ≤ e^a R(T) + …, R(T) ≤ e^b Q(T) + …."""
+        """These changes followed by others: P(T) ≤ e^a R(T) + …, R(T) ≤ e^b Q(T) + …."""
         outer = self.step * np.arange(self.logs.shape[1])
         total = (self.step + other.step) * np.arange(self.logs.shape[1])
         rest = total[:, None] - outer
@@ -137,7 +143,7 @@ class _Proven(NamedTuple):
         return _Proven(self.step + other.step, ways.min(axis=2))
 
     def times(self, count: int) -> _Proven:
-        """So many such changes."""
+        """The bounds of ``count`` such changes in a row."""
         half = self if count == 1 else self.times(count // 2)
         if count == 1:
             return half
@@ -145,11 +151,12 @@ class _Proven(NamedTuple):
 
 
 class Chained:
-    """The profile that a chain of single changes proves, both ways.
+    """The privacy profile that a chain of single changes proves, for both directions.
 
     Args:
-        curves: of a single change, present against absent first. group: how many records.
-        exchanged: whether each is written anew after it vanished.
+        curves: the curves of a single change; the direction present against absent comes first.
+        group: number of records.
+        exchanged: True if each record is replaced: removed and then inserted anew.
     """
 
     @np.errstate(all="ignore")
@@ -174,7 +181,7 @@ class Chained:
         """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1), by this theorem."""
         found = 0.0
         for proven, turns in self._ways:
-            # Equal levels of all need no lattice.
+            # Equal levels for all changes give a closed bound, without a grid.
             level = epsilon / (self._group * len(turns))
             each = (
                 math.exp(min(place * self._group * level + log_growth(level, self._group), 700.0))
@@ -186,7 +193,7 @@ class Chained:
         return min(1.0, found * (1 + (_CHAIN_ROUNDING if end else -_CHAIN_ROUNDING)))
 
     def epsilons(self, delta: float) -> Bounds:
-        """Of the smallest ε ≥ 0 at ``delta``; ∞ where none is proven."""
+        """Bounds on the smallest ε ≥ 0 at ``delta``; ∞ if none is proven."""
         low, high = inverted(self.bound, delta)
         return Bounds(min(low, high), high)
 
@@ -196,18 +203,18 @@ Counts = Mapping[Pair | Epoch | DisclosedCount, int]
 
 
 class Asked(NamedTuple):
-    """A question: ε at ``delta``, or where that is None, δ at ``epsilon``."""
+    """The requested quantity: ε at ``delta``, or δ at ``epsilon`` if ``delta`` is None."""
 
     delta: float | None = None
     epsilon: float = 0.0
 
     @property
     def most(self) -> float:
-        """The largest answer there is, whatever the mechanism."""
+        """The largest possible answer for any mechanism: 1 for δ, ∞ for ε."""
         return 1.0 if self.delta is None else math.inf
 
     def of(self, profile: Callable[[float, int], float]) -> Bounds:
-        """The answer from δ(ε)'s lower end (0) and upper one (1)."""
+        """The answer from a profile (ε, end) → lower (0) or upper (1) bound on δ(ε)."""
         if self.delta is not None:
             return inverted(profile, self.delta)
         return Bounds(profile(self.epsilon, 0), profile(self.epsilon, 1))
@@ -219,28 +226,29 @@ class Asked(NamedTuple):
         return gaussian_delta_bounds(distance, self.epsilon)
 
 
-# The finer the laws, the longer they take: for epochs, each step four times as long.
+# Finer laws take longer: for epochs, each step takes four times as long.
 _FINENESS = (1.0, 0.5, 0.35)
-# Laws are made no finer where that left more than this of the ends' distance.
+# The laws are not refined further if the last step left more than this share of the interval.
 _HELPED = 0.8
-# Either end has a gap of its own, and the laws have theirs.
+# Share of the accuracy for the integrals of each end; the rest is for the laws.
 _LINES_SHARE = 0.4
-# Ends that are further apart, relatively, would be with finer laws as well.
+# If the ends are further apart than this, relatively, finer laws do not help.
 _LAWS_SHARE = 0.05
-# δ at which two theorems on a round are held against each other.
+# δ at which two theorems on the same round are compared.
 _TYPICAL = 1e-6
-# Of more kinds of rounds it is not chosen for each.
+# With more kinds of rounds than this, no theorem is chosen for each kind.
 _MOST_CHOSEN = 64
-# Products of two numbers that the lines of one direction may take.
+# Most multiplications for the lines of one direction.
 _WORK = 2e9
 
 
 def of_ratios(
     counts: Counts, accuracy: float, asked: Asked, *, beaten_by: float = math.inf
 ) -> Bounds:
-    """Bounds on what is asked of rounds some of which have laws.
+    """Bounds on the requested quantity for rounds of which some have laws.
 
-    ``beaten_by``: what is certainly above this need not be sharp.
+    Args:
+        beaten_by: an answer that is certainly above this need not be sharp.
     """
     epochs = [(pair, n) for pair, n in counts.items() if isinstance(pair, Epoch)]
     delta = asked.delta
@@ -266,15 +274,15 @@ def of_ratios(
         if width > _HELPED * before:
             break
         if _LAWS_SHARE * upper < upper - lower < math.inf:
-            break  # it is not for the laws that the ends are apart
+            break  # the laws are not the cause of the distance
     return Bounds(lower, upper)
 
 
 @np.errstate(all="ignore")
 def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
-    """A lower bound on ε at ``delta`` of rounds some of which are laws already; 0 if none is known.
+    """A lower bound on ε at ``delta`` of rounds of which some are laws; 0 if none is known.
 
-    Of an epoch the smaller law in convex order is taken.
+    An epoch is represented by its smaller law in convex order.
     """
     if not all_integrable(counts):
         return 0.0
@@ -282,12 +290,12 @@ def of_ratios_below(counts: Mapping[Part, int], delta: float) -> float:
 
 
 def all_integrable(counts: Mapping[Part, int]) -> bool:
-    """True if laws can be built of all that need one, and the others be integrated."""
+    """True if a law can be built for each round that needs one, and the others be integrated."""
     return all(map(attrgetter("integrable"), counts))
 
 
 def only_pairs(counts: Mapping[Part, int]) -> dict[Pair, int] | None:
-    """The same where no round needs a law; None: some do."""
+    """The same counts if no round needs a law; None if some do."""
     found: dict[Pair, int] = {}
     for part, n in counts.items():
         if not isinstance(part, Pair):
@@ -304,11 +312,12 @@ def with_ratios(
 
 
 def alternatives(counts: Counts) -> list[Counts]:
-    """The rounds by sets of pairs that dominate them, the quickest to compose first.
+    """Sets of pairs that dominate the rounds, the quickest to compose first.
 
-    A round that is told has a pair of half lines as well, and any choice of either is a theorem:
-    half lines for all, told for all, of two kinds each with the other's, and of more for each what
-    seems to cost less.
+    A round with a disclosed count (:class:`DisclosedCount`) also has a pair of half lines, and
+    either may be used for each kind of round. The sets are: half lines for all; disclosed counts
+    for all; with two kinds, the two mixed choices; with more kinds, for each kind the one that
+    seems to have the smaller moment.
     """
     disclosed = [pair for pair in counts if isinstance(pair, DisclosedCount)]
     if not disclosed:
@@ -331,7 +340,7 @@ def alternatives(counts: Counts) -> list[Counts]:
 
 
 def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
-    """True if a round's moment at ``tilt`` is about less by the told pair than by half lines."""
+    """True if a round's estimated moment at ``tilt`` is at most that by half lines."""
     if not pair.otherwise.integrable:
         return True
     law = pair.ratios(1.0)[1]
@@ -346,7 +355,7 @@ def _cheaper_disclosed(pair: DisclosedCount, tilt: float) -> bool:
 
 
 def about(counts: Counts, delta: float) -> float:
-    """About ε at ``delta``, for choosing where to ask; ∞ where nothing is known."""
+    """An estimate of ε at ``delta``, as a start of a search; ∞ if nothing is known."""
     if not all_integrable(counts):
         return math.inf
     found = Composition(with_ratios(counts, 1.0, 1)).estimate(delta)
@@ -369,11 +378,12 @@ def _some_loss_beyond(
     thresholds: Array,
     delta: float,
 ) -> float:
-    """The largest ε that the event T that some loss is beyond a threshold proves at ``delta``.
+    """The largest lower bound on ε at ``delta`` from the events "some loss exceeds a threshold".
 
     Args:
-        rounds: P- and Q-mass of a round's losses beyond a threshold, how many such rounds, and
-            bounds on the masses' relative errors.
+        rounds: for each kind of round a function threshold → P- and Q-mass of the losses above it,
+            the number of such rounds, and a bound on the masses' relative errors.
+        thresholds: the thresholds to try, shape (n,).
     """
     best = 0.0
     for threshold in thresholds:
@@ -404,7 +414,7 @@ def _composed(counts: Mapping[Pair | DiscreteRatio, int], accuracy: float, asked
         if searches and delta is not None and total.lesser(searches[0].lower, delta):
             break
         search = Search(total, *asked)
-        # The direction in which the record is there is nearly always the worse one.
+        # The direction in which the record is present nearly always has the larger ε.
         search.refine(accuracy, beaten_by=max((s.lower for s in searches), default=-1.0))
         searches.append(search)
     upper = max(search.upper for search in searches)
@@ -416,7 +426,8 @@ def _composed(counts: Mapping[Pair | DiscreteRatio, int], accuracy: float, asked
 def _hits_epsilon(epoch: Epoch, count: int, delta: float) -> float:
     """A lower bound on ε from the event "in every epoch some round's noise is at least x".
 
-    P gives it at least Φ(distance - x) an epoch, Q at most rounds·Φ(-x).
+    Its probability in one epoch is at least used/rounds·Φ(distance - x) under P, and at most
+    used·Φ(-x) under Q.
     """
     best = 0.0
     share = epoch.used / epoch.rounds
@@ -434,15 +445,15 @@ def _hits_epsilon(epoch: Epoch, count: int, delta: float) -> float:
 _COARSE = 0.03
 _LARGEST_DISTANCE = 1e100
 _MOST_ATTACKED = 16
-# A single round of more components is faster by an integral.
+# For a single round with more components an integral is faster.
 _FEW_COMPONENTS = 4
 _FIXED_POINT = 8
-# How fine the laws are on which whole profiles rest.
+# Fineness of the laws for whole profiles.
 _CURVES = 0.5
 
 
 class CertificateError(ArithmeticError):
-    """A lower bound came out above an upper one: a fault of the library, never of its input."""
+    """A lower bound is above an upper one: a defect of the library, never of its input."""
 
 
 def epsilon(
@@ -451,14 +462,14 @@ def epsilon(
     """The smallest ε ≥ 0 for which the mechanism is (ε, delta)-differentially private.
 
     Args:
-        mechanism: what is released.
+        mechanism: the released rounds.
         delta: in (0, 1).
         group: number of records in which neighbouring data sets differ.
         accuracy: wanted (upper - lower)/upper, in [1e-6, 0.1]. Where rounding or memory does not
-            allow it, the interval is wider, and still certain.
+            allow it, the interval is wider, and still certified.
 
     Returns:
-        An interval that encloses ε; (∞, ∞) where some round has no noise.
+        An interval that encloses ε; (∞, ∞) if some round has no noise.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
@@ -479,13 +490,13 @@ def delta(
     """The smallest δ for which the mechanism is (epsilon, δ)-differentially private.
 
     Args:
-        mechanism: what is released.
+        mechanism: the released rounds.
         epsilon: at least 0.
         group: number of records in which neighbouring data sets differ.
         accuracy: wanted (upper - lower)/upper, in [1e-6, 0.1].
 
     Returns:
-        An interval in [0, 1]; (1, 1) where some round has no noise.
+        An interval in [0, 1] that encloses δ; (1, 1) if some round has no noise.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
@@ -504,13 +515,19 @@ def epsilon_curve(
     *,
     accuracy: float = 1e-2,
 ) -> list[Interval]:
-    """ε after each of these numbers of rounds: what a run has spent so far.
+    """ε that a run has spent after each of these numbers of rounds.
 
     Args:
         mechanism: the whole run.
         delta: in (0, 1).
-        rounds: prefixes, each from 0 (nothing released: ε = 0) to len(mechanism).
-        group, accuracy: as in :func:`epsilon`.
+        rounds: numbers of rounds, each from 0 (nothing released: ε = 0) to len(mechanism).
+        group, accuracy: as in :func:`epsilon`; accuracy is 1e-2 by default.
+
+    Returns:
+        One interval for each entry of ``rounds``.
+
+    Raises:
+        UnsupportedMechanismError, TypeError, ValueError: as in :func:`epsilon`.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
     asked = Asked(real("delta", delta, above=0, below=1))
@@ -522,7 +539,12 @@ def epsilon_curve(
 
 @np.errstate(all="ignore")
 def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
-    """About ε, in a tenth of the time: for choosing where to ask, never for a promise.
+    """An estimate of ε in a tenth of the time of :func:`epsilon`: a start of a search, no bound.
+
+    Args:
+        mechanism: the released rounds.
+        delta: in (0, 1).
+        group: number of records in which neighbouring data sets differ.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for a part of the mechanism.
@@ -532,7 +554,7 @@ def estimate(mechanism: Mechanism, delta: float, group: int = 1) -> float:
     most = gaussian_epsilon_bounds(unsampled_distance(mechanism, group), delta).upper
     chain = single_changes(mechanism, group)
     if chain is not None:
-        # Where δ of a single change is what equal levels of all make δ of.
+        # Fixed point: at this level, `chain[1]` equal changes compose to `delta`.
         level = 0.0
         for _ in range(_FIXED_POINT):
             wanted = delta * math.exp(-min(log_growth(level, chain[1]), 600.0))
@@ -550,20 +572,21 @@ def privacy_loss(
     """The composed privacy loss distribution, as bounds on the whole profile δ(ε).
 
     Args:
-        mechanism: what is released.
+        mechanism: the released rounds.
         group: number of records in which neighbouring data sets differ.
-        accuracy: wanted relative accuracy of δ where it is above 1e-12.
+        accuracy: wanted relative accuracy of δ where it is above 1e-12, in [1e-6, 0.1].
 
     Returns:
-        Of the least that any theorem proves, point by point, for each direction (one where both
-        are the same) a lower and an upper
-        :class:`~forethought.accounting.line_integral.Curve`. Both hold for every real ε and are
-        sharp down to δ = 1e-12; use :func:`epsilon` below that.
+        For each direction (only one if both are the same) a lower and an upper
+        :class:`~forethought.accounting.line_integral.Curve`. They bound the pointwise least δ(ε)
+        that any theorem proves. Both hold for every real ε and are sharp down to δ = 1e-12; use
+        :func:`epsilon` below that.
 
     Raises:
-        UnsupportedMechanismError: no theorem is known for a part of the mechanism; random
-            allocation at so little noise that no law bounds it.
-        ValueError: some round has no noise, so that there is no distribution.
+        UnsupportedMechanismError: no theorem is known for a part of the mechanism, or random
+            allocation has so little noise that no law bounds it.
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or some round has
+            no noise, so that there is no distribution.
     """
     group, accuracy = _arguments(mechanism, group, accuracy)
     if not _noisy(mechanism):
@@ -583,7 +606,8 @@ def privacy_loss(
     if chain is not None:
         changes = _chained(chain[0], mechanism, group, accuracy)
         known.append(([changes], [changes]))
-    # One direction where it is the same for every theorem; the last profile of each is the other's.
+    # One direction is enough if both are the same for every theorem. A theorem with one profile
+    # uses it for both directions.
     directions = max(len(below) for below, _ in known)
     below, above = (
         [Least([way[end][min(d, len(way[end]) - 1)] for way in known]) for d in range(directions)]
@@ -600,9 +624,10 @@ def privacy_loss(
 def _profiles(
     counts: Counts, accuracy: float
 ) -> tuple[list[BoundedDirection], list[BoundedDirection]]:
-    """Lower and upper profiles of each direction by one choice of theorems; one if they are alike.
+    """Lower and upper profiles of each direction by one choice of theorems.
 
-    Where the rounds have laws, these are the lower end's and the upper one's.
+    The lists have one entry if both directions are the same. Without laws the lower and the upper
+    list are the same; with laws they rest on the smaller and the larger laws.
     """
     pairs = only_pairs(counts)
     regular = all(pair.integrable for pair in counts if isinstance(pair, Pair))
@@ -633,7 +658,7 @@ def _answer(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> 
 
 
 def enclose(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
-    """The interval that is asked for, with the reason where it is wide."""
+    """The requested interval, with a reason if it is wide."""
     found = _at_once(mechanism, group, accuracy, asked)
     chain = single_changes(mechanism, group)
     if chain is not None and 0 < found.upper < math.inf:
@@ -651,7 +676,7 @@ def _chained(single: Mechanism, mechanism: Mechanism, group: int, accuracy: floa
 def why_wide(
     mechanism: Mechanism, group: int, found: Interval, accuracy: float = 1e-3
 ) -> str | None:
-    """The reason why an interval's ends are further apart than ``accuracy``; None: they are not."""
+    """The reason why the interval is wider than ``accuracy``, relatively; None if it is not."""
     if found.upper - found.lower <= accuracy * found.upper or found.upper <= SMALLEST:
         return None
     try:
@@ -665,13 +690,13 @@ def why_wide(
     return "the work of one search did not suffice to bring both ends together"
 
 
-# What leaves the range of a double is recognised and bounded where it arises.
+# Overflow and underflow are recognised and bounded where they arise.
 @np.errstate(all="ignore")
 def _at_once(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) -> Interval:
-    """All changes at once, by the dominating pairs."""
+    """The interval by the dominating pairs for all changes at once."""
     if not _noisy(mechanism):
         return Interval(asked.most, asked.most)
-    # In every batch the records move each release by the group's whole distance.
+    # The bound without amplification: the group is in every batch.
     most = unsampled_distance(mechanism, group)
     counts: Counts = {}
     if most <= _LARGEST_DISTANCE * group or math.isfinite(most * most):
@@ -694,10 +719,10 @@ def _at_once(mechanism: Mechanism, group: int, accuracy: float, asked: Asked) ->
 
 
 def _least(counts: Counts, accuracy: float, asked: Asked) -> Bounds:
-    """The least that any of the theorems proves, where some rounds are covered by several.
+    """The bounds of the theorem with the least upper end, where several cover some rounds.
 
-    Disclosed counts and half lines do not dominate each other, and no estimate says for certain
-    which proves less: all are asked, the quickest first, and the one that proves least is stated.
+    Disclosed counts and half lines do not dominate each other, and no estimate decides for certain
+    which of them gives less. So all are computed, the quickest first.
     """
     found = Bounds(math.inf, math.inf)
     for way in alternatives(counts):
@@ -712,7 +737,7 @@ def _least(counts: Counts, accuracy: float, asked: Asked) -> Bounds:
 
 
 def of_pairs(counts: Mapping[Pair, int], accuracy: float, asked: Asked) -> Bounds:
-    """Bounds on what is asked of the composed dominating pairs."""
+    """Bounds on the requested quantity for the composed dominating pairs."""
     delta = asked.delta
     lower, upper = 0.0, asked.most
     if not counts:
@@ -729,7 +754,7 @@ def of_pairs(counts: Mapping[Pair, int], accuracy: float, asked: Asked) -> Bound
     if regular:
         lower, upper = searched(counts, accuracy, asked, upper)
     if upper == math.inf or upper - lower > accuracy * upper:
-        # What needs no integral, where the integrals did not settle it.
+        # Closed bounds, where the integrals are not accurate enough.
         lower = max(lower, *(floor_of(p, n, asked) for p, n in counts.items()))
         if delta is not None:
             upper = min(upper, disclosed_epsilon(counts, delta))
@@ -744,14 +769,14 @@ def _single_round(counts: Mapping[Pair, int]) -> bool:
 
 
 def searched(counts: Mapping[Pair, int], accuracy: float, asked: Asked, upper: float) -> Bounds:
-    """Bounds by line integrals; ``upper`` is known already."""
+    """Bounds by line integrals; ``upper`` is an upper bound that is already known."""
     delta = asked.delta
     rough = max(accuracy, _COARSE)
     one_sided = not all(pair.two_sided for pair in counts)
     searches = [Search(Composition(counts), *asked)]
     searches[0].refine(accuracy)
     if one_sided:
-        # In the other direction no loss is above this one.
+        # An upper bound on the loss in the other direction.
         largest = math.fsum(n * _largest_reverse_loss(p) for p, n in counts.items())
         if largest > (asked.epsilon if delta is None else searches[0].lower):
             total = Composition(counts, swapped=True)
@@ -761,7 +786,7 @@ def searched(counts: Mapping[Pair, int], accuracy: float, asked: Asked, upper: f
             searches.append(Search(total, *asked))
             searches[1].refine(rough, beaten_by=searches[0].lower)
     best = max(search.lower for search in searches)
-    # Only a direction that may be the worse one needs the full accuracy.
+    # Only a direction that may have the larger answer needs the full accuracy.
     for search in searches:
         search.refine(accuracy, beaten_by=best)
     for search in searches:
@@ -778,7 +803,7 @@ def floor_of(pair: Pair, count: int, asked: Asked) -> float:
 
 
 def _by_one_round(counts: Mapping[Pair, int], delta: float, guess: float) -> float:
-    """A lower bound from the attack "some round's loss is large": sharp where records are rare.
+    """A lower bound from the attack "some round's loss is large": sharp at low sampling rates.
 
     For the event T that some loss exceeds a threshold, δ(ε) ≥ P(T) - e^ε Q(T).
     """
@@ -788,7 +813,7 @@ def _by_one_round(counts: Mapping[Pair, int], delta: float, guess: float) -> flo
 
 
 def _largest_reverse_loss(pair: Pair) -> float:
-    # log Q/P where P is largest beside Q: far left, where only P's idle component is left.
+    # The supremum of log Q/P is far left, where only P's idle component remains.
     if pair.down or pair.symmetric or pair.idle < 1e-300:
         return math.inf
     return -math.log(pair.idle) * (1 + 1e-9) + pair.doubt
@@ -799,7 +824,7 @@ def _noisy(mechanism: Mechanism) -> bool:
 
 
 def single_part(pair: Pair, asked: Asked) -> Bounds:
-    """One round: its profile is P(loss > ε) - e^ε Q(loss > ε), with no grid at all."""
+    """The bounds of one round: its profile is P(loss > ε) - e^ε Q(loss > ε), without a grid."""
     ways = [HalfLines(pair, swapped=s) for s in ((False,) if pair.two_sided else (False, True))]
     return asked.of(lambda level, end: max(way.profile(level)[end] for way in ways))
 
@@ -807,7 +832,7 @@ def single_part(pair: Pair, asked: Asked) -> Bounds:
 # Solve for any one unknown so that the certified ε meets a budget.
 
 
-# How often an estimate is asked where it meets the budget, and how often it is then corrected.
+# Most steps of the secant search with estimates, and of its correction with certified values.
 _STEPS, _ATTEMPTS = 12, 4
 _APART = 0.02
 
@@ -824,28 +849,29 @@ def calibrate(
 ) -> float:
     """The value in ``bracket`` at which the mechanism just meets the budget.
 
-    Whether ε grows or falls with the value is found out at the ends of the bracket.
+    ε may increase or decrease with the value; the ends of the bracket show which.
 
     Args:
         make_mechanism: the unknown (noise multiplier, rounds, rate, epochs, …) → mechanism; ε must
             be monotone in it.
         budget: the target. The certified upper end of ε is at most ``budget.epsilon``.
         bracket: two values, 0 ≤ low < high, of which one meets the budget and the other does not.
-        tolerance: the certified ε is at least (1 - tolerance) of the budget, where the unknown is
-            continuous.
-        integer: the unknown is a whole number: the last one that still meets the budget.
+        tolerance: the certified ε is at least (1 - tolerance) of the budget if the unknown is
+            continuous; in (0, 0.1].
+        integer: True if the unknown is an integer; the result is the last that meets the budget.
         group: number of records in which neighbouring data sets differ.
-        warn: False for a caller that warns of the whole itself.
+        warn: False if the caller itself warns of a wide interval.
 
     Returns:
-        The value; an integral float when ``integer``.
+        The value, as a float; with ``integer`` it has no fractional part.
 
     Raises:
+        TypeError: ``budget`` is not a Budget.
         ValueError: both ends of the bracket meet the budget, or neither does.
         UnsupportedMechanismError: as in :func:`forethought.accounting.exact.epsilon`.
 
     Warns:
-        UserWarning: ε of what is found has ends that are further apart than usual, and why.
+        UserWarning: the interval of ε at the result is wider than usual; the message says why.
 
     >>> from forethought.values.mechanism import FullBatch
     >>> def once(sigma: float) -> Mechanism:
@@ -863,8 +889,8 @@ def calibrate(
         low, high = float(math.ceil(low)), float(math.floor(high))
 
     def spent(value: float) -> float:
-        # At the default accuracy, as in a Statement: a sharper bound could call a mechanism within
-        # budget that the Statement then finds above it. A rough one is hardly faster.
+        # The accuracy is that of a Statement: by a sharper bound, a mechanism could meet the budget
+        # and its Statement still exceed it. A coarser bound is hardly faster.
         return epsilon(make_mechanism(value), budget.delta, group).upper
 
     found = None
@@ -885,7 +911,7 @@ def _searched(
     *,
     integer: bool,
 ) -> float:
-    """The value that meets the budget, between two of which one does."""
+    """The value that just meets the budget, by a search in the bracket."""
     low, high = bracket
     ends = (spent(low), spent(high))
     meets = [end <= budget.epsilon for end in ends]
@@ -925,9 +951,9 @@ def _near_estimate(
     group: int,
     start: float | None = None,
 ) -> float | None:
-    """A value that just meets the budget, certified, found from where an estimate does.
+    """A value that certifiably just meets the budget, from a start by estimates.
 
-    None where that takes more than a few attempts: then the bracket is searched.
+    None if that takes more than a few attempts; the caller then searches the bracket.
     """
     low, high = bracket
     target = math.log(budget.epsilon * (1 - tolerance / 2))
@@ -952,7 +978,7 @@ def _near_estimate(
         if abs(x - before[0]) < 1e-3:
             break
         at = roughly(x)
-        if abs(x - before[0]) > _APART:  # nearer ones tell of the estimate's own jumps
+        if abs(x - before[0]) > _APART:  # closer points measure the estimate's own jumps
             slope = (at - before[1]) / (x - before[0])
     known: list[tuple[float, float]] = []
     for _ in range(_ATTEMPTS):
@@ -999,16 +1025,19 @@ def noise_multiplier(
     """The smallest noise multiplier, within 0.1 % of ε, with which the rounds meet the budget.
 
     Args:
-        strategy: how the noise is correlated over the rounds; None: it is independent.
+        budget: the target ε and δ.
+        sampling, rounds, clipping: as of :class:`~forethought.values.mechanism.Rounds`.
+        adjacency: the neighbouring relation.
+        strategy: correlation of the noise over the rounds; None: it is independent.
         group: number of records in which neighbouring data sets differ.
-        warn: False for a caller that warns of the whole itself.
+        warn: False if the caller itself warns of a wide interval.
 
     Raises:
         UnsupportedMechanismError: no theorem is known for the combination.
-        ValueError: no noise multiplier in [1e-3, 1e9] meets the budget.
+        ValueError: no noise multiplier up to 1e9 meets the budget, or already one below 1e-3 does.
 
     Warns:
-        UserWarning: ε of what is found has ends that are further apart than usual, and why.
+        UserWarning: the interval of ε at the result is wider than usual; the message says why.
     """
 
     def make(sigma: float) -> Mechanism:
@@ -1030,7 +1059,7 @@ def noise_multiplier(
 
 
 def _bracket(spent: Callable[[float], float], budget: Budget, rounds: int) -> tuple[float, float]:
-    """A noise multiplier that does not meet the budget, and three times that, which does."""
+    """Two noise multipliers: one that does not meet the budget, and a larger one that does."""
 
     def meets(sigma: float) -> bool:
         return spent(sigma) <= budget.epsilon

@@ -1,4 +1,4 @@
-"""An interval that is certified to hold the true value, and how its ends are printed."""
+"""Certified intervals of a true value, and the outward rounding of their printed ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from forethought.values.serialisation import plain
 
 @dataclass(frozen=True)
 class Interval:
-    """The true value is at least ``lower`` and at most ``upper``, both proven.
+    """An interval that provably encloses a true value.
 
-    ``reason`` says in words why the ends are further apart than was asked for; None: they are not.
+    Args:
+        lower, upper: the ends; the true value is at least ``lower`` and at most ``upper``.
+        reason: the reason why the interval is wider than requested; None if it is not.
+
+    Raises:
+        ValueError: an end is NaN, or ``lower`` is above ``upper``.
     """
 
     lower: float
@@ -37,23 +42,25 @@ class Interval:
         return self.lower <= value <= self.upper
 
     def to_dict(self) -> dict[str, Any]:
-        """Both ends, as they are stored."""
+        """Both ends, ready for JSON."""
         return {"lower": plain(self.lower), "upper": plain(self.upper)}
 
     @property
     def relative_width(self) -> float:
-        """(upper − lower)/upper; 0 when both ends are equal."""
+        """(upper − lower)/upper; 0 if both ends are equal."""
         return 0.0 if self.upper == self.lower else (self.upper - self.lower) / self.upper
 
 
 def bisected(
     below: Callable[[float], bool], low: float, high: float, relative: float = 0.0, steps: int = 200
 ) -> tuple[float, float]:
-    """The bracket, narrowed by halves, of the place where ``below`` stops being true.
+    """Bisection: a narrower bracket (low, high) of the point where ``below`` becomes false.
 
     Args:
-        below: true at ``low``, not at ``high``; what it says of the ends is taken as known.
-        relative: how wide the bracket may be, beside its high end. steps: at most.
+        below: a predicate that is true at ``low`` and false at ``high``; it is not evaluated there.
+        low, high: the bracket at the start.
+        relative: the bracket may be this wide, relative to its high end.
+        steps: largest number of bisections.
     """
     for _ in range(steps):
         middle = 0.5 * (low + high)
@@ -64,13 +71,15 @@ def bisected(
 
 
 def warn_if_hollow(delta: float, examples: int | None, group: int = 1) -> None:
-    """Warn of a promise that hardly is one: a large δ, or more records together than there are.
+    """Warn of a guarantee with little meaning: a large δ, or a group larger than the data.
 
     Args:
-        examples: in the data; None: not known. group: records protected together.
+        delta: δ of the guarantee.
+        examples: number of records in the data; None if unknown.
+        group: number of records that are protected together.
 
     Warns:
-        UserWarning: says what to choose.
+        UserWarning: δ is above min(0.01, 1/examples), or ``group`` above ``examples``.
     """
     most = min(0.01, 1 / (examples or 1))
     if delta > most:
@@ -89,9 +98,13 @@ def warn_if_hollow(delta: float, examples: int | None, group: int = 1) -> None:
 
 
 def warn_if_wide(found: Interval) -> str | None:
-    """Warn where the ends of an ε are further apart than was asked for; the words, or None.
+    """Warn if the interval of ε is wider than requested: the true cost may be below its upper end.
 
-    For whatever is chosen by the upper end: what is spent may be less.
+    Returns:
+        The text of the warning; None if there is none.
+
+    Warns:
+        UserWarning: ``found`` has a reason.
     """
     if found.reason is None:
         return None
@@ -105,10 +118,11 @@ def warn_if_wide(found: Interval) -> str | None:
 
 
 def at_most(value: float, form: str = ".4g") -> str:
-    """``value`` as text that is not below it: how an upper bound is printed.
+    """An upper bound as text: ``value`` rounded up.
 
     Args:
-        value: ε, δ, a detection rate, a cost. form: a format of kind "g", "f" or "%".
+        value: ε, δ, a detection rate, a cost.
+        form: a format of kind "g", "f" or "%".
 
     >>> at_most(1.31918), at_most(0.0554, ".0%")
     ('1.32', '6%')
@@ -117,7 +131,7 @@ def at_most(value: float, form: str = ".4g") -> str:
 
 
 def at_least(value: float, form: str = ".4g") -> str:
-    """``value`` as text that is not above it: how a lower bound is printed."""
+    """A lower bound as text: ``value`` rounded down; ``form`` as in :func:`at_most`."""
     return _outward(value, form, -1)
 
 
@@ -126,14 +140,14 @@ def _outward(value: float, form: str, side: int) -> str:
     if not math.isfinite(value):
         return text
     kind, places = form[-1], int(form.strip(",").lstrip(".")[:-1])
-    # The shortest decimal that is this number: 1e-05 is no more than it says.
+    # The shortest decimal that reads back as this number, so 1e-05 is exactly 1e-05.
     exact = Decimal(repr(float(value)))
 
     def holds(shown: str) -> bool:
         number = Decimal(shown.rstrip("%").replace(",", ""))
         return (number - exact * (100 if kind == "%" else 1)) * side >= 0
 
-    # So many digits that nothing is rounded but where it is wanted.
+    # Enough digits that only the wanted rounding happens.
     with localcontext(Context(prec=1500, Emax=2000, Emin=-2000)) as exactly:
         if holds(text):
             return text
@@ -143,6 +157,6 @@ def _outward(value: float, form: str, side: int) -> str:
         else:
             exactly.rounding = rounding
             rounded = exact.quantize(Decimal(1).scaleb(-places - 2 * (kind == "%")))
-        # As floating-point numbers are written, unless none is near enough.
+        # Format it as a floating-point number, unless the nearest one is on the wrong side.
         text = format(float(rounded), form)
         return text if math.isfinite(float(rounded)) and holds(text) else format(rounded, form)

@@ -1,31 +1,31 @@
-"""δ(ε) of a composition by a line integral with proven ends, and the search for ε or δ.
+"""δ(ε) of a composition by line integrals with proven error bounds, and the search for ε or δ.
 
 With M the transform of the total privacy loss L under P, δ(ε) = (1/2πi) ∫ M(s) e^(-sε) / (s(s+1))
-along Re s = c > 0. Two smoothed versions of it bound it from both sides, and both integrands fall
-off like a Gaussian:
+along Re s = c > 0. Two smoothed versions of it bound it from both sides, and both integrands
+decrease like a Gaussian:
 
 - *above*: δ is convex in α = e^ε, so by Jensen E δ(ε + U) ≥ δ(ε) for U ~ N(-τ²/2, τ²), where
   E e^U = 1. The kernel becomes e^(τ²(s²+s)/2) / (s(s+1)).
 - *below*: for any test ψ with values in [0, 1], δ(ε) ≥ E ψ(L)(1 - e^(ε-L)); with
-  ψ(L) = Φ((L - ε - b)/τ) the kernel is e^(τ²s²/2 - bs)/s - e^(τ²(s+1)²/2 - b(s+1))/(s+1). Where τ
-  is above 1, losses far below ε would cost most of it: b is (τ² - 1)/2 there, and else 0.
+  ψ(L) = Φ((L - ε - b)/τ) the kernel is e^(τ²s²/2 - bs)/s - e^(τ²(s+1)²/2 - b(s+1))/(s+1). If τ is
+  above 1, losses far below ε would take most of the bound, so b is (τ² - 1)/2 then, otherwise 0.
 
-Both are off by about τ²c(c+1)/2 of δ. The trapezoidal rule with step 2π/W sums the integral's value
-at ε + kW times e^(ckW), all k (Poisson): from above these only add, from below they are bounded by
-1 to the left and by Chernoff's bound to the right.
+The relative error of both is about τ²c(c+1)/2. The trapezoidal rule with step 2π/W sums the
+integral's value at ε + kW times e^(ckW) over all k (Poisson summation). For the upper bound the
+other terms are nonnegative; for the lower bound they are at most 1 to the left, and at most
+Chernoff's bound to the right.
 
-One integral (:class:`Integral`) and what stands between it and δ (:class:`ErrorCharges`) are a
-bound (:class:`Charged`) of a :class:`Composition`; :class:`Search` asks for sharper and sharper
-ones.
+One integral (:class:`Integral`) and its error terms (:class:`ErrorCharges`) are a bound
+(:class:`Charged`) on δ of a :class:`Composition`; :class:`Search` refines such bounds.
 
 **The profile of one round.** A pair is P = Σ w_k N(c_k, 1) against Q = Σ v_k N(-d_k, 1) in units of
 the noise's standard deviation, with all c_k, d_k ≥ 0, so that the privacy loss log(dP/dQ) increases
-along the line and the privacy profile H(α) = sup_T P(T) - α Q(T) is attained by half lines. That of
-a single round is read off them, with no integral (:class:`HalfLines`).
+along the line and half lines attain the privacy profile H(α) = sup_T P(T) - α Q(T). For a single
+round no integral is needed (:class:`HalfLines`).
 
 **The profile of a composition** (:class:`Profile`). Every line bounds δ(ε) at every ε, and is sharp
-near one of them. What is chosen there decides how tight the bounds are, never whether they hold.
-The lines are placed once, so the answers do not depend on what is asked first.
+near one of them. The choice of lines affects only the tightness of the bounds, never their
+validity. The lines are placed once, so the answers do not depend on the order of the questions.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ class Integral:
     """Bounds on δ(ε) of one measure from its transform along a line.
 
     Args:
-        tilt: c. step: between the line's points. smoothing: τ.
+        tilt: c.
+        step: distance of the line's points.
+        smoothing: τ.
         line: the log transform at c + i k ``step``.
-        beyond: a tilt above c, and ``log_moment``, a bound on the log transform there.
+        beyond: a tilt above c.
+        log_moment: an upper bound on the log transform at ``beyond``.
     """
 
     def __init__(
@@ -97,14 +100,14 @@ class Integral:
         above = common * np.exp(tau * tau * s / 2)
         margin = max(0.0, (tau * tau - 1) / 2)
         below = common * np.exp(-margin * s) * (1 - s * _expm1(tau * tau * (s + 0.5) - margin))
-        # |M| is at most its value on the real line: what is left out is a Gaussian tail.
+        # |M| is at most its value on the real line: the truncation error is a Gaussian tail.
         last = step * line.real.size
         square = (tau * last) ** 2
         tail = math.exp(tau * tau * (c * c + c) / 2 - square / 2) / (last - step) / math.pi
         most = max(tau * tau * x * x / 2 - margin * x for x in (c, c + 1))
         tail_below = math.exp(most - (tau * (last - step)) ** 2 / 2)
         tail_below *= 2 / ((tau * (last - step)) ** 2 * math.pi)
-        # Rounding of the kernels and of the sum, beside the transform's own.
+        # Rounding of the kernels and of the sum, in addition to the transform's error.
         units = 32 + t.size + 2 * np.abs(line.phase) + tau * tau * (t * t + (c + 1) * (c + t))
         wrong = grown + size * (EPS * units)
         peak = math.exp(min(line.doubt[0], 50.0))
@@ -114,7 +117,7 @@ class Integral:
         )
         above, below = above * size, below * size
         self._moved = (float((np.abs(below) * t).sum()), float((np.abs(above) * t).sum()))
-        # What is too small to matter is charged and not summed again for every ε.
+        # Negligible terms are charged once instead of being summed for every ε.
         weight = np.abs(above) + np.abs(below)
         kept = weight > 1e-17 * float(weight.sum()) / weight.size
         dropped = float(weight[~kept].sum())
@@ -123,13 +126,13 @@ class Integral:
         self._above, self._below = above[kept], below[kept]
 
     def bound(self, epsilon: float, end: int) -> tuple[float, float]:
-        """log of a scale, and what bounds δ(ε) below (``end`` 0) or above (1), times that scale."""
+        """(log of a scale, bound/scale) of a lower (``end`` 0) or an upper (1) bound on δ(ε)."""
         kernel = (self._below, self._above)[end]
         scale = self.base - self.tilt * epsilon
         turn = np.exp(1j * (self._phase - self._t * epsilon))
         value = float((kernel * turn).real.sum())
         off = self._wrong[end] + EPS * 4 * abs(epsilon) * self._moved[end]
-        # The scale's own rounding.
+        # The rounding of the scale.
         unit = EPS * 4 * (abs(self.base) + abs(self.tilt * epsilon) + 1)
         if end:
             return scale, (value + off) * (1 + unit)
@@ -156,11 +159,11 @@ class ErrorCharges(NamedTuple):
     """Bounds on the part that the transform on a line leaves out.
 
     Args:
-        shift: what the weights' relative errors may move ε by, and log δ.
-        above: mass that counts as disclosed in an upper bound: of no component, or cut off.
-        disclosed, undisclosed: P-mass from below, and Q-mass from above, of the event that some
-            loss is beyond the cut.
-        below: Q-mass that no component holds.
+        shift: bound on the change of ε, and of log δ, by the weights' relative errors.
+        above: mass that counts as disclosed in an upper bound: in no component, or cut off.
+        disclosed, undisclosed: a lower bound on the P-mass and an upper bound on the Q-mass of the
+            event that some loss is beyond the cut.
+        below: Q-mass that is in no component.
     """
 
     shift: float
@@ -177,22 +180,22 @@ class Charged(NamedTuple):
     charges: ErrorCharges
 
     def upper(self, epsilon: float) -> float:
-        """log of an upper bound on δ(``epsilon``); ∞ where none is known."""
+        """log of an upper bound on δ(``epsilon``); ∞ if none is known."""
         scale, high = self.integral.bound(epsilon - self.charges.shift, 1)
-        # Anything but a positive number is a bound that was lost to the range of a double.
+        # A value that is not positive and finite left the range of a double: no bound.
         upper = scale + math.log(high) + self.charges.shift if 0 < high < math.inf else math.inf
         charge = self.charges.above
         return float(np.logaddexp(upper, math.log(charge))) if charge > 0 else upper
 
     def lower(self, epsilon: float) -> float:
-        """log of a lower bound on δ(``epsilon``); -∞ where none is known."""
+        """log of a lower bound on δ(``epsilon``); -∞ if none is known."""
         shift, _, disclosed, undisclosed, lost_below = self.charges
         scale, low = self.integral.bound(epsilon + shift, 0)
         lower = scale + math.log(low) - shift if 0 < low < math.inf else -math.inf
         gain = disclosed * math.exp(-shift)
         gain -= math.exp(min(epsilon + shift, 700.0)) * undisclosed
         if gain > 0:
-            # The event that some round's loss is beyond the cut, beside what lies below it.
+            # Add the event that some round's loss is beyond the cut; the integral lacks it.
             lower = float(np.logaddexp(lower, math.log(gain)))
         if lower > -math.inf and lost_below > 0:
             taken = math.log(lost_below) + epsilon - lower
@@ -203,29 +206,29 @@ class Charged(NamedTuple):
 _MOST_POINTS = 2**19
 _MOST_WORK = 3e9
 _FACTORS = np.array([1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0, 15.0])
-# Where the transform has fallen to e^-this, what is left of the line needs little accuracy.
+# Once the transform has decreased by e^-_DEEP, the rest of the line needs little accuracy.
 _DEEP = 60.0
-# So many tilts are tried for a bound on what lies beyond the window.
+# Number of tilts that are tried for the bound on the part beyond the window.
 _MOST_BEYOND = 5
-# A line of so few points is one band.
+# A line of at most this number of points is one band.
 _SHORT = 160
-# What nodes are taken for is asked for a little more, as it is only estimated by then.
+# Demands on shared nodes are raised by this factor, since they are estimates at that time.
 _ROOM = 1.05
-# Nodes are taken at once for lines of at most so many points, times 2π.
+# Lines of at most this number of points, times 2π, share their nodes with the bound beyond.
 _KEPT = 1e4
-# Rounds of one rate that are worth a table of their own.
+# Least number of pairs of one rate that are integrated with shared losses.
 SEVERAL = 3
-# How far a line keeps from the pole, in standard deviations, and how much it may lose by that.
+# Wanted distance of a line from the pole, in standard deviations, and the largest loss by it.
 _CLEARANCE, _DEARER = 0.7, 3.0
-# By how much log δ has to be below what is wanted, as far as is known, for a line to show it.
+# Least estimated difference of the wanted log δ and the true one for which a line is tried.
 _LEAST_ROOM = 0.03
-# By how much a saddle point's ε may be corrected, relatively.
+# Largest relative correction of a saddle point's ε by its skew.
 _SERIES = 0.02
 _TINY = -745.0
 
 
 class AnswerRegion(NamedTuple):
-    """About where the answer lies: for choosing lines, not for bounds."""
+    """An estimate of the answer's place, for the choice of lines only."""
 
     tilt: float
     epsilon: float
@@ -234,7 +237,7 @@ class AnswerRegion(NamedTuple):
 
 
 def _alike(parts: Mapping[Pair, int]) -> list[list[Pair]]:
-    """Pairs to be integrated together: of one rate where there are several, else of one shape."""
+    """Groups of pairs to integrate together: of one rate if several have it, else of one shape."""
     rates: dict[tuple[object, ...], list[Pair]] = {}
     shapes: dict[tuple[object, ...], list[Pair]] = {}
     for pair in sorted(parts, key=attrgetter("up", "down")):
@@ -248,7 +251,7 @@ def _alike(parts: Mapping[Pair, int]) -> list[list[Pair]]:
 
 
 def _skewed(rate: float, variance: float, third: float) -> float:
-    """E[e^(-rate X); X > 0] of a variable of mean 0, to the first term of Edgeworth's series."""
+    """E[e^(-rate X); X > 0] of a variable of mean 0, by the first term of Edgeworth's series."""
     deviation = math.sqrt(max(variance, 1e-100))
     slope = rate * deviation
     plain, height = float(erfcx(slope / math.sqrt(2))) / 2, 1 / math.sqrt(2 * math.pi)
@@ -260,11 +263,11 @@ def _log(value: float) -> float:
 
 
 class Composition:
-    """Rounds composed in one direction.
+    """The composition of rounds in one direction, with total privacy loss L.
 
     Args:
-        parts: how often each pair occurs.
-        swapped: compose (Q, P) instead of (P, Q).
+        parts: pair or law → its number of rounds.
+        swapped: True composes (Q, P) instead of (P, Q).
     """
 
     def __init__(
@@ -293,8 +296,8 @@ class Composition:
         self.work_left = _MOST_WORK
         self.many = sum(rows.size for rows in self.rows) > 8
         self.count = math.fsum(n for p, n in parts.items() if not p.gaussian)
-        self._tight = -math.log(self.count + 1) - 3  # of a moment's error, beside the moment
-        # What the weights' relative errors may move ε by, and the mass that no component holds.
+        self._tight = -math.log(self.count + 1) - 3  # log of a moment's relative error
+        # Bounds on the effect of the weights' errors on ε, and on the mass in no component.
         self.shift = math.fsum(2 * n * p.doubt for p, n in parts.items())
         lost = [(n * p.lost, n * p.lost_rest) for p, n in parts.items()]
         first, second = map(math.fsum, zip(*lost, strict=True))
@@ -302,7 +305,7 @@ class Composition:
         self.lost, self.lost_below = (second, first) if swapped else (first, second)
 
     def cumulant(self, tilts: Array) -> Array:
-        """About log E e^{tilt·L}."""
+        """An estimate of log E e^{tilt·L}, for each of ``tilts``."""
         total = tilts * (tilts + 1) * (self.distance**2 / 2)
         for rows in self.rows:
             total = total + rows.cumulant(tilts)
@@ -310,12 +313,12 @@ class Composition:
 
     @cached_property
     def deviation(self) -> float:
-        """About the standard deviation of L."""
+        """An estimate of the standard deviation of L."""
         variance = self.distance**2 + sum(r.spread()[1] for r in self.rows)
         return max(math.sqrt(max(variance, 0.0)), 1e-150)
 
     def jump(self, delta: float) -> float:
-        """The ε at which the rounds' own δ(ε) add up to ``delta``: one large loss decides."""
+        """The ε at which the rounds' own δ(ε) add up to ``delta``, as if one large loss decides."""
 
         def total(level: float) -> float:
             sums = 0.0
@@ -343,7 +346,9 @@ class Composition:
         """The tilt of the best Chernoff bound, which is close to the saddle point.
 
         Args:
-            near: a tilt not far from it.
+            delta: search for ε at this δ; None: for δ at ``epsilon``.
+            rough: True searches on one coarse grid only.
+            near: a tilt near the result, if known.
         """
         low, high = -16.0, 5.0
         unit = 1 / self.deviation
@@ -363,7 +368,7 @@ class Composition:
                 value = value - tilts * epsilon
             at = int(np.nanargmin(value))
             if near is not None and at in (0, points - 1):
-                return self.locate(delta=delta, epsilon=epsilon)  # it is not near after all
+                return self.locate(delta=delta, epsilon=epsilon)  # `near` was not near
             best, width = float(value[at]), (high - low) / (points - 1)
             low, high = float(exponents[at]) - width, float(exponents[at]) + width
         tilt = float(tilts[at])
@@ -372,14 +377,14 @@ class Composition:
         return AnswerRegion(self._off_the_pole(tilt, epsilon), epsilon, min(best, 0.0), 0.0)
 
     def estimate(self, delta: float) -> float:
-        """About the ε at ``delta``, by a saddle point and its skew: not for bounds."""
+        """An estimate of ε at ``delta``, by a saddle point with its skew; no bound."""
         found = about = self.nearly(delta)
         if not about > 0:
             return about
         tilt = self.locate(epsilon=about, rough=True).tilt
         mean, variance, third = self.tilted(tilt)
         for _ in range(3):
-            tilt += (found - mean) / max(variance, 1e-100)  # where the tilted mean is ε
+            tilt += (found - mean) / max(variance, 1e-100)  # Newton step: the tilted mean is ε
             if not 0 < tilt < math.inf:
                 return about
             mean, variance, third = self.tilted(tilt)
@@ -388,11 +393,11 @@ class Composition:
                 return about
             log = float(self.cumulant(np.array([tilt]))[0]) + math.log(gain)
             found = (log - math.log(delta)) / tilt
-        # Where one loss decides, no such series holds.
+        # If one large loss decides, the series does not hold.
         return found if abs(found - about) <= _SERIES * about else about
 
     def nearly(self, delta: float) -> float:
-        """About the ε at ``delta``, by a saddle point without its skew."""
+        """An estimate of ε at ``delta``, by a saddle point without its skew."""
         place = self.locate(delta=delta)
         log = self.saddle(place.tilt)
         if log == -math.inf:
@@ -400,16 +405,20 @@ class Composition:
         return max((log - math.log(delta)) / place.tilt, 0.0)
 
     def saddle(self, tilt: float) -> float:
-        """About log δ(ε) + ``tilt``·ε where ``tilt`` is the best at ε: what a Gaussian of that
-        spread gives, exact where the tilted loss is one."""
+        """An estimate of log δ(ε) + ``tilt``·ε, where ``tilt`` is the best at ε.
+
+        It is exact if the tilted loss is Gaussian.
+        """
         spread = self.spread(tilt)
         first, second = (float(erfcx(x * spread / math.sqrt(2))) / 2 for x in (tilt, tilt + 1))
         return float(self.cumulant(np.array([tilt]))[0]) + _log(first - second)
 
     def _off_the_pole(self, tilt: float, epsilon: float) -> float:
-        """A tilt further from the pole at 0 than the best bound's, where δ is near 1: there the
-        best line would take very many points, and a little further right it loses next to
-        nothing."""
+        """A tilt further from the pole at 0 than that of the best bound, if δ is near 1.
+
+        There the best line would need very many points, while a line a little further right loses
+        almost nothing.
+        """
         best = None
         for _ in range(60):
             if tilt * self.spread(tilt) >= _CLEARANCE:
@@ -424,23 +433,22 @@ class Composition:
         return tilt
 
     def spread(self, tilt: float) -> float:
-        """About the standard deviation of L under the measure tilted by e^{tilt·L}."""
+        """An estimate of the standard deviation of L under the measure tilted by e^{tilt·L}."""
         return max(math.sqrt(self.tilted(tilt)[1]), 1e-150)
 
     def tilted(self, tilt: float) -> tuple[float, float, float]:
-        """About mean, variance and third cumulant of L under the measure tilted by e^{tilt·L}."""
+        """Estimates of mean, variance and third cumulant of L, tilted by e^{tilt·L}."""
         square = self.distance**2
         found = [(square * (tilt + 0.5), square, 0.0), *(rows.tilted(tilt) for rows in self.rows)]
         mean, variance, third = map(math.fsum, zip(*found, strict=True))
         return mean, variance, third
 
     def truncate(self, log_first: float, log_second: float) -> None:
-        """Leave out rounds' largest losses: they count as disclosed, and are charged.
+        """Cut off the rounds' largest losses: they count as disclosed, and are charged.
 
         Args:
-            log_first: where P's mass beyond is below e^this there is nothing to gain beyond.
-            log_second: where Q's mass beyond is below e^this, all losses there are as good as
-                infinite.
+            log_first: log of the P-mass below which losses are negligible.
+            log_second: log of the Q-mass below which losses count as infinite.
         """
         self.cut_off = self.disclosed = self.undisclosed = 0.0
         share = math.log(self.count + 1)
@@ -456,15 +464,15 @@ class Composition:
 
     @property
     def charges(self) -> ErrorCharges:
-        """The bounds on what is left out as things stand."""
+        """The bounds on the part that is left out with the current cut."""
         above = self.lost + self.cut_off
         return ErrorCharges(self.shift, above, self.disclosed, self.undisclosed, self.lost_below)
 
     def chernoff(self, epsilon: float, tilt: float | None = None) -> float:
-        """A certain upper bound on log δ(``epsilon``), some units above it; 0 where none is known.
+        """A proven upper bound on log δ(``epsilon``), not tight; 0 if none is known.
 
         Args:
-            tilt: where it is least, if that is known.
+            tilt: the tilt at which the bound is least, if known.
         """
         at = max(0.0, epsilon - self.shift)
         if tilt is None:
@@ -478,9 +486,9 @@ class Composition:
         return float(np.logaddexp(value, _log(charge))) + 1e-9 * (1 + tilt * at)
 
     def lesser(self, epsilon: float, delta: float) -> bool:
-        """True if ε at ``delta`` is certainly at most ``epsilon``, by Chernoff's bound or one line.
+        """True if ε at ``delta`` is provably at most ``epsilon``, by Chernoff's bound or one line.
 
-        The line is as rough as it may be for what the saddle point leaves room for.
+        The line is as coarse as the saddle point's estimate allows. False means that it is unknown.
         """
         wanted = math.log(delta)
         if not epsilon > 0:
@@ -502,12 +510,12 @@ class Composition:
         return Charged(line, self.charges).upper(epsilon) <= wanted
 
     def smoothing(self, tilt: float, relative: float) -> float:
-        """The τ with which δ is off by about ``relative`` on the line through ``tilt``."""
+        """The τ for which the relative error of δ on the line through ``tilt`` is ``relative``."""
         bend = tilt * (tilt + 1) + 0.1 / self.spread(tilt) ** 2
         return math.sqrt(2 * relative / bend)
 
     def cut(self, log_delta: float, epsilon: float) -> float:
-        """Let count as disclosed what is rarer than δ, or as good as infinite; log of how rare."""
+        """Cut off losses that are negligible at δ or count as infinite; return log of that mass."""
         first = max(log_delta - 14.0, _TINY + 5)
         second = log_delta - epsilon - 16.0
         self.truncate(first, second if second > _TINY + 45 else -math.inf)
@@ -518,19 +526,19 @@ class Composition:
         return bound + math.fsum(rows.log_moment_above(tilt, self._tight) for rows in self.rows)
 
     def integral(self, place: AnswerRegion, smoothing: float, accuracy: float) -> Integral:
-        """The transform along the line through ``place``.
+        """The integral of the transform along the line through ``place``.
 
         Args:
-            place: where the bounds are to be sharp.
+            place: the place where the bounds are sharp.
             smoothing: τ.
-            accuracy: everything but smoothing is kept below this, relative to δ.
+            accuracy: bound on all errors but that of smoothing, relative to δ.
 
         Raises:
             UnresolvedError: it would take too much work.
         """
         c, epsilon, log_delta, slack = place
         small = log_delta + math.log(accuracy)
-        # How much larger the line's first value is than the answer: all errors count for more.
+        # log of the line's first value over the answer: errors are relative to the former.
         excess = max(0.0, float(self.cumulant(np.array([c]))[0]) - c * epsilon - log_delta)
         if not excess < 500:
             raise transform.UnresolvedError(f"a line e^{excess:.0f} above the answer")
@@ -548,15 +556,15 @@ class Composition:
     def _beyond(
         self, tilt: float, nearest: float, small: float, end: float, accuracy: float
     ) -> tuple[float, float, float]:
-        """A tilt beyond ``tilt``, the window that Chernoff's bound there asks for, and that bound.
+        """A tilt beyond ``tilt``, the window W that Chernoff's bound there needs, and that bound.
 
-        Beyond the window what is left of δ at ``nearest`` is then below e^``small``. The line
-        through ``tilt`` goes to the frequency ``end``: where that is little work its nodes are
-        taken together with those of the bound.
+        The part of δ at ``nearest`` beyond the window is then below e^``small``. The line through
+        ``tilt`` ends at the frequency ``end``; if it is short, its nodes are also used for the
+        bound.
         """
         tilts = tilt * _FACTORS
         moments = self.cumulant(tilts)
-        # Moments that leave the range of a double bound nothing.
+        # Moments beyond the range of a double give no bound.
         moments[~(moments <= 400 * max(self.count, 1.0))] = np.inf
 
         def needs(at: NDArray[np.intp], moments: Array) -> Array:
@@ -578,7 +586,7 @@ class Composition:
             except transform.UnresolvedError as error:
                 failed = error
                 continue
-            # The estimate may be far below what is certain.
+            # The estimate may be far below the proven bound.
             need = float(needs(everything[at : at + 1], np.array([moment]))[0])
             if best is None or need < best[1]:
                 best = (float(tilts[at]), need, moment)
@@ -592,7 +600,7 @@ class Composition:
         points = math.ceil(end * width / (2 * math.pi)) + 1
         step = 2 * math.pi / width
         first = self._first_band(step, points)
-        # A little stricter, so that no end moves for it.
+        # Slightly stricter than necessary, so that the bounds do not depend on it.
         bands = [(first * step * _ROOM, self._loose(accuracy, 0.0) - 1)]
         if first < points:
             fallen = self.fall(tilt, (first - 1) * step) / _ROOM - 1
@@ -603,26 +611,25 @@ class Composition:
 
     def _first_band(self, step: float, points: int) -> int:
         if not self.many and points <= _SHORT:
-            return points  # panels cost more than products do
+            return points  # panels cost more than products
         return min(points, max(16, math.ceil(8 / (step * self.deviation))))
 
     def _loose(self, accuracy: float, fallen: float) -> float:
-        """log of a factor's error, where the product has fallen so far already."""
+        """log of a factor's allowed error, where log of the product has decreased by ``fallen``."""
         wanted = math.log(1e-3 * accuracy / (self.count + 1))
-        # What the product has lost already, an error of a factor may gain.
+        # The error of a factor may be larger where the product is smaller.
         loose = min(wanted + 0.8 * fallen, -math.log(self.count + 1) - 1)
         if fallen > _DEEP:
             loose = max(loose, math.log(0.3 * (fallen - 30) / (self.count + 1)))
         return min(loose, -2.0)
 
     def fall(self, tilt: float, frequency: float) -> float:
-        """About how far the log of the transform falls from the real line to there."""
+        """An estimate of the decrease of log |transform| from the real line to ``frequency``."""
         own = (self.distance * frequency) ** 2 / 2
         return own + math.fsum(rows.fall(tilt, frequency) for rows in self.rows)
 
     def _line(self, tilt: float, step: float, points: int, accuracy: float) -> transform.Line:
-        # In bands: the further out, the finer the panels, and the smaller what the transform of
-        # the whole composition still is.
+        # In bands: further out the panels are finer and the transform of the composition smaller.
         pieces: list[transform.Line] = []
         first, peak, swing = 0, 0.0, 0.0
         swings: list[Array] | None = None
@@ -640,13 +647,13 @@ class Composition:
                     swing = math.fsum(
                         float(r.counts @ x) for r, x in zip(self.rows, swings, strict=True)
                     )
-                # So far apart that what the product may regain in between is a part of its fall.
+                # The stride is such that the product can regain only a part of its decrease.
                 stride = max(1, int(0.3 * fallen / (swing * step)))
             here = (first // stride, (last - 1) // stride + (2 if stride > 1 else 1))
             spent = self.work_left
             for i, rows in enumerate(self.rows):
-                # No round's transform is larger than on the real line, so a few are enough to
-                # bound them all where the product has all but vanished.
+                # No round's transform is larger than on the real line, so a few rounds suffice for
+                # a bound where the product is nearly 0.
                 every = max(1, min(rows.size // 4, int(fallen / _DEEP))) if deep else 1
                 reach = step * stride / 2 * swings[i] if swings and stride > 1 else None
                 some, work = rows.along(
@@ -660,12 +667,12 @@ class Composition:
             if not pieces:
                 peak = float(line.real[0])
             if deep:
-                # Taken for next to nothing.
+                # Use only the bound on its size, as the value with an error of twice that size.
                 most = line.real + np.minimum(line.doubt, 700.0)
                 line = transform.Line(most, np.zeros(most.size), np.full(most.size, math.log(3)))
             pieces.append(line)
-            # What is left takes at least as many products for each point, unless the transform
-            # falls on: better to know at once that there are too many.
+            # The rest takes at least as many products per point, unless the transform decreases
+            # further: stop now if that is too much.
             further = points / last
             falls = (peak - float(line.real[-1])) * further**2
             if falls < _DEEP and (spent - self.work_left) * (further - 1) > 2 * self.work_left:
@@ -677,16 +684,16 @@ class Composition:
 
 _TRIES = 7
 _ROUGH = 0.02
-# An ε that counts as 0.
+# An ε up to this counts as 0.
 SMALLEST = 1e-9
-# How far the ε of a saddle point may be off, relatively, on a line that starts from it.
+# Assumed relative error of the saddle point's ε on a line that starts from it.
 _NEAR = 0.1
 
 
 class Search:
     """Bounds on one direction's ε at ``delta``, or on its δ at ``epsilon``.
 
-    Every line gives valid bounds; what is chosen here decides how sharp they are.
+    Every line gives valid bounds; the choices here affect only their tightness.
     """
 
     def __init__(
@@ -696,17 +703,20 @@ class Search:
         self.lower, self.upper = 0.0, math.inf if delta is not None else 1.0
         self.place: AnswerRegion | None = None
         self.smoothing, self.gap = 0.0, 1.0
-        self._coarser = 1.0  # after lines that were too much work
-        self._stale = False  # a rough answer was enough so far
-        self._blind = 0  # lines that gave no lower end, as they lay too far off
-        # Mass that no component holds settles it: no line shows less.
+        self._coarser = 1.0  # factor on τ after lines that were too much work
+        self._stale = False  # True if `place` was not updated after the last line
+        self._blind = 0  # number of lines in a row that gave no lower end
+        # With this much mass in no component, no line can give a finite ε.
         self.finished = delta is not None and total.lost >= delta
         self.lines: list[Charged] = []
         self._cut_at = math.inf
         self._retreats = 0
 
     def refine(self, accuracy: float, *, beaten_by: float = -1.0) -> None:
-        """Go on until the bounds are ``accuracy`` apart, relatively, or no line helps."""
+        """Refine until the bounds are ``accuracy`` apart, relatively, or no line helps.
+
+        It also stops if the upper bound is below ``beaten_by``.
+        """
         for _ in range(_TRIES):
             width = self.upper - self.lower
             if (
@@ -727,7 +737,7 @@ class Search:
         place = self.place or self._first()
         relative = accuracy / 4
         if self.delta is not None:
-            # An error of δ moves ε by 1/c of it.
+            # A relative error of δ moves ε by 1/c of it.
             relative *= max(place.epsilon * place.tilt, 1e-3)
             if place.epsilon == 0:
                 relative = 0.1  # δ(0) is likely to be enough
@@ -735,7 +745,7 @@ class Search:
         natural = self.total.smoothing(place.tilt, relative)
         smoothing = self._coarser * natural / 4.0 ** max(0, self._blind - 1)
         if self._coarser == 1 and not self._blind and self.smoothing:
-            # The smoothing's part of the gap goes with its square.
+            # The smoothing's part of the gap is proportional to τ².
             wanted = self.smoothing * math.sqrt(0.6 * accuracy / self.gap)
             smoothing = min(max(wanted, 0.04 * self.smoothing), 0.9 * self.smoothing)
         try:
@@ -751,7 +761,7 @@ class Search:
         self.lower, self.upper = max(self.lower, low), min(self.upper, high)
         self._blind = self._blind + 1 if self.lower == 0 else 0
         if self.delta is not None and self._blind and self.upper < math.inf:
-            # Mass of no component costs all of a lower end beyond here: none is worth a line.
+            # Beyond this ε the mass in no component leaves no lower end: stop if that is near.
             farthest = math.log(self.delta) - _log(self.total.lost_below)
             self.finished = farthest < 0.1 * self.upper
             if self.finished:
@@ -769,8 +779,8 @@ class Search:
         self.finished = self.place == place and width > 0.9 * before and width < math.inf
 
     def _retreat(self, place: AnswerRegion, smoothing: float) -> None:
-        # Where one rare loss decides, Chernoff's bound is far off; otherwise a line that is less
-        # sharp may still be affordable.
+        # If one rare loss decides, Chernoff's bound is far from the answer; otherwise a coarser
+        # line may be affordable.
         self._retreats += 1
         self.finished = self._retreats > 2
         if self._retreats == 1 and self.delta is not None and self.place is None:
@@ -788,7 +798,7 @@ class Search:
         place = self.total.locate(delta=self.delta, epsilon=self.epsilon, near=place.tilt)
         if self.delta is None or not self.total.many:
             return place
-        # The saddle point's ε is far nearer than Chernoff's: one line may be enough.
+        # The saddle point's ε is much closer than Chernoff's: one line may be enough.
         about = self.total.nearly(self.delta)
         if not 0.2 * place.epsilon < about < place.epsilon:
             return place
@@ -800,7 +810,7 @@ class Search:
         if self.delta is not None:
             if not 0 < self.upper < math.inf:
                 return
-            # The window has to hold all that the answer may still be.
+            # The window has to contain all possible answers.
             slack = min(1.0, max(0.02, 1.2 * (1 - self.lower / self.upper)))
             if self.place and abs(self.upper - place.epsilon) <= 0.01 * self.upper:
                 self.place = place._replace(slack=slack)
@@ -832,7 +842,7 @@ class Search:
         return low, high
 
     def _crossing(self, line: Charged, start: float, wanted: float, *, upper: bool) -> float:
-        """The ε at which a bound crosses log δ, on the side where the bound certainly holds."""
+        """The ε at which a bound crosses log δ, rounded to the side where the bound holds."""
         low, high = 0.0, math.inf
         above = below = math.nan  # log of the bound over δ, at low and at high
         at, stride = max(start, 0.0), 0.25
@@ -847,15 +857,15 @@ class Search:
             if near or (high < math.inf and high - low <= 1e-12 * high):
                 break
             if math.isfinite(above - below) and step % 3:
-                # Between two that are known, a little towards the side that is wanted.
+                # Interpolate between both known sides, slightly towards the wanted side.
                 share = above / (above - below)
                 share = share * (1 - 1e-8) + (1e-8 if upper else 0.0)
                 following = low + share * (high - low)
             elif math.isfinite(gap):
-                # Newton with a slope of -c, a little beyond, so that both sides are found.
+                # A Newton step with slope -c, slightly longer, so that both sides are found.
                 following = at + 1.02 * gap / tilt + (1e-10 if gap > 0 else -1e-10) * at
             else:
-                # No bound here: the window in which there is one may be narrow.
+                # There is no bound here; the window with bounds may be narrow.
                 following, stride = at - stride / tilt, 2 * stride
             if not low < following < high:
                 following = (low + high) / 2 if high < math.inf else 2 * at + 1 / tilt
@@ -870,10 +880,11 @@ Side = tuple[tuple[float, float], ...]
 
 
 class HalfLines:
-    """One pair in one direction: its profile is attained by half lines and read off them.
+    """The profile of one pair in one direction, which half lines attain.
 
     Args:
-        swapped: take (Q, P) instead of (P, Q).
+        pair: the dominating pair of one round.
+        swapped: True takes (Q, P) instead of (P, Q).
     """
 
     def __init__(self, pair: Pair, *, swapped: bool = False) -> None:
@@ -892,15 +903,16 @@ class HalfLines:
         return up - _log_mixture(z, self.down, self.rest, -1.0)
 
     def above(self, level: float) -> tuple[float, float]:
-        """P and Q of the half line where the loss exceeds ``level`` > 0.
+        """P- and Q-mass of the half line where the loss exceeds ``level`` > 0.
 
-        The half line's end is rounded; both are of the same half line, good to 1e-10 of themselves.
+        The half line's end is rounded. Both masses are of the same half line, with relative errors
+        below 1e-10.
         """
         _, p, _, q = self._masses(self._place(np.array([level])))
         return float(p[0]), float(q[0])
 
     def profile(self, level: float) -> Bounds:
-        """δ at ``level`` ≥ 0, less and plus a bound on rounding."""
+        """Bounds on δ at ``level`` ≥ 0, with a bound on rounding."""
         at = np.array([-level if self.swapped else level])
         z = self._place(at)
         p_low, p_high, q_low, q_high = self._masses(z)
@@ -935,7 +947,7 @@ class HalfLines:
         return p_low, p_high, q_low, q_high
 
     def _place(self, loss: Array) -> Array:
-        """Points of the line where the privacy loss takes these values; -∞ where it never does."""
+        """Points of the line where the privacy loss takes these values; -∞ if it never does."""
         if len(self.up) > 1 or self.down:
             return self._solve(loss)
         ((shift, rate),) = self.up
@@ -948,8 +960,8 @@ class HalfLines:
         return np.asarray(np.where(np.isnan(z), -np.inf, z) / shift + shift / 2)
 
     def _solve(self, loss: Array) -> Array:
-        # Far out the loss is linear in z with the largest shift, or, left of a pair without `down`,
-        # within e^-40 of its infimum.
+        # For large |z| the loss is linear in z with the largest shift as its slope; on the left of
+        # a pair without `down` it is within e^-40 of its infimum.
         reach = sum(c for c, _ in self.up + self.down)
         most = 40 + float(np.abs(loss).max())
         right = 40 + reach + most / max(c for c, _ in self.up)
@@ -965,7 +977,7 @@ class HalfLines:
         for _ in range(8):
             with np.errstate(divide="ignore", invalid="ignore"):
                 step = (self.loss(z) - loss) / self._slope(z)
-            # A bounded Newton step cannot leave a flat stretch for good.
+            # Bounded Newton steps, so that a flat stretch does not send z far away.
             z = z - np.where(inside & np.isfinite(step), np.clip(step, -most_step, most_step), 0)
         return np.where(loss > bottom, z, -np.inf)
 
@@ -979,12 +991,12 @@ class HalfLines:
 
 
 def _above_idle(loss: Array, mass: float) -> Array:
-    """e^loss - (1 - mass), with a rounding error that is small beside mass and beside e^loss."""
+    """e^loss - (1 - mass), with a rounding error that is small relative to mass and to e^loss."""
     return np.asarray(np.where(loss < -0.69, np.exp(loss) - (1 - mass), np.expm1(loss) + mass))
 
 
 def _log_mixture(z: Array, parts: Side, idle: float, sign: float) -> Array:
-    """log of a mixture's density over that of N(0, 1), exact to rounding where it is near 0."""
+    """log of a mixture's density over that of N(0, 1), with full relative accuracy near 0."""
     if not parts:
         return np.zeros_like(z)
     exponents = [sign * c * z - c * c / 2 for c, _ in parts]
@@ -997,13 +1009,13 @@ def _log_mixture(z: Array, parts: Side, idle: float, sign: float) -> Array:
         return np.where(np.abs(excess) < 0.5, near, far)
 
 
-# Down to here the profile is sharp; below it, only certain.
+# The profile is sharp down to this δ; below it the bounds hold, but are loose.
 _TAIL = 1e-12
 _KNOTS = 25
-# Where lines are compared beyond the last knot, in multiples of it.
+# Places beyond the last knot, in multiples of it, at which lines are compared.
 _BEYOND = np.geomspace(1.05, 12.0, 24)
 _MOST_PLACES = 12
-# Products of two numbers that all the lines may take.
+# Most multiplications for all lines of a profile.
 _WORK = 2e8
 
 
@@ -1011,11 +1023,11 @@ class Profile:
     """Bounds on δ(ε), ε ≥ 0, of one direction of a composition.
 
     Args:
-        parts: how often each pair, or law, occurs.
-        swapped: compose (Q, P) instead of (P, Q).
+        parts: pair or law → its number of rounds.
+        swapped: True composes (Q, P) instead of (P, Q).
         accuracy: wanted relative accuracy of δ where it is above 1e-12.
-        exactly: a single round of so few components that its half lines are read off.
-        integrable: whether line integrals are worth trying.
+        exactly: True for a single round whose profile is computed by :class:`HalfLines`.
+        integrable: True if line integrals are to be tried.
     """
 
     def __init__(
@@ -1057,9 +1069,9 @@ class Profile:
             known = np.concatenate([known, np.reshape(logs, (-1, self._places.size, 2))])
             if not self._lines:
                 break
-            # What is sharpest at a place is all that is asked near it.
+            # Near a place only the line that is sharpest there is evaluated.
             self._sharpest = known[:, :, 0].argmax(axis=0), known[:, :, 1].argmin(axis=0)
-            # A profile falls: what holds at one knot holds beyond it, or before it.
+            # A profile decreases: upper bounds at a knot hold beyond it, lower bounds before it.
             lower = [self._mass(x, 0) for x in known[:, :knots, 0].max(axis=0)]
             upper = [self._mass(x, 1) for x in known[:, :knots, 1].min(axis=0)]
             self._lower = np.maximum.accumulate(lower[::-1])[::-1]
@@ -1078,7 +1090,7 @@ class Profile:
         return min(self._most, math.exp(min(log, 0.0)) * (1 + 1e-13) + sys.float_info.min)
 
     def bound(self, epsilon: float, end: int) -> float:
-        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
+        """A lower (``end`` 0) or an upper (1) bound on δ at ``epsilon`` ≥ 0."""
         if self._distance >= 0:
             return gaussian_delta_bounds(self._distance, epsilon)[end]
         if self._single is not None:
@@ -1097,43 +1109,44 @@ class Profile:
         return max(low, float(self._lower[after])) if after < self._knots.size else low
 
     def epsilons(self, delta: float) -> Bounds:
-        """Of the smallest ε ≥ 0 at ``delta``; the upper end is ∞ where no line reaches so far."""
+        """Bounds on the smallest ε ≥ 0 at ``delta``; the upper one is ∞ if no line reaches it."""
         if self._distance >= 0:
             return gaussian_epsilon_bounds(self._distance, delta)
         return inverted(self.bound, delta)
 
 
 class BoundedDirection(Protocol):
-    """Whatever bounds one direction's δ(ε), ε ≥ 0, and its inverse."""
+    """An object with bounds on one direction's δ(ε), ε ≥ 0, and on its inverse."""
 
     def bound(self, epsilon: float, end: int) -> float:
-        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
+        """A lower (``end`` 0) or an upper (1) bound on δ at ``epsilon`` ≥ 0."""
 
     def epsilons(self, delta: float) -> Bounds:
-        """Of the smallest ε ≥ 0 at ``delta``."""
+        """Bounds on the smallest ε ≥ 0 at ``delta``."""
 
 
 class Least:
-    """The pointwise least of several profiles, each of which bounds the same direction."""
+    """The pointwise minimum of several profiles of the same direction."""
 
     def __init__(self, profiles: Sequence[BoundedDirection]) -> None:
         self._profiles = profiles
 
     def bound(self, epsilon: float, end: int) -> float:
-        """δ at ``epsilon`` ≥ 0 is at least this (``end`` 0), or at most (1)."""
+        """A lower (``end`` 0) or an upper (1) bound on δ at ``epsilon`` ≥ 0."""
         return min(profile.bound(epsilon, end) for profile in self._profiles)
 
     def epsilons(self, delta: float) -> Bounds:
-        """Of the smallest ε ≥ 0 at ``delta``: that of the profile which is there first."""
+        """Bounds on the smallest ε ≥ 0 at ``delta``: the least of all profiles'."""
         return Bounds(*map(min, zip(*(p.epsilons(delta) for p in self._profiles), strict=True)))
 
 
 class Curve:
-    """One end of a privacy profile, at every real ε.
+    """A lower or an upper bound on a privacy profile, at every real ε.
 
     Args:
-        ahead: the direction's profile; behind: that of the other direction.
-        above: whether this is an upper bound.
+        ahead: the profile of this direction.
+        behind: the profile of the other direction.
+        above: True for an upper bound.
     """
 
     def __init__(self, ahead: BoundedDirection, behind: BoundedDirection, *, above: bool) -> None:
@@ -1143,16 +1156,16 @@ class Curve:
         """The bound on δ at ``epsilon``, in [0, 1]."""
         if epsilon >= 0:
             return self._ahead.bound(epsilon, int(self._above))
-        # H(α) = 1 - α + α H'(1/α) with the other direction's H'.
+        # H(α) = 1 - α + α H'(1/α), where H' is the profile of the other direction.
         alpha = math.exp(epsilon)
         value = 1 - alpha * (1 - self._behind.bound(-epsilon, int(self._above)))
         slip = 4 * EPS if self._above else -4 * EPS
         return min(1.0, max(0.0, value + slip))
 
     def deltas(self, epsilons: Array) -> Array:
-        """The bounds on δ at each of ``epsilons``, in [0, 1]."""
+        """The bounds on δ at each of ``epsilons``, shape (n,), in [0, 1]."""
         return np.array([self.delta(float(x)) for x in np.asarray(epsilons, dtype=float)])
 
     def epsilon(self, delta: float) -> float:
-        """The bound on the smallest ε ≥ 0 that holds at ``delta``; ∞ where none is known."""
+        """The bound on the smallest ε ≥ 0 that holds at ``delta``; ∞ if none is known."""
         return self._ahead.epsilons(delta)[self._above]

@@ -1,8 +1,9 @@
 """Rényi and zero-concentrated curves: valid under adaptively chosen parameters, slightly loose.
 
-A curve is D_α at a grid of orders α > 1; it composes by adding. Sources: Mironov 2017; Mironov,
-Talwar and Zhang 2019 (Poisson-sampled Gaussian); Wang, Balle and Kasiviswanathan 2019 (without
-replacement); Canonne, Kamath and Steinke 2020 and Asoodeh et al. 2021 (conversion to (ε, δ)).
+A curve is D_α at a grid of orders α > 1; curves compose by addition. Sources: Mironov 2017;
+Mironov, Talwar and Zhang 2019 (Poisson-sampled Gaussian); Wang, Balle and Kasiviswanathan 2019
+(without replacement); Canonne, Kamath and Steinke 2020 and Asoodeh et al. 2021 (conversion to
+(ε, δ)).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from forethought.values.mechanism import (
     UnsupportedMechanismError,
 )
 
-# Fractional orders matter for large ε, large ones for small ε. A minimum over any grid is sound.
+# Small fractional orders matter for large ε, large orders for small ε. A minimum over any grid is
+# a valid bound.
 ORDERS: tuple[float, ...] = (
     *(1 + x / 20 for x in range(1, 20)),
     *(x / 4 for x in range(8, 48)),
@@ -36,13 +38,21 @@ ORDERS: tuple[float, ...] = (
     *(float(round(64 * 2 ** (x / 4))) for x in range(0, 21)),
 )
 
-# Quadrature and logarithms below are accurate to about 1e-13 relatively; curves are lifted by more.
+# Factor on all curves, more than the relative error (about 1e-13) of quadrature and logarithms.
 LIFT = 1 + 1e-11
 
 
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Rényi divergence bounds ``values[i]`` at ``orders[i]``, orders ascending and above 1."""
+    """Bounds ``values[i]`` on the Rényi divergence at ``orders[i]``.
+
+    Args:
+        orders: strictly ascending, above 1.
+        values: at least 0, one for each order.
+
+    Raises:
+        ValueError: the lengths differ, or orders or values are not as above.
+    """
 
     orders: tuple[float, ...]
     values: tuple[float, ...]
@@ -61,18 +71,18 @@ class RenyiCurve:
         settle(self, orders=orders, values=values)
 
     def __add__(self, other: RenyiCurve) -> RenyiCurve:
-        """Composition, adaptive in the outputs (Mironov 2017, Proposition 1)."""
+        """Adaptive composition (Mironov 2017, Proposition 1); ValueError if the orders differ."""
         if self.orders != other.orders:
             raise ValueError("curves compose at equal orders only: compute both at the same grid")
         total = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
         return RenyiCurve(self.orders, total)
 
     def times(self, rounds: int) -> RenyiCurve:
-        """``rounds`` equal releases."""
+        """The curve of ``rounds`` equal releases."""
         return RenyiCurve(self.orders, tuple(rounds * value for value in self.values))
 
     def epsilon(self, delta: float) -> float:
-        """An ε at which the mechanism is (ε, δ)-DP: the optimal conversion, least over the orders.
+        """An ε at which the mechanism is (ε, δ)-DP: the least optimal conversion over the orders.
 
         Source: Asoodeh et al. 2021, Theorem 2 (binary reduction by data processing).
         """
@@ -83,8 +93,8 @@ class RenyiCurve:
         )
 
     def _candidates(self, delta: float) -> list[tuple[float, float]]:
-        # The refined conversion gains little over the closed one, so only the best few orders
-        # of the closed one can win; a minimum over fewer orders stays sound.
+        # The optimal conversion is only a little below the closed one, so the best order is among
+        # the best few of the closed one; a minimum over fewer orders is still a valid bound.
         quick = canonne_epsilon(np.array(self.orders), np.array(self.values), delta)
         best = np.argsort(quick, kind="stable")[:4]
         return [(self.orders[i], self.values[i]) for i in best]
@@ -126,10 +136,10 @@ def canonne_epsilon(orders: Array, values: Array, delta: float) -> Array:
 def binary_moment(order: float, epsilon: float, delta: float) -> float:
     """Least (α − 1) D_α(Bern(p) ‖ Bern(q)) over p − e^ε q = δ.
 
-    By data processing with the event {dP > e^ε dQ}, a mechanism whose divergence is below it has
+    By data processing with the event {dP > e^ε dQ}, a mechanism whose divergence is below this has
     a smaller δ at ε (Asoodeh et al. 2021, Theorem 2).
     """
-    # q ranges over (0, (1 − δ)e^−ε]; the moment is convex in q. In log q, by golden section.
+    # q ranges over (0, (1 − δ)e^−ε]; the moment is convex in q. Golden-section search in log q.
     top = math.log1p(-delta) - epsilon
     low, high = top - 200.0, top
 
@@ -158,7 +168,7 @@ def binary_moment(order: float, epsilon: float, delta: float) -> float:
 
 
 def gaussian_rdp(noise: float, orders: Sequence[float]) -> RenyiCurve:
-    """Gaussian mechanism with noise ``noise`` in units of the sensitivity: α/(2σ²)."""
+    """The Gaussian mechanism: α/(2σ²), with σ = ``noise`` in units of the sensitivity."""
     sigma = real("noise", noise, least=0)
     values = (math.inf if sigma == 0 else order / (2 * sigma**2) for order in orders)
     return RenyiCurve(tuple(orders), tuple(values))
@@ -168,12 +178,14 @@ def poisson_rdp(rate: float, noise: float, orders: Sequence[float]) -> RenyiCurv
     """One Poisson-sampled Gaussian release, the record present against absent.
 
     D_α((1 − q)N(0, σ²) + qN(1, σ²) ‖ N(0, σ²)), which is the larger of the two directions
-    (Mironov, Talwar and Zhang 2019, Theorems 4 and 5). Integrated by the trapezoidal rule, whose
-    error falls exponentially for this analytic integrand, at any order, without the series whose
-    terms alternate in sign.
+    (Mironov, Talwar and Zhang 2019, Theorems 4 and 5). The trapezoidal rule integrates it at any
+    order; its error decreases exponentially for this analytic integrand. The known series with
+    terms of alternating sign is not needed.
 
     Args:
-        rate: q in (0, 1]. noise: σ in units of the sensitivity. orders: each above 1.
+        rate: q in (0, 1].
+        noise: σ in units of the sensitivity.
+        orders: each above 1.
     """
     q, sigma = real("rate", rate, above=0, most=1), real("noise", noise, least=0)
     if sigma == 0 or q == 1:
@@ -186,7 +198,7 @@ def poisson_rdp(rate: float, noise: float, orders: Sequence[float]) -> RenyiCurv
         log_weight = _log_weight(z, sigma, step)
         log_excess = float(logsumexp(_log_convexity_gap(q, tilt, order) + log_weight))
         values.append(LIFT * float(np.logaddexp(0.0, log_excess)) / (order - 1))
-    # D_α never falls with α, so the value at a higher order bounds every lower one.
+    # D_α does not decrease in α, so the value at a higher order bounds every lower one.
     monotone = np.minimum.accumulate(np.array(values)[::-1])[::-1]
     return RenyiCurve(tuple(orders), tuple(monotone))
 
@@ -208,7 +220,7 @@ def _log_convexity_gap(rate: float, tilt: Array, order: float) -> Array:
         log_ratio = np.where(tilt < 500, np.log1p(u), math.log(rate) + tilt)
         power = order * log_ratio
         direct = np.log(np.expm1(np.minimum(power, 300.0)) - order * u)
-        # Far out, (1 + u)^α is the whole of it to within rounding, and is never less.
+        # For a large power, (1 + u)^α is an upper bound that is exact up to rounding.
         gap = np.where(power > 60, power, direct)
         # Near u = 0 the direct form cancels; the Taylor series does not.
         series = 1 + (order - 2) * u / 3 * (1 + (order - 3) * u / 4 * (1 + (order - 4) * u / 5))
@@ -217,13 +229,16 @@ def _log_convexity_gap(rate: float, tilt: Array, order: float) -> Array:
 
 
 def exchange_rdp(rate: float, noise: float, orders: Sequence[float]) -> RenyiCurve:
-    """One release from a sample of which the differing record is a part with probability ``rate``,
-    where its presence exchanges one contribution for another.
+    """One sampled release in which a hit replaces one contribution by another.
 
-    Sampling without replacement under any adjacency, and Poisson sampling under replace-one: the
+    The differing record is in the sample with probability ``rate``. This covers sampling without
+    replacement under any adjacency, and Poisson sampling under replace-one: the
     outputs are (1 − q)A + qB against (1 − q)A + qB′ with all three within the sensitivity.
-    Source: Wang, Balle and Kasiviswanathan 2019, Theorems 9 and 27, at whole orders; between them
+    Source: Wang, Balle and Kasiviswanathan 2019, Theorems 9 and 27, at integer orders; between them
     by convexity of (α − 1)D_α (Corollary 10).
+
+    Args:
+        rate, noise, orders: as in :func:`poisson_rdp`.
     """
     q, sigma = real("rate", rate, above=0, most=1), real("noise", noise, least=0)
     if sigma == 0 or q == 1:
@@ -245,8 +260,8 @@ def _exchange_cumulants(rate: float, sigma: float, wanted: list[int]) -> dict[in
     j = np.arange(2, most + 1)
     # 2 e^((j−1)ε(j)) is the j-th term of Theorem 9 when ε(∞) = ∞ ...
     plain = math.log(2) + j * (j - 1) / (2 * sigma**2)
-    # ... and 4 sqrt(B(2⌊j/2⌋) B(2⌈j/2⌉)) of Theorem 27, B(l) = E[(dP/dQ − 1)^l] for even l, which
-    # is positive and integrated as such. It can only win while the moments are moderate.
+    # ... and 4 sqrt(B(2⌊j/2⌋) B(2⌈j/2⌉)) of Theorem 27, B(l) = E[(dP/dQ − 1)^l] for even l, an
+    # integral of a positive function. It can only be smaller for moderate moments.
     reach = min(most, 64)
     moments = {length: _even_moment(sigma, length) for length in range(2, reach + 2, 2)}
     finer = [
@@ -277,13 +292,14 @@ def _even_moment(sigma: float, length: int) -> float:
 def rdp(mechanism: Mechanism, orders: Sequence[float] = ORDERS) -> RenyiCurve:
     """The Rényi curve of a mechanism for one differing record.
 
-    Poisson under add-or-remove and zero-out: :func:`poisson_rdp`. Poisson under replace-one and
-    sampling without replacement: :func:`exchange_rdp`. Full batch, and each epoch of shuffling
-    and of random allocation
-    (the record is in one batch of it): :func:`gaussian_rdp`.
+    Poisson sampling under add-or-remove and zero-out uses :func:`poisson_rdp`. Poisson sampling
+    under replace-one and sampling without replacement use :func:`exchange_rdp`. A full batch, and
+    each epoch of shuffling and of random allocation (the record is in one batch of it), use the
+    curve of :func:`gaussian_rdp`.
 
     Raises:
-        ValueError: an order at or below 1.
+        UnsupportedMechanismError: no Rényi curve is known for a part.
+        ValueError: an order is at or below 1.
     """
     grid = tuple(real("order", order, above=1) for order in orders)
     total = RenyiCurve(grid, (0.0,) * len(grid))
@@ -307,8 +323,8 @@ def _release(part: Rounds, adjacency: Adjacency, orders: tuple[float, ...]) -> R
             f"one record is in a batch as often as {hits}: this Rényi curve is that of a record "
             "which is drawn once at most. Account for the mechanism exactly"
         )
-    # Against the absent record either of two exchanged ones is nearer than they are to each other,
-    # so the sensitivity 2 covers all three pairs.
+    # Each of the two records is nearer to the absent record than to the other one, so the
+    # sensitivity 2 covers all three pairs.
     curve = exchange_rdp if adjacency == "replace-one" else poisson_rdp
     return curve(hits.chance, noise, orders)
 
@@ -324,8 +340,8 @@ _PART = (
 _FIXED = "sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Theorems 9 and 27)"
 _EPOCH = "one Gaussian for each started epoch"
 
-# The theorem on one release, by kind of sampling. Mechanisms of other kinds have no Rényi
-# accounting, and are refused there.
+# Kind of sampling → the theorem on one release. Other kinds have no Rényi accounting: :func:`rdp`
+# refuses them.
 CURVES = {
     "poisson": _POISSON,
     "without-replacement": _FIXED,
@@ -339,11 +355,11 @@ CURVES = {
 def zcdp(mechanism: Mechanism) -> float:
     """ρ of zero-concentrated DP: D_α ≤ ρα at every order α > 1 (Bun and Steinke 2016).
 
-    Sampling does not amplify ρ, since high orders see through it: each release counts (Δ/σ)²/2,
-    each shuffled epoch once. Infinite without noise.
+    Sampling does not amplify ρ, since it has no effect at high orders: each release counts
+    (Δ/σ)²/2, each shuffled epoch once. ρ is ∞ without noise.
     """
     rho = 0.0
-    # Every turn of correlated noise taken, since sampling does not count here.
+    # A group of 2 charges every turn of correlated noise, since sampling does not count here.
     for part in all_uncorrelated(mechanism, 2):
         if part.noise_multiplier == 0:
             return math.inf

@@ -1,6 +1,7 @@
-"""The Statement: what was guaranteed, to whom, under which assumptions; anyone can recompute it.
+"""The Statement: a privacy guarantee, whom it protects, and the assumptions that it rests on.
 
-A statement holds the :class:`~forethought.values.mechanism.Mechanism` itself.
+A statement holds the :class:`~forethought.values.mechanism.Mechanism` itself, so that anyone can
+recompute it.
 :func:`~forethought.accounting.verification.verify` recomputes what follows from it and refuses a
 statement that does not hold.
 """
@@ -41,12 +42,12 @@ from forethought.values.plan import NAMES, Releases, together
 from forethought.values.serialisation import build, digest, exact_keys, parse, plain, write_text
 from forethought.values.signing import Signature
 
-# The subject of a Statement, as its owner says it, and the files that it rests on, by hash.
+# The subject of a Statement, as its owner declares it, and the files that it rests on, by hash.
 #
-# Nothing of it follows from a mechanism.
+# None of these entries follows from the mechanism.
 
 
-# Of one entry: a line on a page.
+# Most characters of one entry of About, which is printed on one line.
 LONGEST = 500
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -56,14 +57,16 @@ class About:
     """The data, the purpose, the person who answers for it, and the model file.
 
     Args:
-        data: what the data are called.
-        date: of the data or of the run, as the owner wants it named.
-        purpose: what the model is for.
-        responsible: who answers for it.
+        data: name of the data.
+        date: date of the data or of the run, in the owner's own format.
+        purpose: purpose of the model.
+        responsible: the person who answers for the model.
         model: ``sha256:`` and the hash of the model file; a run with a folder writes it.
 
     Raises:
-        ValueError, TypeError: no text, several lines, or too long; a hash in another form.
+        TypeError: an entry is not text.
+        ValueError: an entry is empty, has several lines or more than 500 characters; ``model`` has
+            another form.
     """
 
     data: str | None = None
@@ -84,7 +87,7 @@ class About:
             raise ValueError(f"about model must be sha256: and 64 digits, not {self.model!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, every entry."""
+        """Every entry, ready for JSON."""
         return dict(vars(self))
 
     @classmethod
@@ -93,14 +96,14 @@ class About:
         return build(cls, values)
 
     def lines(self) -> list[tuple[str, str]]:
-        """Pairs (what, as its owner says), of what was given."""
+        """Pairs (title, text) of the entries that the owner gave."""
         words = {"model": "Model file"}
         return [(words.get(name, name.title()), text) for name, text in vars(self).items() if text]
 
 
-# Files that a statement rests on: so many at most, of plain names.
+# Most files that a statement may rest on.
 _MOST_FILES = 20
-# Those that a run on one machine writes, and those of several holders; none is left out.
+# All files that a run on one machine writes, and those that several holders agree on.
 OF_RUN = (
     *("plan.json", "transcript.json", "phases.json", "job.toml", "model.json", "prepared.json"),
     "ledger.json",  # of a data set's book
@@ -111,16 +114,18 @@ _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
 
 @dataclass(frozen=True)
 class Evidence:
-    """The files that the statement of a run rests on; a copy beside other files is not of their
-    run.
+    """The files that the statement of a run rests on, by hash.
+
+    So the statement cannot be copied beside the files of another run unnoticed.
 
     Args:
         code: hash of the library's source code (:func:`code_digest`).
-        files: name → ``sha256:`` and the hash of a file beside the statement: plan, transcript,
-            what was declared of the data, what several holders agreed on.
+        files: name → ``sha256:`` and the hash of a file beside the statement: the plan, the
+            transcript, declarations about the data, agreements of several holders.
 
     Raises:
-        ValueError, TypeError: names with a path in them, hashes in another form.
+        TypeError: ``files`` is not a mapping, or has more than 20 names.
+        ValueError: a name contains a path, or a hash has another form.
     """
 
     code: str
@@ -138,12 +143,12 @@ class Evidence:
 
     @classmethod
     def of(cls, files: Mapping[str, bytes]) -> Evidence:
-        """Of the contents of files, under this code."""
+        """The evidence of these file contents and of the installed source code."""
         return cls(code_digest(), {name: content_hash(data) for name, data in files.items()})
 
 
 def content_hash(content: bytes) -> str:
-    """``sha256:`` and the hash, as statements name files."""
+    """``sha256:`` and the hash of the content: the form in which statements name files."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -161,7 +166,7 @@ def code_digest() -> str:
 
 # The caveats that every Statement has: they follow from mechanism, accountant and randomness alone.
 #
-# So :func:`required` is recomputed when a statement is verified, and none of it can be left out.
+# So verification recomputes :func:`required`, and refuses a statement that leaves one out.
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,9 @@ class Randomness:
         seeded_noise: a person chose the seed of the noise: there is no guarantee.
         seeded_sampling: a person chose the seed of the batches: no amplification is claimed.
         grid: the noise is a discrete Gaussian added to a sum on a grid, all in whole numbers.
+
+    Raises:
+        TypeError: an argument is not a bool.
     """
 
     seeded_noise: bool = False
@@ -184,12 +192,12 @@ class Randomness:
                 raise TypeError(f"{name} must be true or false, not {value!r}")
 
 
-# Everything from the operating system's entropy, noise in floating-point numbers.
+# All random numbers come from the operating system's entropy; the noise is floating-point.
 SECRET = Randomness()
 
 
 def suited(accountant: Mapping[str, Any], randomness: Randomness) -> dict[str, Any]:
-    """The accountant that fits the randomness: another one takes over where batches are known."""
+    """The accountant that fits the randomness; a seed of the batches may replace it by another."""
     known = ACCOUNTANTS[accountant["kind"]].batches_known
     if known is not None and randomness.seeded_sampling and not randomness.seeded_noise:
         return {"kind": known}
@@ -199,12 +207,12 @@ def suited(accountant: Mapping[str, Any], randomness: Randomness) -> dict[str, A
 def following(
     mechanism: Mechanism, accountant: Mapping[str, Any], randomness: Randomness
 ) -> dict[str, bool]:
-    """Codes of caveats that follow from these, and whether they do.
+    """Code of each caveat that depends on the arguments alone → True if it applies.
 
     Args:
-        mechanism: what was released.
-        accountant: its kind and details; the kind is a registered one.
-        randomness: where its random numbers came from.
+        mechanism: the rounds that were released.
+        accountant: kind and details of the accountant; the kind is registered.
+        randomness: the source of the random numbers.
     """
     choosing = ACCOUNTANTS[accountant["kind"]].batches_known is None
     seeded = randomness.seeded_noise
@@ -226,7 +234,7 @@ def following(
 def required(
     mechanism: Mechanism, accountant: Mapping[str, Any], randomness: Randomness
 ) -> tuple[Caveat, ...]:
-    """Caveats that a statement of this mechanism must have; arguments as of :func:`following`."""
+    """The caveats that such a statement must have; arguments as in :func:`following`."""
     found = following(mechanism, accountant, randomness)
     implied = ACCOUNTANTS[accountant["kind"]].implied(mechanism)
     return (*implied, *(Caveat(code) for code, holds in found.items() if holds))
@@ -235,23 +243,26 @@ def required(
 # The releases themselves: the transcript's rows, as a Statement lists and compares them.
 
 
-# Noise of several releases in one round, joined to one, may differ in the last digits.
+# The combined noise of several releases in one round may differ in the last digits.
 _ROUNDING = 1e-9
-# Names of releases that belong to no round, however often they were made.
+# Names of releases that belong to no round of training.
 SCORE = "score of the trial"
 OF_NO_ROUND = frozenset({SCORE})
-# Those that come before the rounds of training, each a release of its own.
+# Names of releases of the preparation, which comes before the rounds of training.
 OF_PREPARATION = frozenset(NAMES.values())
 
 
 @dataclass(frozen=True)
 class StatedRelease:
-    """Equal releases in a row.
+    """A number of consecutive equal releases.
 
     Args:
-        name: what was released.
-        count: how many times.
+        name: name of the released quantity.
+        count: number of releases, at least 1.
         noise_multiplier: standard deviation of the noise over what one contribution can add.
+
+    Raises:
+        TypeError, ValueError: no name or one of several lines; a number out of range.
     """
 
     name: str
@@ -267,12 +278,12 @@ class StatedRelease:
         settle(self, noise_multiplier=real("noise_multiplier", self.noise_multiplier, least=0))
 
 
-# A row of a transcript, and of what a statement says of one.
+# A row of a transcript, or a row of a statement's list of releases.
 TranscriptRow = Releases | StatedRelease
 
 
 def listed(rows: Iterable[TranscriptRow]) -> tuple[StatedRelease, ...]:
-    """A transcript's rows as a statement holds them; equal ones in a row become one."""
+    """A transcript's rows as a statement lists them: consecutive equal rows become one."""
     found = [StatedRelease(row.name, row.count, row.noise_multiplier) for row in rows]
     merged = groupby(found, key=lambda row: (row.name, row.noise_multiplier))
     return tuple(
@@ -281,7 +292,7 @@ def listed(rows: Iterable[TranscriptRow]) -> tuple[StatedRelease, ...]:
 
 
 def of_the_rounds(releases: Iterable[StatedRelease], rounds: int) -> dict[str, list[StatedRelease]]:
-    """The rows by name, of the names that are released once in every round."""
+    """Name → its rows, for the names that are released once in every round."""
     by_name = _by_name(row for row in releases if row.name not in OF_NO_ROUND)
     return {name: rows for name, rows in by_name.items() if _count(rows) == rounds}
 
@@ -297,12 +308,15 @@ def _count(rows: Iterable[StatedRelease]) -> int:
     return sum(row.count for row in rows)
 
 
-# Of a run that ended before its last round, with all of them accounted.
+# Caveats of a run that may end before its last round while all rounds are accounted.
 STOPPED = frozenset({"phases-fixed", "stopped-early"})
 
 
 def _left_in(mechanism: Mechanism, releases: Sequence[StatedRelease]) -> Mechanism | None:
-    """The rounds that were released where others were left out; None: several releases a round."""
+    """The accounted rounds that were released, where the run skipped some.
+
+    None if a round has several releases, or if the releases do not fit the mechanism's order.
+    """
     if len({row.name for row in releases if row.name not in OF_NO_ROUND}) != 1:
         return None
     parts, left = list(mechanism), []
@@ -327,15 +341,15 @@ def difference(
     stopped: bool = False,
     score_noise: float | None = None,
 ) -> str | None:
-    """The difference between releases and accounted rounds; None where every row of them is
-    accounted.
+    """The first difference between releases and accounted rounds, in words; None if there is none.
 
-    All releases of one round together are one of noise σ⁻² = Σ σ_j⁻² (Andrew et al. 2021,
+    All releases of one round together count as one with noise σ⁻² = Σ σ_j⁻² (Andrew et al. 2021,
     Theorem 1).
 
     Args:
-        stopped: results decided when the run ended: the first of the rounds are enough.
-        score_noise: of the scores of trials, where a search accounts for them.
+        stopped: results decided when the run ended, so that the releases may cover fewer rounds
+            than the mechanism.
+        score_noise: noise multiplier of the scores of trials, where a search accounts for them.
     """
     releases = tuple(releases)
     for row in releases:
@@ -374,8 +388,7 @@ def difference(
 
 
 def _after(before: list[StatedRelease], mechanism: Mechanism) -> Mechanism | None:
-    """The rounds that are accounted behind the preparation; None where the first rounds are not
-    these."""
+    """The rounds after the preparation; None if the first rounds do not fit ``before``."""
     count = _count(before)
     if count >= len(mechanism):
         return None
@@ -389,13 +402,13 @@ def _after(before: list[StatedRelease], mechanism: Mechanism) -> Mechanism | Non
 
 
 def _steps(rows: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    """(round after the last, noise) of each row."""
+    """Pairs (number of rounds up to the row's end, noise) of each row."""
     counts, noises = zip(*rows, strict=True)
     return list(zip(accumulate(counts), noises, strict=True))
 
 
 def rows(releases: Iterable[StatedRelease]) -> Iterator[tuple[str, int, str]]:
-    """For a table: name, how many times in all, and the noise or its range."""
+    """Rows of a table: name, number of releases, and the noise multiplier or its range."""
     for name, same in _by_name(releases).items():
         noises = [row.noise_multiplier for row in same]
         low, high = min(noises), max(noises)
@@ -403,21 +416,17 @@ def rows(releases: Iterable[StatedRelease]) -> Iterator[tuple[str, int, str]]:
         yield name, _count(same), noise
 
 
-# The Statement: what was guaranteed, to whom, under which assumptions; anyone can recompute it.
-#
-# A statement holds the :class:`~forethought.values.mechanism.Mechanism` itself.
-# :func:`~forethought.accounting.verification.verify` recomputes what follows from it and refuses a
-# statement that does not hold.
+# The Statement itself.
 
 
 STATEMENT_SCHEMA = "forethought/statement/4"
-# Of version 0.2.0: without what data sets attain, and signed inside.
+# The schema of version 0.2.0: no entry "attained", and the signature is an entry of the statement.
 FROZEN_SCHEMA = "forethought/statement/2"
-# Signed inside, and without what they rest on.
+# Schemas without an entry "evidence"; the signature is an entry of the statement.
 UNBOUND_SCHEMAS = (FROZEN_SCHEMA, "forethought/statement/3")
 
 
-# Of a stored statement, in their order; checksum and signature come behind them.
+# The entries of a stored statement in their order; checksum and signature follow them.
 ENTRIES = (
     *("schema", "version", "private", "epsilon", "attained", "delta", "group", "adjacency"),
     *("rounds", "examples", "clip_norm", "plan", "mechanism", "accountant", "randomness"),
@@ -448,7 +457,7 @@ class Accounted(Protocol):
 
 
 class StatementError(ValueError):
-    """A statement that cannot be read, or that does not hold."""
+    """A statement cannot be read, or does not hold."""
 
 
 @dataclass(frozen=True)
@@ -456,28 +465,28 @@ class Statement:
     """A guarantee with everything that is needed to recompute it.
 
     Args:
-        mechanism: what was released.
+        mechanism: the accounted rounds.
         delta: the δ at which ε is given.
-        epsilon: certified interval of the mechanism; the upper end is the guarantee where
-            :attr:`private` says that there is one.
-        group: how many records of one person are protected together.
+        epsilon: certified interval of the mechanism's ε; the upper end is the guarantee if
+            :attr:`private` is True.
+        group: number of records of one person that are protected together.
         attack: pairs (false-positive rate, highest true-positive rate any attacker can reach).
-        accountant: how ε was computed: ``{"kind": "exact"}``, or another registered kind with
-            what it needs.
-        randomness: where the run's random numbers came from.
-        caveats: what breaks the guarantee, what it rests on, what it does not cover, and how the
-            plan's numbers were chosen.
-        releases: what was released, by name; empty for a plan that was not run.
+        accountant: the accountant of ε: ``{"kind": "exact"}``, or another registered kind with
+            its details.
+        randomness: the source of the run's random numbers.
+        caveats: what breaks the guarantee, its assumptions, uses of the data that it does not
+            cover, and the way in which the plan's numbers were chosen.
+        releases: the releases by name; empty for a plan that was not run.
         examples: number of records, if known.
         clip_norm: the bound C on one contribution at the beginning, if known.
         plan: hash of the plan that was run (:func:`plan_digest`), if there is one.
         version: the library's version.
-        signature: of everything else, inside statements of :data:`UNBOUND_SCHEMAS`.
-        about: which data and model it is about, as its owner says.
-        attained: the ε that named data sets have: the truth lies between it and the upper end of
-            ``epsilon``. None where no attack is known, or only one (ε, δ) is proven.
-        schema: the form in which it is stored.
-        evidence: the files that the statement of a run rests on, once it lies beside them.
+        signature: signature of all other entries, in statements of :data:`UNBOUND_SCHEMAS`.
+        about: the data and the model that the statement is about, as its owner declares them.
+        attained: the ε that a named data set has: the true ε lies between it and the upper end of
+            ``epsilon``. None if no attack is known, or only one (ε, δ) is proven.
+        schema: the schema of the stored form.
+        evidence: the files that the statement of a run rests on, once it is saved beside them.
     """
 
     mechanism: Mechanism
@@ -504,22 +513,22 @@ class Statement:
 
     @property
     def private(self) -> bool:
-        """True if there is a finite guarantee at all."""
+        """True if there is a guarantee: ε is finite and no caveat breaks it."""
         return math.isfinite(self.epsilon.upper) and not self.breaks
 
     @property
     def guarantee(self) -> float:
-        """ε that holds: the interval's upper end, or ∞ where something breaks the guarantee."""
+        """The guaranteed ε: the interval's upper end, or ∞ if a caveat breaks the guarantee."""
         return self.epsilon.upper if self.private else math.inf
 
     @property
     def breaks(self) -> tuple[Caveat, ...]:
-        """The reason why there is no guarantee, if there is none."""
+        """The caveats that break the guarantee; empty if none does."""
         return of_role(self.caveats, "breaks")
 
     @property
     def facts(self) -> tuple[Caveat, ...]:
-        """The inputs of the accounting that a reader should know."""
+        """The caveats that state inputs of the accounting."""
         return of_role(self.caveats, "fact")
 
     @property
@@ -544,7 +553,7 @@ class Statement:
 
     @property
     def adjacency(self) -> Adjacency:
-        """The difference between neighbouring data sets that ε is about."""
+        """The neighbouring relation of data sets for which ε holds."""
         return self.way.adjacency(self.mechanism)
 
     @property
@@ -554,7 +563,7 @@ class Statement:
 
     @property
     def adversary(self) -> str:
-        """The attacker's assumed sight and knowledge; follows "The attacker"."""
+        """The attacker's assumed view and knowledge; the text continues "The attacker"."""
         return self.way.adversary(self.mechanism)
 
     @property
@@ -563,10 +572,10 @@ class Statement:
         return self.way.theorems(self.mechanism, self.group)
 
     def of_run(self, released: Iterable[TranscriptRow]) -> Statement:
-        """The same statement with what the run released: rows of its transcript.
+        """The same statement with the run's releases: the rows of its transcript.
 
         Raises:
-            ValueError: they are not the rounds that are accounted here.
+            ValueError: the releases are not the rounds that the statement accounts.
         """
         found = replace(self, releases=listed(released), signature=None)
         wrong = found.unaccounted()
@@ -575,8 +584,7 @@ class Statement:
         return found
 
     def unaccounted(self) -> str | None:
-        """The difference between the listed releases and what is accounted; None: every row of
-        them is."""
+        """The first difference between listed releases and accounted rounds; None if none."""
         return difference(
             self.releases,
             self.mechanism,
@@ -585,23 +593,23 @@ class Statement:
         )
 
     def of_model(self, file_hash: str) -> Statement:
-        """The same statement, about the model file with that hash (``sha256:…``)."""
+        """The same statement, unsigned, about the model file with that hash (``sha256:…``)."""
         return replace(self, about=replace(self.about or About(), model=file_hash), signature=None)
 
     def resting_on(self, files: Mapping[str, bytes]) -> Statement:
-        """The same statement, bound to the contents of the files that will lie beside it."""
+        """The same statement, unsigned, bound to the contents of the files it is saved beside."""
         return replace(self, evidence=Evidence.of(files), signature=None, schema=STATEMENT_SCHEMA)
 
     def sentences(self, listed: str = "statement.md") -> tuple[str, str, str]:
-        """The guarantee in three plain sentences: what, what it means, what it does not cover.
+        """Three plain sentences: the guarantee, its meaning for an attacker, its limits.
 
         Args:
-            listed: where a reader finds what it rests on.
+            listed: name of the page that lists the assumptions.
         """
         return _sentences(self, listed)
 
     def content(self) -> dict[str, Any]:
-        """Everything but checksum and signature, JSON-ready."""
+        """Every entry except checksum and signature, ready for JSON."""
         made = {name: plain(getattr(self, name)) for name in ENTRIES if self._has(name)}
         made["attack"] = [dict(zip(_ATTACK, row, strict=True)) for row in self.attack]
         for name in ("breaks", "facts", "assumptions", "not_covered"):
@@ -609,7 +617,7 @@ class Statement:
         return made
 
     def _has(self, entry: str) -> bool:
-        """True if statements of this schema have the entry, or it was given."""
+        """True if this statement stores the entry: its schema has it, and ``about`` was given."""
         since = {"attained": (FROZEN_SCHEMA,), "evidence": UNBOUND_SCHEMAS}
         return self.schema not in since.get(entry, ()) and (entry, self.about) != ("about", None)
 
@@ -618,7 +626,7 @@ class Statement:
         return (self.schema in UNBOUND_SCHEMAS and one.kind.earlier) or str(one)
 
     def to_json(self) -> str:
-        """The statement with a checksum that notices careless edits, as one JSON object."""
+        """The statement as one JSON object, with a checksum that detects accidental edits."""
         content = self.content()
         signature = {} if self.signature is None else {"signature": plain(self.signature)}
         return json.dumps({**content, "checksum": digest(content), **signature}, indent=2)
@@ -628,7 +636,7 @@ class Statement:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            StatementError: not a statement, another schema version, or edited by hand.
+            StatementError: not a statement, an unknown schema, or edited after it was made.
         """
         try:
             return _read(parse(text))
@@ -642,7 +650,8 @@ class Statement:
         """Read a statement.json.
 
         Raises:
-            OSError: no such file. StatementError: not a statement; the message names the file.
+            OSError: the file cannot be read.
+            StatementError: not a statement; the message names the file.
         """
         text = Path(path).read_text(encoding="utf-8")
         try:
@@ -651,17 +660,17 @@ class Statement:
             raise StatementError(f"{path}: {error}") from error
 
     def to_markdown(self) -> str:
-        """The statement for a data-protection officer."""
+        """The statement as a Markdown page for a data-protection officer."""
         return _markdown(self)
 
     def save(self, folder: str | Path, files: Mapping[str, str] | None = None) -> Statement:
         """Write ``statement.json`` and ``statement.md`` into ``folder``.
 
         Args:
-            files: name → text of what it rests on, which is written first.
+            files: name → text of the files that the statement rests on; they are written first.
 
         Returns:
-            The statement as written: bound to ``files`` where there are any.
+            The statement as written: bound to ``files`` if there are any.
         """
         folder, made = Path(folder), self
         if files:
@@ -674,7 +683,7 @@ class Statement:
 
 
 def caveats_of(plan: Accounted) -> tuple[Caveat, ...]:
-    """All that a statement of a plan must say of it: its caveats, and whom a contribution is of."""
+    """The caveats that a statement must take from a plan, with the unit of a contribution."""
     found = caveats(plan.not_covered)
     contribution = getattr(plan, "contribution", None)
     if getattr(contribution, "kind", None) == "persons" and "persons" not in {
@@ -700,30 +709,32 @@ def account(
     randomness: Randomness | None = None,
     releases: Iterable[TranscriptRow] = (),
 ) -> Statement:
-    """The guarantee of a plan or a mechanism.
+    """Account for a plan or a mechanism: its guarantee as a Statement.
 
     Args:
         plan_or_mechanism: a Plan (its own δ is the default) or a Mechanism (δ is required).
         delta: in (0, 1).
-        group: how many records are protected together; by default as many as the plan says that
-            one person may have. records_per_person: another name for it.
-        released: account only for the first so many rounds, as for a run that stopped early.
+        group: number of records that are protected together; default: the plan's records per
+            person, or 1.
+        records_per_person: another name for ``group``.
+        released: account only for this number of first rounds, as for a run that stopped early.
         seeded: short for ``randomness=Randomness(seeded_noise=True)``.
         not_covered: uses of private data outside the mechanism besides those of the plan, and any
             other :class:`~forethought.values.caveats.Caveat`, assumptions included.
-        accountant: a kind of :data:`~forethought.accounting.accountants.ACCOUNTANTS` with what it
-            needs. Default: the exact one, for rounds that were fixed before the run.
-        randomness: where the random numbers come from. Default: secrets of the operating system.
-            Seeded noise leaves no guarantee, seeded sampling one without amplification. Whether
-            the noise is on a grid is the plan's to say.
-        releases: rows of the transcript of what was done.
+        accountant: a kind of :data:`~forethought.accounting.accountants.ACCOUNTANTS` with its
+            details. Default: the exact one, for rounds that were fixed before the run.
+        randomness: the source of the random numbers. Default: secrets of the operating system.
+            Seeded noise leaves no guarantee, seeded sampling leaves one without amplification.
+            ``grid`` is taken from the plan where there is one.
+        releases: rows of the run's transcript.
 
     Returns:
         A Statement with the accountant's certified interval.
 
     Raises:
+        StatementError: the kind of accountant is unknown.
         UnsupportedMechanismError: no theorem covers the mechanism.
-        ValueError, TypeError: an argument outside its range.
+        ValueError, TypeError: an argument is out of range or of the wrong kind.
     """
     if group is not None and records_per_person not in (None, group):
         raise ValueError("group and records_per_person are one thing: give one of them")
@@ -781,10 +792,11 @@ def account(
 
 
 def registered(accountant: Mapping[str, Any]) -> Accountant:
-    """The accountant of that kind, if it has what the kind needs and nothing else.
+    """The registered accountant of that kind; its details must be exactly those of the kind.
 
     Raises:
-        StatementError: an unknown kind. ValueError: other details.
+        StatementError: the kind is unknown.
+        ValueError: a detail is missing or unknown.
     """
     kind = accountant.get("kind")
     if kind not in ACCOUNTANTS:
@@ -796,12 +808,12 @@ def registered(accountant: Mapping[str, Any]) -> Accountant:
     return way
 
 
-# The entries in which a plan and the statement of its run may differ; each is compared by itself.
+# Entries in which a plan and its run may differ; verification compares each of them separately.
 _OF_THE_RUN = ("mechanism", "not_covered", "hyperparameters")
 
 
 def plan_digest(plan: Mapping[str, Any]) -> str:
-    """Hash of a plan's JSON object without what the run of it may change: mechanism and caveats."""
+    """Hash of a plan's JSON object without what its run may change: mechanism and caveats."""
 
     def kept(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -859,7 +871,11 @@ def _read(values: Any) -> Statement:
 
 
 def _same_content(made: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Everything that follows from other entries says what follows from them."""
+    """Check that each entry equals the one that follows from the other entries.
+
+    Raises:
+        StatementError: an entry differs.
+    """
     exact_keys("statement", found, set(made))
     for name, value in made.items():
         if value != found[name] or type(value) is not type(found[name]):
@@ -908,7 +924,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _sampling_schema(kind: type[Sampling]) -> dict[str, Any]:
-    """A kind's name, and its numbers: counts and rates."""
+    """The JSON schema of one kind of sampling: its name, counts and rates."""
     numbers: dict[str, dict[str, Any]] = {
         one.name: {"type": "integer", "minimum": 1}
         if one.type in ("int", int)
@@ -940,23 +956,23 @@ _MOST_PARTS = 20
 
 
 def records(statement: Statement) -> str:
-    """Whom ε is about: "one record", "one person" or "any 3 records together"."""
+    """The protected unit: "one record", "one person" or "any 3 records together"."""
     one = unit(statement)
     return f"one {one}" if statement.group == 1 else f"any {statement.group} {one}s together"
 
 
 def unit(statement: Statement) -> str:
-    """The thing that examples count: "record", or "person"."""
+    """The unit of ``examples``: "record" or "person"."""
     return "person" if of_persons(statement) else "record"
 
 
 def of_persons(statement: Statement) -> bool:
-    """True if an example is all that one person has in the data."""
+    """True if one example holds all the data of one person."""
     return any(one.code == "persons" for one in statement.caveats)
 
 
 def protected(statement: Statement) -> str:
-    """The neighbours of the data that cannot be told apart, in words, and what a person has."""
+    """The neighbouring relation in words, with a note on persons who have several records."""
     one = statement.group == 1
     who = f"any {records(statement)}" if one else records(statement)
     that = f"that {unit(statement)}" if one else "these"
@@ -970,7 +986,6 @@ def protected(statement: Statement) -> str:
 
 
 def _sentences(statement: Statement, listed: str) -> tuple[str, str, str]:
-    """The guarantee in three plain sentences: what, what it means, what it does not cover."""
     if not statement.private:
         return _not_private(statement)
     who = records(statement)
@@ -1044,7 +1059,7 @@ def _noise(part: Rounds) -> str:
 
 
 def truth(statement: Statement) -> list[tuple[str, str]]:
-    """Pairs (what, how much): why ε is not known better, and what data sets attain, if known."""
+    """Pairs (title, text): the reason for a wide interval, and the ε that data sets attain."""
     wide: list[tuple[str, str]] = []
     if statement.accountant["kind"] == EXACT:
         reason = why_wide(statement.mechanism, statement.group, statement.epsilon)
@@ -1061,7 +1076,7 @@ def truth(statement: Statement) -> list[tuple[str, str]]:
 
 
 def terms(statement: Statement) -> list[tuple[str, str]]:
-    """Pairs (what, how much): :func:`truth`, and what the guarantee is about."""
+    """Pairs (title, text): :func:`truth`, then δ, the neighbouring relation and the records."""
     s, one = statement, unit(statement)
     return [
         *truth(s),
@@ -1137,7 +1152,7 @@ def _meaning(statement: Statement) -> list[str]:
 
 
 def _as_text(text: str) -> str:
-    """A person's words, with nothing in them that a page would take for more than text."""
+    """Text that a person wrote, with Markdown's special characters escaped."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", text)
 
 
@@ -1186,25 +1201,29 @@ def _markdown(statement: Statement) -> str:
     return "\n".join([*lines, ""])
 
 
-# Several holders' statements as one: of persons in one holder's data, or in several holders'.
+# One statement from those of several holders.
 #
-# A record is in the data of the holders that have it, and the others' releases do not depend on it.
-# One holder: the largest ε of all (parallel composition). Several: their releases compose, since
-# each adds noise of its own.
+# Only the releases of the holders that have a person's records depend on them. If each person is in
+# the data of one holder, the largest ε holds (parallel composition). If a person is in the data of
+# several holders, their releases compose, since each holder adds independent noise.
 
 
-# So many choices of holders that share a person are composed; more are bounded by all of them.
+# Most choices of holders that are composed one by one; more are bounded by all holders together.
 MOST_CHOICES = 500
 
 
 def disjoint(statements: Mapping[str, Statement]) -> Statement:
-    """The statement of all where no person's records are held by two of them.
+    """The statement for all holders, where no two of them hold records of the same person.
 
     Args:
-        statements: name → its statement; one adjacency, group and kind of accountant.
+        statements: name of a holder → its statement; all have the same adjacency, group and kind
+            of accountant.
+
+    Returns:
+        The statement with the largest guaranteed ε, each at the largest δ of all.
 
     Raises:
-        StatementError: statements of different kinds, or none.
+        StatementError: no statements, or different adjacencies, groups or kinds of accountant.
     """
     kinds = {(one.adjacency, one.group, one.accountant["kind"]) for one in statements.values()}
     if len(kinds) != 1:
@@ -1241,16 +1260,19 @@ def shared(
     randomness: Randomness | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> Statement:
-    """The statement for persons whose records up to ``holders`` of them hold.
+    """The statement for persons whose records are held by up to ``holders`` holders.
 
     Args:
-        mechanisms: what each holder released. holders: at least 1; more than there are: all.
+        mechanisms: the mechanism of each holder.
+        holders: at least 1; a number above the number of mechanisms counts as all.
+        delta: in (0, 1).
+        randomness, not_covered: as in :func:`account`.
 
     Returns:
-        Of the worst choice of holders.
+        The statement of the choice of holders with the largest guaranteed ε.
 
     Raises:
-        StatementError: different adjacencies, or no mechanism.
+        StatementError: no mechanism, or different adjacencies.
     """
     adjacencies = {mechanism.adjacency for mechanism in mechanisms}
     if len(adjacencies) != 1:
@@ -1277,6 +1299,6 @@ def _choices(mechanisms: Sequence[Mechanism], holders: int) -> list[tuple[Mechan
     for chosen in combinations(mechanisms, holders):
         seen.setdefault(tuple(sorted(kinds[one] for one in chosen)), chosen)
         if len(seen) > MOST_CHOICES:
-            # All of them together bound any choice.
+            # The composition of all mechanisms bounds any choice.
             return [tuple(mechanisms)]
     return list(seen.values())

@@ -1,7 +1,7 @@
-"""The pair of distributions that dominates a round, by theorem: the table of supported cells.
+"""The dominating pair of a round by theorem: the table of supported combinations.
 
-Each cell (sampling × clipping × adjacency) has one entry for a single record and one for groups of
-g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
+Each cell (sampling × clipping × adjacency) has one theorem for a single record and one for groups
+of g records. Shifts are in noise standard deviations; "distance" is in clipping norms.
 
 The bounds on centres come from :meth:`~forethought.values.mechanism.Rounds.sensitivity`. Lemma used
 below ("half lines"): let P = Σ w_k N(a_k), Q = Σ w_k N(b_k) with |a_k|, |b_k| ≤ r_k around a common
@@ -9,32 +9,32 @@ centre. For any test T with N(0)(T) = β the Neyman-Pearson lemma gives N(a_k)(T
 and N(b_k)(T) ≥ Φ(Φ⁻¹(β) - r_k), all attained by one half line. So for every α > 0 the profile is
 at most that of Σ w_k N(r_k) against Σ w_k N(-r_k) on the line.
 
-**Correlated noise, as the ordinary rounds that its accounting comes to.**
+**Correlated noise is accounted as uncorrelated rounds.**
 
-The run releases x_t + σ(C⁻¹z)_t for all t, in units of the clipping norm, which says as much as
+The run releases x_t + σ(C⁻¹z)_t for all t, in units of the clipping norm, which is equivalent to
 Cx + σz. Let a record take part in rounds p, p + b, p + 2b, … with contributions u_j of length at
-most 1, which may depend on what was released before.
+most 1, which may depend on earlier releases.
 
 - *Every turn is taken* (rate 1, or every round, where b is 1). The record moves Cx by
-  Σ_j C[:, p + jb] u_j, whose length is at most that of v = Σ_j C[:, jb] where C has no negative
-  entry: inner products of columns are then at least 0, so that aligned u_j are the worst, and
-  pattern p is a beginning of pattern 0. Where C has at most b bands the columns do not overlap, and
-  signs do not matter. So the whole run is one Gaussian release of sensitivity ‖v‖, for inputs that
-  follow what was released, too (Denisov et al. 2022). Fewer turns, or smaller
-  contributions, only shorten the sum.
-- *Turns are sampled* (rate below 1), and C has at most b bands. Turn j is seen in the rounds from
-  p + jb up to p + (j + 1)b and in no other: each is a Poisson-sampled Gaussian release of
-  sensitivity ‖C[:, 0]‖, and the run composes them (Choquette-Choo et al. 2023, "(Amplified) banded
-  matrix factorization").
+  Σ_j C[:, p + jb] u_j, whose length is at most that of v = Σ_j C[:, jb] if C has no negative entry:
+  inner products of columns are then at least 0, so that aligned u_j are the worst case, and pattern
+  p is a beginning of pattern 0. If C has at most b bands the columns do not overlap, and signs do
+  not matter. So the whole run is one Gaussian release of sensitivity ‖v‖, also for inputs that
+  depend on earlier releases (Denisov et al. 2022). Fewer turns, or smaller contributions, only
+  shorten the sum.
+- *Turns are sampled* (rate below 1), and C has at most b bands. Turn j affects only the rounds from
+  p + jb up to p + (j + 1)b: each turn is a Poisson-sampled Gaussian release of sensitivity
+  ‖C[:, 0]‖, and the run composes them (Choquette-Choo et al. 2023, "(Amplified) banded matrix
+  factorization").
 - *Groups* of a sampled run are charged as if every turn were taken: their turns overlap.
 
 A run that stops early has released the first rows of Cx + σz, which is the same strategy over fewer
-rounds; nothing but a beginning of the run has a guarantee of its own.
+rounds. Only a beginning of the run has a guarantee of its own.
 
-**How many of a group's records are in a batch, with a bound on the weights' relative errors.**
+**The number of a group's records in a batch, with a bound on the weights' relative errors.**
 
-The probabilities come from ratios of neighbours, outwards from the largest, so that each carries a
-few rounding errors for every step and no difference of logarithms of factorials.
+The probabilities are products of ratios of neighbours, outwards from the largest. So each has a few
+rounding errors for every step, and no differences of logarithms of factorials occur.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ SAMPLED_TURNS = (
 def sensitivity_over_turns(strategy: Strategy, count: int, separation: int) -> float:
     """‖Σ_j C[:, j·separation]‖ over ``count`` rounds, rounded up.
 
-    How far a record can move Cx that takes part in every ``separation``-th round.
+    This is the most that a record can move Cx if it takes part in every ``separation``-th round.
 
     Raises:
         UnsupportedMechanismError: columns overlap and some coefficient is negative.
@@ -97,15 +97,17 @@ def sensitivity_over_turns(strategy: Strategy, count: int, separation: int) -> f
     padded[:count] = column
     moved = padded.reshape(turns, separation).cumsum(axis=0).ravel()[:count]
     size = math.sqrt(math.fsum(moved * moved))
-    # Coefficients good to a few units, sums of positive terms, one square root.
+    # The rounding of the coefficients, of the sums of positive terms and of the square root.
     return size * (1 + (turns + 32) * EPS)
 
 
 def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
-    """The ordinary rounds whose dominating pairs are those of ``rounds``; itself if it is ordinary.
+    """Uncorrelated rounds with the dominating pairs of ``rounds``; uncorrelated ones are unchanged.
 
     Raises:
-        UnsupportedMechanismError: sampled turns with more bands than parts.
+        UnsupportedMechanismError: the sampling has no turns at equal distances or may draw a record
+            twice; sampled turns with more bands than parts; overlapping columns with a negative
+            coefficient.
     """
     if not isinstance(rounds, Correlated):
         return rounds
@@ -129,13 +131,13 @@ def uncorrelated(rounds: Rounds, group: int = 1) -> Rounds:
             _over(sigma, size), rounds.count, sampling, rounds.clipping, groups=rounds.groups
         )
     size = sensitivity_over_turns(rounds.strategy, rounds.count, separation)
-    # Several records may be in as many groups as all parts have together.
+    # Several records may be in different groups of different parts.
     groups = None if rounds.groups is None else rounds.groups * separation
     return Rounds(_over(sigma, size), 1, FullBatch(), rounds.clipping, groups=groups)
 
 
 def all_uncorrelated(mechanism: Mechanism, group: int = 1) -> Mechanism:
-    """The mechanism with :func:`uncorrelated` parts; itself where none is correlated."""
+    """The mechanism with :func:`uncorrelated` parts; the same object if none is correlated."""
     if not any(isinstance(part, Correlated) for part in mechanism):
         return mechanism
     parts: Iterable[Rounds] = (uncorrelated(part, group) for part in mechanism)
@@ -146,14 +148,18 @@ def _over(sigma: float, size: float) -> float:
     return sigma / size * (1 - 4 * EPS)
 
 
-# Numbers of hits that are less likely than this are left out, and charged.
+# Numbers of hits with a probability below this are left out; their mass is charged.
 _LEAST = 1e-280
 
 
 class GroupHits(NamedTuple):
-    """P(k records are in) = ``weights``[k] within a relative ``doubt``, for k from ``first``.
+    """The law of the number of a group's records in a batch.
 
-    At most ``lost`` of the probability lies elsewhere.
+    Args:
+        first: the smallest number k.
+        weights: probabilities of k = first, first + 1, …; shape (n,).
+        doubt: bound on their relative error.
+        lost: bound on the probability of all other k.
     """
 
     first: int
@@ -163,7 +169,7 @@ class GroupHits(NamedTuple):
 
 
 def binomial(group: int, rate: float) -> GroupHits:
-    """Poisson sampling: each of ``group`` records is in with probability ``rate``."""
+    """Poisson sampling: each of ``group`` records is in a batch with probability ``rate``."""
     if rate == 1:
         return GroupHits(group, np.ones(1), 0.0, 0.0)
     if group == 1:
@@ -178,7 +184,7 @@ def binomial(group: int, rate: float) -> GroupHits:
 
 
 def hypergeometric(group: int, batch: int, examples: int) -> GroupHits:
-    """Sampling without replacement: how many of ``group`` among ``batch`` of ``examples``."""
+    """Sampling without replacement: the number of ``group`` records among ``batch`` drawn ones."""
     group = min(group, examples)
     if group == 1:
         rest = (examples - batch) / examples
@@ -200,7 +206,7 @@ def _from_ratios(mode: int, low: int, high: int, ratio: Callable[[Array], Array]
     weights = np.concatenate([below[:0:-1], above])
     total = float(weights.sum())
     first = mode - (below.size - 1)
-    # Six roundings a step, and those of the sum.
+    # Six rounding errors for each step, and those of the sum.
     doubt = EPS * (6.0 * max(above.size, below.size) + weights.size + 8)
     whole = first == low and mode + above.size - 1 == high
     weights = weights / total
@@ -208,12 +214,12 @@ def _from_ratios(mode: int, low: int, high: int, ratio: Callable[[Array], Array]
     start = int(np.argmax(kept))
     weights = weights[start : weights.size - int(np.argmax(kept[::-1]))]
     cut = not (whole and kept.all())
-    # Beyond a weight below 1e-280 the ratios only fall: a geometric tail at most.
+    # Beyond a weight below 1e-280 the ratios decrease: the tail is at most geometric.
     return GroupHits(first + start, weights, doubt, 1e-270 if cut else 0.0)
 
 
 def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array:
-    """1 at ``first`` and the running products of ``ratio`` upwards, until they are negligible."""
+    """1 at ``first``, then the running products of ``ratio`` upwards until they are negligible."""
     pieces: list[Array] = [np.ones(1)]
     here, size, k = 1.0, 64, first
     while k < last and here > 1e-290:
@@ -224,19 +230,19 @@ def _until_rare(ratio: Callable[[Array], Array], first: int, last: int) -> Array
     return np.concatenate(pieces)
 
 
-# The share of one Rounds: the pair of one release, and how many releases are charged.
+# The contribution of one Rounds: the pair of one release, and the number of charged releases.
 Part = tuple[Pair | Epoch | DisclosedCount, int]
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One supported combination.
+    """One supported combination of sampling, clipping and adjacency.
 
     Args:
         theorem: the source of the dominating pair.
         part: (rounds, adjacency, group) → pair and number of releases.
-        group_theorem: the same for groups of several records.
+        group_theorem: the source for groups of several records.
     """
 
     theorem: str
@@ -245,7 +251,7 @@ class Cell:
 
 
 def _gaussian(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
-    """The records are in the batch of every round, or of one round of every started epoch."""
+    """The pair of records that are in every batch, or in one batch of every started epoch."""
     most = rounds.sampling.most(group)
     shift = rounds.reach(adjacency, most) / rounds.noise_multiplier
     return Pair(((shift, 1.0),)), rounds.releases
@@ -262,7 +268,7 @@ def _allocated(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
 
 
 def group_hits(rounds: Rounds, group: int) -> GroupHits:
-    """Probabilities that the ``group`` records are in a batch 0, 1, … times."""
+    """Probabilities that ``group`` records occur 0, 1, … times in a batch."""
     match rounds.sampling.hits(group):
         case Binomial(trials, chance, rounded):
             found = binomial(trials, chance)
@@ -276,6 +282,7 @@ def group_hits(rounds: Rounds, group: int) -> GroupHits:
 
 
 def one_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, int]:
+    """The pair of rounds in which hits add to a sum, and the number of charged releases."""
     up, idle, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))
     return Pair(up, idle=idle, doubt=hits.doubt, lost=hits.lost), rounds.releases
 
@@ -287,7 +294,7 @@ def _two_sided(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, 
     share = radius / rounds.per_hit(adjacency)
     up, idle, hits = shifts_of(rounds, group, lambda k: share * rounds.reach(adjacency, k))
     if idle == 0 and len(up) == 1:
-        # Every record is in every batch: nothing but the distance is left.
+        # Every record is in every batch: P and Q are single Gaussians at this distance.
         return Pair(((2 * up[0][0], 1.0),)), rounds.releases
     pair = Pair(up, up, idle=idle, rest=idle, doubt=hits.doubt, lost=hits.lost, lost_rest=hits.lost)
     return pair, rounds.releases
@@ -297,13 +304,19 @@ def _combined(rounds: Rounds, adjacency: Adjacency, group: int) -> tuple[Pair, i
     pair, count = one_sided(rounds, adjacency, group)
     if len(pair.up) > 1 or (group > 1 and rounds.groups is None):
         return _two_sided(rounds, adjacency, group)
-    # One record; or several in the one group that there is, which act as one: without any of them
-    # P and Q are the same, and all three sums are within 2 of each other.
+    # One record, or several records in the only group, which act as one. The sum without them is
+    # the same for P and Q, and the three sums are within distance 2 of each other.
     return replace(pair, symmetric=not pair.gaussian), count
 
 
 def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    """Rounds in which hits replace something, and every two of the three sums are near."""
+    """The pair of rounds in which a hit replaces another contribution, and the charged releases.
+
+    Any two of the three sums (with the record, with its replacement, with neither) are near.
+
+    Raises:
+        UnsupportedMechanismError: a blanked record takes no other record's place.
+    """
     plain, count = _combined(rounds, adjacency, group)
     blanked = adjacency == "zero-out" and rounds.clipping == "example"
     if blanked and not rounds.sampling.exchanges:
@@ -315,7 +328,7 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
     if plain.symmetric and not blanked:
         return plain, count
     up, missed, hits = shifts_of(rounds, group, lambda k: rounds.reach(adjacency, k))
-    # What is blanked is at most 1 from the blank, and the blank from what another record says.
+    # A contribution is within 1 of the blank, and the blank within 1 of another's contribution.
     distances = tuple((shift / 2 if blanked else shift, weight) for shift, weight in up)
     if missed == 0 and len(up) == 1:
         return Pair(((distances[0][0], 1.0),)), count
@@ -324,7 +337,7 @@ def replacing(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
 
 
 def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
-    """Whole epochs, or the beginning of one, in which the record may have been already."""
+    """The pair of whole shuffled epochs, or of the beginning of one, which may hold the record."""
     assert isinstance(rounds.sampling, Shuffled)
     sampling = rounds.sampling
     left = sampling.examples - rounds.count * sampling.batch
@@ -344,9 +357,11 @@ def _shuffled(rounds: Rounds, adjacency: Adjacency, group: int) -> Part:
 def shifts_of(
     rounds: Rounds, group: int, moved: Callable[[int], float]
 ) -> tuple[tuple[tuple[float, float], ...], float, GroupHits]:
-    """Components right of 0, what stays at 0, and how well both are known.
+    """Components (shift, weight) right of 0, the weight at 0, and the law of the hits.
 
-    ``moved`` says how far so many records move a sum; what moves it equally far is one component.
+    Args:
+        moved: number of records → the distance by which they move a sum. Numbers with the same
+            distance become one component.
     """
     hits = group_hits(rounds, group)
     together: dict[float, list[float]] = {}
@@ -394,7 +409,7 @@ _COMBINED = "combined curve (Zhu, Dong, Wang 2022, Theorem 11), inner distance 2
 _TURNS = "only the rounds of a record's own part can hold it (Choquette-Choo et al. 2023); each: "
 _ONE_PART = "most for a group within one part (half lines, a norm is at most the sum); each: "
 
-# A record that comes, goes or is blanked; one that is blanked or replaced.
+# Adjacencies: all but replace-one, all but add-or-remove, and replace-one alone.
 _UNREPLACED, _IN_PLACE, _REPLACED = ADJACENCIES[:2], ADJACENCIES[1:], ADJACENCIES[2:]
 
 
@@ -403,7 +418,7 @@ def _cells(
     adjacencies: Sequence[Adjacency],
     cell: Cell,
 ) -> dict[tuple[str, str, str], Cell]:
-    """One entry for several adjacencies, whatever is clipped."""
+    """The same cell for several adjacencies and for every kind of clipping."""
     return {(sampling, clipping, each): cell for clipping in CLIPPINGS for each in adjacencies}
 
 
@@ -447,10 +462,10 @@ SUPPORTED: dict[tuple[str, str, str], Cell] = {
 
 
 def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
-    """The theorem behind the dominating pair of ``rounds``.
+    """The name of the theorem on the dominating pair of ``rounds``.
 
     Raises:
-        UnsupportedMechanismError: none is known.
+        UnsupportedMechanismError: no theorem is known.
     """
     plain = uncorrelated(rounds, group)
     cell = _cell(plain, adjacency)
@@ -464,12 +479,12 @@ def theorem(rounds: Rounds, adjacency: Adjacency, group: int = 1) -> str:
 
 
 def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | DisclosedCount, int]:
-    """Dominating pairs of the whole mechanism and how often each is composed.
+    """Dominating pair → number of its releases, for the whole mechanism.
 
     Gaussians are merged: N(c_1) … N(c_n) against N(0) compose to one at distance √Σ c².
 
     Args:
-        mechanism: every noise multiplier above 0.
+        mechanism: a mechanism with every noise multiplier above 0.
         group: number of records in which neighbouring data sets differ.
 
     Raises:
@@ -483,7 +498,7 @@ def parts(mechanism: Mechanism, group: int = 1) -> dict[Pair | Epoch | Disclosed
 
 
 def merged(found: Iterable[tuple[_Kind, int]]) -> dict[_Kind | Pair, int]:
-    """Each pair once, with how often it is composed; all Gaussians as one."""
+    """Pair → its total count; all Gaussians are merged to one."""
     counts: dict[_Kind | Pair, int] = {}
     squares: list[float] = []
     for pair, count in found:
@@ -492,13 +507,13 @@ def merged(found: Iterable[tuple[_Kind, int]]) -> dict[_Kind | Pair, int]:
         elif count:
             counts[pair] = counts.get(pair, 0) + count
     if squares:
-        # Summed exactly, so that the order of the rounds leaves no trace.
+        # fsum is exact, so the result does not depend on the order of the rounds.
         counts[Pair(((math.sqrt(math.fsum(squares)), 1.0),))] = 1
     return counts
 
 
 def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
-    """Rounds cut where their last epoch begins, if that one is not whole."""
+    """Rounds split into whole epochs and the rounds of an incomplete last epoch."""
     if not rounds.sampling.redealt:
         return (rounds,)
     length = rounds.sampling.rounds_per_epoch
@@ -508,12 +523,16 @@ def _whole_epochs(rounds: Rounds) -> tuple[Rounds, ...]:
 
 
 def unsampled_distance(mechanism: Mechanism, group: int = 1) -> float:
-    """Distance of the Gaussian to which a run comes in which every batch holds the whole group.
+    """Distance of the Gaussian run in which every batch holds the whole group.
 
-    By joint convexity no sampling makes a run worse. "Holds": as often as a batch can hold it.
+    A batch holds it as many times as the sampling allows. By joint convexity no sampling has a
+    larger ε than this run.
+
+    Raises:
+        UnsupportedMechanismError: no theorem is known for a part.
     """
     shifts = []
-    # Every turn taken: what a group of correlated rounds is charged.
+    # A group size of at least 2 charges correlated rounds as if every turn were taken.
     for rounds in all_uncorrelated(mechanism, max(2, group)):
         _cell(rounds, mechanism.adjacency)
         count, most = rounds.releases, rounds.sampling.most(group)

@@ -1,20 +1,21 @@
 """Trade-off functions: the smallest type II error an attacker can have at each type I error.
 
-**Half of a convex trade-off function as straight pieces, exact under composition of functions.**
+**Half of a convex trade-off function as linear pieces, exact under composition of functions.**
 
-A half holds the points (α, power) with slope of the power at least 1, α ascending from 0: the
-part where false positives are rarer than false negatives. The other half is the same thing for
-the inverse function. Keeping 1 − f (the power) instead of f keeps tiny errors relative.
+A half holds the points (α, power) where the slope of the power is at least 1, with α ascending from
+0: there false positives are rarer than false negatives. The other half is the same for the inverse
+function. The power 1 − f is stored instead of f, so that rounding is relative to small powers.
 
-**Trade-off functions.** A :class:`TradeOff` f is kept as its two privacy profiles on ε ≥ 0: δ(ε) =
-sup_α 1 − e^ε α − f(α) for the pair of outcomes in either order. Then f(α) = sup_ε 1 − δ(ε) − e^ε α,
-where *any* ε gives a value on or below f, so numerical error can only make a bound weaker.
-Convexification is built in, mixtures add, and the inverse swaps the two. Source: Dong, Roth and Su
-2022; for mixtures and envelopes van Dijk et al., "Generalizing DP-SGD with Shuffling and Batch
-Clipping" (Definitions 5.2 to 5.4, Lemmas B.1 and B.5).
+**Trade-off functions.** A :class:`TradeOff` f is stored as its two privacy profiles on ε ≥ 0: δ(ε)
+= sup_α 1 − e^ε α − f(α) for the pair of distributions in either order. Then f(α) = sup_ε 1 − δ(ε) −
+e^ε α, where *any* ε gives a value on or below f, so numerical error can only make a bound weaker.
+The result is convex by construction, profiles of mixtures are mixtures of profiles, and the inverse
+swaps the two profiles. Source: Dong, Roth and Su 2022; for mixtures and envelopes van Dijk et al.,
+"Generalizing DP-SGD with Shuffling and Batch Clipping" (Definitions 5.2 to 5.4, Lemmas B.1 and
+B.5).
 
-**Envelopes** of mixtures of Gaussian trade-off functions, for all that is known of a mixture: the
-same source, Definitions 5.3 and 5.4.
+**Envelopes** bound mixtures of Gaussian trade-off functions of which only one mass and one μ are
+known: the same source, Definitions 5.3 and 5.4.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ from forethought.values.mechanism import Mechanism
 Profile = Callable[[Array], Array]
 
 PIECES = 2000
-# δ below this is no longer told from 0 when a profile is cut into lines.
+# δ below this counts as 0 when a profile is replaced by its support lines.
 NEGLIGIBLE = 1e-22
 
 
 @dataclass(frozen=True)
 class Half:
-    """Points (alphas[i], powers[i]) of a concave power, both ascending, alphas[0] = 0."""
+    """Points (alphas[i], powers[i]) of a concave power; both ascend, alphas[0] = 0; shape (n,)."""
 
     alphas: Array
     powers: Array
 
     def delta(self, epsilon: Array) -> Array:
-        """sup over the points of power − e^ε α, for ε ≥ 0."""
+        """δ at each ``epsilon`` ≥ 0: sup over the points of power − e^ε α."""
         with np.errstate(divide="ignore"):
             steepness = np.log(np.diff(self.powers)) - np.log(np.diff(self.alphas))
-        # Concave: steepness falls, and the best point is where it passes e^ε.
+        # The power is concave: its slope decreases, and the best point is where it passes e^ε.
         best = np.searchsorted(-steepness, -epsilon, side="left")
         first = self.alphas[best] == 0
         with np.errstate(over="ignore", invalid="ignore"):
             lost = np.exp(epsilon) * self.alphas[best]
-        # Rounding of the difference is charged; at α = 0 there is none.
+        # A bound on the difference's rounding is added; at α = 0 there is no rounding.
         value = self.powers[best] * (1 + 1e-15) - lost
         return np.asarray(np.where(first, self.powers[0], np.maximum(value, self.powers[0])))
 
@@ -68,7 +69,7 @@ class Half:
 def half_below(profile: Profile) -> Half:
     """The support lines 1 − δ(ε_j) − e^{ε_j} α of a profile δ on ε ≥ 0, as points of the power.
 
-    Their maximum lies on or below the trade-off function, so every error of the cut is sound.
+    Their maximum lies on or below the trade-off function, so the approximation is a lower bound.
     """
     epsilon = _grid(profile)
     delta = np.minimum.accumulate(profile(epsilon))
@@ -76,7 +77,7 @@ def half_below(profile: Profile) -> Half:
     kept = [0]
     alphas: list[float] = []
     for j in range(1, len(epsilon)):
-        # Lines whose place is taken by their neighbours are dropped: fewer lines, lower bound.
+        # Lines that their neighbours cover are dropped: with fewer lines it stays a lower bound.
         while True:
             i = kept[-1]
             gap = slope[i] * np.expm1(epsilon[j] - epsilon[i])
@@ -101,7 +102,7 @@ def _grid(profile: Profile) -> Array:
     def at(epsilon: float) -> float:
         return float(profile(np.array([epsilon]))[0])
 
-    # Beyond its reach a profile is negligible or flat (mass that nothing can hide).
+    # Beyond its reach a profile is negligible or constant (mass that is disclosed at every ε).
     reach = 700.0
     while reach > 1e-12 and at(reach / 2) <= max(NEGLIGIBLE, (1 + 1e-9) * at(reach)):
         reach /= 2
@@ -119,11 +120,11 @@ def whole_power(left: Half, right: Half) -> tuple[Array, Array]:
 
 
 def repeated(left: Half, right: Half, times: int) -> Half:
-    """Left half of the power composed with itself: F∘…∘F, F = 1 − f."""
+    """Left half of the power F = 1 − f composed ``times`` times with itself: F∘…∘F."""
     x, y = whole_power(left, right)
     alphas, powers = x, y
     for _ in range(times - 1):
-        # New corners: where the power so far meets a corner of F.
+        # New corners are where the power so far takes the α of a corner of F.
         inside = (x > powers[0]) & (x < powers[-1])
         corners = np.interp(x[inside], powers, alphas)
         joined = np.unique(np.concatenate([alphas, corners]))
@@ -168,11 +169,11 @@ def double_conjugate(alphas: Array, betas: Array) -> tuple[Half, Half]:
     return left, right
 
 
-# Slopes beyond e^±700 leave the range of a double; f is bounded from below by what is inside.
+# Slopes beyond e^±700 leave the range of a double; the slopes inside bound f from below.
 REACH = 700.0
 
-# Guarantees that :func:`tradeoff` joins: three per decade where an attacker can be told apart.
-# Where a mechanism's certified profile is read off: so many ε, up to the one at this δ.
+# :func:`tradeoff` evaluates a mechanism's certified profile at POINTS equally spaced ε from 0 to
+# the ε of δ = TAIL.
 POINTS = 40
 TAIL = 1e-8
 
@@ -181,9 +182,13 @@ TAIL = 1e-8
 class TradeOff:
     """f(α), convex and non-increasing on [0, 1], with f(α) ≤ 1 − α.
 
-    Build one with the functions of this module. ``forward`` is δ(ε) of f for ε ≥ 0,
-    ``backward`` that of its inverse; ``floor`` is a μ for which G_μ ≤ f is known by a theorem.
-    ``over`` holds the curves of a pointwise maximum, whose profiles have more than one peak.
+    Build one with the functions of this module.
+
+    Attributes:
+        forward: δ(ε) of f for ε ≥ 0, from array to array.
+        backward: the same for f's inverse.
+        floor: a μ for which G_μ ≤ f is known by a theorem; ∞ if none is.
+        over: the curves of a pointwise maximum, whose profiles have more than one peak.
     """
 
     forward: Profile = field(repr=False)
@@ -196,7 +201,7 @@ class TradeOff:
     @overload
     def __call__(self, alpha: Sequence[float] | Array) -> Array: ...
     def __call__(self, alpha: ArrayLike) -> Array | float:
-        """Type II error at type I error ``alpha`` (numbers in [0, 1], any shape).
+        """Type II errors at the type I errors ``alpha`` (in [0, 1], any shape); the same shape.
 
         Raises:
             ValueError: an error rate outside [0, 1].
@@ -213,7 +218,7 @@ class TradeOff:
     def _convex(self, flat: Array) -> Array:
         if self.over:
             return np.asarray(np.max([c._convex(flat) for c in self.over], axis=0))
-        # In e^ε the gap to maximise is concave, so in ε it has one peak: golden section.
+        # The value is concave in e^ε, so it has one peak in ε: golden-section search.
         ratio = (math.sqrt(5) - 1) / 2
         low, high = np.full(flat.shape, -REACH), np.full(flat.shape, REACH)
         a, b = high - ratio * (high - low), low + ratio * (high - low)
@@ -231,7 +236,7 @@ class TradeOff:
                 np.where(left, at_a, value),
             )
             best = np.maximum(best, value)
-        # At slope 0 and at the steepest one the line is known without a search.
+        # The lines of slope 0 and of the steepest slope need no search.
         steepest = np.where(flat == 0, 1 - self.forward(np.array([REACH]))[0], 0.0)
         return np.asarray(np.clip(np.maximum(best, steepest) - 1e-15, 0.0, 1.0 - flat))
 
@@ -244,7 +249,7 @@ class TradeOff:
         return np.asarray(np.where(epsilon >= 0, up, down))
 
     def delta(self, epsilon: float) -> float:
-        """The smallest δ for which f ≥ f_{ε,δ}: both orders of the pair. Sound: an upper end.
+        """An upper bound on the smallest δ for which f ≥ f_{ε,δ}, for both orders of the pair.
 
         Raises:
             ValueError: ε below 0 or not finite.
@@ -253,7 +258,7 @@ class TradeOff:
         return float(min(1.0, max(self.forward(at)[0], self.backward(at)[0])))
 
     def epsilon(self, delta: float) -> float:
-        """The smallest ε ≥ 0 with f ≥ f_{ε,δ}, rounded up; infinite when none up to 700 is.
+        """The smallest ε ≥ 0 with f ≥ f_{ε,δ}, rounded up; ∞ if it is above 700.
 
         Raises:
             ValueError: δ outside (0, 1).
@@ -269,13 +274,12 @@ class TradeOff:
         return bisected(lambda epsilon: self.delta(epsilon) > target, low, high, steps=100)[1]
 
     def gaussian_mu(self, slack: float = 0.0) -> float:
-        """The smallest μ found with G_μ(α + slack) − slack ≤ f(α) everywhere; certified.
+        """A certified, small μ with G_μ(α + slack) − slack ≤ f(α) for all α.
 
-        Without slack, G_μ lies below f. That is decided by the far tail: for a subsampled
-        mechanism it is the μ without amplification, and ∞ when f(0) < 1. A slack such as 1e-6
-        (an error of that size in both error rates) gives the μ that an attacker meets.
-        Each linear piece of a lower bound of f is checked at its ends, which suffices as G_μ is
-        convex.
+        Without slack, G_μ lies below f. The far tail then determines μ: for a subsampled mechanism
+        it is the μ without amplification, and ∞ if f(0) < 1. A slack such as 1e-6 (an error of that
+        size in both error rates) gives the μ that matters to an attacker. Each linear piece of a
+        lower bound of f is checked at its ends only, which suffices as G_μ is convex.
 
         Raises:
             ValueError: slack outside [0, 1).
@@ -286,26 +290,26 @@ class TradeOff:
             half = half_below(profile)
             power = np.clip(half.powers - give, 0.0, 1.0)
             alpha = np.minimum(half.alphas + give, 1.0)
-            # No power left to match beyond that of guessing: any μ will do there.
+            # Points whose power is at most that of guessing allow any μ.
             left = power > alpha
             mu = ndtri(power[left]) - ndtri(alpha[left])
             needed = float(np.max(mu, initial=needed))
         return min(self.floor, needed * (1 + 1e-12))
 
     def inverse(self) -> TradeOff:
-        """f⁻¹: the attacker's errors exchanged."""
+        """f⁻¹: type I and type II errors exchanged."""
         over = tuple(curve.inverse() for curve in self.over)
         return TradeOff(self.backward, self.forward, self.floor, over)
 
     def symmetrised(self) -> TradeOff:
-        """min{f, f⁻¹}**: what holds for the pair in both orders."""
+        """min{f, f⁻¹}**: a bound for the pair in both orders."""
         return minimum(self, self.inverse())
 
     def group(self, size: int) -> TradeOff:
-        """1 − (1 − f)^{∘size}: what holds for groups (Dong, Roth and Su 2022, Theorem 2.14).
+        """1 − (1 − f)^{∘size}: f for groups of records (Dong, Roth and Su 2022, Theorem 2.14).
 
-        Computed on straight pieces below f, hence below the true group curve. A Gaussian floor μ
-        becomes size·μ.
+        It is computed on linear pieces below f, hence below the true group curve. A Gaussian floor
+        μ becomes size·μ.
         """
         if whole("group", size) == 1:
             return self
@@ -323,7 +327,7 @@ def gaussian_curve(alpha: Array, mu: float) -> Array:
 
 
 def gaussian(mu: float) -> TradeOff:
-    """G_μ = T(N(0, 1), N(μ, 1)): Φ(Φ⁻¹(1 − α) − μ)."""
+    """G_μ = T(N(0, 1), N(μ, 1)): α → Φ(Φ⁻¹(1 − α) − μ), for μ ≥ 0."""
     size = real("mu", mu, least=0)
 
     def profile(epsilon: Array) -> Array:
@@ -343,21 +347,25 @@ def from_epsilon_delta(epsilon: float, delta: float) -> TradeOff:
 
 
 def from_profile(profile: Profile) -> TradeOff:
-    """f from δ(ε) on ε ≥ 0 (arrays to arrays, decreasing); symmetric.
+    """A symmetric f from δ(ε) on ε ≥ 0 (array to array, decreasing).
 
-    Sound when the profiles are upper bounds.
+    f is a lower bound if ``profile`` is an upper bound.
     """
     return TradeOff(profile, profile)
 
 
 def from_points(epsilons: ArrayLike, deltas: ArrayLike) -> TradeOff:
-    """A symmetric f that is (ε_j, δ_j)-DP for every j: what a list of guarantees proves.
+    """The symmetric f that a list of guarantees proves: (ε_j, δ_j)-DP for every j.
 
-    Between the ε_j, δ is at most the chord over e^ε, since a profile is convex there; beyond the
-    last, its last value. ``epsilons`` ascend from 0.
+    Between the ε_j, δ is at most the chord over e^ε, since a profile is convex in e^ε; beyond the
+    last ε_j it is at most the last δ_j.
+
+    Args:
+        epsilons: ascending from 0, shape (n,).
+        deltas: in [0, 1], shape (n,).
 
     Raises:
-        ValueError: not ascending from 0, lengths that differ, or δ outside [0, 1].
+        ValueError: ``epsilons`` do not ascend from 0, the lengths differ, or δ is outside [0, 1].
     """
     eps, values = np.asarray(epsilons, dtype=float), np.asarray(deltas, dtype=float)
     if eps.ndim != 1 or eps.shape != values.shape or len(eps) == 0:
@@ -386,11 +394,14 @@ def from_points(epsilons: ArrayLike, deltas: ArrayLike) -> TradeOff:
 def through(alphas: ArrayLike, betas: ArrayLike) -> TradeOff:
     """The largest convex trade-off function below the points: the double conjugate of a list.
 
-    Straight between the points that remain, so for points of a curved f it lies above f between
-    them; it is f itself when f is straight there.
+    It is linear between the points. So for points of a strictly convex f it lies above f between
+    them; it equals f where f is linear.
+
+    Args:
+        alphas, betas: type I and type II errors in [0, 1], shape (n,).
 
     Raises:
-        ValueError: lengths that differ, or error rates outside [0, 1].
+        ValueError: the lengths differ, or an error rate is outside [0, 1].
     """
     x, y = np.asarray(alphas, dtype=float), np.asarray(betas, dtype=float)
     if x.ndim != 1 or x.shape != y.shape or len(x) == 0:
@@ -402,14 +413,14 @@ def through(alphas: ArrayLike, betas: ArrayLike) -> TradeOff:
 
 
 def minimum(*curves: TradeOff) -> TradeOff:
-    """min{f_1, …, f_n}**: holds where the mechanism obeys at least one of them. Exact."""
+    """min{f_1, …, f_n}**, exact: a bound if at least one of the curves is one; n ≥ 1."""
     if not curves:
         raise ValueError("a minimum needs at least one trade-off function")
     return _joined(curves, lambda each: np.max(each, axis=0), max(c.floor for c in curves))
 
 
 def maximum(*curves: TradeOff) -> TradeOff:
-    """max{f_1, …, f_n}: holds where the mechanism obeys all of them. f is exact, δ an upper end."""
+    """max{f_1, …, f_n}: a bound if all curves are; f is exact, its δ an upper bound; n ≥ 1."""
     if not curves:
         raise ValueError("a maximum needs at least one trade-off function")
     floor = min(curve.floor for curve in curves)
@@ -419,7 +430,7 @@ def maximum(*curves: TradeOff) -> TradeOff:
 def _joined(
     curves: Sequence[TradeOff], join: Callable[[list[Array]], Array], floor: float
 ) -> TradeOff:
-    """The function whose profile is made of those of others, in either direction."""
+    """The trade-off function whose profile, in each direction, joins those of ``curves``."""
 
     def profile(direction: str) -> Profile:
         of_each = attrgetter(direction)
@@ -429,13 +440,13 @@ def _joined(
 
 
 def mixture(weights: ArrayLike, curves: Sequence[TradeOff]) -> TradeOff:
-    """inf{Σ q_i f_i(α_i) : Σ q_i α_i = α}: one of the mechanisms, drawn and then disclosed.
+    """inf{Σ q_i f_i(α_i) : Σ q_i α_i = α}: a mechanism that is drawn with weights q and disclosed.
 
     Source: Lemma B.1; profiles of mixtures are the mixtures of profiles, which is Lemma B.5 and
-    Definition 5.2 for Gaussians. Weights that sum to less than 1 leave the rest to disclosure.
+    Definition 5.2 for Gaussians. If the weights sum to less than 1, the rest discloses everything.
 
     Raises:
-        ValueError: lengths that differ, negative weights, or a sum above 1.
+        ValueError: the lengths differ, a weight is negative, or the sum is above 1.
     """
     q = _weights(weights)
     if len(q) != len(curves):
@@ -448,7 +459,14 @@ def mixture(weights: ArrayLike, curves: Sequence[TradeOff]) -> TradeOff:
 
 
 def gaussian_mixture(weights: ArrayLike, mus: ArrayLike) -> TradeOff:
-    """:func:`mixture` of G_{μ_i}, vectorised: Definition 5.2 with μ = c/σ."""
+    """:func:`mixture` of G_{μ_i}, vectorised: Definition 5.2 with μ = c/σ.
+
+    Args:
+        weights, mus: q_i and μ_i, shape (n,).
+
+    Raises:
+        ValueError: the shapes differ, a weight is negative, or the sum is above 1.
+    """
     q, sizes = _weights(weights), np.asarray(mus, dtype=float)
     if q.shape != sizes.shape:
         raise ValueError(f"one weight per mu: shapes {q.shape} and {sizes.shape}")
@@ -456,7 +474,7 @@ def gaussian_mixture(weights: ArrayLike, mus: ArrayLike) -> TradeOff:
 
     def profile(epsilon: Array) -> Array:
         at = np.asarray(epsilon, dtype=float)
-        # One column of mixture components at a time keeps memory at a few megabytes.
+        # Chunks of components bound the memory to a few megabytes.
         chunk = max(1, 400_000 // max(1, at.size))
         total = np.full(at.shape, rest)
         for start in range(0, len(q), chunk):
@@ -464,7 +482,7 @@ def gaussian_mixture(weights: ArrayLike, mus: ArrayLike) -> TradeOff:
             total = total + gaussian_delta_above(at[..., None], sizes[part]) @ q[part]
         return total
 
-    # Missing mass is a rounding error when it is below 1e-12; it stays in δ either way.
+    # Missing mass, even if it is a rounding error only, counts in δ and leaves no Gaussian floor.
     return TradeOff(profile, profile, math.inf if rest > 0 else float(np.max(sizes)))
 
 
@@ -477,19 +495,22 @@ def _weights(weights: ArrayLike) -> Array:
 
 @np.errstate(all="ignore")
 def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> TradeOff:
-    """A certified *lower* bound on the trade-off function of a mechanism: what it promises.
+    """A certified *lower* bound on the trade-off function of a mechanism.
 
-    No attacker who tells apart data sets differing in ``group`` records has errors below it. A
-    Gaussian mechanism is exact. Otherwise certified upper bounds on δ at a grid of ε are joined
-    by :func:`from_points`, and raised to the Gaussian of the run without amplification where that
-    is higher (in the far tail), which is ``floor``.
+    No attacker who distinguishes data sets that differ in ``group`` records has errors below it.
+    The result is exact for a Gaussian mechanism. Otherwise :func:`from_points` joins certified
+    upper bounds on δ at a grid of ε; in the far tail the Gaussian of the run without amplification
+    is higher, and replaces it as the ``floor``.
 
     Args:
-        mechanism: what is released. group: number of differing records.
-        accuracy: of the certified δ, relatively.
+        mechanism: the released rounds.
+        group: number of differing records.
+        accuracy: relative accuracy of the certified δ, in [1e-6, 0.1].
 
     Raises:
         UnsupportedMechanismError: no theorem covers a part of the mechanism.
+        TypeError: ``mechanism`` is no Mechanism.
+        ValueError: ``group`` or ``accuracy`` is out of range.
     """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
@@ -498,7 +519,7 @@ def tradeoff(mechanism: Mechanism, group: int = 1, accuracy: float = 5e-3) -> Tr
     size = whole("group", group)
     if any(part.noise_multiplier == 0 for part in mechanism):
         return from_epsilon_delta(0.0, 1.0)
-    # Unsampled, the records move every release by all that they can.
+    # The run without amplification: the records are in every batch.
     unamplified = gaussian(unsampled_distance(mechanism, size) * (1 + 1e-14))
     counts = parts(mechanism, size)
     first = next(iter(counts))
@@ -522,7 +543,8 @@ def upper_envelope(mass: float, mu: float) -> TradeOff:
     """f^U of Definition 5.3, min{û, û⁻¹}** with û = u + (1 − u)G_μ: an *upper* bound on a mixture.
 
     Args:
-        mass: u, at least the weight of the components below μ. mu: c^U/σ.
+        mass: u in [0, 1], at least the weight of the components below μ.
+        mu: c^U/σ, at least 0.
     """
     u, size = real("mass", mass, least=0, most=1), real("mu", mu, least=0)
     if u == 1:
@@ -542,7 +564,8 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
     """f^L of Definition 5.4, max{l̂, l̂⁻¹} with l̂(α) = G_μ(min{1, α + l}): a *lower* bound.
 
     Args:
-        mass: l, at least the weight of the components above μ. mu: c^L/σ.
+        mass: l in [0, 1], at least the weight of the components above μ.
+        mu: c^L/σ, at least 0.
         symmetric: False gives l̂ itself, the weaker bound that Table 1 states.
     """
     tail, size = real("mass", mass, least=0, most=1), real("mu", mu, least=0)
@@ -554,7 +577,7 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
         return np.asarray(ndtr(-epsilon / max(size, 1e-300) - size / 2))
 
     def behind(epsilon: Array) -> Array:
-        # l̂⁻¹ = max(0, G − l), which bottoms out at α = G(l).
+        # l̂⁻¹ = max(0, G − l), which is 0 from α = G(l) on.
         with np.errstate(over="ignore", invalid="ignore"):
             bottom = 1 - np.exp(epsilon) * top
         return np.asarray(
@@ -585,19 +608,22 @@ def lower_envelope(mass: float, mu: float, symmetric: bool = True) -> TradeOff:
     return TradeOff(profile, profile, floor)
 
 
-# Pieces of a profile on each side of ε = 0, where it is composed.
+# Grid cells of a profile on each side of ε = 0, for composition.
 _CELLS = 3000
 
 
 def composed(curve: TradeOff, times: int, *, above: bool = False) -> TradeOff:
-    """f^{⊗times}: what independent runs of one trade-off function together have.
+    """f^{⊗times}: the trade-off function of independent runs that each have f.
 
-    A profile is convex in e^ε, so chords between grid points lie above it and are the profile of
-    masses at those points, whose losses add (Doroshenko et al. 2022): on or below the true curve.
+    A profile is convex in e^ε, so chords between grid points lie above it. They are the profile of
+    masses at those points, whose losses add (Doroshenko et al. 2022). So the result is on or below
+    the true curve.
 
     Args:
-        curve: f. times: how many runs.
-        above: True moves every loss down to the next grid point, for a curve on or above.
+        curve: f.
+        times: number of runs, at least 1.
+        above: True moves every loss down to the next grid point; the result is then on or above the
+            true curve.
     """
     count = whole("times", times)
     if count == 1:
@@ -612,12 +638,12 @@ def _composed(profile: Profile, reverse: Profile, count: int, above: bool) -> Pr
     reach = float(max(_grid(profile)[-1], _grid(reverse)[-1]))
     cell = reach / _CELLS
     up = np.linspace(0.0, reach, _CELLS + 1)
-    # δ(−ε) = 1 − e^−ε (1 − δ′(ε)), so 1 − δ is kept for negative ε.
+    # δ(−ε) = 1 − e^−ε (1 − δ′(ε)), so 1 − δ is stored for negative ε.
     right = np.minimum.accumulate(np.clip(profile(up), 0.0, 1.0))
     left = (np.exp(-up) * (1 - np.clip(reverse(up), 0.0, 1.0)))[:0:-1]
     losses = np.concatenate([-up[:0:-1], up])
     x = np.exp(losses)
-    # Slopes of the chords, the first one from (0, 1); none beyond the last point.
+    # Slopes of the chords; the first chord starts at (0, 1), and the slope beyond the last is 0.
     drops = np.concatenate([[left[0]], np.diff(left), [1 - left[-1] - right[0]], -np.diff(right)])
     slopes = np.concatenate([drops / np.diff(np.concatenate([[0.0], x])), [0.0]])
     masses = np.maximum(slopes[:-1] - slopes[1:], 0.0) * x
@@ -631,7 +657,8 @@ def _composed(profile: Profile, reverse: Profile, count: int, above: bool) -> Pr
     points = np.linspace(-spread, spread, len(total))
     lost = 1 - (1 - never) ** count + 1e-15 * count * len(masses) * (not above)
     moved = count * cell if above else 0.0
-    # Sums over the losses above each point, which count from 0 on: of masses, and over e^loss.
+    # Sums over all losses from each point on: of the masses, and of masses times e^−loss (for
+    # losses above 0).
     tails = np.cumsum(total[::-1])[::-1]
     shares = np.cumsum((total * np.exp(-np.maximum(points, 0.0)))[::-1])[::-1]
 

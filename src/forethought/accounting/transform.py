@@ -1,6 +1,6 @@
-"""The transform E[e^{s loss}] of rounds by certified quadrature, as numbers with proven errors.
+"""The transform E[e^{s loss}] of rounds by quadrature with proven error bounds.
 
-**Integrals over the line with a proven error: Gauss-Legendre in panels, each with its own bound.**
+**Integrals over the line: Gauss-Legendre quadrature in panels, each with its own error bound.**
 
 A round's transform is M(s) = ∫ φ R^a S^b with exponents linear in s (R, S: the densities of the
 pair's two sides over φ). The integrand is analytic where neither mixture vanishes, and in an
@@ -10,16 +10,15 @@ variance at most V of the shift, |R(x + iy)| lies between R(x)(1 - V y²/2) and 
 (1 - ρ^-2) times the half width (Trefethen, Approximation Theory and Approximation Practice,
 Theorem 19.3).
 
-**Sums over the nodes of rounds' privacy losses, at many frequencies, with what they are off by.**
+**Sums over the nodes at many frequencies, with bounds on their rounding errors.**
 
-Everything is formed as M(s) - 1 = Σ p (e^{s l} - 1): real tilts by expm1, frequencies by sin² and
-sin, so that rounding is relative to how far a round's transform is from 1 and not to 1. On an even
-grid of frequencies the sums are matrix products, since e^{i(s+t)l} - 1 = E_s + E_t + E_s E_t.
+All sums have the form M(s) - 1 = Σ p (e^{s l} - 1), with expm1 for real tilts and sin² and sin for
+frequencies, so that rounding is relative to |M - 1| and not to 1. On an equally spaced grid of
+frequencies the sums are matrix products, since e^{i(s+t)l} - 1 = E_s + E_t + E_s E_t.
 
-**Alike rounds.** Rounds are integrated together where they are alike, on the same nodes of the
-line. Rounds of one rate and many noises even share their losses: with u = cz - c²/2 the loss log(1
-- q + q e^u) is the same for every shift c, and only the Gaussian N(-c²/2, c²) of u is not
-(:meth:`IntegratedPairs.of_one_rate`).
+**Similar rounds** are integrated together, on the same nodes of the line. Rounds of one rate and
+different noises even share their losses: with u = cz - c²/2 the loss log(1 - q + q e^u) is the same
+for every shift c, and only the Gaussian N(-c²/2, c²) of u differs (:func:`of_one_rate`).
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from forethought.accounting.dominating_pair import EPS, Array, Mixture, Pair
 
 _ORDER = 20
 _NODES, _WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(_ORDER))
-# Ellipses around a panel, [-1, 1], and the panel itself, ρ = 1: half their axes, and what the
-# rule's error is beside the largest value in each.
+# Ellipses around a panel [-1, 1], and the panel itself (ρ = 1): their half axes, and log of the
+# rule's error relative to the largest value in each.
 _RHO = np.array([1.25, 1.6, 2.1, 2.8, 3.8, 5.2, 7.5])[:, None, None]
 _WIDE = np.concatenate([np.ones((1, 1, 1)), (_RHO + 1 / _RHO) / 2])
 _TALL = (_RHO - 1 / _RHO) / 2
@@ -51,14 +50,14 @@ _SPLITS = 24
 
 
 class UnresolvedError(ArithmeticError):
-    """No affordable set of panels gives the wanted accuracy."""
+    """The wanted accuracy would take too much work, or leaves the range of a double."""
 
 
 class Base(NamedTuple):
-    """The Gaussian under which a round's integrals are taken, one for each row.
+    """The Gaussian base measure of a round's integrals, one for each row.
 
     Args:
-        mean, variance: shape (rows, 1), or (1, 1) for all rows alike.
+        mean, variance: shape (rows, 1), or (1, 1) if they are the same for all rows.
     """
 
     mean: Array
@@ -70,7 +69,7 @@ class Base(NamedTuple):
         return np.asarray(np.sqrt(self.variance))
 
     def log(self, x: Array) -> Array:
-        """log of the density at ``x``, rows by point."""
+        """log of the density at ``x``, shape (rows, points)."""
         away = x - self.mean
         scale = _LOG_NORMAL + 0.5 * np.log(self.variance)
         return np.asarray(-0.5 * away * away / self.variance - scale)
@@ -80,9 +79,9 @@ STANDARD = Base(np.zeros((1, 1)), np.ones((1, 1)))
 
 
 class Measure(NamedTuple):
-    """One of the integrals that a transform is made of: ∫ φ R^(up + sign·s) S^(-sign·s).
+    """One integral of a transform: ∫ φ R^(up + sign·s) S^(-sign·s).
 
-    The privacy loss is ``sign``·(log R - log S), and e^(s loss) its tilt.
+    The privacy loss is ``sign``·(log R - log S), tilted by e^(s loss).
     """
 
     up: float
@@ -94,20 +93,19 @@ class Measure(NamedTuple):
 
 
 FORWARD = Measure(1.0, 1.0)
-# The mirror image of a symmetric pair: losses below 0, of which Q holds the mass.
+# The mirror image of a symmetric pair: the losses below 0, whose mass is that of Q.
 MIRROR = Measure(0.0, -1.0)
 
 
 class Demand(NamedTuple):
-    """A place where a transform is wanted, Re s = ``tilt``, |Im s| ≤ ``frequency``; how well
-    (log)."""
+    """A demand on a transform at Re s = ``tilt``, |Im s| ≤ ``frequency``: log of the error."""
 
     tilt: float
     frequency: float
     log_error: float
 
     def covers(self, other: Demand) -> bool:
-        """True if what meets this one meets ``other``."""
+        """True if a quadrature that meets this demand meets ``other`` too."""
         return (
             self.tilt == other.tilt
             and self.frequency >= other.frequency
@@ -132,16 +130,16 @@ def rule(
     cut: float = math.inf,
     base: Base = STANDARD,
 ) -> Quadrature:
-    """Panels on which every measure meets every demand, for every row.
+    """A quadrature with which every measure meets every demand, for every row.
 
     Args:
         up, down: the two sides of the pairs.
-        measures: what is integrated.
-        demands: with absolute errors.
-        start: where the integrals begin, one for each row: nodes and weights are then relative to
-            it and the first panel begins at 0. None: the whole line.
-        cut: where the integrals end, if not at infinity.
-        base: what R and S are densities over, if not N(0, 1).
+        measures: the integrals.
+        demands: the demands, with absolute errors.
+        start: lower limit of the integrals, one for each row: nodes and weights are then relative
+            to it and the first panel begins at 0. None: the whole line.
+        cut: upper limit of the integrals.
+        base: the measure over which R and S are densities.
 
     Raises:
         UnresolvedError: too many panels would be needed.
@@ -169,7 +167,7 @@ def rule(
         sup, bound = _bounds(up, down, cases, centres, halves, offset, base)
         dropped = (sup <= wanted).all(axis=0)
         good = ~dropped & (bound <= wanted).all(axis=0)
-        # What is neither is split.
+        # All other panels are split.
         cost = np.where(dropped, sup, np.where(good, bound, -np.inf))
         errors = np.logaddexp(errors, np.logaddexp.reduce(cost, axis=1))
         kept.append((centres[good], halves[good]))
@@ -196,7 +194,7 @@ def rule(
 
 
 class _Cases(NamedTuple):
-    """Every measure at every demand, along the first of four axes; the others are a panel's."""
+    """Every measure at every demand, along the first of four axes; the others are for panels."""
 
     up: Array
     down: Array
@@ -209,10 +207,9 @@ class _Cases(NamedTuple):
         return cls(*np.array(every).T[:, :, None, None, None])
 
     def slopes(self, a: Array, d: Array) -> tuple[Array, Array]:
-        """Bounds on how much faster |f| may grow than the base's density, to the right and to the
-        left.
+        """Bounds on the slope of log |f| over the base's density, to the right and to the left.
 
-        Where the largest shifts are ``a`` and ``d``.
+        ``a`` and ``d`` are the largest shifts of both sides.
         """
         rise = np.maximum(self.up, 0) * a + np.maximum(-self.down, 0) * d
         return rise, np.maximum(-self.up, 0) * a + np.maximum(self.down, 0) * d
@@ -227,9 +224,9 @@ def _bounds(
     offset: Array,
     base: Base,
 ) -> tuple[Array, Array]:
-    """log of ∫|f| on each panel and of the rule's error there; rows of the result by case."""
+    """Bounds on log ∫|f| on each panel and on log of the rule's error there, one row per case."""
     x = centres + offset
-    # Ellipse with foci at the panel's ends; ρ = 1 is the panel itself.
+    # Half axes of the ellipses with foci at the panel's ends; ρ = 1 is the panel itself.
     wide, tall = halves * _WIDE, halves * _TALL
     level, slope = base.log(x), (base.mean - x) / base.variance
     bend, larger = -0.5 / base.variance, growth(tall, base.variance)
@@ -250,13 +247,13 @@ def _bounds(
     size = level + np.abs(slope) * wide + np.maximum(bend, 0) * wide * wide
     sup = (size[:, 0] + np.log(2 * halves)).max(axis=1)
     size = size[:, 1:] + larger + cases.frequency * turn + (_RATE + np.log(halves))
-    # Beyond, the integrand may not be analytic.
+    # In larger ellipses the integrand may not be analytic.
     size = np.where(dips < 0.9, size, np.inf)
     return sup, size.min(axis=1).max(axis=1)
 
 
 def growth(height: Array, variance: Array) -> Array:
-    """Logarithm of how much larger a normal density is so high above the line than on it.
+    """log of the ratio of a normal density's size at ``height`` above the line and on it.
 
     |e^(−(x + iy − m)²/2v)| = e^(−(x − m)²/2v) · e^(y²/2v).
     """
@@ -267,8 +264,7 @@ def growth(height: Array, variance: Array) -> Array:
 def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:
     """Bounds on the posterior variance and mean of the shift within ``reach`` of the points."""
     most, a = side.spread, side.largest
-    # Both the mean and what it lacks of the largest shift change at a rate of at most ``a`` times
-    # themselves.
+    # The logarithms of the mean and of `a` minus the mean have slopes of at most `a`.
     grow = np.exp(np.minimum(a * reach, 50.0))
     high = np.minimum(np.minimum(mean + most * reach, mean * grow), a)
     lacks = np.minimum((a - mean) + most * reach, (a - mean) * grow)
@@ -279,7 +275,7 @@ def _posterior(side: Mixture, mean: Array, reach: Array) -> tuple[Array, Array]:
 def _tails(
     up: Mixture, down: Mixture, cases: _Cases, ends: tuple[Array | None, Array | None], base: Base
 ) -> Array:
-    """log of ∫|f| beyond the outermost panels: the shifts bound how fast f can grow there."""
+    """Bounds on log ∫|f| beyond the outermost panels, by the bounds on the slope of log |f|."""
     total = np.full(len(cases.up), -np.inf)
     for end, slope in zip(ends, cases.slopes(up.largest, down.largest), strict=True):
         if end is None:
@@ -313,7 +309,13 @@ class Line(NamedTuple):
 
 
 class Nodes:
-    """Masses on the line, one row for each pair, tilted; with what their sums may be off by."""
+    """Masses at nodes of the line, one row for each pair, with bounds on their rounding errors.
+
+    Args:
+        loss, log_mass: losses and log masses, shape (rows, nodes), or (1, nodes) for all rows.
+        slip, rough: bounds on the rounding of both, in rounding units.
+        tilt: the tilt of the sums.
+    """
 
     def __init__(
         self, loss: Array, log_mass: Array, slip: Array, rough: Array, tilt: float
@@ -322,7 +324,7 @@ class Nodes:
         self.tilt = tilt
 
     def rows(self, chosen: NDArray[np.intp]) -> Nodes:
-        """Some of the rows."""
+        """The nodes of the ``chosen`` rows."""
         fields = (self.loss, self.log_mass, self.slip, self.rough)
         loss, log_mass, slip, rough = (x[chosen] if len(x) > 1 else x for x in fields)
         return Nodes(loss, log_mass, slip, rough, self.tilt)
@@ -340,7 +342,7 @@ class Nodes:
         return np.where(exponent < 30, near, self.tilted)
 
     def gaps(self, first: float, step: float, grid: tuple[int, int]) -> Complex:
-        """M - 1 at tilt + i (first + k step), k < the product of ``grid``."""
+        """M - 1 at tilt + i (first + k step), for k below the product of ``grid``."""
         coarse, fine = grid
         here = _turns(first * self.loss, step * fine * self.loss, coarse)
         there = _turns(np.zeros_like(self.loss), step * self.loss, fine)
@@ -351,14 +353,14 @@ class Nodes:
         return np.asarray(total.reshape(self.loss.shape[0], -1))
 
     def turns(self, first: float, step: float, grid: tuple[int, int]) -> Complex:
-        """e^{i t loss} - 1 for the one row of losses that all rows share, nodes by frequency."""
+        """e^{i t loss} - 1 of losses that all rows share, shape (nodes, frequencies)."""
         coarse, fine = grid
         here = _turns(first * self.loss[0], step * fine * self.loss[0], coarse)[:, :, None]
         there = _turns(np.zeros_like(self.loss[0]), step * self.loss[0], fine)[:, None, :]
         return np.asarray((here + (1 + here) * there).reshape(self.loss.shape[1], -1))
 
     def sums(self, turns: Complex) -> Complex:
-        """The same as :meth:`gaps` from :meth:`turns`."""
+        """The result of :meth:`gaps`, computed from :meth:`turns`."""
         parts = (_product(self.tilted[None], x[None])[0] for x in (turns.real, turns.imag))
         real, imaginary = parts
         return np.asarray(real + self.rise.sum(axis=1)[:, None] + 1j * imaginary)
@@ -372,7 +374,7 @@ class Nodes:
             2 * (mass * units).sum(axis=1)[:, None],
             frequency * (mass * units * np.abs(loss)).sum(axis=1)[:, None],
         )
-        # Where the losses themselves are off.
+        # The effect of the errors of the losses themselves.
         plain = np.exp(self.log_mass + np.minimum(self.tilt * loss, 0))
         slips = ((mass + plain) * self.slip).sum(axis=1)[:, None]
         still = (np.abs(self.rise) * units).sum(axis=1)[:, None]
@@ -380,10 +382,9 @@ class Nodes:
 
 
 def _product(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
-    """Matrix products in blocks that BLAS does in one thread.
+    """Matrix products in blocks that BLAS computes in one thread.
 
-    On a machine whose cores are busy, threads that wait for each other take a hundred times as
-    long as the product.
+    On a machine with busy cores, waiting threads take a hundred times as long as the product.
     """
     rows, tall, inner = left.shape
     wide = right.shape[2]
@@ -398,7 +399,7 @@ def _product(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
 
 
 def _turn(angle: Array) -> Complex:
-    """e^{i angle} - 1 to rounding, however small the angle."""
+    """e^{i angle} - 1, with full relative accuracy also for small angles."""
     half = np.sin(angle / 2)
     return np.asarray(-2 * half * half + 2j * half * np.cos(angle / 2))
 
@@ -406,7 +407,7 @@ def _turn(angle: Array) -> Complex:
 def _turns(first: Array, step: Array, count: int) -> Complex:
     """:func:`_turn` of first + k step, k < count, along a new last axis, by doubling.
 
-    Each doubling rounds once: a few rounding units times log2(count) in all.
+    Each doubling rounds once: the error is a few rounding units times log2(count).
     """
     found = np.empty((*first.shape, count), dtype=complex)
     found[..., 0] = _turn(first)
@@ -421,18 +422,18 @@ def _turns(first: Array, step: Array, count: int) -> Complex:
 
 
 def composed(gap: Complex, error: Array, counts: Array) -> Line:
-    """Powers and products: Σ n log(1 + gap), with what bounds the product's error."""
+    """log of a product of powers: Σ n log(1 + gap), with a bound on the product's error."""
     x, y = gap.real, gap.imag
     near = np.maximum(2 * x + x * x + y * y, -0.75)
     far = np.log(np.maximum(np.hypot(1 + x, y), _SMALLEST))
     real = np.where(near > -0.75, 0.5 * np.log1p(near), far)
     phase = np.arctan2(y, 1 + x)
     size = np.exp(real)
-    # What is smaller than this is taken for it.
+    # A smaller factor counts as _SMALLEST.
     error = error + 8 * EPS * np.abs(gap) + np.where(size < 2 * _SMALLEST, 2 * _SMALLEST, 0)
     doubt = np.log1p(error / size)
     doubt = doubt + 4 * EPS * (np.abs(real) + np.abs(phase))
-    # Not by BLAS, which would wake its threads for these.
+    # einsum avoids BLAS and the start of its threads for these small sums.
     sums = [np.einsum("i,ij->j", counts, x) for x in (real, phase, doubt)]
     return Line(*sums)
 
@@ -446,16 +447,16 @@ def gaussian_line(distance: float, tilt: float, frequencies: Array) -> Line:
     return Line(real, phase, doubt)
 
 
-# Losses, log masses, and the rounding of both.
+# Losses, log masses, and the rounding of both, as of Nodes.
 Grid = tuple[Array, Array, Array, Array]
-# Frequencies up to which a line is wanted, and the log of the relative error there.
+# Pairs (largest frequency of a band of a line, log of the relative error in it).
 Bands = Sequence[tuple[float, float]]
 _AT_ONCE = 2**18
 _EIGHT_NODES, _EIGHT_WEIGHTS = (np.asarray(x) for x in np.polynomial.legendre.leggauss(8))
 _LARGEST = 600.0
-# Where lines go is chosen from so many of the rounds.
+# Number of rounds that represent all in the choice of lines.
 FEW = 16
-# Logarithms of moments that are this far apart are bounded one by one.
+# Moments whose logarithms are further apart than this are bounded one by one.
 _APART = 3.0
 
 
@@ -463,9 +464,9 @@ class IntegratedPairs:
     """Pairs that are integrated together in one direction.
 
     Args:
-        pairs: at least one, with as many components on each side, all symmetric or none.
-        counts: how often each is composed.
-        swapped: the loss of (Q, P) instead of (P, Q).
+        pairs: at least one; all of the same shape, or of one rate.
+        counts: number of rounds of each pair, shape (pairs,).
+        swapped: True for the loss of (Q, P) instead of (P, Q).
     """
 
     def __init__(self, pairs: Sequence[Pair], counts: Array, *, swapped: bool) -> None:
@@ -476,7 +477,7 @@ class IntegratedPairs:
         right = side_of([p.up for p in pairs], [p.idle for p in pairs])
         left = side_of([p.down for p in pairs], [p.rest for p in pairs])
         self.base = STANDARD
-        # All rows then have their losses at the same nodes.
+        # Then all rows have the same losses at the same nodes.
         self.shared = self.size > 1 and of_one_rate(pairs)
         if self.shared:
             # Coordinate x = u + 1/2, in which every round's component is e^(x - 1/2).
@@ -484,7 +485,7 @@ class IntegratedPairs:
             self.base = Base((1 - variance) / 2, variance)
             right = side_of([((1.0, first.up[0][1]),)], [first.idle])
             left = side_of([()], [first.rest])
-        # Seen in a mirror, (Q, P) has Q's components on the right.
+        # Mirrored, (Q, P) has Q's components on the right.
         self.up, self.down = (left, right) if swapped and not first.two_sided else (right, left)
         if self.up is left:
             self.base = Base(-self.base.mean, self.base.variance)
@@ -495,20 +496,20 @@ class IntegratedPairs:
         self.farthest = float((self.up.largest * self.base.deviation).max())
         self._sample: tuple[Array, Array] | None = None
         self._kept: tuple[list[Demand], Array, Grid] | None = None
-        # Neighbours, if the pairs are sorted, are alike.
+        # The pairs are sorted, so neighbours are similar.
         groups = np.array_split(np.arange(self.size), min(self.size, FEW))
         self._few = np.array([group[group.size // 2] for group in groups])
         self.few_counts = np.array([float(counts[group].sum()) for group in groups])
 
     def truncate(self, cut: float) -> tuple[float, float, float]:
-        """Leave out what lies beyond ``cut``, where P is largest beside Q.
+        """Leave out the points beyond ``cut``, where P/Q is largest.
 
         Args:
-            cut: in standard deviations from the mean, for the rows whose shifts are largest.
+            cut: in standard deviations from the mean, for the rows with the largest shifts.
 
         Returns:
-            Summed over the rounds: bounds on the mass left out of the measure, on P's mass beyond
-            ``cut`` from below, and on Q's from above.
+            Over all rounds: a bound on the mass left out of the measure, a lower bound on P's mass
+            of the event that some round is beyond ``cut``, and an upper bound on Q's.
         """
         if self.start is not None:
             cut = max(cut, float(self.start.max()) + 1)
@@ -529,7 +530,7 @@ class IntegratedPairs:
         return np.asarray(tail + side.idle[:, 0] * ndtr((mean - cut) / deviation)[:, 0])
 
     def _some(self, chosen: NDArray[np.intp]) -> tuple[Mixture, Mixture, Base, Array | None]:
-        """The two sides, the base and where the integrals begin, of some of the rows."""
+        """The two sides, the base and the lower limits of the ``chosen`` rows."""
         if self.shared:
             base = Base(self.base.mean[chosen], self.base.variance[chosen])
             return self.up, self.down, base, None
@@ -537,9 +538,9 @@ class IntegratedPairs:
         return self.up.rows(chosen), self.down.rows(chosen), self.base, start
 
     def keep(self, tilt: float, bands: Bands, beyond: float, log_error: float) -> None:
-        """Take nodes at once for the bands of a line through ``tilt`` and a moment beyond it.
+        """Compute nodes for the bands of a line through ``tilt`` and for a moment beyond it.
 
-        What asks for no more than that is then summed on them. Errors are relative.
+        Later demands that they meet use the same nodes. Errors are relative.
         """
         scale = self._scale(tilt)
         demands = [Demand(tilt, frequency, error + scale) for frequency, error in bands]
@@ -561,7 +562,7 @@ class IntegratedPairs:
         return found.log_errors, self._on(found.nodes, found.weights)
 
     def fall(self, tilt: float, frequency: float) -> float:
-        """About how far the log of the summed transform falls from the real line to there."""
+        """An estimate of the decrease of log |transform| from the real line to ``frequency``."""
         loss, log_mass = self.sample()
         mass = np.exp(log_mass + tilt * loss)
         total = mass.sum(axis=1)
@@ -572,9 +573,9 @@ class IntegratedPairs:
         return float(self.few_counts @ np.log(total / np.maximum(wave, 1e-300)))
 
     def _on(self, nodes: Array, weights: Array, chosen: NDArray[np.intp] | None = None) -> Grid:
-        """Losses, log masses, rounding of both (in rounding units), rows by pair.
+        """Losses, log masses, and rounding of both in rounding units, one row for each pair.
 
-        Where rows share their losses there is one row of them.
+        If rows share their losses, the losses have one row.
         """
         sides = (self.up, self.down, self.base, self.start)
         right, left, base, start = sides if chosen is None else self._some(chosen)
@@ -584,7 +585,7 @@ class IntegratedPairs:
         loss = up.log - down.log
         slip = up.rounding + down.rounding + (up.mean + down.mean) * np.abs(z)
         away = np.abs(z - base.mean) / base.variance
-        # The base's own mean and variance are rounded too.
+        # The base's mean and variance have rounding errors too.
         rough = 8 + np.abs(density) + away * (np.abs(z - base.mean) + np.abs(z))
         rough = rough + 2 * away * (np.abs(base.mean) + base.variance)
         losses = [m.sign * loss for m in self.measures]
@@ -595,7 +596,7 @@ class IntegratedPairs:
         return tuple(found)  # type: ignore[return-value]
 
     def sample(self) -> tuple[Array, Array]:
-        """Losses and log masses for choosing tilts, not for bounds."""
+        """Losses and log masses for the choice of tilts, not for bounds."""
         if self._sample is None:
             up, down, base, start = self._some(self._few)
             far = 12 * base.deviation
@@ -616,7 +617,7 @@ class IntegratedPairs:
         return self._sample
 
     def cumulant(self, tilts: Array) -> Array:
-        """About log E e^{tilt·loss}, summed over the rounds."""
+        """An estimate of log E e^{tilt·loss}, summed over the rounds, for each of ``tilts``."""
         loss, log_mass = self.sample()
         total = np.zeros(tilts.size)
         chunk = max(1, _AT_ONCE // log_mass.size)
@@ -630,7 +631,7 @@ class IntegratedPairs:
             size = log_mass[None] + exponent
             top = np.maximum(size.max(axis=2), 0.0)
             if open_end:
-                # Beyond the sample the largest shift is all of the pair.
+                # Beyond the sample only the component of the largest shift matters.
                 u = 1 + t
                 z = np.maximum(a + 12 - u * a, 0.0)
                 beyond = u * np.log(w) + 0.5 * (u * u - u) * a * a - 0.5 * z * z
@@ -646,7 +647,7 @@ class IntegratedPairs:
         return total
 
     def spread(self) -> tuple[float, float]:
-        """About the mean and the variance of the summed loss."""
+        """Estimates of the mean and the variance of the summed loss."""
         loss, log_mass = self.sample()
         mass = np.exp(log_mass)
         mean = (mass * loss).sum(axis=1)
@@ -654,7 +655,7 @@ class IntegratedPairs:
         return float(mean @ self.few_counts), float((second - mean * mean) @ self.few_counts)
 
     def tilted(self, tilt: float) -> tuple[float, float, float]:
-        """About mean, variance and third cumulant of the summed loss under the tilted measure."""
+        """Estimates of mean, variance and third cumulant of the summed loss, tilted."""
         loss, log_mass = self.sample()
         size = log_mass + tilt * loss
         mass = np.exp(size - size.max(axis=1, keepdims=True))
@@ -667,10 +668,11 @@ class IntegratedPairs:
         return mean, variance, third
 
     def log_moment_above(self, tilt: float, log_error: float) -> float:
-        """A certain upper bound on the log of the summed rounds' E e^{tilt·loss}."""
+        """A proven upper bound on log E e^{tilt·loss}, summed over the rounds."""
         scales = self._scales(tilt)
         everything = np.arange(self.size)
-        # Errors are relative to the smallest moment, so very different ones are taken one by one.
+        # Errors are relative to the smallest moment, so very different moments are bounded one by
+        # one.
         apart = self._few.size == self.size and float(np.ptp(scales)) > _APART
         parts = everything[:, None] if apart else everything[None, :]
         value = 0.0
@@ -690,10 +692,10 @@ class IntegratedPairs:
         return value + 1e-12 * abs(value) + 1e-300
 
     def swing(self, tilt: float) -> Array:
-        """Bounds on the derivative of each round's transform along the line.
+        """Bounds on the derivative of each round's transform along the line, up to its rotation.
 
-        But for a turning factor that is at most √(M E (L - m)² e^(tilt·L)) by Cauchy and Schwarz,
-        for any m, and x² is at most (2 sinh(hx/2)/h)².
+        It is at most √(M E (L - m)² e^(tilt·L)) by Cauchy and Schwarz, for any m, and x² is at most
+        (2 sinh(hx/2)/h)².
         """
         scale = self._scale(tilt)
         h = min(0.5, 0.5 * tilt)
@@ -710,10 +712,10 @@ class IntegratedPairs:
         return np.asarray(np.sqrt((moment + error[0]) * square) * (1 + 1e-9))
 
     def _scales(self, tilt: float) -> Array:
-        """About the logs of the rounds' moments, of those that are looked at.
+        """Estimates of the logs of the representative rounds' moments.
 
         Raises:
-            UnresolvedError: one leaves the range of a double.
+            UnresolvedError: a moment leaves the range of a double.
         """
         loss, log_mass = self.sample()
         size = log_mass + tilt * loss
@@ -724,7 +726,7 @@ class IntegratedPairs:
         return np.asarray(log)
 
     def _scale(self, tilt: float) -> float:
-        """About the log of the smallest of the moments, to which errors are relative."""
+        """An estimate of log of the smallest moment, at least 0: errors are relative to it."""
         return max(0.0, float(self._scales(tilt).min()))
 
     def along(
@@ -740,12 +742,12 @@ class IntegratedPairs:
     ) -> tuple[Line, float]:
         """The log transform at tilt + i k step for first ≤ k < last; ``log_error`` is relative.
 
-        Of ``every`` so many rows one is used; the others count with their value at ``tilt``, and
-        only the real part and its doubt are then of use, as an upper bound. ``slack`` is added
-        to what each round's transform may be off by.
+        With ``every`` above 1 only every so many rows are used. The others count with their value
+        at ``tilt``, and the real part with its doubt is then only an upper bound. ``slack`` is
+        added to the error bound of each round's transform.
 
         Returns:
-            The transform, and the work it took, in products of two numbers.
+            The transform, and the work it took, in multiplications.
 
         Raises:
             UnresolvedError: it would take more than ``most_work`` products.
@@ -759,8 +761,8 @@ class IntegratedPairs:
         quadrature = 2 * float(np.exp(errors).sum())
         fine = max(1, min(512, math.isqrt(count)))
         grid = (-(-count // fine), fine)
-        nodes = max(1, points.loss.shape[1])  # none, where all that moves is within the errors
-        # Powers of e^(i h l) and the panels themselves cost more than products do.
+        nodes = max(1, points.loss.shape[1])  # there are none if all panels are negligible
+        # The estimate includes the powers of e^(i h l) and the panels, which cost more.
         if self.shared:
             work = nodes * (count * (8 + used.size / 4) + 300 * used.size)
         else:
@@ -789,7 +791,7 @@ class IntegratedPairs:
 
 
 def of_one_rate(pairs: Sequence[Pair]) -> bool:
-    """True if all are one component at the same weight against N(0, 1): one rate, any noise."""
+    """True if all pairs have one component of the same weight, against N(0, 1): one rate."""
     first = pairs[0]
     return all(
         len(p.up) == 1
@@ -806,8 +808,8 @@ def side_of(parts: Sequence[tuple[tuple[float, float], ...]], idle: Sequence[flo
         zero = np.zeros(len(parts))
         return Mixture(shifts, weights, np.ones(len(parts)), 1.0, zero)
     largest = shifts.max(axis=1)
-    # Popoviciu; and for log-concave weights of an evenly spaced mixture the posterior is more
-    # log-concave than a Gaussian on that lattice, hence no wider.
+    # Popoviciu's inequality. For log-concave weights at equal spacing, the posterior is more
+    # log-concave than a Gaussian on that lattice, and its variance is not larger.
     spread = largest**2 / 4
     if shifts.shape[1] > 1:
         steps = np.diff(np.concatenate([np.zeros((len(parts), 1)), shifts], axis=1), axis=1)

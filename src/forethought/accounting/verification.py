@@ -1,7 +1,7 @@
-"""Recompute a statement: every entry that can be, and say which cannot.
+"""Recompute the entries of a statement, and name those that cannot be recomputed.
 
-Each entry of a statement has one check. A check raises when the entry does not hold, returns None
-when it was recomputed, or says why nobody can recompute it.
+Each entry has one check. A check raises StatementError if the entry does not hold, returns None if
+it was recomputed and holds, and otherwise returns the reason why it cannot be recomputed.
 """
 
 from __future__ import annotations
@@ -40,24 +40,27 @@ from forethought.values import signing
 from forethought.values.caveats import Caveat, caveats, choice, of_role
 from forethought.values.mechanism import Mechanism, UnsupportedMechanismError
 
-# Ends computed on two machines may take another number of refinements, each good to this.
+# Two machines may refine an interval a different number of times; its ends then differ relatively
+# by at most this.
 _ACCURACY = 2e-3
 _FINE = 1e-5
 _FINEST_ATTACK = 1e-4
-# The relative difference that two computations on one machine may have.
+# Largest relative difference of two computations on one machine.
 _SAME = 1e-9
-# Caveats of a plan that the statement of a whole search or run answers.
+# Caveats of a plan that the statement of a whole search or run need not repeat.
 _ANSWERED = (Caveat("search"), Caveat("chosen-phases"))
 
 
 @dataclass(frozen=True)
 class ComparedEntry:
-    """One entry of a statement.
+    """One entry of a statement beside its recomputed value.
 
     Args:
-        entry: its name. claimed: what the statement says, where that is short.
-        recomputed: what came out, where that is a number.
-        evidence: what it came from; None: nobody can recompute it. why: then, the reason.
+        entry: name of the entry.
+        claimed: the statement's value, if it is short.
+        recomputed: the recomputed value; empty if there is none.
+        evidence: the source of the recomputed value; None if it cannot be recomputed.
+        why: the reason why it cannot be recomputed; None if it was.
     """
 
     entry: str
@@ -72,7 +75,8 @@ class Verification:
     """The outcome of a verification.
 
     Args:
-        statement: as it comes out now. rows: entry by entry.
+        statement: the statement with its recomputed entries.
+        rows: one row for each entry.
     """
 
     statement: Statement
@@ -80,22 +84,22 @@ class Verification:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """Entries that were recomputed and hold."""
+        """Names of the entries that were recomputed and hold."""
         return tuple(row.entry for row in self.rows if row.why is None)
 
     @property
     def not_checked(self) -> tuple[tuple[str, str], ...]:
-        """Pairs (entry, why nobody can recompute it)."""
+        """Pairs (name of an entry, reason why it cannot be recomputed)."""
         return tuple((row.entry, row.why) for row in self.rows if row.why is not None)
 
 
 @dataclass(frozen=True)
 class SignatureOwner:
-    """The owner of a signature beside a statement that fits its folder.
+    """The key of a valid signature beside a statement.
 
     Args:
-        fingerprint: of the key; None: no key was tried.
-        given: whether that is a public key from elsewhere, and not the one that lies beside.
+        fingerprint: fingerprint of the key; None if no key was tried.
+        given: True if the reader gave the public key, False if it lies beside the statement.
     """
 
     fingerprint: str | None
@@ -104,7 +108,7 @@ class SignatureOwner:
 
 @dataclass(frozen=True)
 class _Case:
-    """A statement, what its mechanism gives now, and what is beside it."""
+    """A statement, the values recomputed from its mechanism, and the files beside it."""
 
     claimed: Statement
     epsilon: Interval
@@ -126,13 +130,14 @@ def verify(statement: Statement, plan: Accounted | None = None) -> Statement:
     """Recompute a statement from the mechanism inside it.
 
     Args:
-        plan: the plan that is said to have been run, if it is at hand.
+        plan: the plan that was run according to the statement, if available.
 
     Returns:
-        The statement as it comes out now.
+        The statement with its recomputed entries.
 
     Raises:
-        StatementError: an entry claims more than can be proven, or belongs to something else.
+        StatementError: an entry claims more than is proven, or does not fit the other entries or
+            the plan.
     """
     return check(statement, plan).statement
 
@@ -146,20 +151,21 @@ def check(
     files: Mapping[str, str] | None = None,
     signer: SignatureOwner | None = None,
 ) -> Verification:
-    """Recompute a statement, and say entry by entry what could be recomputed.
+    """Recompute a statement, with a report on each entry.
 
     Args:
-        plan: the plan that is said to have been run, if it is at hand.
-        model: hash of the model file beside it (``sha256:…``).
-        transcript: rows of the transcript beside it.
-        others: where the accountant's details were compared with what all holders agreed on;
-            None: they were not.
-        files: name → hash of every file beside it that a statement may rest on; None: the statement
-            is alone.
-        signer: whose signature beside it fits, where there is one.
+        plan: the plan that was run according to the statement, if available.
+        model: hash of the model file beside the statement (``sha256:…``).
+        transcript: rows of the transcript beside the statement.
+        others: name of the holders' agreement with which the accountant's details were compared;
+            None if they were not compared.
+        files: name → hash of every file beside the statement that it may rest on; None if the
+            statement is verified without a folder.
+        signer: the key of the valid signature beside the statement, if there is one.
 
     Raises:
-        StatementError: an entry claims more than can be proven, or belongs to something else.
+        StatementError: an entry claims more than is proven, or does not fit the other entries or
+            the files.
     """
     try:
         way = registered(statement.accountant)
@@ -229,7 +235,7 @@ def _near(one: float, other: float, distance: float) -> bool:
 
 
 def _finest(case: _Case) -> float:
-    """The least upper end that can be had: a claim between it and the usual one still holds."""
+    """The upper end of ε at the finest accuracy, less a rounding error: a claim above it holds."""
     claimed, compose = case.claimed, case.claimed.way.composed
     if compose is None:
         return case.epsilon.upper / (1 + 1e-9)
@@ -248,12 +254,12 @@ def _attack(case: _Case) -> str | None:
             f"{', '.join(f'{rate:g}' for rate, _ in claimed) or 'none'}"
         )
     remark = None
-    # Found once, and only where a claim is below what is proven.
+    # Computed at most once, and only if a claim is below the proven power.
     finest = cache(partial(_finest_attack, case))
     for (rate, stated), (_, true) in zip(claimed, case.attack, strict=True):
-        # The distance to 1 counts as well: 0.999 is not 0.9999.
+        # The tolerance is relative to the distance to 1 as well: 0.999 is not 0.9999.
         distance = 10 * _ACCURACY * min(true, 1 - true) + 1e-9
-        # What is below must be proven by finer accounting, to the last digits.
+        # A claim below the proven power must be proven by finer accounting, up to rounding.
         least = _SAME * max(true, 1e-3)
         below = stated < true - least and stated < finest()[rate] - least
         if below or (case.of_this_version and stated > true + distance):
@@ -269,7 +275,7 @@ def _attack(case: _Case) -> str | None:
 
 
 def _finest_attack(case: _Case) -> dict[float, float]:
-    """The least powers that can be had: a claim between them and the usual ones still holds."""
+    """The powers of the attack at the finest accuracy: a claim above them holds."""
     s = case.claimed
     asked = s.way, s.mechanism, s.delta, s.group, s.accountant
     return dict(attack_of(*asked, _finest(case), _FINEST_ATTACK))
@@ -308,7 +314,7 @@ def _caveats(case: _Case) -> str | None:
     s = case.claimed
     wanted = caveats(required(s.mechanism, s.accountant, s.randomness))
     missing = [one for one in wanted if one not in s.caveats]
-    # They are there if and only if they follow.
+    # A caveat with one of these codes must be in the statement if and only if it follows.
     of_ways = (one.code for way in ACCOUNTANTS.values() for one in way.caveats)
     found = following(s.mechanism, s.accountant, s.randomness)
     computed = {*found, *of_ways, "presence-not-protected"}
@@ -375,7 +381,7 @@ def _mechanism(case: _Case) -> str | None:
             f"a run that results may end early is accounted with all {len(planned):,} rounds of "
             f"its plan; the statement has {count:,}"
         )
-    # Phases and trials chosen by results are not a prefix of what was planned.
+    # Phases and trials that were chosen by results are not a prefix of the planned rounds.
     if s.way.composed is None or (count <= len(planned) and planned.first(count) == s.mechanism):
         return None
     again = any(one.code == "released-again" for one in s.caveats)
@@ -385,7 +391,7 @@ def _mechanism(case: _Case) -> str | None:
 
 
 def _no_more_noise(stated: Mechanism, planned: Mechanism) -> bool:
-    """True if these are the planned rounds, perhaps with less noise: some were released again."""
+    """True if these are the planned rounds, with at most their noise, as after a second release."""
     one, other = [(part, part.count) for part in stated], [(part, part.count) for part in planned]
     while one and other:
         (first, here), (wanted, there) = one.pop(0), other.pop(0)
@@ -412,7 +418,7 @@ def _examples(case: _Case) -> str | None:
     if s.examples is not None and all(
         part.sampling.known_examples() is not None for part in s.mechanism
     ):
-        return None  # compared with the mechanism
+        return None  # _mechanism compares it with the sampling
     return "no plan.json beside it, and the mechanism does not depend on it"
 
 
@@ -437,7 +443,7 @@ def _plan(case: _Case) -> str | None:
         raise StatementError(
             "the plan.json beside the statement is not the plan that was run: its hash differs"
         )
-    earlier = s.schema in UNBOUND_SCHEMAS  # did not say of every such plan that it is of persons
+    earlier = s.schema in UNBOUND_SCHEMAS  # these did not always have the caveat "persons"
     left_out = [
         one
         for one in (caveats(case.plan.not_covered) if earlier else caveats_of(case.plan))
@@ -476,13 +482,13 @@ def _counted(rows: tuple[StatedRelease, ...]) -> str:
 
 
 def require_evidence(statement: Statement, present: Mapping[str, str]) -> None:
-    """Refuse files that are not those that the statement of a run rests on.
+    """Check that the present files are exactly those that the statement of a run names.
 
     Args:
-        present: name → hash of every file that a statement may rest on.
+        present: name → hash of every present file that a statement may rest on.
 
     Raises:
-        StatementError: one is missing, another one, or not named.
+        StatementError: a file is missing, has another hash, or is not named in the statement.
     """
     s = statement
     if s.schema in UNBOUND_SCHEMAS:
@@ -590,14 +596,14 @@ def _as_agreed(case: _Case, what: str) -> str | None:
 
 
 def _follows(_case: _Case) -> str | None:
-    return None  # reading compared it with what follows from the other entries
+    return None  # the entry was compared with the other entries when the statement was read
 
 
-# The evidence of entries that other entries say as well.
+# The evidence of entries that follow from other entries.
 FOLLOWS = "the other entries"
 _FROM_MECHANISM = "mechanism, δ and group"
 _FROM_PLAN = "plan.json"
-# Entry → what it is compared with; all others follow from other entries.
+# Entry → the evidence with which it is compared; all others follow from other entries.
 _EVIDENCE = {
     **dict.fromkeys(("epsilon", "attained", "attack"), _FROM_MECHANISM),
     **dict.fromkeys(("delta", "group", "examples", "clip_norm", "plan", "mechanism"), _FROM_PLAN),
@@ -628,7 +634,7 @@ def _compared(case: _Case, now: Statement, entry: str, why: str | None) -> Compa
 
 
 def _shown(statement: Statement, entry: str) -> str:
-    """An entry that fits into a column."""
+    """An entry as a text that fits into a column; empty if it is too long."""
     if entry == "epsilon":
         return f"at most {at_most(statement.epsilon.upper, '.6g')}"
     if entry == "attained":
@@ -663,5 +669,5 @@ _CHECKS: dict[str, Callable[[_Case], str | None]] = {
     "evidence": _evidence,
     "signature": _signature,
 }
-# Entry → its check. Those that only repeat others were compared when the statement was read.
+# Entry → its check. Entries that follow from others were compared when the statement was read.
 CHECKS = {name: _CHECKS.get(name, _follows) for name in (*ENTRIES, "checksum", "signature")}

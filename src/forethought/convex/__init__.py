@@ -1,6 +1,6 @@
-"""Noisy full-batch descent for linear models: constants, schedules, plans, runs; nothing to tune.
+"""Noisy full-batch gradient descent for linear models, with a default schedule without tuning.
 
-The names below are loaded on first use; only ``descend`` and what it needs load torch.
+The names below are loaded on first use; only ``descend`` and its relatives load torch.
 """
 
 from __future__ import annotations

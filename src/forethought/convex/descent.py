@@ -39,13 +39,13 @@ from forethought.values.plan import LEAST_NOISE, Clip, Payer, Privacy, Transcrip
 
 # Losses of :mod:`forethought.convex.problems` and their derivatives, row by row.
 #
-# A function of outputs z, shape (N, k), and targets, shape (N,): losses are (N,), or (N, k) where
-# every column is a model of its own (all but softmax); derivatives have the shape of z. Labels are
-# 0 and 1.
+# Each is a function of outputs z, shape (N, k), and targets, shape (N,). Losses have shape (N,) for
+# softmax, and (N, k) for all others, where every column is a separate model. Derivatives have the
+# shape of z. Labels of two classes are 0 and 1.
 
 
 class LossAndSlope(NamedTuple):
-    """(outputs, targets) → losses, and → the derivative of each loss by its outputs."""
+    """Functions of (outputs, targets): the losses, and the derivative of each by its outputs."""
 
     loss: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor, Tensor], Tensor]
@@ -64,7 +64,7 @@ def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _logistic_slope(outputs: Tensor, targets: Tensor) -> Tensor:
-    # p − y loses nothing that matters: the bound on a gradient is relative to the row's norm.
+    # Cancellation in p − y does not matter: the bound on a gradient is relative to the row's norm.
     return torch.sigmoid(outputs).sub_(_column(targets, outputs))
 
 
@@ -110,7 +110,7 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
     """The loss of a problem and its derivative.
 
     Raises:
-        ValueError: a loss of one's own, which must be given.
+        ValueError: the problem is a DeclaredLoss, whose slope the caller must give.
     """
     match problem:
         case problems.LogisticRegression():
@@ -130,10 +130,10 @@ def loss_and_slope(problem: problems.Problem) -> LossAndSlope:
             )
 
 
-# Features and targets in the form that descent reads, held to their public bounds.
+# Features and targets in the form that descent reads, clipped to their public bounds.
 #
-# Each row and each target is treated by its own numbers alone: nothing is centred, scaled or
-# encoded by what others say.
+# Each row and each target is processed by itself: no statistic of other records centres, scales or
+# encodes it.
 
 
 Above = Literal["clip", "refuse"]
@@ -141,11 +141,12 @@ Above = Literal["clip", "refuse"]
 
 @dataclass(frozen=True)
 class BoundedRecords:
-    """Records held to their bounds.
+    """Records within their bounds.
 
     Attributes:
-        records: what rounds read.
-        features_clipped, targets_clipped: how many were beyond. Private: for the operator only.
+        records: the records that rounds read.
+        features_clipped, targets_clipped: numbers of clipped rows and targets. They are private:
+            for the operator only.
     """
 
     records: LinearRecords
@@ -154,10 +155,11 @@ class BoundedRecords:
 
 
 def matrix(features: Any) -> torch.Tensor:
-    """Features as a float64 matrix of its own: arrays, tensors, sparse matrices.
+    """A copy of features (array, tensor or sparse matrix) as a float64 matrix.
 
     Raises:
-        TypeError: not numbers. ValueError: no matrix, or numbers that are not finite.
+        TypeError: the features are not numbers.
+        ValueError: they are no matrix, or not finite.
     """
     if isinstance(features, torch.Tensor):
         found = features.detach().to("cpu", torch.float64, copy=True)
@@ -181,12 +183,18 @@ def matrix(features: Any) -> torch.Tensor:
 def bounded_rows(
     features: Any, bound: float, above: Above = "clip"
 ) -> tuple[np.ndarray[Any, Any], int]:
-    """Features with every row longer than ``bound`` scaled to it, and how many there were.
+    """Scale every row longer than ``bound`` to it; return the rows and the number of scaled ones.
 
-    What a model predicts for a row must be computed from the row as it was trained on.
+    Use it before prediction as well: a model expects rows in the form in which it was trained.
+
+    Args:
+        features: shape (N, d).
+        bound: the largest norm of a row.
+        above: "clip" scales longer rows, "refuse" raises.
 
     Raises:
-        ValueError: there are some, and they are to be refused.
+        ValueError: a row is longer and ``above`` is "refuse"; or as of :func:`matrix`.
+        TypeError: the features are not numbers.
     """
     found = matrix(features)
     clipped = _clip(found, bound, above)
@@ -196,7 +204,7 @@ def bounded_rows(
 def _clip(rows: torch.Tensor, bound: float, above: Above) -> int:
     one_of("above", above, get_args(Above))
     norms = torch.linalg.vector_norm(rows, dim=1)
-    # A row of exactly the bound is as long as it only up to rounding.
+    # The tolerance covers rounding in the norm of a row whose norm is exactly the bound.
     longer = norms > bound * (1 + 1e-12)
     if bool(longer.any()):
         if above == "refuse":
@@ -204,7 +212,7 @@ def _clip(rows: torch.Tensor, bound: float, above: Above) -> int:
                 f"some rows are longer than feature_bound = {bound:g}: scale the features by "
                 'public constants, or clip them with above="clip"'
             )
-        # By the largest entry first, so that nothing overflows.
+        # Divide by the largest entry first, so that the norm cannot overflow.
         few = rows[longer]
         few /= few.abs().amax(1, keepdim=True)
         rows[longer] = few * (bound / torch.linalg.vector_norm(few, dim=1, keepdim=True))
@@ -214,10 +222,10 @@ def _clip(rows: torch.Tensor, bound: float, above: Above) -> int:
 def bounded_records(
     problem: problems.Problem, features: Any, targets: Any, above: Above
 ) -> BoundedRecords:
-    """Records for a problem's rounds, its constant column appended.
+    """Records for a problem's rounds, with the constant column appended.
 
     Raises:
-        TypeError, ValueError: what is no such data; values beyond the bounds under "refuse".
+        TypeError, ValueError: the data do not fit the problem, or exceed a bound under "refuse".
     """
     rows = matrix(features)
     clipped = _clip(rows, problem.feature_bound, above)
@@ -258,10 +266,9 @@ def _targets(problem: problems.Problem, targets: Any, above: Above) -> tuple[tor
     return torch.from_numpy(held), moved
 
 
-# **Formal guarantee.** Whatever the features and targets are, what a run releases is the sequence
-# of noised sums of its transcript, each of clipped gradients, and the statement is written only
-# when that is the plan's mechanism. Weights, projection, momentum and the term λθ follow from those
-# sums.
+# **Formal guarantee.** For any features and targets, a run releases the sequence of noised sums of
+# clipped gradients in its transcript. The statement is written only if they are the plan's
+# mechanism. Weights, projection, momentum and the term λθ are post-processing of those sums.
 
 
 Array = NDArray[np.float64]
@@ -272,12 +279,13 @@ class Descended:
     """A finished descent.
 
     Args:
-        weights: shape (d,), or (d, classes) of softmax, without the constant column's.
-        intercept: a number, or one a class; 0 without a constant column.
-        statement: what was guaranteed.
-        plan: what was run. transcript: what was released.
-        features_clipped, targets_clipped: how many lay beyond their bounds; private, and named in
-            the statement as not covered. For the operator only.
+        weights: shape (d,), or (d, classes) for softmax, without those of the constant column.
+        intercept: a number, or for softmax shape (classes,); 0 without a constant column.
+        statement: the guarantee.
+        plan: the plan of the run.
+        transcript: the releases.
+        features_clipped, targets_clipped: numbers of rows and targets beyond their bounds. They are
+            private, for the operator only; the statement names them as not covered.
     """
 
     weights: Array
@@ -290,12 +298,14 @@ class Descended:
 
 
 class Path:
-    """The weights from step to step; every column of theirs is a path of its own where wished.
+    """The weights of a descent from step to step.
 
     Args:
         start: θ_0, any shape with the weights in the first dimension.
-        l2: λ. radius: of the ball, None for none. accelerated: with Nesterov's momentum.
-        apart: whether columns are projected apart, as models of their own.
+        l2: λ.
+        radius: radius of the ball of the projection; None for no projection.
+        accelerated: True for Nesterov's momentum.
+        apart: True projects each column separately, as the weights of separate models.
     """
 
     def __init__(
@@ -310,13 +320,13 @@ class Path:
         self._l2, self._radius, self._accelerated, self._apart = l2, radius, accelerated, apart
 
     def place(self, t: int) -> Tensor:
-        """The point at which the gradient of iteration t = 1, 2, … is taken."""
+        """The point at which iteration t = 1, 2, … evaluates the gradient."""
         if not self._accelerated:
             return self.weights
         return self.weights + (t - 1) / (t + 2) * (self.weights - self._before)
 
     def step(self, place: Tensor, gradient: Tensor, size: float) -> None:
-        """Step from ``place`` along the noised mean gradient of the data's part, and project."""
+        """Step from ``place`` by the noised mean gradient (without the term λθ), and project."""
         moved = place - size * (gradient + self._l2 * place)
         if self._radius is not None:
             norms = torch.linalg.vector_norm(moved, dim=0 if self._apart else None, keepdim=True)
@@ -342,26 +352,27 @@ def descend(
     Args:
         features: shape (N, d): an array, a tensor, a scipy sparse matrix. Rows longer than the
             problem's bound are scaled to it, or refused.
-        targets: shape (N,): labels 0 … k − 1, or numbers, held to the problem's bound likewise.
-        above: "clip" what is beyond its bound, and count it, or "refuse" it.
-        seeds: of the noise; default: the operating system's entropy. With a seed there is no
+        targets: shape (N,): labels 0 … k − 1, or numbers; these are clipped to the problem's bound,
+            or refused.
+        above: "clip" values beyond their bound, and count them, or "refuse" them.
+        seeds: seeds of the noise; default: the operating system's entropy. With a seed there is no
             guarantee.
         start: θ_0 with the weights' shape, the constant column's last; public. A number s above 0
-            draws it from N(0, s² I), the same with every run. Default: zero.
-        slope: of a loss of one's own: its derivative by the output, (N, 1) and targets → (N, 1),
-            each row from itself.
-        prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
-            ``features`` are then those that ``prepared.apply`` makes.
+            draws it from N(0, s² I), the same in every run. Default: zero.
+        slope: for a DeclaredLoss: its derivative by the output, (N, 1) and targets → (N, 1), each
+            row computed from itself.
+        prepared: the release of :func:`forethought.prepare` for this plan, if the plan has a
+            preparation; ``features`` are then the output of ``prepared.apply``.
         watch: called with t and the weights (public, all columns) after every step.
-        ledger: the book that the run is paid from, a `forethought.Ledger`.
+        ledger: a `forethought.Ledger` whose budget the run spends.
 
     Returns:
         The weights with their statement.
 
     Raises:
-        TypeError, ValueError: data or arguments that do not fit the plan.
-        OverBudgetError: the ledger's budget has not so much left (a ValueError).
-        TranscriptError: what was released is not what was accounted.
+        TypeError, ValueError: data or arguments do not fit the plan.
+        OverBudgetError: the ledger's remaining budget is too small (a ValueError).
+        TranscriptError: the releases are not the accounted ones.
     """
     if not isinstance(plan, DescentPlan):
         raise TypeError(f"plan must come from forethought.convex.plan, not {type(plan).__name__}")
@@ -393,7 +404,7 @@ def descend(
         transcript = with_preparation(prepared, rounds.transcript)
         seeded = secrets.seeded_noise or (prepared is not None and prepared.seeded)
         transcript.require(plan.mechanism)
-        # No batch is drawn at random: only the noise's seed could matter.
+        # No batch is drawn at random, so only the noise's seed matters.
         randomness, caveats = Randomness(seeded_noise=seeded), uses_of_data(slope is not None)
         statement = account(plan, randomness=randomness, not_covered=caveats)
         statement = statement.of_run(transcript.releases())
@@ -404,7 +415,11 @@ def descend(
 
 
 def functions_of(problem: problems.Problem, slope: Slope | None) -> LossAndSlope:
-    """The problem's own loss and slope, or the slope that is given for a declared one."""
+    """The problem's own loss and slope, or the given slope of a DeclaredLoss.
+
+    Raises:
+        ValueError: a slope for a loss that has its own, or none for a DeclaredLoss.
+    """
     if slope is None:
         return loss_and_slope(problem)
     if problem.kind != "declared":
@@ -428,7 +443,11 @@ def _require_size(plan: DescentPlan, found: BoundedRecords) -> None:
 
 
 def beginning(start: Any | None, weight: Tensor) -> Tensor:
-    """θ_0 in the weight's shape; None: zero; a number: drawn at this scale. Raises ValueError."""
+    """θ_0 in the weight's shape. None: zero; a number: drawn at this scale.
+
+    Raises:
+        ValueError: a scale that is not above 0, or numbers of another shape or not finite.
+    """
     if start is None:
         return torch.zeros_like(weight)
     if isinstance(start, int | float):
@@ -444,7 +463,7 @@ def beginning(start: Any | None, weight: Tensor) -> Tensor:
 
 
 def uses_of_data(own_loss: bool) -> list[Caveat]:
-    """The uses of the data that the statement of any descent names besides its plan's."""
+    """The uses of the data that every descent's statement names, besides those of its plan."""
     caveats = [Caveat("time-and-memory"), Caveat("clipped-counts")]
     return [*caveats, Caveat("declared-slope")] if own_loss else caveats
 
@@ -456,7 +475,7 @@ def finished(
     transcript: Transcript,
     found: BoundedRecords,
 ) -> Descended:
-    """A run's results, the constant column's weights apart."""
+    """A run's results, with the weights of the constant column as the intercept."""
     value, columns = plan.problem.intercept, plan.features
     flat = weights[:, 0] if plan.problem.outputs == 1 else weights
     held = flat[columns:].sum(0) * value if value else np.zeros(flat.shape[1:])
@@ -471,25 +490,25 @@ def finished(
     )
 
 
-# Noise that follows the gradient's norm as it is found on the way.
+# Noise in proportion to the gradient's norm during the run.
 #
-# Proposition 1 makes the noise proportional to the gradient, σ_t = ‖∇F(θ_t)‖/√d. Taken from the
-# data that leaks, so :func:`descend_unprotected` is for comparison and its statement says that
-# there is no guarantee. :func:`descend_steered` estimates the norm from what was released anyway: a
-# noised gradient g̃ has E‖g̃‖² = ‖∇F‖² + dσ², so ‖g̃‖² − dσ² costs nothing. The noise then depends
-# on outputs, which composition with fixed parameters does not cover: a Gaussian filter is charged
-# before each round, exactly.
+# Proposition 1 makes the noise proportional to the gradient, σ_t = ‖∇F(θ_t)‖/√d. The true norm
+# leaks information on the data, so :func:`descend_unprotected` is for comparison only and its
+# statement says that there is no guarantee. :func:`descend_steered` estimates the norm from earlier
+# releases: a noised gradient g̃ has E‖g̃‖² = ‖∇F‖² + dσ², so ‖g̃‖² − dσ² has no privacy cost. The
+# noise then depends on outputs, which composition with fixed parameters does not cover, so a
+# Gaussian filter is charged before each round; this adds no cost.
 
 
 # Weight of the newest estimate of the squared norm.
 NEWEST = 0.3
-# σ_t = RATIO·‖∇F‖/√d, and never below what would spend this share of the budget in one round.
+# σ_t = RATIO·‖∇F‖/√d, but large enough that no round spends more than MOST_SHARE of μ².
 RATIO, MOST_SHARE = 1.0, 0.25
 
 
 @dataclass
 class _StepwiseRun:
-    """A run whose rounds are decided one after the other."""
+    """A run whose rounds are chosen one after the other."""
 
     problem: problems.Problem
     records: BoundedRecords
@@ -509,9 +528,9 @@ class _StepwiseRun:
         return Privacy(mechanism, size, self.delta, clip, LinearExamples(), budget=budget)
 
     def release(self, rounds: Rounds) -> NoisedSum:
-        """One round at the path's present place, with secrets of its own."""
+        """Release one round at the path's current point, with fresh secrets."""
         index = len(self.transcript)
-        # Every round has number 0 here: with one secret, two that are alike would be one release.
+        # Every round has number 0 here: with one secret, two equal rounds would have equal noise.
         secrets = Secrets.draw(self.seeds.part(index))
         self.seeded |= secrets.seeded_noise
         privacy, slope = self.privacy(rounds), self.model.slope
@@ -531,7 +550,7 @@ class _StepwiseRun:
         uses: list[Caveat],
         ledger: GaussianFilter | None = None,
     ) -> Descended:
-        """The results, with the plan of what was run and its statement."""
+        """The results, with the plan of the rounds that were run and its statement."""
         budget, details = (None, None) if ledger is None else (ledger.budget, ledger.details())
         parts = tuple(self.transcript.mechanism(self.adjacency))
         columns = self.records.records.features.shape[1] - bool(self.problem.intercept)
@@ -568,14 +587,14 @@ def descend_steered(
         problem, features, targets, above, seeds, slope: as in
             :func:`forethought.convex.descend`.
         budget: (ε, δ), which a Gaussian filter keeps.
-        rounds: at most so many.
-        adjacency: what a neighbour is.
+        rounds: the largest number of rounds.
+        adjacency: the neighbouring relation.
 
     Returns:
         The weights; the statement's accountant is the filter.
 
     Raises:
-        ValueError, TypeError: data that do not fit. Any budget pays for a few rounds.
+        ValueError, TypeError: data or arguments do not fit.
     """
     if not isinstance(budget, Budget):
         raise TypeError(f"budget must be a Budget(epsilon, delta), not {budget!r}")
@@ -602,7 +621,7 @@ def descend_steered(
         drawn = noised.round.noise_std / noised.round.divisor
         found = _squared_norm(gradient + problem.l2 * place) - d * drawn**2
         squared = found if squared is None else (1 - NEWEST) * squared + NEWEST * found
-        # An estimate below its own noise says only that the gradient is small.
+        # An estimate below its own noise shows only that the gradient is small.
         sigma = max(RATIO * math.sqrt(max(squared, 0.0) / d), drawn / 2)
     chosen = Caveat("noise-by-releases", "in proportion to the norm they showed")
     return run.finished(steps, chosen, uses_of_data(slope is not None), ledger)
@@ -617,16 +636,16 @@ def descend_unprotected(
     rounds: int = 1000,
     seeds: Seeds | None = None,
 ) -> Descended:
-    """Proposition 1 with the gradient's norm read off the data: for comparison only, not private.
+    """Proposition 1 with the true norm of the gradient: for comparison only, not private.
 
-    σ_t = ‖∇F(θ_t)‖/√d, η = 1/(2M), until noise at these levels would have spent the budget had they
-    been fixed in advance. They were not, so the statement says that nothing is guaranteed.
+    σ_t = ‖∇F(θ_t)‖/√d, η = 1/(2M). The run ends when these noise levels, if fixed in advance, would
+    have spent the budget. They depend on the data, so the statement gives no guarantee.
 
     Args:
         problem, budget, features, targets, rounds, seeds: as in :func:`descend_steered`.
 
     Raises:
-        ValueError, TypeError: data that do not fit, or no round within the budget.
+        ValueError, TypeError: data or arguments do not fit, or the budget pays for no round.
     """
     most = whole("rounds", rounds)
     run = _begun(problem, features, targets, budget.delta, "replace-one", "clip", seeds, None)
@@ -676,7 +695,7 @@ def _squared_norm(values: Tensor) -> float:
 
 
 def _gradient(run: _StepwiseRun, place: Tensor) -> Tensor:
-    """∇F at a place, without noise."""
+    """∇F at ``place``, of clipped gradients, without noise."""
     records = run.records.records
     every = torch.arange(len(records)).numpy()
     with torch.no_grad():

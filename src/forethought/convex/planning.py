@@ -1,4 +1,4 @@
-"""The plan of a descent and its defaults: from public numbers only."""
+"""The plan of a descent and its default schedule, from public numbers only."""
 
 from __future__ import annotations
 
@@ -26,30 +26,32 @@ from forethought.values.mechanism import (
 from forethought.values.plan import LEAST_NOISE, Clip, NoiseKind, Of, Preparation, Privacy, Round
 from forethought.values.serialisation import Stored
 
-# The default schedule: nothing to tune, no look at the data.
+# The default schedule: it needs no tuning and no data.
 #
-# In directions that the data leave flat, noise moves each weight by (uΔ/μ)² in variance after the
-# total step u = Σ η_t, however many iterations it takes, and rows of norm Z spread it over an
-# excess risk of at most half the trace of the Hessian times that. So u is chosen, against what the
-# weights still lack after it; the number of iterations only has to let steps of 1/M reach u.
-# Without strong convexity steps are accelerated (Nesterov 1983); the noise falls in either case,
-# since early noise is forgotten and late noise stays.
+# In directions without curvature, noise adds the variance (uΔ/μ)² to each weight after the total
+# step u = Σ η_t, for any number of iterations. The excess risk by it is at most half the trace of
+# the Hessian times that variance. So u balances this risk against the bias of the weights after u.
+# The number of iterations only has to be large enough that steps of 1/M reach u. Without strong
+# convexity steps are accelerated (Nesterov 1983). The noise decreases in either case, since later
+# steps contract early noise but not late noise.
 
 
+# Most rounds of the default schedule.
 MOST = 2_000
 
 
 @dataclass(frozen=True)
 class ScheduleConstants:
-    """The numbers of the default schedule; docs/adaptive_noise.md says on which data they were
-    chosen, and on which checked.
+    """The constants of the default schedule.
+
+    docs/adaptive_noise.md names the data on which they were chosen, and those of the checks.
 
     Args:
         clip_scale, clip_power, clip_least: C = L·clip((s/scale)^power, least, 1) at a signal of s.
-        radius: R in units of √d/Z where none is declared: how far the best weights may be expected.
-        fall: of the noise from the first to the last accelerated round.
-        plain: λu from which steps are plain, if :data:`MOST` of them suffice: what is left then
-            shrinks by e^(−λu), without what momentum adds to late noise.
+        radius: R in units of √d/Z if none is declared: the expected norm of the best weights.
+        fall: ratio of the noise of the first and of the last accelerated round.
+        plain: the λu from which on steps are not accelerated, if :data:`MOST` of them suffice: the
+            bias then shrinks by e^(−λu), and momentum would only increase the late noise.
     """
 
     clip_scale: float = 1500.0
@@ -68,9 +70,11 @@ class Recipe:
     """The parts of the default schedule.
 
     Attributes:
-        clip_norm: C. shape: σ_t up to a factor, which the budget decides. step: η.
-        accelerated: whether steps carry Nesterov's momentum.
-        travel: u, the total step that was aimed at.
+        clip_norm: C.
+        shape: σ_t up to a common factor, which follows from the budget; shape (T,).
+        step: η.
+        accelerated: True if steps have Nesterov's momentum.
+        travel: u, the intended total step.
     """
 
     clip_norm: float
@@ -81,7 +85,7 @@ class Recipe:
 
 
 def signal(examples: int, weights: int, mu: float) -> float:
-    """s = Nμ/√d: how far the largest mean gradient stands above the noise of one release of it."""
+    """s = Nμ/√d: the ratio of the largest mean gradient to the noise of one release of it."""
     return whole("examples", examples) * mu / math.sqrt(whole("weights", weights))
 
 
@@ -96,19 +100,20 @@ def recipe(
     """The default schedule.
 
     Args:
-        examples: N. weights: d, of all outputs together.
-        mu: what the budget affords in all, as one Gaussian release.
+        examples: N.
+        weights: d, of all outputs together.
+        mu: μ of the whole budget as one Gaussian release.
         moved: sensitivity of a sum in units of the clipping norm, 1 or 2.
-        constants: others than the default ones, to study them.
+        constants: other constants than the default ones, for experiments.
 
     Raises:
-        ValueError: a loss that is not convex.
+        ValueError: the loss is not convex.
     """
     if not problem.is_convex:
         raise ValueError(
             "the default schedule is for convex losses: give schedule=schedules.nonconvex(…)"
         )
-    # In units of a sensitivity of 2C/N, which its constants were chosen for.
+    # The constants were chosen for a sensitivity of 2C/N.
     mu = 2 * mu / moved
     s = signal(examples, weights, mu)
     share = (s / constants.clip_scale) ** constants.clip_power
@@ -120,7 +125,7 @@ def recipe(
     def risk(log_u: float) -> float:
         u = math.exp(log_u)
         bias = radius**2 / (2 * u)
-        # Before weights have forgotten their start this bound is that of no step at all.
+        # For a small total step this bound is no better than that of no step at all.
         if strong * u >= constants.plain:
             bias = min(bias, problem.loss_at_zero * math.exp(-2 * strong * u))
         settled = min(u, 1 / (2 * strong)) if strong else u
@@ -145,23 +150,23 @@ def recipe(
     return Recipe(clip_norm, shape, step, not shrinking, u)
 
 
-# The plan of a descent: one frozen value that is planned, run, accounted and stored.
+# The plan of a descent: one immutable value that is planned, run, accounted and stored.
 
 
 @dataclass(frozen=True, init=False)
 class DescentPlan(Stored):
-    """Everything that a private descent needs, decided before any private data is touched.
+    """All parameters of a private descent, fixed before any private data is read.
 
     Args:
         problem: the loss with its constants.
-        privacy: what is released; the schedule's noise is in its mechanism.
-        features: columns of the data, the constant one not counted.
-        steps: η_t, one a round.
-        accelerated: whether steps carry Nesterov's momentum (t − 1)/(t + 2).
+        privacy: the releases; the schedule's noise is in its mechanism.
+        features: number of columns of the data, without the constant column.
+        steps: η_t, one for each round.
+        accelerated: True if steps have Nesterov's momentum (t − 1)/(t + 2).
         hyperparameters, not_covered, reasons: as in :class:`forethought.Plan`.
 
     Raises:
-        ValueError, TypeError: parts that contradict each other.
+        ValueError, TypeError: parts contradict each other or are of the wrong kind.
     """
 
     SCHEMA: ClassVar[str] = "forethought/descent-plan/1"
@@ -178,19 +183,19 @@ class DescentPlan(Stored):
 
     #: The releases: those of the preparation, then the rounds.
     mechanism = Of[Mechanism]("privacy.accounted")
-    #: The release that the features are prepared with, first of all.
+    #: The preparation of the features, released before the rounds; None if there is none.
     preparation = Of[Preparation | None]("privacy.preparation")
     #: Size N of the training set.
     examples = Of[int]("privacy.examples")
     #: The δ at which the Statement gives ε.
     delta = Of[float]("privacy.delta")
-    #: The target that was asked for.
+    #: The budget of the plan, if there is one.
     budget = Of[Budget | None]("privacy.budget")
     #: The kind of noise.
     noise = Of[NoiseKind]("privacy.noise")
     #: C, the bound on one record's gradient.
     clip_norm = Of[float]("privacy.clip.norm")
-    #: T, how many noised sums are released.
+    #: T, the number of noised sums.
     rounds = Of[int]("privacy.rounds")
 
     def __init__(
@@ -231,12 +236,12 @@ class DescentPlan(Stored):
 
     @property
     def columns(self) -> int:
-        """Columns of the matrix that is summed over, the constant one included."""
+        """Number of columns of the feature matrix, with the constant column."""
         return self.features + bool(self.problem.intercept)
 
     @property
     def weights(self) -> int:
-        """d, all trained numbers."""
+        """d, the number of trained weights."""
         return self.columns * self.problem.outputs
 
     @property
@@ -253,12 +258,12 @@ class DescentPlan(Stored):
         return self.privacy.round(index)
 
     def schedule(self, t: int) -> tuple[float, float]:
-        """(σ_t, η_t) of iteration t = 1 … T."""
+        """(σ_t, η_t) of iteration t = 1 … T; ValueError for another t."""
         found = self.round(whole("t", t, most=self.rounds) - 1)
         return found.noise_std / found.divisor, self.steps[t - 1]
 
     def explain(self) -> str:
-        """The reason for each number, a sentence each."""
+        """The reasons for the plan's numbers, one line each."""
         return "\n".join(f"{what}: {why}" for what, why in self.reasons)
 
     @classmethod
@@ -272,10 +277,10 @@ class DescentPlan(Stored):
         return cls(**{**values, **parts})
 
 
-# From what is public (loss, sizes, budget) to the plan of a descent.
+# From public values (loss, sizes, budget) to the plan of a descent.
 
 
-# Share of the budget's μ² that a preparation is given.
+# Share of the budget's μ² for a preparation without its own noise.
 PREPARATION = 0.1
 
 
@@ -294,31 +299,33 @@ def plan(
     hyperparameters: Caveat | str | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> DescentPlan:
-    """A private descent, planned: how much noise and how long a step in each of how many rounds.
+    """Plan a private descent: the number of rounds, and the noise and the step size of each.
 
     Args:
         problem: the loss with its public bounds.
         budget: (ε, δ).
-        examples: N, taken as public. features: columns of the data.
+        examples: N, which is public.
+        features: number of columns of the data.
         schedule: t → (σ_t, η_t), of :mod:`forethought.convex.schedules` or any function of t that
-            does not look at the data; it runs as long as the budget lasts, counted exactly.
-            Default: the schedule that needs no tuning (docs/adaptive_noise.md), for convex losses.
-        clip_norm: C. Default: with a schedule the bound L, by which nothing is clipped that keeps
-            to its bounds; without, what the default schedule takes, L/2 to L.
-        rounds: at most so many with a ``schedule``.
-        adjacency: what a neighbour is. Replacing a record moves a sum twice as far as adding one.
+            does not depend on the data; it runs as long as the exact cost is within the budget.
+            Default: the schedule without tuning (docs/adaptive_noise.md), for convex losses.
+        clip_norm: C. Default: with a schedule the bound L, which clips no gradient of records
+            within their bounds; otherwise the default schedule's choice, L/2 to L.
+        rounds: the largest number of rounds of a ``schedule``.
+        adjacency: the neighbouring relation. A replaced record moves a sum twice as far as an added
+            one.
         noise: "gaussian", or "grid" for discrete noise in whole numbers.
-        preparation: moments or quantiles of the features that are released first, and paid for, to
-            standardise them with (:func:`forethought.prepare`); the problem's bounds are then those
-            of prepared features. Its noise is the planner's choice where it has none.
+        preparation: moments or quantiles of the features that are released first, within the
+            budget, to standardise the features (:func:`forethought.prepare`); the problem's bounds
+            are then those of prepared features. The planner chooses its noise if it has none.
         hyperparameters, not_covered: for the Statement.
 
     Returns:
         A plan whose certified ε is within the budget.
 
     Raises:
-        TypeError, ValueError: arguments that no plan fulfils; a budget too small for one round of
-            the schedule says which ε it needs.
+        TypeError, ValueError: no plan meets the arguments. If the budget is too small for one round
+            of the schedule, the message names the ε that one round needs.
     """
     if type(problem) not in PROBLEMS.values():
         raise TypeError(f"problem must be one of forethought.convex's losses, not {problem!r}")
@@ -425,7 +432,7 @@ def _within(
     adjacency: Adjacency,
     preparation: Preparation | None,
 ) -> Mechanism:
-    """The rounds with noise multipliers σ_t N/C, a hair larger where the certified ε needs it."""
+    """The rounds with noise multipliers σ_t N/C, slightly larger if the certified ε requires it."""
     grow = 1.0
     while True:
         multipliers = [sigma * scale * grow for sigma in length.sigmas]

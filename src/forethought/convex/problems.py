@@ -1,9 +1,9 @@
-"""Losses of linear models with constants that follow from public bounds: no look at the data.
+"""Losses of linear models with constants that follow from public bounds, without the data.
 
-F(θ) = 1/N Σ_n φ(x_nᵀθ, y_n) + λ/2 ‖θ‖² with ‖x_n‖ ≤ Z. From Z, λ and what is declared of the
-targets follow a bound L on each record's gradient, the smoothness M, the strong convexity μ and the
-loss at θ = 0, which bounds F(θ_0) − F* for a loss that is nowhere negative. The term λθ reads no
-data: it is part of M and μ, not of L.
+F(θ) = 1/N Σ_n φ(x_nᵀθ, y_n) + λ/2 ‖θ‖² with ‖x_n‖ ≤ Z. Four constants follow from Z, λ and the
+declared targets: a bound L on each record's gradient, the smoothness M, the strong convexity μ and
+the loss at θ = 0, which bounds F(θ_0) − F* for a nonnegative loss. The term λθ does not depend on
+the data: it is part of M and μ, not of L.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from forethought.values.serialisation import build, plain
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The facts of a loss that a plan needs; all of them public.
+    """Base of losses: the public constants that a plan needs.
 
     Args:
         feature_bound: Z > 0, the bound on the norm of a row. Longer rows are scaled to it, or
             refused.
-        l2: λ ≥ 0, on all weights, that of the constant column included.
+        l2: λ ≥ 0, on all weights, also that of the constant column.
         intercept: value of a constant column that is appended to every row; 0: none.
-        radius: R > 0, of the ball around zero that weights are projected to; None: they are not.
+        radius: R > 0, radius of the ball around zero to which weights are projected; None: no
+            projection.
 
     Attributes:
-        kind: its name in files.
-        classes: how many labels there are; 0 where targets are numbers. target_bound: on |y|.
-        lipschitz: L, the bound on a record's gradient. loss_at_zero: F(0), bounds F(0) − F*.
-        curvature: the bound on the Hessian of φ∘linear, in norm (without λ).
+        kind: name of the loss in files.
+        classes: number of labels; 0 if targets are numbers.
+        target_bound: the bound on |y|.
+        lipschitz: L, the bound on a record's gradient.
+        loss_at_zero: F(0), which bounds F(0) − F*.
+        curvature: the bound on the norm of the Hessian of φ∘linear (without λ).
 
     Raises:
-        TypeError, ValueError: a number outside its range.
+        TypeError, ValueError: a number is out of range.
     """
 
     feature_bound: float
@@ -44,7 +47,7 @@ class Problem:
     radius: float | None = None
 
     if TYPE_CHECKING:
-        # Not at run time, where a dataclass would take them for defaults of its fields.
+        # For type checkers only: at run time a dataclass would use them as defaults of its fields.
         kind: ClassVar[str]
 
         @property
@@ -66,7 +69,7 @@ class Problem:
             self._check("radius", above=0)
 
     def _check(self, name: str, **bounds: float) -> None:
-        """Keep a field as a number, if it is one inside its bounds."""
+        """Convert a field to a number within its bounds, or raise."""
         object.__setattr__(self, name, real(name, getattr(self, name), **bounds))
 
     @property
@@ -81,12 +84,12 @@ class Problem:
 
     @property
     def is_convex(self) -> bool:
-        """True unless a loss of one's own is not."""
+        """True for all losses except a DeclaredLoss that is declared not convex."""
         return True
 
     @property
     def trace(self) -> float:
-        """The bound on that Hessian's trace: that on its norm, where a record moves one output."""
+        """The bound on the Hessian's trace; equal to :attr:`curvature` for a single output."""
         return self.curvature
 
     @property
@@ -100,7 +103,7 @@ class Problem:
         return self.l2
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; :func:`problem_from_dict` reads it back."""
+        """A mapping ready for JSON; :func:`problem_from_dict` is the inverse."""
         return {"kind": self.kind, **{f.name: plain(getattr(self, f.name)) for f in fields(self)}}
 
 
@@ -148,7 +151,7 @@ class SoftmaxRegression(Problem):
 
     @property
     def outputs(self) -> int:
-        """One a class."""
+        """One output for each class."""
         return self.classes
 
     @property
@@ -209,8 +212,8 @@ class SmoothedHinge(Problem):
 class LinearRegression(Problem):
     """φ(z, y) = (z − y)²/2 with |y| ≤ ``target_bound`` (B); ridge regression where λ > 0.
 
-    A residual is at most ZR + B, so L = Z(ZR + B) needs the radius; where λ > 0 the minimiser lies
-    within B/√λ, since λ/2 ‖θ*‖² ≤ F(0) ≤ B²/2, which is then taken. M = Z² + λ.
+    A residual is at most ZR + B, so L = Z(ZR + B) needs the radius R. If it is not given and λ > 0,
+    it is B/√λ: the minimiser lies within, since λ/2 ‖θ*‖² ≤ F(0) ≤ B²/2. M = Z² + λ.
 
     Raises:
         ValueError: neither a radius nor λ > 0.
@@ -251,7 +254,7 @@ class LinearRegression(Problem):
 class HuberRegression(Problem):
     """(z − y)²/2 up to a residual of ``threshold`` (τ), then τ|z − y| − τ²/2 (Huber 1964).
 
-    |φ′| ≤ τ, φ″ ≤ 1: L = τZ, M = Z² + λ, whatever the weights.
+    |φ′| ≤ τ, φ″ ≤ 1: L = τZ, M = Z² + λ, for any weights.
     """
 
     target_bound: float
@@ -276,27 +279,30 @@ class HuberRegression(Problem):
 
     @property
     def loss_at_zero(self) -> float:
-        """Huber's loss of B."""
+        """Huber's loss at a residual of B."""
         least = min(self.target_bound, self.threshold)
         return least * (self.target_bound - least / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredLoss(Problem):
-    """A loss of one's own φ, of one output, with constants that its owner declares.
+    """A user-defined loss φ of one output, with constants that the user declares.
 
-    A wrong constant costs accuracy, never privacy: gradients are clipped.
+    A wrong constant costs accuracy, not privacy: gradients are clipped.
 
     Args:
-        name: of a loss and its slope, which :func:`forethought.convex.descend` is given.
-        lipschitz: bound on each record's gradient over the ball. curvature: on the Hessian of the
-            data's part, in norm, λ not included.
-        strong_convexity: of the data's part. gap: F(θ_0) − F* at most.
-        convex: whether the loss is.
+        name: name of the loss, whose slope is an argument of :func:`forethought.convex.descend`.
+        lipschitz: bound on each record's gradient over the ball.
+        curvature: bound on the norm of the Hessian of the data's part, without λ.
+        gap: an upper bound on F(θ_0) − F*.
+        strong_convexity: strong convexity of the data's part.
+        convex: True if the loss is convex.
         targets: bound on |y|; None: labels 0 and 1.
 
     Raises:
-        ValueError: more strong convexity than smoothness, or any of a loss that is not convex.
+        TypeError: no name, or ``convex`` is no bool.
+        ValueError: a number is out of range; the strong convexity exceeds the curvature; or a loss
+            that is not convex has strong convexity or l2.
     """
 
     name: str
@@ -332,7 +338,7 @@ class DeclaredLoss(Problem):
 
     @property
     def is_convex(self) -> bool:
-        """As declared."""
+        """The declared value."""
         return self.convex
 
     @property
@@ -342,12 +348,12 @@ class DeclaredLoss(Problem):
 
     @property
     def target_bound(self) -> float:
-        """As declared."""
+        """The declared value."""
         return math.inf if self.targets is None else self.targets
 
     @property
     def convexity(self) -> float:
-        """As declared, and λ."""
+        """The declared strong convexity plus λ."""
         return self.strong_convexity + self.l2
 
     @property
@@ -370,7 +376,7 @@ PROBLEMS: dict[str, type[Any]] = {
 
 
 def problem_from_dict(values: Mapping[str, Any]) -> Problem:
-    """The inverse of a problem's ``to_dict``; refuses unknown keys and kinds."""
+    """The inverse of a problem's ``to_dict``; ValueError for unknown keys and kinds."""
     known = dict(values)
     kind = known.pop("kind", None)
     one_of("problem", kind, tuple(PROBLEMS))

@@ -1,4 +1,4 @@
-"""Schedules: functions of the iteration t = 1, 2, … to noise and step size, known before the run.
+"""Schedules: functions t = 1, 2, … → (noise, step size) that are fixed before the run.
 
 σ_t is the standard deviation of the noise on every coordinate of the *mean* gradient, η_t the step
 size. Sources: "Adaptive Hyperparameter Selection for Differentially Private Gradient Descent",
@@ -21,17 +21,17 @@ from forethought.values.mechanism import Budget
 Schedule = Callable[[int], tuple[float, float]]
 """t, from 1 → (σ_t, η_t)."""
 
-# Rounds that a plan may have; each is a pass over the data.
+# Most rounds of a plan; each is a pass over the data.
 MOST_ROUNDS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """The reach of a budget with a schedule.
+    """The rounds of a schedule that a budget affords.
 
     Attributes:
-        sigmas, steps: σ_t and η_t of the rounds that fit.
-        mu: what they spend as one Gaussian release, μ² = Σ (Δ/σ_t)².
+        sigmas, steps: σ_t and η_t of these rounds, shape (T,).
+        mu: μ of these rounds as one Gaussian release, μ² = Σ (Δ/σ_t)².
     """
 
     sigmas: tuple[float, ...]
@@ -87,19 +87,19 @@ def strongly_convex(problem: Problem, features: int, gap: float | None = None) -
 
 
 def published(problem: Problem, features: int) -> Schedule:
-    """The paper's choice: (c) where the loss is strongly convex, (b) where convex, else (a)."""
+    """The paper's choice: (c) if the loss is strongly convex, (b) if it is convex, else (a)."""
     if not problem.is_convex:
         return nonconvex(problem, features)
     return strongly_convex(problem, features) if problem.convexity else convex(problem, features)
 
 
 def constant(problem: Problem, sigma: float, step: float | None = None) -> Schedule:
-    """σ_t = σ; step size as given, 1/(2M) by default."""
+    """σ_t = σ; the step size is ``step``, 1/(2M) by default."""
     return geometric(problem, real("sigma", sigma, above=0), 1.0, step)
 
 
 def geometric(problem: Problem, first: float, ratio: float, step: float | None = None) -> Schedule:
-    """σ_t = first · ratio^(t − 1); step size as given, 1/(2M) by default."""
+    """σ_t = first · ratio^(t − 1); the step size is ``step``, 1/(2M) by default."""
     size, factor = real("first", first, above=0), real("ratio", ratio, above=0)
     eta = 1 / (2 * problem.smoothness) if step is None else real("step", step, above=0)
     return lambda t: (size * factor ** (t - 1), eta)
@@ -119,23 +119,24 @@ def horizon(
 ) -> Horizon:
     """The most iterations of a schedule whose exact cost is within the budget.
 
-    Gaussian releases with noise fixed in advance are together one Gaussian release with
-    μ² = Σ (Δ/σ_t)² (Dong, Roth and Su 2022, Corollary 3.3), also where each looks at the outputs
-    before it; the largest μ within (ε, δ) is exact (Balle and Wang 2018, Theorem 8).
+    Gaussian releases with noise fixed in advance compose to one Gaussian release with
+    μ² = Σ (Δ/σ_t)² (Dong, Roth and Su 2022, Corollary 3.3), also if each depends on earlier
+    outputs; the largest μ within (ε, δ) is exact (Balle and Wang 2018, Theorem 8).
 
     Args:
         schedule: any function of t; called in order, once for each t.
-        sensitivity: Δ, how far one record moves the mean gradient.
-        most: iterations at most.
-        before: μ² of what is released before.
+        budget: (ε, δ).
+        sensitivity: Δ, the distance by which one record moves the mean gradient.
+        most: largest number of iterations; default :data:`MOST_ROUNDS`.
+        before: μ² of earlier releases.
 
     Raises:
-        ValueError: σ_t or η_t that is not above 0, or a budget that does not pay for one round; the
-            message says which ε one round needs.
+        ValueError: some σ_t or η_t is not above 0, or the budget does not pay for one round; the
+            message names the ε that one round needs.
     """
     delta = real("sensitivity", sensitivity, above=0)
     limit = MOST_ROUNDS if most is None else whole("most", most, most=MOST_ROUNDS)
-    # A little less than allowed, for the rounding of this sum and of the certified ε.
+    # Slightly below the limit, for the rounding of this sum and of the certified ε.
     allowed = (gaussian_mu(budget.epsilon, budget.delta) * (1 - 1e-9)) ** 2 - before
     sigmas: list[float] = []
     steps: list[float] = []
@@ -145,7 +146,7 @@ def horizon(
         sigma, eta = schedule(t)
         sigma = real(f"sigma of iteration {t}", sigma, above=0)
         cost = (delta / sigma) ** 2
-        # Kahan's sum: a million small costs lose nothing.
+        # Kahan summation: no rounding error accumulates over a million small costs.
         part = cost - lost
         total = spent + part
         if total > allowed:

@@ -1,1 +1,1 @@
-"""The papers' formulas under their own names, beside the exact figures."""
+"""The formulas of five published papers under their own names, beside the exact figures."""

@@ -1,10 +1,10 @@
-"""Noise schedules that follow the expected gradient norm, and what they cost.
+"""Noise schedules in proportion to the expected gradient norm, and their privacy cost.
 
 Source: "Adaptive Hyperparameter Selection for Differentially Private Gradient Descent",
-Propositions 3 and 4. Full-batch gradient descent on a mean of N losses with L-Lipschitz gradients
-(here: each gradient clipped to L), one record replaced: Δ = 2L/N, noise N(0, σ_t²) per coordinate
-in iteration t = 1, 2, … . F(θ_0) − F*, R and μ must be known without looking at the data.
-The data-dependent schedule of Proposition 1 is not private and has no figure here.
+Propositions 3 and 4. The setting is full-batch gradient descent on a mean of N losses with
+L-Lipschitz gradients (here: each gradient clipped to L), one record replaced: Δ = 2L/N, noise
+N(0, σ_t²) per coordinate in iteration t = 1, 2, … . F(θ_0) − F*, R and μ must be known without the
+data. The data-dependent schedule of Proposition 1 is not private and has no figure here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def strongly_convex_sigma(
 
 
 def paper_epsilon(rho: float, delta: float) -> float:
-    """ε = ρ + 2 sqrt(ρ ln(1/δ)), Proposition 4 (Bun and Steinke 2016): sound, but loose."""
+    """ε = ρ + 2 sqrt(ρ ln(1/δ)), Proposition 4 (Bun and Steinke 2016): valid, but loose."""
     size, tail = real("rho", rho, least=0), real("delta", delta, above=0, below=1)
     return size + 2 * math.sqrt(-size * math.log(tail))
 
@@ -81,8 +81,8 @@ def paper_strongly_convex_iterations(
 ) -> float:
     """T = ln(ρμ(F(θ_0) − F*)N²/(2dL²))/ln(2κ/(2κ − 1)), κ = M/μ, Proposition 4(c), as published.
 
-    The proof loses a factor κ between ρ ≤ 2aκ r^T and the line after it, so this many iterations
-    spend about κ·ρ. :func:`strongly_convex_iterations` is right.
+    The proof loses a factor κ between ρ ≤ 2aκ r^T and the line after it, so this number of
+    iterations spends about κ·ρ. :func:`strongly_convex_iterations` is correct.
     """
     M, mu = real("smoothness", smoothness, above=0), real("convexity", convexity, above=0)
     L, N = real("lipschitz", lipschitz, above=0), whole("examples", examples)
@@ -118,8 +118,8 @@ def strongly_convex_iterations(
 class GaussianSchedule:
     """Iterations with noise ``sigmas`` on a mean of ``examples`` gradients, norms ≤ ``lipschitz``.
 
-    A sequence of Gaussian releases is one Gaussian release, μ² = Σ (Δ/σ_t)² = 2ρ, also when later
-    gradients depend on earlier outputs; the σ_t themselves are fixed in advance.
+    A sequence of Gaussian releases composes to one Gaussian release, μ² = Σ (Δ/σ_t)² = 2ρ, also if
+    later gradients depend on earlier outputs; the σ_t themselves are fixed in advance.
     """
 
     sigmas: tuple[float, ...]
@@ -158,7 +158,7 @@ class GaussianSchedule:
 
     @property
     def mechanism(self) -> Mechanism:
-        """The same run in forethought's terms: full batches of gradients clipped to L."""
+        """The mechanism of the run: full batches of gradients clipped to L, under replace-one."""
         scale = self.examples / self.lipschitz
         return Mechanism(
             *(Rounds(sigma * scale, 1, FullBatch()) for sigma in self.sigmas),
@@ -171,7 +171,7 @@ def exact_inverse_iterations(
 ) -> int:
     """Most iterations of σ_t = ``first_sigma``/t within the budget, from the exact Σ t² and ε.
 
-    The schedules of Proposition 3(a) and (b) are of this kind.
+    The schedules of Proposition 3(a) and (b) have this form.
     """
     delta_one = 2 * real("lipschitz", lipschitz, above=0) / whole("examples", examples)
     allowed = gaussian_mu(budget.epsilon, budget.delta)

@@ -1,4 +1,14 @@
-"""The two published DP calculators, and the exact figures beside theirs."""
+"""The two published DP calculators, beside exact figures: from noise and epochs to sample sizes.
+
+Source: van Dijk et al., "Proactive DP", Appendix D.4 (on Theorem 3.1) and Appendix E.1 (on
+Theorem B.4, with phases). There are two readings:
+
+- ``"converged"``, for use: γ is iterated until it changes by at most 0.0001γ in either direction.
+- ``"as-printed"``, for the paper's tables: γ_new − γ ≤ 0.0001γ literally, which also holds if γ
+  decreases. So the iteration ends at its first overshoot, and keeps the γ before it. And the ε
+  inside the root of σ is left out, σ = sqrt(2 ln(1/δ)/ε). This reproduces Tables 6 to 11: γ is
+  larger than needed (fewer records in a round), σ a little smaller than (35) requires.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +23,6 @@ from forethought.papers import closed_form
 from forethought.values.checks import one_of, real, whole
 from forethought.values.mechanism import Budget
 
-# The two published DP calculators: from noise and epochs to rounds and sample size.
-#
-# Source: van Dijk et al., "Proactive DP", Appendix D.4 (on Theorem 3.1) and Appendix E.1 (on
-# Theorem B.4, with phases). Two readings:
-#
-# - ``"converged"``, for use: γ is iterated until it moves by less than 0.0001γ either way.
-# - ``"as-printed"``, for the paper's tables: γ_new − γ ≤ 0.0001γ to the letter, which also holds
-#   when γ falls. So the iteration ends at its first overshoot, and the γ that it kept is the one
-#   before. And the ε inside the root of σ is left out, σ = sqrt(2 ln(1/δ)/ε). Tables 6 to 11 come
-#   out this way: the γ is larger than needed (fewer records a round), the σ a little smaller than
-#   (35) asks.
-
-
 TOLERANCE = 1e-4
 
 
@@ -35,10 +32,10 @@ Reading = Literal["converged", "as-printed"]
 def iterated_gamma(
     step: Callable[[float], float], reading: Reading = "converged"
 ) -> tuple[float, float]:
-    """(γ, γ_new) where the calculators' own iteration from 2 ends; infinite when ᾱ is too large.
+    """(γ, γ_new) at the end of the calculators' iteration from γ = 2; γ_new is ∞ if ᾱ is too large.
 
     Args:
-        step: from γ to γ_new.
+        step: γ → γ_new.
     """
     current = 2.0
     while True:
@@ -56,10 +53,10 @@ def printed_sigma(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class RoundsCalculator:
-    """Appendix D.4: from (σ, θ, k, N) to the least number of rounds.
+    """Appendix D.4: the least number of rounds for (σ, θ, k, N).
 
-    ``t_min`` = γθ²k²/ε is what Theorem 3.1 proves; ``t_min_asymptotic`` = θ²k²/(2ε) is the value
-    below which the paper claims that it cannot go.
+    Theorem 3.1 proves ``t_min`` = γθ²k²/ε; the paper claims that no proof can go below
+    ``t_min_asymptotic`` = θ²k²/(2ε).
     """
 
     examples: int
@@ -91,7 +88,7 @@ class RoundsCalculator:
         return self.epochs * self.examples / self.t_min_asymptotic
 
     def at(self, size: float, rounds: int | None = None) -> closed_form.ClosedForm:
-        """Theorem 3.1 of a constant sample size; as many rounds as k epochs hold by default."""
+        """Theorem 3.1 at a constant sample size; default: the number of rounds of k epochs."""
         count = round(self.epochs * self.examples / size) if rounds is None else rounds
         sizes = closed_form.SampleSizes.constant(size, count, self.examples)
         return closed_form.theorem_3_1(self.epsilon, self.delta, self.sigma, sizes)
@@ -108,7 +105,7 @@ def rounds_calculator(
     """Appendix D.4, steps 1 to 7: δ = 1/N unless given, ε = 2 ln(1/δ)/(σ² − 2), then γ and T_min.
 
     Raises:
-        ValueError: σ so small, or epochs so few, that (7) fails or γ does not exist.
+        ValueError: σ is too small, or there are too few epochs: (7) fails or γ does not exist.
     """
     N, size = whole("examples", examples), real("sigma", sigma, above=0)
     k, spread = real("epochs", epochs, above=0), real("theta", theta, least=1)
@@ -131,7 +128,7 @@ def rounds_calculator(
 
 @dataclass(frozen=True)
 class Phase:
-    """The result of the calculator of Appendix E.1 for one phase, together with those before it."""
+    """The result of Appendix E.1's calculator for one phase and the phases before it."""
 
     size: int
     rounds: int
@@ -151,23 +148,25 @@ def phase_calculator(
     """Appendix E.1: the largest sample size of the next phase that keeps ε ≤ ``epsilon_target``.
 
     Args:
-        examples: N. gradients: K_j, to be computed in this phase.
+        examples: N.
+        gradients: K_j, number of gradients of this phase.
         epsilon_target: bound on ε of all phases together.
         earlier: (s_i, T_i) of the phases before, analysed as if they had used this phase's σ.
-        sigma: σ_j of this phase, needed when there are earlier ones; the first phase's σ follows
-            from ε unless given.
-        delta: 1/N unless given.
-        reading: see the module's text.
+        sigma: σ_j of this phase, required after earlier phases; the first phase's σ follows from ε
+            unless given.
+        delta: default 1/N.
+        reading: see the module's docstring.
 
     Returns:
-        The phase, with Theorem B.4 of the whole sequence. Rounds are rounded down. As printed it
-        is stated at the ε that the size was found to have, and (35) fails by the ε left out.
+        The phase, with Theorem B.4 of the whole sequence. Rounds are rounded down. With
+        "as-printed" it is stated at the ε that was found for the size, and (35) fails since the
+        printed σ omits an ε.
 
     Raises:
-        ValueError: not even s_j = 1 is admissible, or a later phase without ``sigma``.
+        ValueError: no sample size is admissible, or a later phase has no ``sigma``.
 
-    The decision for a further phase looks at results: totals that hold under such a choice come
-    from :class:`forethought.accounting.adaptive.RenyiFilter`, unless it is made on public data.
+    A decision for a further phase depends on results. Unless it is made on public data, only a
+    filter such as :class:`forethought.accounting.adaptive.RenyiFilter` bounds the total ε.
     """
     N, K = whole("examples", examples), real("gradients", gradients, above=0)
     target = real("epsilon_target", epsilon_target, above=0)
@@ -181,8 +180,8 @@ def phase_calculator(
         found = phase_epsilon(N, K, size, earlier, fixed, tail, reading)
         return found if found is not None and found[0] <= target else None
 
-    # As published, sizes grow from 1 until one fails. After earlier phases the smallest ones fail
-    # (they make θ large) although larger ones do not: a coarse scan finds them all the same.
+    # In the paper, sizes grow from 1 until one fails. After earlier phases the smallest sizes fail
+    # (they make θ large) although larger ones do not, so a coarse scan comes first.
     scanned = sorted({round(N ** (i / 400)) for i in range(401)})
     fitting = [size for size in scanned if admissible(size) is not None]
     if not fitting:
@@ -218,9 +217,9 @@ def phase_epsilon(
     delta: float | None = None,
     reading: Reading = "converged",
 ) -> tuple[float, float] | None:
-    """(ε, σ) of Appendix E.1, steps 1 to 6, at one sample size; arguments as for the calculator.
+    """(ε, σ) of Appendix E.1, steps 1 to 6, at one sample size.
 
-    None when (32) or (33) fails or γ does not exist.
+    None if (32) or (33) fails or γ does not exist. Arguments as of :func:`phase_calculator`.
     """
     N = examples
     tail = 1 / N if delta is None else delta
@@ -257,12 +256,12 @@ def phase_epsilon(
     return epsilon, noise
 
 
-# The published DP calculators with the exact figures beside theirs.
+# The published DP calculators beside exact figures.
 #
 # Source: van Dijk et al., "Proactive DP": Appendix D.4 goes from noise to rounds by Theorem 3.1,
 # Appendix E.1 from ε to the largest sample size by Theorem B.4. Both are stated for constant sample
-# sizes within a phase; the theorems hold for growing ones, s_i ≈ q N i^p, too. Whatever they
-# plan is accounted exactly, and the noise is given that the same promise really needs.
+# sizes within a phase; the theorems also hold for growing ones, s_i ≈ q N i^p. Every plan is also
+# accounted exactly, with the noise that the same (ε, δ) really needs.
 
 
 _SIDES = ("left", "right", "margin")
@@ -273,7 +272,7 @@ _MOST_ROUNDS = 10_000_000
 
 
 class CalculatorError(ValueError):
-    """Nothing to calculate, or out of the calculators' reach; the message says what to change."""
+    """The calculators find no plan, or cannot start; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -281,9 +280,9 @@ class Calculated:
     """A closed-form plan.
 
     Args:
-        calculator: which of the calculators found it.
-        what: what the plan is, in a few words.
-        result: the theorem's promise, with its conditions and their margins.
+        calculator: name of the calculator that found it.
+        what: the plan in a few words.
+        result: the theorem's claim, with its conditions and their margins.
     """
 
     calculator: str
@@ -292,7 +291,7 @@ class Calculated:
 
     @cached_property
     def exact_noise_multiplier(self) -> float:
-        """The σ with which the same samples keep the same (ε, δ), by exact accounting."""
+        """The σ at which the same sample sizes have the same (ε, δ), by exact accounting."""
         result = self.result
         budget = Budget(result.epsilon, result.delta)
         meets = result.exact.upper <= budget.epsilon
@@ -313,7 +312,7 @@ class Calculated:
         return self.result.sigma / self.exact_noise_multiplier
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping, with the exact figures."""
+        """A mapping ready for JSON, with the exact figures."""
         result = self.result
         return {
             "calculator": self.calculator,
@@ -353,28 +352,28 @@ def calculate(
     earlier: Sequence[tuple[float, int]] = (),
     reading: Reading = "converged",
 ) -> list[Calculated]:
-    """Closed-form plans of a data set, as the paper's calculators make them.
+    """Closed-form plans of the paper's calculators.
 
-    With ``noise_multiplier`` alone, Appendix D.4: ε by the formula, and the least number of rounds
-    by Theorem 3.1, beside the number below which the paper claims that no proof can go. With
-    ``epsilon``, Appendix E.1: σ by the formula, and the largest sample size by Theorem B.4, in one
-    phase or after ``earlier`` ones. With ``power``, sample sizes grow, by the same theorems.
+    With ``noise_multiplier`` alone, Appendix D.4 gives ε by the formula and the least number of
+    rounds by Theorem 3.1, beside the number below which the paper claims that no proof can go. With
+    ``epsilon``, Appendix E.1 gives σ by the formula and the largest sample size by Theorem B.4, in
+    one phase or after ``earlier`` ones. With ``power``, sample sizes grow, by the same theorems.
 
     Args:
         examples: N.
         epochs: k = K/N, passes over the data in this phase.
-        epsilon: the target. noise_multiplier: σ; with ``epsilon`` it is kept at this value, which
-            a phase after earlier ones needs.
-        delta: 1/N unless given, as the paper has it.
+        epsilon: the target.
+        noise_multiplier: σ; with ``epsilon`` it fixes σ, which a phase after earlier ones requires.
+        delta: default 1/N, as in the paper.
         power: p of s_i ≈ q N i^p; 0 is a constant sample size.
-        steps: growing sizes change so many times over the run at most.
+        steps: largest number of different sizes if sizes grow.
         earlier: (sample size, rounds) of the phases before.
-        reading: ``"as-printed"`` gives the sizes of the paper's tables; see
-            :mod:`forethought.papers.calculators`. Constant sample sizes only.
+        reading: ``"as-printed"`` gives the sizes of the paper's tables, for constant sample sizes;
+            see :mod:`forethought.papers.calculators`.
 
     Raises:
-        CalculatorError: arguments that do not go together, or no plan that the theorems prove.
-        TypeError, ValueError: an argument outside its range.
+        CalculatorError: the arguments do not fit together, or the theorems prove no plan.
+        TypeError, ValueError: an argument is out of range.
 
     >>> plan = calculate(examples=10_000, epochs=5, epsilon=0.1)[0]
     >>> round(plan.result.sigma, 3), plan.result.sizes.sizes, plan.result.holds
@@ -417,13 +416,13 @@ def calculate(
 def growing(
     examples: int, epochs: float, power: float, rounds: int, steps: int
 ) -> closed_form.SampleSizes:
-    """Sizes near q N i^p in ``steps`` equal stretches of rounds, with q so that k epochs are used.
+    """Sizes near q N i^p in ``steps`` equal stretches of rounds; q is such that they use k epochs.
 
-    Each stretch has the mean of its sizes, so that the accountant meets few different rates;
-    power 0 is a single stretch.
+    Each stretch has the mean of its sizes, so that few different rates are accounted; power 0 gives
+    a single stretch.
 
     Raises:
-        ValueError: some size would be above N.
+        ValueError: a size would be above N.
     """
     stretches = min(steps, rounds) if power else 1
     ends = [rounds * (i + 1) // stretches for i in range(stretches)]
@@ -440,10 +439,10 @@ def growing(
 
 
 def earlier_phase(text: str) -> tuple[float, int]:
-    """Sample size and rounds of a phase written as SIZE:ROUNDS.
+    """Parse sample size and rounds of a phase from SIZE:ROUNDS.
 
     Raises:
-        CalculatorError: anything else.
+        CalculatorError: the text has another form.
     """
     size, colon, rounds = text.partition(":")
     try:
@@ -465,7 +464,7 @@ def _by_noise(
     steps: int,
     reading: Reading,
 ) -> list[Calculated]:
-    # θ hardly depends on the number of rounds: take it from many.
+    # θ hardly depends on the number of rounds, so it is computed for many rounds.
     many = growing(examples, epochs, power, max(10_000, math.ceil(epochs * (power + 1))), steps)
     try:
         found = rounds_calculator(examples, sigma, epochs, many.theta, delta, reading)
@@ -480,7 +479,7 @@ def _by_noise(
 
 
 def _enough_rounds(found: RoundsCalculator, power: float, steps: int) -> closed_form.ClosedForm:
-    """T_min, or the few rounds more that γ's tolerance and the stretches of sizes cost."""
+    """Theorem 3.1 at T_min, or at a few more rounds for γ's tolerance and the size stretches."""
     rounds = math.ceil(found.t_min)
     while True:
         result = _at(found, rounds, power, steps)
@@ -520,7 +519,7 @@ def _growing_by_epsilon(
 def _smallest(
     result: Callable[[int], closed_form.ClosedForm | None],
 ) -> closed_form.ClosedForm | None:
-    """The result at the smallest number of rounds that has one (conditions ease with rounds)."""
+    """The result at the smallest number of rounds that has one (more rounds relax conditions)."""
     high = 1
     while result(high) is None:
         if high == _MOST_ROUNDS:
@@ -534,5 +533,5 @@ def _smallest(
 
 
 def _finite(value: float) -> float | None:
-    """For JSON, which has no infinity."""
+    """The value, or None if it is not finite, since JSON has no infinity."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Closed-form privacy of DP-SGD, and the central limit theorem: explanations, first guesses."""
+"""Closed-form privacy of DP-SGD and the central limit theorem: explanations and first guesses."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from forethought.values.mechanism import (
     WithoutReplacement,
 )
 
-# ε at which the curve of Section C.3 is looked at.
+# Number of ε at which the curve of Section C.3 is evaluated.
 _CURVE_POINTS = 200
 
 # Closed-form privacy of DP-SGD with any sequence of sample sizes: explanation and first guess.
 #
 # Source: van Dijk et al., "Proactive DP: A Multiple Target Optimization Framework for DP-SGD",
-# Theorems 3.1, B.2 and B.4. Its noise is N(0, (Cσ)²) on the sum, as forethought's, and its analysis
-# is of random samples: each record is in round i with probability s_i/N, so the mechanism behind
-# every result is Poisson sampling under add-or-remove. The formulas are sound where their
-# conditions hold, and loose: the exact interval stands beside each as ``exact``.
+# Theorems 3.1, B.2 and B.4. Its noise is N(0, (Cσ)²) on the sum, as in this library. Its analysis
+# is of random samples: each record is in round i with probability s_i/N, so the mechanism of every
+# result is Poisson sampling under add-or-remove. The formulas are valid if their conditions hold,
+# and loose: the exact interval of each is in ``exact``.
 
 
 def closed_form_sigma(epsilon: float, delta: float) -> float:
     """σ = sqrt(2(ε + ln(1/δ))/ε), equation (1): the root covers the whole fraction.
 
-    Two places of the paper print sqrt(2(ε + ln(1/δ)))/ε, which is another number.
+    The paper prints sqrt(2(ε + ln(1/δ)))/ε in two places, which is another number.
     """
     eps = real("epsilon", epsilon, above=0)
     return math.sqrt(2 * (eps - math.log(real("delta", delta, above=0, below=1))) / eps)
@@ -70,8 +70,8 @@ def g(x: float) -> float:
 def gamma_step(sigma: float, ratio: float, current: float) -> float:
     """Right side of (55) at γ = ``current``: one step of the calculators' iteration.
 
-    The denominator is the derivation's, σ(1 − ᾱ) − 2e√ᾱ with ᾱ = ratio/γ, ratio = εN/K; infinite
-    where ᾱ ≥ h(σ).
+    The denominator is that of the derivation, σ(1 − ᾱ) − 2e√ᾱ with ᾱ = ratio/γ, ratio = εN/K. The
+    result is infinite if ᾱ ≥ h(σ).
     """
     return _gamma_right(sigma, ratio / current, 1.0)
 
@@ -87,16 +87,17 @@ def _gamma_right(sigma: float, alpha: float, factor: float) -> float:
 
 
 def gamma(sigma: float, ratio: float) -> float:
-    """The smallest γ satisfying (55), by the derivation's denominator: γ = 2 + O(ᾱ).
+    """The smallest γ that satisfies (55), with the derivation's denominator: γ = 2 + O(ᾱ).
 
     Args:
-        sigma: σ. ratio: εN/K.
+        sigma: σ.
+        ratio: εN/K.
     """
     return _gamma(sigma, ratio, 1.0)
 
 
 def gamma_printed(sigma: float, ratio: float) -> float:
-    """The smallest γ satisfying the condition as Theorems 3.1 and B.4 print it."""
+    """The smallest γ that satisfies the condition as printed in Theorems 3.1 and B.4."""
     return _gamma(sigma, ratio, real("sigma", sigma, above=0))
 
 
@@ -107,7 +108,7 @@ def _gamma(sigma: float, ratio: float, factor: float) -> float:
     def short(value: float) -> bool:
         return value < _gamma_right(size, share / value, factor)
 
-    # The right side falls to 2 as γ grows, so there is exactly one crossing.
+    # The right side decreases to 2 as γ increases, so there is exactly one solution.
     while short(high):
         low, high = high, 2 * high
     return bisected(short, low, high)[1]
@@ -119,7 +120,7 @@ class SampleSizes:
 
     Args:
         sizes: the size in each run, in records (expected, under Poisson sampling).
-        rounds: how many rounds each run lasts.
+        rounds: number of rounds of each run.
         examples: N.
     """
 
@@ -157,7 +158,7 @@ class SampleSizes:
 
     @classmethod
     def of(cls, sizes: Sequence[float], examples: int) -> SampleSizes:
-        """From one size per round."""
+        """The sequence with these sizes, one per round."""
         runs: list[list[float]] = []
         for size in sizes:
             if runs and runs[-1][0] == size:
@@ -176,7 +177,7 @@ class SampleSizes:
 
     @property
     def gradients(self) -> float:
-        """K = Σ s_i, gradient computations."""
+        """K = Σ s_i, the number of gradient computations."""
         return math.fsum(size * count for size, count in self)
 
     @property
@@ -237,12 +238,12 @@ class Condition:
 
     @property
     def holds(self) -> bool:
-        """True if it is met, up to rounding."""
+        """True if the condition is met, up to rounding."""
         return self.left <= self.right * (1 + 1e-12)
 
     @property
     def margin(self) -> float:
-        """right/left: above 1 is room to spare, below 1 what is lacking."""
+        """right/left: at least 1 if the condition is met, below 1 otherwise."""
         return math.inf if self.left == 0 else self.right / self.left
 
 
@@ -264,7 +265,7 @@ class ClosedForm:
 
     @property
     def mechanism(self) -> Mechanism:
-        """The run that the theorem speaks of."""
+        """The mechanism of the theorem's run."""
         return self.sizes.mechanism(self.sigma)
 
     @cached_property
@@ -282,14 +283,14 @@ def _checked(epsilon: float, delta: float, sigma: float) -> tuple[float, float, 
 
 
 def theorem_3_1(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) -> ClosedForm:
-    """Theorem 3.1: readable, for ε < 0.5 and δ ≤ 1/N. γ by the derivation's denominator."""
+    """Theorem 3.1: the simple form, for ε < 0.5 and δ ≤ 1/N; γ by the derivation's denominator."""
     eps, tail, size = _checked(epsilon, delta, sigma)
     k, theta = sizes.epochs, sizes.theta
     gam = gamma(size, eps / k)
     conditions = (
         Condition("(6) sigma ≥ sqrt(2(ε + ln(1/δ))/ε)", closed_form_sigma(eps, tail), size),
         Condition("δ ≤ 1/N", tail, 1 / sizes.examples),
-        # Strict in the theorem: the largest double below 0.5.
+        # The theorem's inequality is strict, so the right side is the largest double below 0.5.
         Condition("ε < 0.5", eps, math.nextafter(0.5, 0) / (1 + 1e-12)),
         Condition("N ≥ 10000", 10000.0, float(sizes.examples)),
         Condition("θ ≤ 6.85", theta, 6.85),
@@ -300,7 +301,7 @@ def theorem_3_1(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) 
 
 
 def theorem_b_4(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) -> ClosedForm:
-    """Theorem B.4: any ε and δ. γ by the derivation's denominator."""
+    """Theorem B.4: for any ε and δ; γ with the derivation's denominator."""
     eps, tail, size = _checked(epsilon, delta, sigma)
     k, N, theta, mean = sizes.epochs, sizes.examples, sizes.theta, sizes.mean
     gam = gamma(size, eps / k)
@@ -347,18 +348,21 @@ def theorem_b_2(epsilon: float, delta: float, sigma: float, sizes: SampleSizes) 
 def lemma_b_3(
     size: float, sigma: float, examples: int, order: int, r0: float | None = None
 ) -> float:
-    """α(λ) of a round at most: the log moment of its privacy loss at λ = ``order``, Lemma B.3.
+    """Lemma B.3's bound on α(λ) of a round, the log moment of its privacy loss at λ = ``order``.
 
-    s²λ(λ + 1)/(N(N − s)σ²) + (r/r_0) s³λ²(λ + 1)/(N(N − s)²σ³). Exact are λ D_{λ+1} of
-    :func:`forethought.accounting.renyi.rdp`. The lemma's u_0 and u_1 are taken as small as they may
-    be, U_0(λ) and U_1(λ).
+    It is s²λ(λ + 1)/(N(N − s)σ²) + (r/r_0) s³λ²(λ + 1)/(N(N − s)²σ³). The exact value is λ D_{λ+1}
+    of :func:`forethought.accounting.renyi.rdp`. The lemma's u_0 and u_1 take their smallest values,
+    U_0(λ) and U_1(λ).
 
     Args:
-        size: s, expected. sigma: σ. examples: N. order: λ, a whole number.
-        r0: with s/N ≤ r_0/σ; None: the smallest, σs/N.
+        size: s, the expected sample size.
+        sigma: σ.
+        examples: N.
+        order: λ, an integer.
+        r0: r_0 with s/N ≤ r_0/σ; None: the smallest, σs/N.
 
     Returns:
-        The bound; infinite where the lemma says nothing (σ < 216/215, λ > σ² ln(N/(sσ)), u ≥ 1).
+        The bound; ∞ if the lemma does not apply (σ < 216/215, λ > σ² ln(N/(sσ)), u ≥ 1).
     """
     N, deviation = whole("examples", examples), real("sigma", sigma, above=0)
     s, lam = real("size", size, above=0, most=N), whole("order", order)
@@ -380,15 +384,18 @@ def lemma_b_3(
 def section_c_3(sigma: float, target: float, examples: int, gradients: int) -> TradeOff:
     """g_{σ,ε_target} of Section C.3: the trade-off function that Theorem 3.1 proves for any T.
 
-    The supremum of f_{ε,δ} over ε_target ≤ ε < 0.5 with δ = min(1/N, e^(−ε(σ²/2 − 1))), where
-    condition (7) and k² ≥ … hold; sizes are constant, T ≥ γk²/ε_target. One curve for all such T:
-    more rounds of smaller samples never spend more than it says.
+    It is the supremum of f_{ε,δ} over ε_target ≤ ε < 0.5 with δ = min(1/N, e^(−ε(σ²/2 − 1))), where
+    condition (7) and k² ≥ … hold; sizes are constant, T ≥ γk²/ε_target. The same curve holds for
+    all such T: more rounds of smaller samples never spend more.
 
     Args:
-        target: ε_target. examples: N. gradients: K, the same for all T.
+        sigma: σ.
+        target: ε_target.
+        examples: N.
+        gradients: K, the same for all T.
 
     Raises:
-        ValueError: no ε is covered: σ² ≤ 2, or ε_target of 0.5 and more.
+        ValueError: no ε is covered, σ² ≤ 2, or ε_target is at least 0.5.
     """
     size, first = real("sigma", sigma, above=0), real("target", target, above=0, below=0.5)
     N = whole("examples", examples)
@@ -408,24 +415,26 @@ def section_c_3(sigma: float, target: float, examples: int, gradients: int) -> T
             f"no ε from {first:g} to 0.5 is covered at σ = {size:g}: δ ≤ 1/N needs ε ≥ "
             f"{2 * math.log(N) / (size**2 - 2):.3g}"
         )
-    # At ε = 0 nothing is proven: δ = 1 there, and chords over e^ε lie above the true profile.
+    # Nothing is proven at ε = 0, so δ = 1 there; chords over e^ε lie above the true profile.
     return from_points([0.0, *epsilons], [1.0, *deltas])
 
 
-# The central limit theorem for private training: an approximation, on neither side of the truth.
+# The central limit theorem for private training: an approximation, neither upper nor lower bound.
 #
-# Everything here carries ``approximate`` in its name and never reaches a Statement. Source: Bu,
-# Dong, Long and Su 2020, Section 3 (Poisson sampling); Dong, Roth and Su 2022, Corollary 5.4
-# (without replacement).
+# No Statement uses it. Source: Bu, Dong, Long and Su 2020, Section 3 (Poisson sampling); Dong, Roth
+# and Su 2022, Corollary 5.4 (without replacement).
 
 
 def approximate_clt_mu(mechanism: Mechanism) -> float:
-    """μ of the Gaussian that many weakly informative rounds approach.
+    """μ of the Gaussian limit of many rounds with little information each: an approximation.
 
-    Poisson: μ² = Σ T q²(e^{(Δ/σ)²} − 1). An epoch of random allocation in t rounds:
-    (e^{(Δ/σ)²} − 1)/t. Without replacement: the limit of the symmetrised subsampled curve. Full
-    batches and shuffled epochs are Gaussian as they are. Infinite without noise, and where the
+    Poisson sampling: μ² = Σ T q²(e^{(Δ/σ)²} − 1). An epoch of random allocation in t rounds adds
+    (e^{(Δ/σ)²} − 1)/t. Sampling without replacement: the limit of the symmetrised subsampled curve.
+    Full batches and shuffled epochs are exactly Gaussian. μ is ∞ without noise, and if the
     exponential overflows.
+
+    Raises:
+        UnsupportedMechanismError: no limit is known for a kind of sampling.
     """
     total = 0.0
     for part in all_uncorrelated(mechanism):
@@ -445,7 +454,7 @@ def _squared(part: Rounds, shift: float) -> float:
         case Poisson(rate=rate) | CyclicPoisson(rate=rate):
             return rate**2 * math.expm1(shift**2) if rate < 1 else shift**2
         case RandomAllocation(rate=rate):
-            # A mean of 1/rate independent likelihood ratios of mean 1.
+            # The likelihood ratio is the mean of 1/rate independent ones of mean 1.
             return rate * math.expm1(shift**2)
         case WithoutReplacement(rate=rate):
             if rate == 1:
@@ -460,16 +469,16 @@ def _squared(part: Rounds, shift: float) -> float:
 
 
 def approximate_clt_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """ε of the limiting Gaussian at δ: may be too small as well as too large."""
+    """ε of the limiting Gaussian at δ: an approximation that may be too small or too large."""
     mu = approximate_clt_mu(mechanism)
     return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
 
 
 def section_c_1(epsilon: float, delta: float, c: float) -> tuple[float, float]:
-    """τ of Section C.1 at s√T/N → c: as approximated, c√(2(ln(1/δ) + ln ε))/ε, and c/μ itself.
+    """τ of Section C.1 at s√T/N → c: the approximation c√(2(ln(1/δ) + ln ε))/ε, and the exact c/μ.
 
-    μ is that of the Gaussian which is (ε, δ)-DP. The approximation drops −O(ln ln(1/δ)), so that it
-    asks for more noise than the limit needs; and the limit itself is no guarantee.
+    μ is that of the Gaussian mechanism that is exactly (ε, δ)-DP. The approximation drops
+    −O(ln ln(1/δ)), so it has more noise than the limit needs. The limit itself is no guarantee.
 
     Raises:
         ValueError: δ ≥ ε, where the approximation has no meaning.

@@ -1,4 +1,4 @@
-"""One mechanism, every accountant: the exact interval beside what the other analyses say."""
+"""ε of one mechanism by every analysis: the exact interval beside the other results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ComparisonRow:
 
     Args:
         name: the analysis.
-        epsilon: its ε; None where it does not apply.
-        guarantee: whether the number is a proven upper bound for the stated attacker.
-        note: what to know about it, or why it does not apply.
+        epsilon: its ε; None if it does not apply.
+        guarantee: True if the number is a proven upper bound for the stated attacker.
+        note: a remark, or the reason why the analysis does not apply.
     """
 
     name: str
@@ -34,12 +34,12 @@ class ComparisonRow:
     note: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """A mapping ready for JSON."""
         return entries(self)
 
 
 class _Answer(NamedTuple):
-    """ε, whether it is a proven upper bound, and what to know about it."""
+    """ε, True if it is a proven upper bound, and a remark."""
 
     epsilon: float
     guarantee: bool
@@ -47,21 +47,22 @@ class _Answer(NamedTuple):
 
 
 class _DoesNotApplyError(ValueError):
-    """The reason why an analysis says nothing about a mechanism."""
+    """An analysis does not apply to the mechanism; the message is the reason."""
 
 
 def compare(
     mechanism: Mechanism, delta: float, examples: int | None = None, group: int = 1
 ) -> list[ComparisonRow]:
-    """ε by every analysis this library has.
+    """ε by every analysis of this library.
 
     Args:
-        mechanism: what is released. delta: in (0, 1).
+        mechanism: the released rounds.
+        delta: in (0, 1).
         examples: number of records; the closed form needs it.
-        group: how many records ε is for; analyses of one record do not apply to more.
+        group: number of records in which neighbours differ; most analyses are for one record only.
 
     Returns:
-        Rows, the exact one first.
+        One row for each analysis, the exact one first.
 
     Raises:
         UnsupportedMechanismError: no theorem covers the mechanism.

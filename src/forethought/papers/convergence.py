@@ -1,9 +1,9 @@
-"""Bounds of the papers on what a run attains: utility and convergence, printed and as proven.
+"""Bounds of the papers on utility and convergence: as printed and as proven.
 
-None of them is a promise of this library: they rest on constants that nobody knows of a network
-(smoothness, variances, distances), and stand beside a plan as the paper's own words. ``printed`` is
-the published number. ``proven`` is what the paper's proof gives once its slips are mended: equal to
-it, or larger, or infinite where the conditions fail.
+None of them is a guarantee of this library: they rest on constants that are unknown for a network
+(smoothness, variances, distances). ``printed`` is the published number. ``proven`` is the result of
+the paper's proof with its errors corrected: equal to ``printed``, larger, or infinite if a
+condition fails.
 
 Sources: "Adaptive Hyperparameter Selection for Differentially Private Gradient Descent" (adaptive
 noise; Lemma 1, equations (3), (4), (12), Propositions 1 to 4); Xu, Zhang and Wang, "A(DP)²SGD"
@@ -30,13 +30,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class UtilityBound:
-    """A published upper bound on how far a run is from its goal.
+    """A published upper bound on the distance of a run from its goal.
 
     Args:
-        name: where it stands. quantity: what is bounded. printed: the published number.
-        proven: what the proof gives; infinite where a condition fails.
-        note: what differs between the two, and on what both rest.
-        conditions: of the theorem.
+        name: the theorem or proposition.
+        quantity: the bounded quantity.
+        printed: the published number.
+        proven: the number that the proof gives; infinite if a condition fails.
+        note: the difference of the two, or a remark.
+        conditions: the conditions of the theorem.
     """
 
     name: str
@@ -62,9 +64,9 @@ _EXCESS = "E F(θ_T) − F*"
 def improvement(
     step: float, sigma: float, gradient_norm: float, smoothness: float, dimension: int
 ) -> float:
-    """E[F(θ_t) − F(θ_{t+1})] at least: (η − Mη²/2)‖∇F‖² − Mη²dσ²/2, Lemma 1 (equation (5)).
+    """Lemma 1's lower bound on E[F(θ_t) − F(θ_{t+1})]: (η − Mη²/2)‖∇F‖² − Mη²dσ²/2 (equation (5)).
 
-    Exact where every curvature of F is M. Negative: the step may lose.
+    It is exact if every curvature of F is M. If it is negative, the step may increase F.
     """
     eta, M = real("step", step, least=0), real("smoothness", smoothness, above=0)
     squared = real("gradient_norm", gradient_norm, least=0) ** 2
@@ -82,7 +84,7 @@ def best_step(sigma: float, gradient_norm: float, smoothness: float, dimension: 
 def privacy_cost(sigma: float, lipschitz: float, examples: int, delta: float) -> float:
     """P(σ) = sqrt(2 ln(1.25/δ)) 2L/(Nσ), equation (4): the paper's measure of a round's cost.
 
-    It is the classical ε of one Gaussian round, a theorem below 1 only; a heuristic, no guarantee.
+    It is the classical ε of one Gaussian round, which is a theorem only below 1; no guarantee.
     """
     tail = real("delta", delta, above=0, below=1)
     distance = 2 * real("lipschitz", lipschitz, above=0) / whole("examples", examples)
@@ -99,9 +101,10 @@ def privacy_utility_ratio(
     examples: int,
     delta: float,
 ) -> float:
-    """PUR(σ, η) = P(σ)/U(σ, η), equation (3); infinite where nothing is gained.
+    """PUR(σ, η) = P(σ)/U(σ, η), equation (3); infinite if U is not positive.
 
-    :func:`proposition_1` has its minimum. It reads the gradient's norm, so it is for comparison.
+    :func:`proposition_1` is its minimum. It depends on the gradient's norm, so it is for comparison
+    only.
     """
     gained = improvement(step, sigma, gradient_norm, smoothness, dimension)
     cost = privacy_cost(sigma, lipschitz, examples, delta)
@@ -130,15 +133,17 @@ def proposition_2(
     radius: float | None = None,
     convexity: float | None = None,
 ) -> UtilityBound:
-    """The rate of Proposition 1's schedule, which reads the gradient's norm and is not private.
+    """The rate of Proposition 1's schedule, which depends on the gradient's norm: not private.
 
     Args:
-        rounds: T. smoothness: M.
-        gap: F(θ_0) − F*, for (a) and (c). radius: R, of the iterates around θ*, for (b).
-        convexity: μ, with ``gap``: case (c).
+        rounds: T.
+        smoothness: M.
+        gap: F(θ_0) − F*, for (a) and (c).
+        radius: R, radius of the iterates around θ*, for (b).
+        convexity: μ, with ``gap`` for (c).
 
     Raises:
-        ValueError: not exactly what one of the cases needs.
+        ValueError: the arguments are not exactly those of one case.
     """
     case = _case(gap, radius, convexity)
     T, M = whole("rounds", rounds), real("smoothness", smoothness, above=0)
@@ -159,10 +164,10 @@ def proposition_3(
     radius: float | None = None,
     convexity: float | None = None,
 ) -> UtilityBound:
-    """The rate of the schedules that look at no data; arguments as for :func:`proposition_2`.
+    """The rate of the schedules without data; arguments as of :func:`proposition_2`.
 
-    (a) loses a factor M where the sum is solved for the gradients: 3/(8M) Σ E‖∇F‖² is at most
-    (1 + π²M/3)(F(θ_0) − F*), so the printed 8(π²M/3 + 1)(F(θ_0) − F*)/(3T) is M times too small.
+    The proof of (a) loses a factor M when it solves for the gradients: 3/(8M) Σ E‖∇F‖² is at most
+    (1 + π²M/3)(F(θ_0) − F*), so the printed 8(π²M/3 + 1)(F(θ_0) − F*)/(3T) lacks a factor M.
     """
     case = _case(gap, radius, convexity)
     T, M = whole("rounds", rounds), real("smoothness", smoothness, above=0)
@@ -187,10 +192,11 @@ def proposition_4(
     radius: float | None = None,
     convexity: float | None = None,
 ) -> UtilityBound:
-    """The rate that ρ of zero-concentrated DP buys; arguments as for :func:`proposition_2`.
+    """The rate at ρ of zero-concentrated DP; other arguments as of :func:`proposition_2`.
 
-    The printed right sides: (a) lacks a factor M, as Proposition 3(a); (b) has R where the proof
-    has R⁴; (c) has half of what its own T gives, and that T spends κ = M/μ times ρ.
+    The printed right sides have errors: (a) lacks a factor M, as Proposition 3(a); (b) has R
+    instead of the proof's R⁴; (c) has half of the result at its own T, and that T spends κ = M/μ
+    times ρ.
     """
     case = _case(gap, radius, convexity)
     M, L = real("smoothness", smoothness, above=0), real("lipschitz", lipschitz, above=0)
@@ -232,7 +238,7 @@ def _share(convexity: float | None, smoothness: float) -> float:
 
 
 class ExpectedPath(NamedTuple):
-    """E F(θ_t) and E‖∇F(θ_t)‖² of t = 0, 1, …, both of shape (rounds + 1,)."""
+    """E F(θ_t) and E‖∇F(θ_t)‖² for t = 0, 1, …, both of shape (rounds + 1,)."""
 
     risks: Array
     squared_gradients: Array
@@ -241,12 +247,14 @@ class ExpectedPath(NamedTuple):
 def quadratic_path(
     curvatures: ArrayLike, start: ArrayLike, step: float, sigmas: Sequence[float]
 ) -> ExpectedPath:
-    """Noisy descent on F(θ) = Σ h_i θ_i²/2 from ``start``, in expectation and exactly.
+    """The exact expected path of noisy descent on F(θ) = Σ h_i θ_i²/2 from ``start``.
 
-    What the bounds above are compared with: M is the largest curvature, F* = 0.
+    It serves to compare the bounds above; M is the largest curvature, F* = 0.
 
     Args:
-        curvatures: h, shape (d,). start: θ_0, shape (d,). step: η.
+        curvatures: h, shape (d,).
+        start: θ_0, shape (d,).
+        step: η.
         sigmas: σ_t on each coordinate of the mean gradient, t from 1.
     """
     h, second = np.asarray(curvatures, dtype=float), np.asarray(start, dtype=float) ** 2
@@ -258,29 +266,29 @@ def quadratic_path(
     return ExpectedPath(np.array(risks), np.array(gradients))
 
 
-# A(DP)²SGD: workers who wait for nobody.
+# A(DP)²SGD: asynchronous workers.
 
 
 def staleness(seconds: Sequence[float]) -> int:
-    """τ of Assumption 2: the most updates between a worker's reading and its own update.
+    """τ of Assumption 2: the most updates by others while a worker computes its own update.
 
-    Worker k takes ``seconds[k]`` for each gradient and begins the next at once. In a time s there
-    are at most ⌈s/d⌉ updates of one who takes d; its own is not counted.
+    Worker k takes ``seconds[k]`` for each gradient and starts the next one at once. During a time s
+    a worker who takes d makes at most ⌈s/d⌉ updates.
 
     Raises:
-        ValueError: a time that is not above 0.
+        ValueError: a time is not above 0.
     """
     times = [real("seconds", value, above=0) for value in seconds]
     most = 0
     for own, span in enumerate(times):
-        # Equal spans divide without rounding; others are rounded up by a little more than they are.
+        # The factor keeps the rounding of the quotient from raising ceil by one.
         others = (math.ceil(span / each * (1 - 1e-12)) for each in times)
         most = max(most, sum(count for k, count in enumerate(others) if k != own))
     return most
 
 
 def mixing_constant(rho: float, workers: int) -> float:
-    """ρ̄ = (K − 1)/K · (1/(1 − ρ) + 2√ρ/(1 − √ρ)²), Theorem 1; infinite where nothing mixes."""
+    """ρ̄ = (K − 1)/K · (1/(1 − ρ) + 2√ρ/(1 − √ρ)²), Theorem 1; ∞ at ρ = 1 and K > 1."""
     gap, K = real("rho", rho, least=0, most=1), whole("workers", workers)
     if gap == 1:
         return 0.0 if K == 1 else math.inf
@@ -293,10 +301,17 @@ class Decentralised:
     """The setting of Theorem 1 and its propositions.
 
     Args:
-        workers: K. batch: B. rounds: T, of all workers together. smoothness: L.
-        gap: F(w⁰) − F*. example_variance: ς². worker_variance: v².
-        dimension: d. sigma: σ on the *sum* of B gradients, as Algorithm 1 adds it.
-        rho: of the mixing, as ``Mixing.second_eigenvalue()`` has it. tau: :func:`staleness`.
+        workers: K.
+        batch: B.
+        rounds: T, of all workers together.
+        smoothness: L.
+        gap: F(w⁰) − F*.
+        example_variance: ς².
+        worker_variance: v².
+        dimension: d.
+        sigma: σ on the *sum* of B gradients, as in Algorithm 1.
+        rho: ρ of the mixing, as of ``Mixing.second_eigenvalue()``.
+        tau: τ, see :func:`staleness`.
     """
 
     workers: int
@@ -366,10 +381,11 @@ class Decentralised:
 
     @property
     def proposition_1_rounds(self) -> float:
-        """The fewest T for which Proposition 1 is stated.
+        """The least T for which Proposition 1 is stated.
 
-        Its 64τ²/K² should be 64τ⁴/K²: of C_3, ηBLτ²/K = Lτ²/√T has to be small. So long delays
-        with few workers (K = 2, τ = 100) meet it while C_3 is 3.1, and the proof fails.
+        Its 64τ²/K² should be 64τ⁴/K², since the term ηBLτ²/K = Lτ²/√T of C_3 has to be small. Long
+        delays with few workers (K = 2, τ = 100) meet the condition with C_3 = 3.1, where the proof
+        fails.
         """
         K, L, tau, mixed = self.workers, self.smoothness, self.tau, self.mixing
         if math.isinf(mixed):
@@ -390,7 +406,7 @@ class Decentralised:
     def proposition_1(self) -> UtilityBound:
         """Theorem 1 at η = K/(B√T): (2(F(w⁰) − F*) + 2L(ς²/B + 6v² + dσ²/B²))/√T.
 
-        ``proven`` where T is as large as stated *and* Theorem 1's own conditions hold.
+        ``proven`` is finite if T is as large as stated *and* Theorem 1's own conditions hold.
         """
         B = self.batch
         noise = self.dimension * self.sigma**2 / B**2
@@ -411,10 +427,11 @@ def _under(
 def proposition_2_rounds(
     setting: Decentralised, epsilon: float, delta: float, smallest: int, lipschitz: float
 ) -> float:
-    """T of equation (8), at which noise and progress weigh alike.
+    """T of equation (8), at which the terms of noise and of progress are equal.
 
     Args:
-        epsilon, delta: of the paper's Theorem 2. smallest: n, records of the smallest worker.
+        epsilon, delta: those of the paper's Theorem 2.
+        smallest: n, number of records of the smallest worker.
         lipschitz: G.
     """
     reach, room = _reach(setting), _population(setting, epsilon, smallest)
@@ -432,12 +449,12 @@ def adp2sgd_utility(
 ) -> UtilityBound:
     """Proposition 2: Proposition 1 with Theorem 2's noise after T rounds of (8).
 
-    Of α = ln(1/δ)/((1 − μ)ε) + 1 the print drops the 1. And its output is the mean of all models,
-    which has a small gradient by this proof only where F is convex; it holds for one drawn at
-    random. The setting's own σ and T do not count.
+    The printed bound drops the 1 of α = ln(1/δ)/((1 − μ)ε) + 1. Its output is the mean of all
+    models, whose gradient is small by this proof only if F is convex; the bound holds for a model
+    drawn at random. The setting's own σ and T are not used.
 
     Args:
-        split: μ of Theorem 2, in (0, 1); the others as for :func:`proposition_2_rounds`.
+        split: μ of Theorem 2, in (0, 1); the others as of :func:`proposition_2_rounds`.
     """
     mu, tail = real("split", split, above=0, below=1), -math.log(delta)
     B, G = setting.batch, real("lipschitz", lipschitz, above=0)
@@ -461,7 +478,7 @@ def _population(setting: Decentralised, epsilon: float, smallest: int) -> float:
     return setting.workers * whole("smallest", smallest) * real("epsilon", epsilon, above=0)
 
 
-# Private federated learning: what local epochs and clients do.
+# Private federated learning: the effect of local epochs and of the number of clients.
 
 
 def local_degradation(
@@ -473,16 +490,21 @@ def local_degradation(
     parameters: int,
     plain: tuple[float, float] = (0.0, 0.0),
 ) -> float:
-    """E‖θ̃ − θ‖ after E steps with and without noise at most, Theorem 2's bound.
+    """Theorem 2's bound on E‖θ̃ − θ‖, the distance of E local steps with and without noise.
 
-    E(αC + α₁C₁ + (√2 ασC/L) Γ((N+1)/2)/Γ(N/2)). It grows with E, from which the paper takes that
-    E = 1 is best. But a run of T steps has T/E such rounds, and the sum over them does not depend
-    on E at all; and without clipping the comparison's C₁ is infinite. So it is an observation that
-    the paper's figures support, not a theorem about a run.
+    It is E(αC + α₁C₁ + (√2 ασC/L) Γ((N+1)/2)/Γ(N/2)). It increases with E, from which the paper
+    concludes that E = 1 is best. But a run of T steps has T/E such rounds, and the sum over them
+    does not depend on E; and without clipping C₁ is infinite. So the conclusion is an observation
+    that the paper's figures support, not a theorem about a run.
 
     Args:
-        local_steps: E. learning_rate: α. clip_norm: C. noise_multiplier: σ. batch: L.
-        parameters: N. plain: α₁ and C₁ of the run without noise.
+        local_steps: E.
+        learning_rate: α.
+        clip_norm: C.
+        noise_multiplier: σ.
+        batch: L.
+        parameters: N.
+        plain: α₁ and C₁ of the run without noise.
     """
     N = whole("parameters", parameters)
     alpha, C = real("learning_rate", learning_rate, above=0), real("clip_norm", clip_norm, above=0)
@@ -497,7 +519,11 @@ def l_utility(excesses: ArrayLike, l: float) -> float:
     """U_l = P(|R(θ) − R(θ*)| < l), Definition 2, over the models of repeated runs.
 
     Args:
-        excesses: R(θ) − R(θ*), a number a run. l: above 0.
+        excesses: R(θ) − R(θ*) of each run, shape (runs,).
+        l: above 0.
+
+    Raises:
+        ValueError: ``excesses`` has another shape or is empty.
     """
     found = np.abs(np.asarray(excesses, dtype=float))
     if found.ndim != 1 or not found.size:
@@ -506,14 +532,17 @@ def l_utility(excesses: ArrayLike, l: float) -> float:
 
 
 def theorem_3(l: float, clients: int, lipschitz: float, spread: float) -> float:
-    """U_l at least: 1 − σ²β²/(l²k) by Chebyshev, 0 where that is below, Theorem 3.
+    """Theorem 3's lower bound on U_l: max(0, 1 − σ²β²/(l²k)), by Chebyshev.
 
-    It takes every client's model for an independent draw around θ* itself. Models of clients that
-    lack data are not: their mean is off, and no number of clients mends that.
+    It assumes that every client's model is an independent draw with mean θ*. Models of clients with
+    little data have another mean, and more clients do not reduce this bias.
 
     Args:
-        l: of Definition 2. clients: k. lipschitz: β of the loss.
-        spread: σ, root of a client's E‖θ_i − θ*‖²; of noise alone √d times that of a coordinate.
+        l: l of Definition 2.
+        clients: k.
+        lipschitz: β of the loss.
+        spread: σ, the root of a client's E‖θ_i − θ*‖²; for noise alone √d times that of a
+            coordinate.
     """
     size = real("spread", spread, least=0) * real("lipschitz", lipschitz, least=0)
     return max(0.0, 1 - (size / real("l", l, above=0)) ** 2 / whole("clients", clients))

@@ -1,10 +1,10 @@
-"""Privacy of asynchronous decentralised SGD as published, and as it is.
+"""Privacy of asynchronous decentralised SGD: as published, and by exact accounting.
 
 Source: Xu, Zhang and Wang, "A(DP)²SGD", Theorem 2 and Remark 1. The theorem samples each batch
-without replacement, counts every worker's step at the rate B/(K n) — as if nobody saw which worker
-stepped, though its neighbours do — and calibrates to the sensitivity 2G/B of a *mean*, where the
-algorithm adds the noise to a sum. ``as_published`` is the paper's figure with its assumption;
-``exact`` accounts one worker's own steps at its own rate B/n.
+without replacement. It counts every worker's step at the rate B/(K n), as if nobody saw which
+worker stepped, although its neighbours do. And it calibrates to the sensitivity 2G/B of a *mean*,
+while the algorithm adds the noise to a sum. ``as_published`` is the paper's figure with its
+assumption; ``exact`` accounts one worker's own steps at its own rate B/n.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from forethought.values.mechanism import Mechanism, Rounds, WithoutReplacement
 
 @dataclass(frozen=True)
 class AsynchronousTheorem:
-    """Theorem 2 at one μ: σ on the mean gradient, and whether its conditions hold."""
+    """Theorem 2 at one μ: σ on the mean gradient, and its conditions.
+
+    Args:
+        epsilon, delta: the budget.
+        iterations: T, of all workers together.
+        batch: B.
+        workers: K.
+        smallest: n, number of examples of the smallest worker.
+        lipschitz: G, the clipping norm.
+        split: μ in (0, 1).
+    """
 
     epsilon: float
     delta: float
@@ -47,7 +57,7 @@ class AsynchronousTheorem:
 
     @property
     def noise_multiplier(self) -> float:
-        """Forethought's: noise on the sum of B gradients clipped to G, in units of G."""
+        """This library's noise multiplier: on the sum of B gradients clipped to G, over G."""
         return self.sigma * self.batch / self.lipschitz
 
     @property
@@ -79,7 +89,7 @@ class AsynchronousTheorem:
 
     @property
     def mechanism(self) -> Mechanism:
-        """One worker's own steps, all of whose messages an adversary sees: ⌈T/K⌉ at rate B/n."""
+        """One worker's own steps, ⌈T/K⌉ at rate B/n, of which the adversary sees all messages."""
         return self._mechanism(self.smallest, -(-self.iterations // self.workers))
 
     @cached_property
@@ -92,7 +102,7 @@ class AsynchronousTheorem:
         return Mechanism(Rounds(self.noise_multiplier, rounds, sampling), adjacency="replace-one")
 
     def prefix_epsilon(self, iteration: int) -> float:
-        """Remark 1's √(t/T) ε after ``iteration`` steps: a rule of thumb, not a guarantee.
+        """Remark 1's √(t/T) ε after ``iteration`` steps: an approximation, no guarantee.
 
         ``mechanism.first(rounds)`` has the certified ε of every prefix.
         """
@@ -113,12 +123,16 @@ def theorem_2(
     """Theorem 2 at the μ in (0, 1) with the least noise among those that satisfy it.
 
     Args:
-        epsilon, delta: the budget. iterations: T, of all workers together. batch: B.
-        workers: K. smallest: n, examples of the smallest worker. lipschitz: G, the clipping norm.
+        epsilon, delta: the budget.
+        iterations: T, of all workers together.
+        batch: B, at most n.
+        workers: K.
+        smallest: n, number of examples of the smallest worker.
+        lipschitz: G, the clipping norm.
 
     Returns:
-        The best admissible case, or, where no μ is admissible, the least noise with its failing
-        conditions.
+        The best admissible case; if no μ is admissible, the case with the least noise and its
+        failing conditions.
     """
     eps, tail = real("epsilon", epsilon, above=0), real("delta", delta, above=0, below=1)
     T, K, n = (

@@ -1,7 +1,7 @@
-"""The five papers as data: claims, errors, tables printed beside ours, and every item's fate.
+"""The five papers as data: claims, errors, tables beside our results, and a verdict on each item.
 
-``papers.toml`` beside this file is written by hand; ``tables.json`` is made from the rows that the
-repository's experiments have committed (``python tools/papers.py``).
+``papers.toml`` beside this file is written by hand; ``tables.json`` is made from the committed
+results of the repository's experiments (``python tools/papers.py``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ Verdict = Literal["works", "corrected", "left out"]
 
 @dataclass(frozen=True)
 class Item:
-    """One thing of a paper.
+    """One item of a paper.
 
     Args:
-        what: algorithm, statement, parameter, figure or table. verdict: what became of it.
-        where: ``module:name`` below forethought, or a command in backquotes. note: why, or how far.
+        what: the algorithm, statement, parameter, figure or table.
+        verdict: "works", "corrected" or "left out".
+        where: ``module:name`` below forethought, or a command in backquotes.
+        note: the reason, or the extent.
     """
 
     what: str
@@ -33,12 +35,14 @@ class Item:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A printed table beside ours.
+    """A printed table beside our results.
 
     Args:
-        number: its number. command: what prints ours again. text: Markdown.
-        source: the committed file that it was taken from. start: the line or the rows it was
-            taken by.
+        number: number of the table.
+        command: the command that prints our results again.
+        text: the table in Markdown.
+        source: the committed file from which it was taken.
+        start: the line or the rows at which it was found in ``source``.
     """
 
     number: str
@@ -53,9 +57,12 @@ class Paper:
     """One paper.
 
     Args:
-        name: its number. title: its title. page: of the documentation, about what it became.
-        claims: in a sentence. wrong: where it is wrong or loose, and by how much.
-        tables, items: all of them.
+        name: number of the paper.
+        title: title of the paper.
+        page: the page of the documentation about it.
+        claims: its claims in a sentence.
+        wrong: where it is wrong or loose, and by how much.
+        tables, items: all its tables and items.
     """
 
     name: str
@@ -70,7 +77,7 @@ class Paper:
         """A table by its number.
 
         Raises:
-            ValueError: no such table is committed.
+            ValueError: there is no such table.
         """
         for found in self.tables:
             if found.number == number:
@@ -106,7 +113,7 @@ def paper(name: str) -> Paper:
     """A paper by its number.
 
     Raises:
-        ValueError: no such paper.
+        ValueError: there is no such paper.
     """
     found = papers()
     if name not in found:

@@ -1,18 +1,18 @@
 """An adversary who knows which rounds, and which groups in them, hold the differing records.
 
 Source: van Dijk et al., "Generalizing DP-SGD with Shuffling and Batch Clipping". Given that
-knowledge a run is Gaussian with μ = c/σ, so what the mechanism promises is the mixture over the
+knowledge a run is Gaussian with μ = c/σ, so the mechanism's profile is the mixture over the
 distribution q_E(c): δ(ε) = Σ_c q_E(c) δ_Gauss(ε; c/σ) (Definition 5.2), computed here with the
-exact q_E. The paper's closed bounds stand beside it in :meth:`StrongAdversary.paper_bounds`, each
-marked as reproduced or refuted.
+exact q_E. :meth:`StrongAdversary.paper_bounds` has the paper's closed bounds, each marked as
+reproduced or refuted.
 
 **Noise.** The paper adds N(0, (2Cσ)²) to a round's sum, forethought N(0, (σC)²):
 ``noise_multiplier`` is twice the paper's σ, which is ``paper_sigma``.
 
-Knowing the rounds costs all amplification by sampling. Where the ordinary analysis exists, i.e.
-for every sampling scheme but shuffling, :func:`forethought.epsilon` gives a far smaller ε.
+Against this adversary there is no amplification by sampling. Where the ordinary analysis exists,
+i.e. for every sampling scheme but shuffling, :func:`forethought.epsilon` gives a far smaller ε.
 
-**How often g differing records are met: the exact distribution q_E(c) of the strong adversary.**
+**The number of hits by g differing records: the exact distribution q_E(c).**
 
 A round works on m groups of s records each and counts the groups L that hold a differing record;
 c² is the sum of L² over all rounds of E epochs. Definition 5.1 of van Dijk et al., "Generalizing
@@ -51,7 +51,7 @@ CUT = 1e-19
 
 @dataclass(frozen=True)
 class SquaredHits:
-    """P(c² = ``squares[i]``) = ``weights[i]``; at most ``missing`` lies elsewhere."""
+    """The law of c²: P(c² = ``squares[i]``) = ``weights[i]``, and at most ``missing`` elsewhere."""
 
     squares: Array
     weights: Array
@@ -99,17 +99,17 @@ def _cut(squares: Array, weights: Array, missing: float) -> SquaredHits:
 
 
 def binomial(trials: int, chance: float) -> SquaredHits:
-    """c² when each of ``trials`` rounds is hit once with probability ``chance``."""
+    """The law of c² if each of ``trials`` rounds is hit once with probability ``chance``."""
     if chance <= 0 or chance >= 1:
         return SquaredHits(np.array([float(trials if chance >= 1 else 0)]), np.ones(1), 0.0)
-    # 20 standard deviations and 60 hits hold all but 1e-20 (Bernstein's inequality).
+    # All but 1e-20 lies within 20 standard deviations and 60 hits (Bernstein's inequality).
     mean, spread = trials * chance, math.sqrt(trials * chance * (1 - chance))
     first = max(0, math.floor(mean - 20 * spread - 60))
     last = min(trials, math.ceil(mean + 20 * spread + 60))
     k = np.arange(first, last + 1, dtype=float)
     log_choose = gammaln(trials + 1) - gammaln(k + 1) - gammaln(trials - k + 1)
     weights = np.exp(log_choose + k * math.log(chance) + (trials - k) * math.log1p(-chance))
-    # The logarithms of factorials are good to 1e-16 of their size; their sum is known to be 1.
+    # Logarithms of factorials have a relative error of 1e-16; the weights are normalised to 1.
     return _cut(k, weights / np.sum(weights), 1e-20)
 
 
@@ -131,10 +131,10 @@ def hypergeometric(population: int, marked: int, drawn: int) -> Array:
 
 
 def occupied(boxes: int, size: int, balls: int) -> Array:
-    """Row t: P(j boxes occupied), when t ≤ ``balls`` balls take distinct places at random.
+    """Row t: P(j boxes are occupied) if t ≤ ``balls`` balls take distinct places at random.
 
-    Each of the ``boxes`` has ``size`` places. A ball more opens a new box with probability
-    (boxes − j)·size/(places left): a chain of positive terms, unlike inclusion and exclusion.
+    Each of the ``boxes`` has ``size`` places. One more ball opens a new box with probability
+    (boxes − j)·size/(places left). All terms are positive, unlike those of inclusion and exclusion.
     Shape (balls + 1, min(boxes, balls) + 1).
     """
     most = min(boxes, balls)
@@ -151,13 +151,13 @@ def occupied(boxes: int, size: int, balls: int) -> Array:
 
 
 def round_hits(examples: int, groups: int, size: int, marked: int) -> Array:
-    """P(L = k groups hit) when a round draws ``groups``·``size`` of ``examples`` records."""
+    """P(L = k groups are hit) if a round draws ``groups``·``size`` of ``examples`` records."""
     drawn = hypergeometric(examples, marked, groups * size)
     return np.asarray(drawn @ occupied(groups, size, len(drawn) - 1))
 
 
 def subsampled(examples: int, groups: int, size: int, marked: int, rounds: int) -> SquaredHits:
-    """c² over ``rounds`` rounds, each a fresh draw without replacement."""
+    """The law of c² over ``rounds`` rounds, each a fresh draw without replacement."""
     hits = round_hits(examples, groups, size, marked)
     if len(hits) == 2:
         return binomial(rounds, float(hits[1]))
@@ -170,8 +170,10 @@ def subsampled(examples: int, groups: int, size: int, marked: int, rounds: int) 
 
 
 def _power(hits: Array, rounds: int) -> SquaredHits | None:
-    """(Σ_k p_k z^{k²})^rounds by Miller's recurrence, up to a Chernoff bound of its tail; None
-    where the recurrence would subtract, which squaring does not."""
+    """(Σ_k p_k z^{k²})^rounds by Miller's recurrence, up to a Chernoff bound of its tail.
+
+    None if the recurrence would have negative terms, which repeated squaring does not have.
+    """
     k = np.arange(1, len(hits), dtype=float)
     p = hits[1:]
     last = _chernoff_end(k**2, p, rounds)
@@ -191,12 +193,12 @@ def _power(hits: Array, rounds: int) -> SquaredHits | None:
             log_scale += 250 * math.log(10)
     with np.errstate(divide="ignore"):
         weights = np.exp(np.log(weights) + log_scale)
-    # The recurrence keeps relative accuracy up to a common factor: p_0^rounds loses digits.
+    # The recurrence keeps relative accuracy up to the common factor p_0^rounds, which loses digits.
     return _cut(np.arange(last + 1, dtype=float), weights / np.sum(weights), 1e-20)
 
 
 def _chernoff_end(squares: Array, p: Array, rounds: int) -> int:
-    """n with P(c² > n) ≤ 1e-20, by the best exponential moment on a grid."""
+    """An n with P(c² > n) ≤ 1e-20, by the best exponential moment on a grid."""
     best = math.inf
     for tilt in np.geomspace(1e-4, 50.0, 200) / squares[-1]:
         log_moment = rounds * math.log1p(float(p @ np.expm1(tilt * squares)))
@@ -205,7 +207,7 @@ def _chernoff_end(squares: Array, p: Array, rounds: int) -> int:
 
 
 def shuffled_epoch(examples: int, groups: int, size: int, marked: int) -> SquaredHits:
-    """c² of one epoch: a permutation cut into rounds of ``groups``·``size``, the last one short."""
+    """The law of c² of an epoch: a permutation in rounds of ``groups``·``size``, the last short."""
     per_round = groups * size
     rounds, short = divmod(examples, per_round)
     in_short = hypergeometric(examples, marked, short) if short else np.ones(1)
@@ -220,14 +222,14 @@ def shuffled_epoch(examples: int, groups: int, size: int, marked: int) -> Square
                 total[k * k : k * k + len(full)] += chance * share * full
     squares = np.arange(len(total), dtype=float)
     kept = total > 0
-    # Where very uneven occupancies were cut, what is short of 1 is their probability.
+    # If very uneven occupancies were cut, the total lacks their probability.
     cut = by_boxes.shape[1] - 1 < _most_squares(rounds, groups, by_balls.shape[1] - 1)
     missing = max(0.0, 1 - float(np.sum(total))) + 1e-14 if cut else 0.0
     return SquaredHits(squares[kept], total[kept], missing)
 
 
 def _last_round(records: int, size: int, marked: int) -> Array:
-    """P(k groups hit) in a short round: groups of ``size`` and one with what is left over."""
+    """P(k groups are hit) in a short round: groups of ``size``, and one group of the rest."""
     whole_groups, rest = divmod(records, size)
     in_rest = hypergeometric(records, marked, rest) if rest else np.ones(1)
     full = occupied(whole_groups, size, marked) if whole_groups else np.ones((marked + 1, 1))
@@ -240,13 +242,13 @@ def _last_round(records: int, size: int, marked: int) -> Array:
 
 
 def _squares_of_boxes(rounds: int, groups: int, most: int) -> Array:
-    """Row j: P(Σ L_b² = n) when j of the rounds·groups boxes are hit, all choices alike.
+    """Row j: P(Σ L_b² = n) if j of the rounds·groups boxes are hit, all choices equally likely.
 
-    The coefficient of y^j in (Σ_k C(groups, k) y^k z^{k(k−1)/2})^rounds, where Σ L² = j + 2·(the
-    exponent of z). Weighted by a binomial chance so that no coefficient overflows.
+    It is the coefficient of y^j in (Σ_k C(groups, k) y^k z^{k(k−1)/2})^rounds, where Σ L² = j +
+    2·(the exponent of z). Binomial weights keep the coefficients from overflow.
     """
     pairs = _most_pairs(rounds, groups, most)
-    # Very uneven occupancies of large groups of records are too rare to matter; cut, and charged.
+    # Very uneven occupancies of large groups of records are negligible: they are cut and charged.
     expected = most * (most - 1) / 2 * (groups - 1) / max(1, rounds * groups - 1)
     width = min(pairs, math.ceil(100 + 3 * expected + 10 * math.sqrt(expected))) + 1
     chance = min(0.5, most / (rounds * groups)) if most else 0.5
@@ -255,7 +257,7 @@ def _squares_of_boxes(rounds: int, groups: int, most: int) -> Array:
     one = np.exp(log_choose + k * math.log(chance) + (groups - k) * math.log1p(-chance))
     power = _miller_rows if rounds >= most else _squared_rows
     table = power(one, rounds, most, width)
-    # At z = 1 nothing is cut: by the same arithmetic, what each row would sum to.
+    # At z = 1 nothing is cut: the totals of all rows by the same arithmetic.
     totals = power(one, rounds, most, 0)[:, 0]
     result = np.zeros((most + 1, most + 2 * (width - 1) + 1))
     for row in range(most + 1):
@@ -278,12 +280,12 @@ def _most_pairs(rounds: int, groups: int, hit: int) -> int:
 
 
 def _miller_rows(one: Array, rounds: int, most: int, width: int) -> Array:
-    """Coefficients of a power of Σ a_k y^k z^{k(k−1)/2}: positive terms while rounds ≥ most.
+    """Coefficients of a power of Σ a_k y^k z^{k(k−1)/2}; all terms are positive if rounds ≥ most.
 
-    ``width`` powers of z are kept; 0 puts z = 1 and returns a single column.
+    ``width`` powers of z are kept; 0 sets z = 1 and returns a single column.
     """
     rows = np.zeros((most + 1, max(1, width)))
-    # Normalised row by row through its first coefficient; the common factor cancels later.
+    # The first coefficient is a common factor, which cancels later.
     rows[0, 0] = math.exp(rounds * math.log(one[0])) if rounds * math.log(one[0]) > -700 else 1e-300
     for n in range(1, most + 1):
         for k in range(1, min(n, len(one) - 1) + 1):
@@ -312,17 +314,18 @@ def _squared_rows(one: Array, rounds: int, most: int, width: int) -> Array:
 
 Draw = Literal["shuffling", "subsampling"]
 
-# Relative accuracy of the weights q_E(c): logarithms of factorials are good to 1e-16 of their size.
+# Relative accuracy of the weights q_E(c), by that of logarithms of factorials.
 WEIGHTS = 1e-11
 
 
 @dataclass(frozen=True)
 class KnownHits:
-    """A run whose attacker knows how often it was hit: δ(ε) = Σ P(c²) δ_Gauss(ε; c·shift).
+    """A run whose attacker knows the number of hits: δ(ε) = Σ P(c²) δ_Gauss(ε; c·shift).
 
     Args:
         hits: the distribution of c², the sum over the rounds of squared hits.
-        shift: how far one hit moves a round's sum, in standard deviations of its noise.
+        shift: the distance by which one hit moves a round's sum, in standard deviations of its
+            noise.
     """
 
     hits: SquaredHits
@@ -330,7 +333,7 @@ class KnownHits:
 
     @cached_property
     def mixture(self) -> tuple[Array, Array]:
-        """Weights, and the μ of each Gaussian."""
+        """The weights and the μ of the Gaussians, both of shape (n,)."""
         return self.hits.weights, np.sqrt(self.hits.squares) * self.shift
 
     def delta(self, epsilon: float) -> Interval:
@@ -343,7 +346,7 @@ class KnownHits:
         return Interval(below, upper)
 
     def epsilon(self, delta: float) -> Interval:
-        """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""
+        """ε at δ in (0, 1); the upper end is ∞ if δ is at most the mass that was cut from q_E."""
         target = real("delta", delta, above=0, below=1)
 
         def profile(epsilon: float, end: int) -> float:
@@ -355,20 +358,21 @@ class KnownHits:
 
     @staticmethod
     def of_rounds(rounds: mechanism.Rounds, adjacency: mechanism.Adjacency) -> KnownHits:
-        """One record and clipped examples: every round, and every rate, as it is.
+        """The known hits of one record in rounds of clipped examples.
 
-        Given which batches hold the record, sampling without replacement moves by 2 under
+        In a batch that holds the record, sampling without replacement moves the sum by 2 under
         add-or-remove and replace-one, where another record takes its place, and by 1 under
-        zero-out; Poisson sampling and shuffling by 2 under replace-one and else by 1.
+        zero-out; Poisson sampling and shuffling move it by 2 under replace-one and otherwise by 1.
 
         Raises:
-            UnsupportedMechanismError: group clipping, full batches, or no bound at all.
+            UnsupportedMechanismError: group clipping, full batches, a sampling that may draw a
+                record twice in a round, or no known sensitivity.
         """
         if rounds.clipping != "example":
             raise mechanism.UnsupportedMechanismError(
                 "for groups, see forethought.papers.strong_adversary.StrongAdversary"
             )
-        rounds.sensitivity(adjacency)  # refuses what has none
+        rounds.sensitivity(adjacency)  # raises if there is none
         sampling = rounds.sampling
         if sampling.most(1) > 1:
             raise mechanism.UnsupportedMechanismError(
@@ -391,7 +395,7 @@ class KnownHits:
 
 
 def _chance(hits: mechanism.Law) -> float:
-    """Of one record to be in its turn's batch."""
+    """The probability that one record is in the batch of its turn."""
     match hits:
         case mechanism.Binomial(chance=chance):
             return chance
@@ -403,22 +407,24 @@ def _chance(hits: mechanism.Law) -> float:
 
 @dataclass(frozen=True)
 class StrongAdversary:
-    """One run of ``epochs`` epochs, seen by someone who knows how the batches were dealt.
+    """A run of ``epochs`` epochs against an adversary who knows the composition of the batches.
 
     Args:
-        examples: N. epochs: E.
-        noise_multiplier: forethought's, twice the paper's σ.
-        groups: m, contributions per round. group_size: s, records that one contribution is
-            computed from: 1 is individual clipping; m = 1 is batch clipping; else mixed.
-        sampling: ``"shuffling"`` deals a fresh permutation every epoch, the last round short when
+        examples: N.
+        epochs: E.
+        noise_multiplier: that of this library, twice the paper's σ.
+        groups: m, number of contributions per round.
+        group_size: s, number of records of one contribution: s = 1 is individual clipping, m = 1 is
+            batch clipping, otherwise mixed.
+        sampling: ``"shuffling"`` draws a fresh permutation every epoch, with a short last round if
             m·s does not divide N; ``"subsampling"`` draws every round anew, without replacement.
-        group: g, records in which the data sets differ.
-        adjacency: ``"replace-one"`` is the paper's: g records exchanged. ``"zero-out"`` halves
-            the shift of an individually clipped record.
+        group: g, number of records in which the data sets differ.
+        adjacency: ``"replace-one"`` is the paper's: g records replaced. ``"zero-out"`` halves the
+            shift of an individually clipped record.
 
     Raises:
         UnsupportedMechanismError: adjacency ``"add-or-remove"``, which moves every later batch.
-        ValueError: sizes that do not fit together.
+        TypeError, ValueError: arguments out of range or that do not fit together.
     """
 
     examples: int
@@ -467,8 +473,10 @@ class StrongAdversary:
 
     @property
     def shift(self) -> float:
-        """The distance that one hit moves a round's sum, in units of its noise: 1/σ of the
-        paper."""
+        """The distance by which one hit moves a round's sum, in units of its noise.
+
+        It is 1/σ of the paper; half of that for individual clipping under zero-out.
+        """
         alone = self.group_size == 1 and self.adjacency == "zero-out"
         return (1.0 if alone else 2.0) / self.noise_multiplier
 
@@ -482,7 +490,7 @@ class StrongAdversary:
 
     @cached_property
     def known(self) -> KnownHits:
-        """The mixture over q_E, as a curve."""
+        """The mixture over q_E, with its δ(ε) and ε(δ)."""
         return KnownHits(self.hits, self.shift)
 
     def delta(self, epsilon: float) -> Interval:
@@ -490,17 +498,17 @@ class StrongAdversary:
         return self.known.delta(epsilon)
 
     def epsilon(self, delta: float) -> Interval:
-        """ε at δ: infinite at the upper end where δ is below what was cut from q_E."""
+        """ε at δ in (0, 1); the upper end is ∞ if δ is at most the mass that was cut from q_E."""
         return self.known.epsilon(delta)
 
     def tradeoff(self) -> TradeOff:
-        """The trade-off function of Definition 5.2: what the mechanism promises, exactly."""
+        """The exact trade-off function of Definition 5.2."""
         weights, mus = self.known.mixture
         if self.hits.missing > 0:
-            # Leave what was cut to disclosure: below the true function.
+            # The cut mass counts as disclosed, which gives a lower bound.
             weights = weights * (1 - self.hits.missing)
         curve = gaussian_mixture(weights / max(1.0, float(np.sum(weights))), mus)
-        # Every hit at once, in the fewest rounds: no outcome is worse than this Gaussian.
+        # The worst case, all hits in the fewest rounds, is this Gaussian.
         each = min(self.groups, self.group)
         most = each * (self.epochs * self.group)
         if self.sampling == "subsampling":
@@ -508,7 +516,7 @@ class StrongAdversary:
         return replace(curve, floor=math.sqrt(most) * self.shift)
 
     def paper_bounds(self) -> tuple[PaperBound, ...]:
-        """The rows of Table 1, Theorems E.1 and F.1 that speak of this setting, judged."""
+        """The claims of Table 1 and Theorems E.1 and F.1 for this setting, with verdicts."""
         claims = _subsampling(self) if self.sampling == "subsampling" else _shuffling(self)
         return tuple(claim.judged(self) for claim in claims)
 
@@ -517,9 +525,14 @@ class StrongAdversary:
 class PaperBound:
     """A published bound beside the exact function.
 
-    ``kind``: ``"guarantee"`` claims to lie on or below the exact trade-off function, ``"limit"``
-    on or above it. ``verdict`` is ``"reproduced"`` or ``"refuted"``; a refuted one names an
-    ``epsilon`` at which the claimed δ is farthest on the wrong side of the exact δ.
+    Attributes:
+        name: theorem and case.
+        kind: a ``"guarantee"`` claims to lie on or below the exact trade-off function, a
+            ``"limit"`` on or above it.
+        curve: the claimed trade-off function.
+        verdict: ``"reproduced"`` or ``"refuted"``; ``"unjudged"`` before :meth:`judged`.
+        epsilon, claimed_delta, exact_delta: for a refuted claim the ε at which the claimed δ is
+            farthest on the wrong side of the exact δ, and both δ; otherwise NaN.
     """
 
     name: str
@@ -531,7 +544,7 @@ class PaperBound:
     exact_delta: float = math.nan
 
     def judged(self, adversary: StrongAdversary) -> PaperBound:
-        """This claim against the exact δ(ε), on a grid of ε where δ is above 1e-12."""
+        """Compare the claim with the exact δ(ε), on a grid of ε where δ is above 1e-12."""
         reach = max(1e-3, adversary.epsilon(1e-12).lower)
         worst, seen = 0.0, (math.nan, math.nan, math.nan)
         for epsilon in reach * np.linspace(0, 1, 65) ** 2:
@@ -560,7 +573,7 @@ def _subsampling(run: StrongAdversary) -> list[PaperBound]:
         mean = run.examples / run.group_size * hit * E
         claims += _hoeffding("Theorem E.1, batch clipping (Lemma E.5)", mean, sigma)
     if run.group_size == 1 and run.examples > g + run.groups:
-        # γ > 0 is free; 1 is what makes the tail e^(−gE).
+        # γ > 0 may be chosen; γ = 1 gives the tail e^(−gE).
         beta = math.exp(run.examples / (run.examples - g - run.groups)) + 1
         mu = math.sqrt(beta * min(run.groups, g) * g * E) / sigma
         curve = lower_envelope(math.exp(-g * E), mu)
@@ -615,7 +628,7 @@ def _shuffling(run: StrongAdversary) -> list[PaperBound]:
 def paper_occupancy(rounds: int, group: int) -> SquaredHits:
     """Theorem F.1's printed q_j = C(R, j) C(g − 1, j − 1)/C(R − 1 + g, g), c² = j, as published.
 
-    It counts occupancy vectors as equally likely; a permutation makes them otherwise. See
+    It takes occupancy vectors as equally likely, which they are not for a permutation. See
     :func:`forethought.papers.strong_adversary.shuffled_epoch` for the true distribution.
     """
     R, g = whole("rounds", rounds), whole("group", group)

@@ -1,6 +1,6 @@
-"""Counts, sums, means, histograms, quantiles, survival curves and AUC, planned and paid for.
+"""Private counts, sums, means, histograms, quantiles, survival curves and AUC.
 
-:func:`request` plans, :meth:`Request.release` releases; :func:`release` does both.
+:func:`request` plans a release, :meth:`Request.release` makes it; :func:`release` does both.
 """
 
 from forethought.statistics.curves import AUC as AUC

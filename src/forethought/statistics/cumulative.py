@@ -1,4 +1,4 @@
-"""Counts along an axis, released so that every sum of neighbouring ones is known well.
+"""Private counts along an axis, with little noise on every sum of neighbouring counts.
 
 Noise on each of m counts adds up in their running sums: the last one has √m times as much. Instead
 C·h is released, h the counts and C the lower triangular Toeplitz matrix with C·C = A, the matrix
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 Array = NDArray[np.float64]
-# The first coefficient: others are rounded to whole numbers beside it.
+# The first coefficient; the others are scaled by it and rounded to whole numbers.
 UNIT = 1 << 12
-# Running sums of so many: beyond, C·h of a billion records could leave the exact doubles.
+# Most counts along an axis: with more, C·h of a billion records could exceed 2⁵³.
 MOST_BINS = 4096
 
 
@@ -40,14 +40,14 @@ def coefficients(bins: int) -> NDArray[np.int64]:
 
 @cache
 def norm(bins: int) -> float:
-    """The distance that one record moves C·h, rounded up."""
+    """The distance (L2 norm) by which one record moves C·h, rounded up."""
     square = sum(int(one) ** 2 for one in coefficients(bins))
     return math.nextafter(math.sqrt(square), math.inf)
 
 
 @cache
 def inverse(bins: int) -> Array:
-    """The first column of C⁻¹, by the recursion of a power series."""
+    """The first column of C⁻¹, shape (bins,), by the recursion of a power series."""
     column = coefficients(bins).astype(np.float64)
     found = np.zeros(bins)
     found[0] = 1 / column[0]
@@ -67,14 +67,14 @@ def encoded(counts: NDArray[Any]) -> Array:
 
 
 def decoded(noised: Array) -> Array:
-    """Counts again, from C·h with noise; shape (bins,)."""
+    """Counts with noise, from C·h with noise; shape (bins,)."""
     bins = len(noised)
     return np.asarray(np.convolve(noised, inverse(bins))[:bins], dtype=np.float64)
 
 
 @cache
 def _matrix(bins: int) -> Array:
-    """A·C⁻¹: from noise on C·h to noise on the running sums."""
+    """A·C⁻¹, which maps noise on C·h to noise on the running sums; shape (bins, bins)."""
     running = np.cumsum(inverse(bins))
     rows = np.zeros((bins, bins))
     for place in range(bins):
@@ -84,11 +84,11 @@ def _matrix(bins: int) -> Array:
 
 @cache
 def noise_of_sums(bins: int, share: float | None) -> Array:
-    """Standard deviation of each running sum against a share of the total, in that of C·h.
+    """Standard deviation of each running sum less a share of the total, in units of C·h's noise.
 
     Args:
-        share: of the last sum, noise and all. None: the total is known, and sums are those of
-            :func:`settled`.
+        share: the share of the last sum (with its noise) that is subtracted. None: the total is
+            known, and the sums are those of :func:`settled`.
 
     Returns:
         Shape (bins,).
@@ -103,10 +103,11 @@ def noise_of_sums(bins: int, share: float | None) -> Array:
 
 
 def settled(counts: Sequence[Array], total: float) -> list[Array]:
-    """Counts of which all together are so many: the best guess, given what noise does to them.
+    """Counts corrected so that they add up to ``total``: the best estimate given the noise's law.
 
     Args:
-        counts: one or several axes, each with noise of one strength on its C·h.
+        counts: counts of one or several axes; all have noise of the same size on C·h.
+        total: the known total number.
     """
     shares = [np.diff(_matrix(len(part)) @ _matrix(len(part))[-1], prepend=0.0) for part in counts]
     off = sum(float(part.sum()) for part in counts) - total
@@ -115,6 +116,6 @@ def settled(counts: Sequence[Array], total: float) -> list[Array]:
 
 
 def rising(counts: Array) -> Array:
-    """The nearest counts, none of them negative: running sums as close as such ones can be."""
+    """The nonnegative counts whose running sums are nearest to those of ``counts``."""
     sums = isotonic_regression(np.cumsum(counts)).x.clip(min=0)
     return np.diff(sums, prepend=0.0)

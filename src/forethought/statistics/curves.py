@@ -1,4 +1,4 @@
-"""Quantiles, survival curves and AUC: all of them from running sums of fine histograms."""
+"""Quantiles, survival curves and AUC, computed from private running sums of fine histograms."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from forethought.statistics.table import TableRows
 from forethought.values.checks import real, whole
 from forethought.values.mechanism import Adjacency
 
-# Times that a curve or an AUC is computed anew with other noise, to see how far it strays.
+# Number of simulations with fresh noise, for the intervals of a curve or an AUC.
 _REPEATS = 400
-# A survival curve is stated where the number at risk is so many times its noise.
+# A survival curve is stated only while the number at risk is at least this many times its noise.
 _WELL_KNOWN = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OfSums(kinds.Statistic):
-    """A statistic of running sums along one or several axes: each record is in one count of one."""
+    """A statistic of running sums along some axes; each record is in one count of one axis."""
 
     @property
     @abstractmethod
     def axes(self) -> tuple[int, ...]:
-        """The number of counts along each."""
+        """The number of counts along each axis."""
 
     @property
     def size(self) -> int:
         return sum(self.axes)
 
     def reach(self, adjacency: Adjacency) -> float:
-        # Columns of C have no negative number: two of them are at most √2 norms apart.
+        # Columns of C are nonnegative, so two of them are at most √2 norms apart.
         return cumulative.norm(max(self.axes)) * (
             math.sqrt(2) if adjacency == "replace-one" else 1.0
         )
 
     def counts(self, noised: kinds.Array, examples: int) -> kinds.Array:
-        """Counts along all axes, from a tally with noise."""
+        """Estimated counts along all axes, from a tally with noise; shape (size,)."""
         parts = [cumulative.decoded(part) for part in self.split(noised)]
         return np.concatenate(cumulative.settled(parts, examples) if self.all_count else parts)
 
     def split(self, values: kinds.Array) -> list[kinds.Array]:
-        """Those of each axis."""
+        """The values of each axis."""
         return np.split(values, np.cumsum(self.axes)[:-1])
 
     def rising(self, counts: kinds.Array) -> kinds.Array:
-        """The nearest counts without negative ones, axis by axis."""
+        """The nearest nonnegative counts, separately for each axis."""
         return np.concatenate([cumulative.rising(part) for part in self.split(counts)])
 
     def strayed(
         self, computed: Callable[[kinds.Array], kinds.Array], counts: kinds.Array, std: float
     ) -> tuple[kinds.Array, kinds.Array]:
-        """Distances that results stray with other noise, and with other records besides.
+        """Simulated errors of results: by fresh noise, and by fresh noise and fresh records.
 
-        Post-processing: counts are as they were released, and nothing here touches the records, so
-        that the random numbers need not be secret.
+        This is post-processing: it uses the released counts and no records, so the random numbers
+        need not be secret.
 
         Returns:
             Two arrays of shape (repeats, numbers).
@@ -78,11 +78,13 @@ class _OfSums(kinds.Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(_OfSums, kinds.OfRange):
-    """Numbers below which given shares of a column lie, from running sums of a fine histogram.
+    """Quantiles of a column, from running sums of a fine histogram.
 
     Args:
-        column: of numbers. range: lowest and highest, declared.
-        at: the shares. bins: of equal width, in which numbers are told apart.
+        column: a column of numbers.
+        range: lowest and highest number, declared.
+        at: the shares of records below, each in [0, 1].
+        bins: number of bins of equal width; they are the resolution of the quantiles.
     """
 
     at: Any = (0.25, 0.5, 0.75)
@@ -147,18 +149,19 @@ class Survival(_OfSums):
     """The Kaplan–Meier curve on a declared grid of times.
 
     Events and censored records are counted in equal steps of time, each record in one count, and
-    released as running sums. A step's hazard is its events over those at risk when it begins, less
-    half of those censored in it. Where fewer are at risk than :attr:`at_risk` the curve is not
-    stated and keeps its last value.
+    released as running sums. A step's hazard is its number of events over the number at risk at its
+    beginning, less half of the number censored in it. If fewer than :attr:`at_risk` are at risk,
+    the curve is not stated and keeps its last value.
 
-    Its expected error is that of made-up records with exponential times, of which 40 % have an
-    event, up to where a tenth is at risk.
+    Its expected error is that of synthetic records with exponential times, of which 40 % have an
+    event, up to the time when a tenth is at risk.
 
     Args:
-        time: column of the time of the event or of the last sight. Below 0 counts as 0.
-        event: column that says whether the event happened. happened: its word for that.
-        until: the last time of the grid; whoever is under observation longer counts as censored
-            behind it. steps: of the grid.
+        time: column of the time of the event or of the last observation; below 0 counts as 0.
+        event: column that tells if the event happened.
+        happened: the word in ``event`` for an event.
+        until: the last time of the grid; records with a later time count as censored after it.
+        steps: number of steps of the grid.
     """
 
     time: str = "time"
@@ -202,7 +205,7 @@ class Survival(_OfSums):
         return np.concatenate([cumulative.encoded(events), cumulative.encoded(censored)])
 
     def at_risk(self, std: float) -> float:
-        """The number at risk below which the curve is not stated: many times its noise."""
+        """The number at risk below which the curve is not stated: 8 times its noise."""
         return _WELL_KNOWN * std * float(cumulative.noise_of_sums(self.steps, 0.0)[-1])
 
     def estimates(
@@ -227,33 +230,37 @@ class Survival(_OfSums):
         return float(np.quantile(np.abs(draws[0]).max(axis=1), 0.95))
 
     def _curve(self, counts: kinds.Array, least: float = 1.0) -> tuple[kinds.Array, int]:
-        """Survival at the end of each step, and the last step that is known well."""
+        """Survival at the end of each step, and the last step with more than ``least`` at risk."""
         events, censored = self.split(counts)
         risk = events.sum() + censored.sum() - np.cumsum(events) - np.cumsum(censored[:-1])
         risk += events + censored[:-1] / 2
         known = np.minimum.accumulate(risk) > least
         last = int(known.sum()) - 1
         hazard = np.where(known, events / np.maximum(risk, 1.0), 0.0)
-        # Noise makes hazards of either sign, which cancel in the sum; then the nearest curve that
-        # falls. Cutting each at 0 would bend the curve down.
+        # Noisy hazards have either sign and cancel in the sum; then the nearest decreasing curve is
+        # taken. Clipping each hazard at 0 would bias the curve downwards.
         logs = np.cumsum(np.log1p(-hazard.clip(-0.5, 1 - 1e-9)))
         return np.exp(-isotonic_regression(-logs).x.clip(min=0)), last
 
 
 @dataclass(frozen=True, kw_only=True)
 class AUC(_OfSums):
-    """The area under the ROC curve: how often a positive record's score is above a negative one's.
+    """The area under the ROC curve.
 
-    Scores of each class are counted in bins of equal width, each record in one count, and released
-    as running sums; two scores in one bin count as half, and how much that can matter at most is in
-    the intervals.
+    It is the share of pairs of a positive and a negative record in which the positive one has the
+    higher score. Scores of each class are counted in bins of equal width, each record in one count,
+    and released as running sums. Two scores in one bin count as half; the intervals include the
+    largest possible effect of this.
 
-    Its expected error is that of made-up records, half of them positive, whose scores are spread
-    as 2x and 2(1 − x).
+    Its expected error is that of synthetic records, half of them positive, whose scores have the
+    densities 2x and 2(1 − x).
 
     Args:
-        score: column of numbers. range: lowest and highest, declared; others count as the ends.
-        label: column. positive: its word for a positive record. bins: of the scores.
+        score: column of the scores.
+        range: lowest and highest score, declared; scores beyond count as the ends.
+        label: column of the labels.
+        positive: the word in ``label`` for a positive record.
+        bins: number of bins of the scores.
     """
 
     score: str = "score"
@@ -296,7 +303,7 @@ class AUC(_OfSums):
     ) -> tuple[kinds.Estimate, ...]:
         counts = self.rising(self.counts(noised, examples))
         near, far = self.strayed(self._area, counts, std)
-        # Counts that cannot be negative draw the area towards 1/2: by as much as once more.
+        # Clipping counts at 0 biases the area towards 1/2; the bias of doing it again estimates it.
         off, ties = near.mean(axis=0), _ties(counts)
         spreads = tuple(one + ties for one in _spreads(near - off, far - off))
         value = (self._area(counts) - off).clip(0, 1)
@@ -317,14 +324,14 @@ class AUC(_OfSums):
 
 
 def _ties(counts: kinds.Array) -> float:
-    """Half of the share of pairs whose scores are in one bin."""
+    """Half of the share of pairs whose scores are in the same bin."""
     positive, negative = np.split(counts, 2)
     pairs = max(1.0, float(positive.sum())) * max(1.0, float(negative.sum()))
     return float(positive @ negative) / pairs / 2
 
 
 def _spreads(near: kinds.Array, far: kinds.Array) -> tuple[kinds.Array, kinds.Array]:
-    """Half widths of the two intervals of every number."""
+    """Half widths of the two 95 % intervals of every number."""
     half, wide = (np.quantile(np.abs(one), 0.95, axis=0) for one in (near, far))
     return half, np.maximum(half, wide)
 

@@ -1,8 +1,9 @@
-"""The statistics that can be released beside training, each a plain value.
+"""The statistics that can be released beside training; each is an immutable value.
 
-A kind says how a record moves its tally, a vector of whole numbers that is summed over all records
-without any rounding, and what is computed from the tally once it has noise on it. Columns, ranges,
-categories and bins are declared: nothing about them is taken from the records.
+A kind of statistic defines its tally, a vector of whole numbers that is summed over all records
+without rounding; the distance by which one record moves it; and the results computed from the tally
+with noise. Columns, ranges, categories and bins are declared: none of them is taken from the
+records.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ from forethought.values.mechanism import Adjacency
 from forethought.values.serialisation import plain
 
 Array = NDArray[np.float64]
-# A number in [−1, 1] counts in whole steps of this: rounding a record's own number moves no other.
+# A number in [−1, 1] is rounded to a multiple of 1/STEPS, each record by itself.
 STEPS = 1 << 20
 MOST_CATEGORIES = 10_000
-# Two-sided, of 95 %.
+# The two-sided 95 % quantile of the standard normal distribution.
 NORMAL = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number of a result, with two intervals of 95 %.
+    """One number of a result, with two 95 % intervals.
 
     Args:
-        name: of the number, such as a category. value: with noise.
-        low, high: for what exact computing would have given on these records: the noise alone.
-        sampled_low, sampled_high: for the population that the records are drawn from,
-            independently: noise and sampling.
+        name: name of the number, such as a category.
+        value: the number with noise.
+        low, high: interval for the exact number of these records; it covers the noise only.
+        sampled_low, sampled_high: interval for the population from which the records are drawn
+            independently; it covers noise and sampling.
     """
 
     name: str
@@ -74,12 +76,15 @@ class Statistic(ABC):
     """One statistic of declared columns.
 
     Args:
-        name: of the release, unique in a request; by default it says kind and columns.
-        where: only records for which all of it holds: column → a word, several, or numbers
-            [from, below).
-        missing: "refuse" a record without an entry, or "skip" it: it then adds nothing.
-        weight: its share of the request's budget, beside those of the other statistics.
-        noise_multiplier: of its noise, in place of a share of a budget.
+        name: name of the release, unique in a request; default: kind, columns and filter.
+        where: a filter, column → a word, several words, or numbers [from, below); only records that
+            meet all of its conditions count.
+        missing: "refuse" a record without an entry, or "skip" it, so that it does not count.
+        weight: relative share of the request's budget.
+        noise_multiplier: noise multiplier of the statistic, instead of a share of a budget.
+
+    Raises:
+        ValueError, TypeError: a wrong declaration.
     """
 
     name: str = ""
@@ -87,9 +92,9 @@ class Statistic(ABC):
     missing: Literal["refuse", "skip"] = "refuse"
     weight: float = 1.0
     noise_multiplier: float | None = None
-    #: In a ``[[statistics]]`` section.
+    #: Name of the kind in a ``[[statistics]]`` section.
     kind: ClassVar[str]
-    #: Its numbers' unit, for the expected error; "{column}" stands for the column.
+    #: Unit of the expected error; "{column}" is replaced by the column's name.
     unit: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class Statistic(ABC):
 
     @property
     def called(self) -> str:
-        """Kind and columns in words."""
+        """Kind, columns and filter in words."""
         about = f"{self.kind} of {', '.join(self.columns)}" if self.columns else self.kind
         shown = [
             f"{name} {value if isinstance(value, str) else list(value)}"
@@ -118,13 +123,13 @@ class Statistic(ABC):
 
     @property
     def all_count(self) -> bool:
-        """True if every record counts, so that their number is the public one."""
+        """True if every record counts; the number of counted records is then public."""
         return not self.where and self.missing == "refuse"
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns that it is taken of, without those of ``where``."""
+        """The columns of the statistic, without those of ``where``."""
 
     @property
     @abstractmethod
@@ -135,37 +140,38 @@ class Statistic(ABC):
     def reach(self, adjacency: Adjacency) -> float:
         """The distance (L2 norm) by which one record can move the tally.
 
-        Add-or-remove and zero-out: the longest that a record's own vector can be. Replace-one: the
-        longest way between two of them, or between one and none, which a filter makes of a record.
+        Under add-or-remove and zero-out it is the largest norm of a record's vector. Under
+        replace-one it is the largest distance of two such vectors, or of one and the zero vector of
+        a record that a filter leaves out.
         """
 
     @abstractmethod
     def tally(self, rows: TableRows) -> Array:
-        """Whole numbers, exact in float64, shape (size,): the sum of the records' vectors."""
+        """The sum of the records' vectors: whole numbers, exact in float64, shape (size,)."""
 
     @abstractmethod
     def estimates(self, noised: Array, std: float, examples: int) -> tuple[Estimate, ...]:
-        """The result of a tally with noise.
+        """The result, computed from a tally with noise.
 
         Args:
-            noised: shape (size,). std: standard deviation of the noise on each number of it.
+            noised: the tally with noise, shape (size,).
+            std: standard deviation of the noise on each of its numbers.
             examples: number of records, which is public.
         """
 
     @abstractmethod
     def expected(self, std: float, examples: int) -> float:
-        """The error, in :attr:`unit`, below which all of the result's numbers lie with 95 %.
+        """The error, in :attr:`unit`, below which all of the result's errors lie with 95 %.
 
-        Where a filter leaves records out it is that of a result in which all of them count.
-
-        For curves and AUC on made-up records, which the kind's docstring names; else exact.
+        With a filter, it is the error of a result in which all records count. For curves and AUC it
+        is that of synthetic records, which the kind's docstring describes; otherwise it is exact.
         """
 
     def _check(self) -> None:  # noqa: B027 (most kinds have something to check, a count has not)
-        """Refuse what was declared wrongly, and give it its form."""
+        """Check the declaration and normalise its values."""
 
     def kept(self, rows: TableRows) -> Flags:
-        """True for each record that ``where`` lets through."""
+        """True for each record that meets ``where``; shape (records,)."""
         found = np.ones(len(rows), dtype=bool)
         for name, value in self.where:
             if isinstance(value, tuple) and not isinstance(value[0], str):
@@ -177,7 +183,7 @@ class Statistic(ABC):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As a ``[[statistics]]`` section; :func:`statistic` reads it back."""
+        """The statistic as a ``[[statistics]]`` section; :func:`statistic` is the inverse."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         values["where"] = dict(self.where)
         return {"kind": self.kind, **plain({k: v for k, v in values.items() if v is not None})}
@@ -213,7 +219,7 @@ class OfColumn(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class OfRange(OfColumn):
-    """A statistic of the numbers of one column, in a range that is declared."""
+    """A statistic of the numbers of one column, within a declared range."""
 
     range: Any = None
 
@@ -260,7 +266,7 @@ class Count(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Statistic):
-    """The share of records whose prediction is their label: a count over their number.
+    """The share of records whose prediction equals their label.
 
     Args:
         prediction, label: columns of words or whole numbers.
@@ -306,7 +312,8 @@ class Sum(OfRange):
     """The sum of a column; numbers beyond the range count as its ends.
 
     Args:
-        column: of numbers. range: lowest and highest, declared.
+        column: a column of numbers.
+        range: lowest and highest number, declared.
     """
 
     kind: ClassVar[str] = "sum"
@@ -337,7 +344,7 @@ class Sum(OfRange):
         value, (low, high) = float(noised[0]) * self._step, self.range
         low, high = min(low, 0.0), max(high, 0.0)
         mean = min(high, max(low, value / examples))
-        # Bhatia and Davis 2000: no law on [low, high] of this mean varies more.
+        # Bhatia and Davis 2000: the largest variance of a law on [low, high] with this mean.
         spread = examples * (high - mean) * (mean - low)
         return (_normal(self.name, value, std * self._step, spread),)
 
@@ -349,11 +356,12 @@ class Sum(OfRange):
 class Mean(OfRange):
     """The mean of a column; numbers beyond the range count as its ends.
 
-    Where every record counts, only the sum around the middle of the range has noise; else the
-    number of those that count has, too, and the ratio is taken.
+    If every record counts, only the sum around the middle of the range is released with noise.
+    Otherwise the number of counted records is released with noise too, and the mean is the ratio.
 
     Args:
-        column: of numbers. range: lowest and highest, declared.
+        column: a column of numbers.
+        range: lowest and highest number, declared.
     """
 
     kind: ClassVar[str] = "mean"
@@ -370,7 +378,8 @@ class Mean(OfRange):
 
     def reach(self, adjacency: Adjacency) -> float:
         own = float(STEPS) if self.all_count else math.hypot(STEPS, STEPS // 2)
-        # Two records differ in the first number alone, by twice STEPS; none and one by ``own``.
+        # Two records differ only in the first number, by at most 2·STEPS; a record and the zero
+        # vector differ by at most `own`.
         return max(own, 2.0 * STEPS) if adjacency == "replace-one" else own
 
     def tally(self, rows: TableRows) -> Array:
@@ -395,7 +404,7 @@ class Mean(OfRange):
         return (_normal(self.name, value, half * spread / count, varies, (low, high)),)
 
     def expected(self, std: float, examples: int) -> float:
-        # With a filter, for a mean at the middle of the range over all records.
+        # With a filter, this is the error of a mean at the middle of the range over all records.
         return NORMAL * self._scale[1] * std / STEPS / examples
 
 
@@ -404,9 +413,12 @@ class Histogram(OfColumn):
     """Numbers of records by category, or by bins of equal width.
 
     Args:
-        column: of words or numbers.
-        categories: the words that are counted. other: whether other words are counted together.
-        range: of numbers, cut into ``bins``; numbers beyond it count in the first and the last.
+        column: a column of words or numbers.
+        categories: the words that are counted.
+        other: True counts all other words together.
+        range: lowest and highest number, divided into ``bins``; numbers beyond it count in the
+            first and the last bin.
+        bins: number of bins.
     """
 
     categories: Any = ()
@@ -435,7 +447,7 @@ class Histogram(OfColumn):
         return len(self.categories) + self.other if self.categories else self.bins
 
     def reach(self, adjacency: Adjacency) -> float:
-        # A record leaves one count and comes to another one.
+        # A replacement lowers one count by 1 and raises another by 1.
         return math.sqrt(2) if adjacency == "replace-one" and self.size > 1 else 1.0
 
     @property
@@ -468,12 +480,12 @@ class Histogram(OfColumn):
 
 
 def largest(count: int) -> float:
-    """The bound that the largest of so many normal numbers, in size, is below with 95 %."""
+    """The 95 % quantile of the largest absolute value of ``count`` standard normal numbers."""
     return float(-ndtri(-math.expm1(math.log(0.95) / count) / 2))
 
 
 def binned(numbers: Array, ends: tuple[float, float], bins: int) -> Array:
-    """Numbers of records by bins of equal width; NaN counts nowhere."""
+    """Numbers of records in bins of equal width, shape (bins,); NaN is not counted."""
     low, high = ends
     inside = np.clip(numbers[~np.isnan(numbers)], low, high)
     place = np.floor((inside - low) / (high - low) * bins).astype(np.int64).clip(0, bins - 1)

@@ -1,13 +1,13 @@
-"""A request for statistics: planned before anything is touched, then released once.
+"""A request for statistics: planned before any record is read, then released once.
 
 **Formal guarantee.** Every statistic i is a sum of records' vectors in whole numbers, which one
 record moves by at most rᵢ under the request's adjacency. It is released with discrete Gaussian
-noise of σᵢ times Cᵢ on each number, Cᵢ = rᵢ over what the accountant lets one record move a round
-by (1, or 2 where one is replaced), so that it is a full-batch release of noise multiplier σᵢ
+noise of standard deviation σᵢ·Cᵢ on each number. Cᵢ is rᵢ over the accountant's sensitivity of a
+round (1, or 2 under replace-one), so it is a full-batch release of noise multiplier σᵢ
 (:func:`~forethought.rounds.randomness.add_grid_noise`: exact, and never less than the Gaussian).
 Several independent Gaussian releases of one data set are one of σ⁻² = Σ σᵢ⁻² (Andrew et al. 2021,
-Theorem 1): the whole request is one round, whatever it holds. All that is computed from the noised
-sums, curves and intervals, is post-processing.
+Theorem 1), so the whole request is one round. All results, such as curves and intervals, are
+post-processing of the noised sums.
 """
 
 from __future__ import annotations
@@ -35,20 +35,25 @@ from forethought.values.mechanism import Adjacency, Budget, FullBatch, Mechanism
 from forethought.values.plan import TRANSCRIPT, Transcript
 from forethought.values.serialisation import Stored, canonical, plain
 
-# The purpose of its random numbers, and its file in a folder.
+# The purpose of the random numbers, and the name of the result's file.
 _PURPOSE, RESULT = "statistics", "statistics.json"
-# Of three doubles that are multiplied and added, rounded the safe way.
+# A factor that rounds the combined noise multiplier down.
 _ROUNDED = 1 - 2.0**-50
 
 
 @dataclass(frozen=True)
 class Request(Stored):
-    """Statistics with the noise that each of them gets; the accountant's ``plan``.
+    """The plan of a release of statistics, each with its noise.
 
     Args:
-        statistics: each with its ``noise_multiplier``. examples: number of records, public.
-        delta: at which ε is stated. adjacency: what one record's difference is.
-        group: records of one person that are protected together.
+        statistics: the statistics, each with its ``noise_multiplier``.
+        examples: number of records, which is public.
+        delta: the δ at which ε is stated.
+        adjacency: the neighbouring relation.
+        group: number of records of one person that are protected together.
+
+    Raises:
+        ValueError: no statistics, or two of the same name.
     """
 
     SCHEMA: ClassVar[str] = "forethought/statistics/1"
@@ -59,7 +64,7 @@ class Request(Stored):
     delta: float
     adjacency: Adjacency = "add-or-remove"
     group: int = 1
-    # What the accountant reads of a plan. Contributions are in units of their own reach.
+    # Fields of a plan that the accountant reads. Contributions are in units of their own reach.
     clip_norm: ClassVar[float] = 1.0
     noise: ClassVar[str] = "grid"
     hyperparameters: ClassVar[Caveat] = Caveat("planned")
@@ -76,12 +81,12 @@ class Request(Stored):
 
     @property
     def records_per_person(self) -> int:
-        """Records that are protected together."""
+        """The number of records that are protected together."""
         return self.group
 
     @property
     def not_covered(self) -> tuple[Caveat, ...]:
-        """All that a statement must say besides numbers."""
+        """The caveats of the request for its Statement."""
         shape = "columns, ranges, categories, bins and filters of the statistics"
         names = "; ".join(one.name for one in self.statistics)
         found = [Caveat("statistics", names), Caveat("declared-shape", shape)]
@@ -91,7 +96,7 @@ class Request(Stored):
 
     @property
     def mechanism(self) -> Mechanism:
-        """One full-batch round: all statistics together."""
+        """One full-batch round of all statistics together."""
         return Mechanism(Rounds(_together(self._sigmas), 1, FullBatch()), adjacency=self.adjacency)
 
     @property
@@ -100,7 +105,7 @@ class Request(Stored):
 
     @property
     def epsilon(self) -> float:
-        """Certified ε at the request's δ."""
+        """The certified upper end of ε at the request's δ."""
         return epsilon(self.mechanism, self.delta, self.group).upper
 
     def noise_std(self, one: Statistic) -> float:
@@ -108,10 +113,10 @@ class Request(Stored):
         return (one.noise_multiplier or 0.0) * _unit(one, self.adjacency)
 
     def expected(self) -> dict[str, tuple[float, str]]:
-        """Name → error below which all numbers of the result lie with 95 %, and its unit.
+        """Name → (error, unit): with 95 %, all errors of the result lie below the error.
 
-        How many records a filter keeps is private. An error that falls with their number is that
-        of all records, and the unit says so.
+        The number of records that meet a filter is private. If the error depends on this number, it
+        is given for all records, and the unit says so.
         """
         found = {}
         for one in self.statistics:
@@ -123,7 +128,7 @@ class Request(Stored):
         return found
 
     def statement(self) -> Statement:
-        """The guarantee, before anything is released."""
+        """The Statement of the planned release."""
         return replace(account(self), plan=None)
 
     def release(
@@ -134,18 +139,20 @@ class Request(Stored):
         seed: int | None = None,
         out: str | Path | None = None,
     ) -> Released:
-        """Release the statistics, with noise of their own, and write a statement of it.
+        """Release the statistics with fresh noise; with ``out``, write the result and a statement.
 
-        Calling it again is another release, which costs as much again.
+        Every call is another release and spends the same ε again.
 
         Args:
-            records: a table's path, a polars frame, or columns by name. schema: how its columns
-                are declared. seed: of the noise; then nothing is guaranteed.
+            records: path of a table, a polars frame, or a mapping from column names to entries.
+            schema: the declared columns.
+            seed: seed of the noise, for tests; with a seed there is no guarantee.
             out: folder for statement, transcript and result; it must not hold a release.
 
         Raises:
-            ValueError: another number of records; a column that is not what was declared; a folder
-                that holds a release. OSError: no such file.
+            ValueError: a different number of records, a column that does not fit its declaration,
+                or a folder that holds a release.
+            OSError: the file does not exist.
         """
         folder = None if out is None else Path(out)
         if folder is not None and (folder / "statement.json").exists():
@@ -197,14 +204,15 @@ def _needed(statistics: Iterable[Statistic]) -> set[str]:
 
 
 def _unit(one: Statistic, adjacency: Adjacency) -> float:
-    """C: how far one contribution moves the tally; one record moves it by
-    :meth:`~forethought.values.mechanism.Rounds.per_hit` times that.
+    """C, the distance by which one contribution moves the tally.
+
+    One record moves it by :meth:`~forethought.values.mechanism.Rounds.per_hit` times C.
     """
     return one.reach(adjacency) / Rounds(1.0, 1, FullBatch()).per_hit(adjacency)
 
 
 def _together(sigmas: Sequence[float]) -> float:
-    """The noise multiplier of independent releases together, never more than it is."""
+    """The combined noise multiplier of independent releases, rounded down."""
     if len(sigmas) == 1:
         return sigmas[0]
     return _ROUNDED / math.sqrt(math.fsum(sigma**-2 for sigma in sigmas))
@@ -212,11 +220,12 @@ def _together(sigmas: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Released:
-    """Statistics that were released.
+    """Released statistics.
 
     Args:
-        request: what was asked. results: of each statistic, in their order.
-        seeded: whether a person chose the seed of the noise.
+        request: the plan of the release.
+        results: the estimates of each statistic, in the request's order.
+        seeded: True if a person chose the seed of the noise.
     """
 
     request: Request
@@ -224,7 +233,7 @@ class Released:
     seeded: bool = False
 
     def __getitem__(self, name: str) -> tuple[Estimate, ...]:
-        """The result of the statistic of that name."""
+        """The result of the statistic of that name; KeyError if there is none."""
         names = [one.name for one in self.request.statistics]
         if name not in names:
             raise KeyError(f"no statistic {name!r}; there are {', '.join(map(repr, names))}")
@@ -237,7 +246,7 @@ class Released:
 
     @property
     def transcript(self) -> Transcript:
-        """One round, in which each statistic is a release under its own name."""
+        """A transcript of one round, in which each statistic is a release under its own name."""
         asked = self.request.statistics
         row = {
             "noises": [[one.name, one.noise_multiplier] for one in asked],
@@ -251,12 +260,12 @@ class Released:
 
     @property
     def statement(self) -> Statement:
-        """The guarantee of what was released."""
+        """The Statement of the release."""
         made = replace(account(self.request, seeded=self.seeded), plan=None)
         return made.of_run(self.transcript.releases())
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: the request and its results."""
+        """The request and its results, ready for JSON."""
         names = [one.name for one in self.request.statistics]
         results = dict(zip(names, map(plain, self.results), strict=True))
         return {"request": self.request.to_dict(), "seeded": self.seeded, "results": results}
@@ -282,17 +291,20 @@ def request(
     group: int = 1,
     schema: TableSchema | None = None,
 ) -> Request:
-    """Plan statistics: the noise that each of them gets, before any record is touched.
+    """Plan a release of statistics: choose the noise of each before any record is read.
 
     Args:
-        statistics: values, or ``[[statistics]]`` sections. examples: number of records, public.
-        budget: (ε, δ) of all of them together, or ε; None: each says its ``noise_multiplier``.
-        delta: where ``budget`` is ε alone, or None. group: records that are protected together.
+        statistics: the statistics, as values or ``[[statistics]]`` sections.
+        examples: number of records, which is public.
+        budget: (ε, δ) of all statistics together, or ε; None if each has a ``noise_multiplier``.
+        delta: δ, required if ``budget`` is ε or None.
+        adjacency: the neighbouring relation.
+        group: number of records that are protected together.
         schema: declared columns, for ranges and categories that a section leaves out.
 
     Raises:
-        ValueError, TypeError: a statistic that is declared wrongly; a budget and noise
-            multipliers, or neither of them.
+        ValueError, TypeError: a statistic is declared wrongly, or both a budget and noise
+            multipliers are given, or neither.
     """
     asked = _made(statistics, schema)
     if isinstance(budget, Budget):
@@ -313,7 +325,7 @@ def request(
     sigma = noise_multiplier(
         asked_for, FullBatch(), 1, adjacency=adjacency, group=group, warn=False
     )
-    # Then all together have σ again: a tiny bit more noise, so that rounding cannot take it below.
+    # The combined noise is then σ again; slightly more noise, so that rounding cannot lower it.
     sigma *= 1 if len(asked) == 1 else 1 + 2.0**-48
     total = math.fsum(one.weight for one in asked)
     shared = (replace(one, noise_multiplier=sigma * math.sqrt(total / one.weight)) for one in asked)
@@ -332,7 +344,11 @@ def release(
     seed: int | None = None,
     out: str | Path | None = None,
 ) -> Released:
-    """:func:`request` for as many records as there are, and its release; arguments as of both."""
+    """Plan and release statistics of all ``records``; arguments as of :func:`request` and release.
+
+    Raises:
+        ValueError, TypeError, OSError: as of :func:`request` and :meth:`Request.release`.
+    """
     asked = _made(statistics, schema)
     found = rows(records, _needed(asked), schema)
     planned = request(

@@ -1,4 +1,4 @@
-"""Statistics as a job file writes them: ``[[statistics]]`` sections."""
+"""Statistics from the ``[[statistics]]`` sections of a job file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ def statistic(values: Mapping[str, Any], declared: Mapping[str, Column] | None =
     """The statistic of a ``[[statistics]]`` section.
 
     Args:
-        values: ``kind`` and what the kind takes. declared: columns as a job's ``[data.columns]``
-            declares them: range or categories that the section leaves out are those.
+        values: ``kind`` and the arguments of the kind.
+        declared: declared columns, as in a job's ``[data.columns]``; they give the range or the
+            categories that the section leaves out.
 
     Raises:
-        ValueError, TypeError: an unknown kind or key, with the nearest one; a wrong declaration.
+        ValueError, TypeError: an unknown kind or key (the message suggests the nearest one), or a
+            wrong declaration.
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"[[statistics]] is a table of keys, not {type(values).__name__}")

@@ -1,4 +1,4 @@
-"""The columns that statistics are taken of, from tables in memory or in files."""
+"""The columns that statistics read, from tables in memory or in files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TableRows:
-    """Columns of a table by name, read as they are declared.
+    """Columns of a table by name, read according to their declarations.
 
     Args:
-        frame: the columns. where: the file, for messages. declared: column → how it is read;
-            others are numbers or words as they stand.
+        frame: the columns.
+        where: the file, for messages.
+        declared: column → its declaration; other columns are read as plain numbers or words.
+        decimal: the decimal mark of numbers in text.
     """
 
     frame: pl.DataFrame
@@ -37,13 +39,14 @@ class TableRows:
         return len(self.frame)
 
     def numbers(self, name: str, missing: str) -> Array:
-        """A column as float64, NaN where an entry is missing.
+        """A column as float64, shape (records,); NaN where an entry is missing.
 
         Args:
             missing: "refuse" or "skip".
 
         Raises:
-            DataError: no such column, an entry that is no number, a missing one that is refused.
+            DataError: there is no such column, or an entry is no number.
+            UndeclaredError: an entry is missing, and ``missing`` is "refuse".
         """
         entries = self._entries(name)
         if entries.dtype == pl.Boolean:
@@ -54,14 +57,18 @@ class TableRows:
         return values
 
     def words(self, name: str, missing: str) -> NDArray[np.object_]:
-        """A column as words; "" where an entry is missing. Whole numbers have no fraction."""
+        """A column as words; "" where an entry is missing. "1.0" becomes "1".
+
+        Raises:
+            DataError, UndeclaredError: as of :meth:`numbers`.
+        """
         entries = self._entries(name)
         absent = self.declared.get(name, _AS_IT_IS).absent(entries, self.decimal)
         self._require(name, absent.to_numpy(), missing)
         if entries.dtype == pl.Boolean:
             entries = entries.cast(pl.Int8)
         text = entries.cast(pl.String).str.strip_chars().fill_null("")
-        # Entry by entry: nothing about one may follow from another.
+        # Each entry by itself: no word may depend on another record.
         text = text.str.replace(r"^(-?\d+)\.0+$", "$1")
         return np.where(absent.to_numpy(), "", text.to_numpy())
 
@@ -83,20 +90,23 @@ _AS_IT_IS = PlainNumber()
 
 
 def rows(records: Any, names: Collection[str], schema: TableSchema | None = None) -> TableRows:
-    """Those columns of a table.
+    """Read the named columns of a table.
 
     Args:
         records: path of a table (CSV, Parquet, Excel), a polars frame, or column → entries.
-        names: of the columns. schema: how they are declared, as in a job file.
+        names: names of the columns; missing ones are reported when they are used.
+        schema: the declared columns, as in a job file.
 
     Raises:
-        OSError: no such file. DataError: no table, columns of several lengths, or none of a name.
+        OSError: the file does not exist.
+        DataError: the records are no table, or columns have different lengths.
+        TypeError: ``records`` is of another type.
     """
     declared = {} if schema is None else schema.parsed()
     form = AS_USUAL if schema is None else schema.form
     if isinstance(records, str | Path):
         path = Path(records)
-        path.stat()  # where there is none, it says so
+        path.stat()  # raises FileNotFoundError with the path
         pieces = []
         for piece in Table(path, kind_of(path), form).pieces():
             found = [name for name in piece.columns if name in names]

@@ -1,1 +1,1 @@
-"""The worth of a plan before it is run: utility graphs, and rehearsals on public data."""
+"""Estimates of a plan's utility before it is run: utility graphs and rehearsals on public data."""

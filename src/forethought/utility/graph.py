@@ -1,10 +1,10 @@
-"""The utility graph: how much noise a model bears at each clipping norm, and the choice from it.
+"""The utility graph: accuracy under noise at each clipping norm, and the choice of C and σ from it.
 
 A model w is trained without noise but with clipping at C, on data that costs no privacy, and then
 perturbed by n ~ N(0, (scale · C σ)² I). F(w + n)/F(w) over (C, σ) is the graph (van Dijk et al.,
 "Proactive DP", Sections 3.3 and 4.1, scale 1). It is a best case: the noise of one round only.
 
-This module holds the measured values and chooses; :mod:`forethought.utility.perturbing` measures.
+This module holds the values and the choice; :mod:`forethought.utility.perturbing` measures.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Source = Literal["public", "synthetic", "released", "private"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 LEAKS = Caveat("utility-graph-on-private-data")
-_HOLDERS = 1000  # more are a number that happens to be a root, not what was meant
+_HOLDERS = 1000  # a larger number matches by chance and does not mean holders
 
 
 class Admissible(NamedTuple):
-    """A clipping norm and the σ it bears: from the graph's smallest up to the largest, in order."""
+    """A clipping norm and its admissible σ: (the graph's smallest, the largest admissible)."""
 
     clip_norm: float
     noise_multipliers: tuple[float, float]
 
 
 class ChosenPair(NamedTuple):
-    """The pair that was chosen.
+    """A chosen pair (C, σ).
 
     Args:
         clip_norm, noise_multiplier: the pair.
-        accuracy: mean accuracy of the perturbed model there.
-        reason: why this pair, in sentences.
+        accuracy: mean accuracy of the perturbed model at the pair.
+        reason: the reason for the choice, in sentences.
     """
 
     clip_norm: float
@@ -61,11 +61,15 @@ class UtilityGraph(Stored):
         clip_norms: (norms,), increasing. noise_multipliers: (sigmas,), increasing.
         noiseless: F(w) of each norm's model, (norms,), in [0, 1].
         accuracy: F(w + n), (norms, sigmas, draws), in [0, 1].
-        source: whose data it was measured on, as stated by the caller.
-        test_examples: how many examples F was measured on: always the same ones.
+        source: the kind of the data, as the caller declares it.
+        test_examples: number of examples on which F was measured; they are always the same.
         training: the noise-free plan at the first clip norm; the others differ in the norm only.
         noise_scale: the perturbation's standard deviation is noise_scale · C · σ.
-        seed: of initial weights, batches and draws.
+        seed: seed of initial weights, batches and draws.
+
+    Raises:
+        ValueError, TypeError: values out of range, arrays of other shapes, or no right answer of
+            any model without noise.
     """
 
     SCHEMA: ClassVar[str] = UTILITY_SCHEMA
@@ -112,12 +116,12 @@ class UtilityGraph(Stored):
 
     @property
     def draws(self) -> int:
-        """Perturbations per pair."""
+        """The number of perturbations per pair."""
         return int(self.accuracy.shape[-1])
 
     @property
     def noise_meaning(self) -> str:
-        """In words what the perturbation of deviation noise_scale · C σ stands for."""
+        """The meaning of the perturbation's standard deviation, in words."""
         plan = self.training
         one = plan.optimizer.learning_rate / plan.batch
         share = (self.noise_scale / one) ** 2
@@ -152,24 +156,28 @@ class UtilityGraph(Stored):
 
     @property
     def not_covered(self) -> tuple[Caveat, ...]:
-        """For ``plan.not_covered`` and so the Statement: what the choice leaks, if anything."""
+        """The leak of a choice from private data, for ``plan.not_covered`` and the Statement."""
         return (LEAKS,) if self.source == "private" else ()
 
     def admissible(self, tolerance: float, margin: float = 0.0) -> list[Admissible]:
         """The set {(C, range of σ)} of Section 3.3 at a tolerated loss.
 
-        A pair is admissible when the perturbed model keeps, in the mean over draws, at least
+        A pair is admissible if the perturbed model keeps, in the mean over draws, at least
         1 − tolerance of the accuracy of the *best* noise-free model in the graph. That is stricter
-        than F(w + n)/F(w) ≥ 1 − tolerance for C's own w: a norm too small for the training to
-        converge loses against the best before any noise, and the loss is counted once. A range
-        starts at the graph's smallest σ and ends before the first σ that fails.
+        than F(w + n)/F(w) ≥ 1 − tolerance for C's own w: it also counts the loss of a norm that is
+        too small for the training to converge. A range starts at the graph's smallest σ and ends
+        before the first σ that fails.
 
         Args:
             tolerance: share of accuracy that may be lost, 0 ≤ tolerance < 1.
-            margin: standard deviations over the draws that must be left above that line.
+            margin: number of standard deviations over the draws by which the mean must exceed that
+                limit.
 
         Returns:
-            By increasing clip norm; norms that bear no σ of the graph are left out.
+            The pairs by increasing clip norm, without norms that have no admissible σ.
+
+        Raises:
+            ValueError: ``tolerance`` or ``margin`` is out of range.
         """
         tolerance = real("tolerance", tolerance, least=0, below=1)
         margin = real("margin", margin, least=0)
@@ -184,12 +192,12 @@ class UtilityGraph(Stored):
         return found
 
     def choose(self, tolerance: float, margin: float = 0.0) -> ChosenPair:
-        """The largest admissible σ, and the smallest C that bears it (and so still converges).
+        """The largest admissible σ, with the smallest C for which it is admissible.
 
-        σ alone decides the privacy of a round; among equals a smaller C means less noise C σ.
+        Only σ determines the privacy of a round; at equal σ a smaller C means less noise C σ.
 
         Raises:
-            ValueError: no pair of the graph is admissible; says what comes nearest.
+            ValueError: no pair of the graph is admissible; the message names the nearest one.
         """
         found = self.admissible(tolerance, margin)
         if not found:
@@ -217,11 +225,11 @@ class UtilityGraph(Stored):
     def loss(self, clip_norm: float, noise_multiplier: float) -> float:
         """Predicted share of the best noise-free accuracy that is lost at any (C, σ).
 
-        Linear between grid points, in log C and in σ; σ = 0 is the noise-free model. Beyond the
-        largest σ of the graph the loss there is returned, which the true one will exceed.
+        It is interpolated linearly in log C and in σ; σ = 0 is the noise-free model. Beyond the
+        largest σ of the graph it is the loss at that σ, which is probably less than the true one.
 
         Raises:
-            ValueError: a clip norm outside the graph, or a negative σ.
+            ValueError: the clip norm is outside the graph, or σ is negative.
         """
         clip_norm = real("clip_norm", clip_norm, least=self.clip_norms[0], most=self.clip_norms[-1])
         sigma = real("noise_multiplier", noise_multiplier, least=0)
@@ -232,10 +240,10 @@ class UtilityGraph(Stored):
         return float(1 - kept / self.noiseless.max())
 
     def plan_arguments(self, tolerance: float, margin: float = 0.0) -> dict[str, Any]:
-        """The arguments that :func:`forethought.plan` takes over from the graph.
+        """Arguments of :func:`forethought.plan` from the graph.
 
-        The chosen clip norm and noise multiplier, the optimizer, step size and schedule the models
-        were trained with, and how all this was chosen, for the Statement. Give the rest::
+        They are the chosen clip norm and noise multiplier, the optimizer, step size and schedule of
+        the trained models, and the way of the choice, for the Statement. Give the rest::
 
             ft.plan(examples=60000, budget=ft.Budget(1, 1e-5), batch=256,
                     **graph.plan_arguments(tolerance=0.1))
@@ -271,7 +279,8 @@ def increasing(name: str, values: Sequence[float]) -> tuple[float, ...]:
     """Positive numbers in increasing order, each once.
 
     Raises:
-        ValueError: none, not positive, or one given twice. TypeError: not numbers.
+        ValueError: no numbers, a number that is not positive, or one given twice.
+        TypeError: a value is no number.
     """
     numbers = tuple(sorted(real(f"each of {name}", value, above=0) for value in values))
     if not numbers or len(set(numbers)) < len(numbers):

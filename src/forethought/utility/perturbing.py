@@ -35,24 +35,25 @@ from forethought.values.use import Averaging, Optimizer, Schedule
 
 # Many copies of one model with different weights, evaluated side by side on the same inputs.
 #
-# Run one after the other, thousands of perturbed copies spend most of their time in small
-# convolutions and poolings. Here K copies are one network with K times the channels: images are (B,
-# K·C, H, W) with channels last, so that convolutions run in K groups and pooling and activations
-# run along contiguous channels; flat features are (K, B, D) and layers batched matrix products. The
-# first layer reads the inputs once for all copies. For LeNet-5 this is five times faster than a
-# loop, where a vmap over the weights is slower than one.
+# In a loop, thousands of perturbed copies spend most of their time in small convolutions and
+# poolings. Here K copies are one network with K times the channels. Images have shape (B, K·C, H,
+# W) with channels last, so that convolutions run in K groups, and pooling and activations run along
+# contiguous channels. Flat features have shape (K, B, D), and linear layers are batched matrix
+# products. The first layer reads the inputs once for all copies. For LeNet-5 this is five times
+# faster than a loop, while a vmap over the weights is slower than a loop.
 
 
 class _UnsupportedError(Exception):
-    """A layer, or a layer at such a place, that has no rule here."""
+    """A layer has no rule here, or none for its position."""
 
 
 class _Values(NamedTuple):
     """Activations of K copies.
 
     Args:
-        kind: ``"shared"``, the same for all copies, (B, …); ``"planes"``, (B, K·C, H, W), copy by
-            copy; ``"rows"``, (K, B, D).
+        kind: ``"shared"``: the same for all copies, (B, …); ``"planes"``: (B, K·C, H, W), with the
+            channels of each copy together; ``"rows"``: (K, B, D).
+        tensor: the activations.
     """
 
     kind: Literal["shared", "planes", "rows"]
@@ -111,7 +112,7 @@ def _convolution(layer: nn.Conv2d, values: _Values, stack: Stack, copies: int) -
     return _Values("planes", out)
 
 
-# By exact type: a subclass may do anything in its forward.
+# Rules by exact type, since a subclass may override forward.
 RULES: dict[type[nn.Module], _Rule] = {
     **dict.fromkeys(
         (
@@ -139,7 +140,7 @@ class PerturbedCopies:
     """A sequential model ready to run as K copies in evaluation mode; see :func:`side_by_side`.
 
     Attributes:
-        peak: the most activations that one copy has for one example in one layer.
+        peak: the largest number of activations of one copy for one example in one layer.
     """
 
     def __init__(self, model: nn.Sequential, sample: Tensor) -> None:
@@ -187,14 +188,14 @@ class PerturbedCopies:
 
 
 def side_by_side(model: nn.Module, sample: Tensor) -> PerturbedCopies | None:
-    """The model as copies side by side, or None where only a loop over copies is known.
+    """The model as copies side by side; None if the model is not supported.
 
     Sequential models of linear and convolutional layers, pooling and element-wise activations are
-    supported. The first outputs are compared with the model's own before anything is measured.
+    supported. The outputs on ``sample`` are compared with the model's own before the first use.
 
     Args:
-        model: in evaluation mode.
-        sample: a few inputs, (B, …), that the comparison is made on.
+        model: the model in evaluation mode.
+        sample: a few inputs, (B, …), for the comparison.
     """
     if type(model) is not nn.Sequential:
         return None
@@ -219,14 +220,14 @@ def _layers(model: nn.Sequential) -> list[tuple[nn.Module, _Rule]]:
     return found
 
 
-# van Dijk et al., "Proactive DP", Sections 3.3 and 4.1. Training without noise shows the data it is
-# given, so the caller says whose data it is (see :func:`utility_graph`).
+# van Dijk et al., "Proactive DP", Sections 3.3 and 4.1. Training without noise discloses its data,
+# so the caller declares the kind of data (see :func:`utility_graph`).
 
 
-# Without a test set, this share of the data is held back and F measured on it.
+# Without a test set, F is measured on this share of the data, which is not trained on.
 HELD_BACK = 0.2
-# At most so many copies are run side by side, on so many examples that a layer's activations of
-# all copies stay in the processor's cache.
+# Most copies side by side; most activations of all copies in a layer, so that they stay in the
+# processor's cache; most weights of all copies.
 MOST_COPIES, CACHED_VALUES, STACKED_WEIGHTS = 16, 2**19, 2**26
 # On an accelerator the same limit bounds memory only.
 DEVICE_VALUES = 2**28
@@ -258,26 +259,26 @@ class GraphSettings:
     """The training, perturbation and measurement of the models of a utility graph.
 
     Args:
-        draws: perturbations per pair.
-        batch, epochs, rounds: expected batch size and length of each training; 5 epochs when
-            neither length is given.
-        optimizer, schedule: of each training, the same for every C; SGD with step size 0.1 and
-            momentum 0.9 by default. A step of fixed size makes a small C converge slowly, which is
-            what bounds C from below.
+        draws: number of perturbations per pair.
+        batch, epochs, rounds: expected batch size and length of each training; 5 epochs if neither
+            length is given.
+        optimizer, schedule: those of each training, the same for every C; SGD with step size 0.1
+            and momentum 0.9 by default. With a fixed step size a small C converges slowly, which
+            bounds C from below.
         clip_rule: ``"flat"``, ``"automatic"`` or ``"per-layer"``.
-        noise_scale: the noise on the weights has deviation noise_scale · C σ. A number, or a name:
-            ``"weights"`` is 1, C σ on the weights; ``"round"`` is η₀ = step size/batch, what one
-            round of a plan brings; ``"holders-round"`` is √holders · η₀, what one round of so
-            many holders brings, whose noised sums are added; ``"run"`` is √rounds · η₀, all rounds
-            of plain steps, if training undid none of their noise.
-        holders: of ``"holders-round"``.
-        test_examples: F is measured on so many examples, drawn by the seed; None: on all.
-        stop_at: each training ends after the first pass that has this F, so that F(w + n) is not
-            compared with a model near its end (the paper's footnote 9); None: it goes on.
-        seed: of the batches and draws, and of weights that ``model()`` initialises.
+        noise_scale: the noise on the weights has standard deviation noise_scale · C σ. A number, or
+            a name: ``"weights"`` is 1, C σ on the weights; ``"round"`` is η₀ = step size/batch, the
+            noise of one round of a plan; ``"holders-round"`` is √holders · η₀, the noise of one
+            round of several holders whose noised sums are added; ``"run"`` is √rounds · η₀, the
+            noise of all rounds of plain steps if no later step reduces it.
+        holders: number of holders for ``"holders-round"``.
+        test_examples: number of examples, drawn by the seed, on which F is measured; None: all.
+        stop_at: each training ends after the first pass with at least this F, so that F(w + n) is
+            not compared with a fully trained model (the paper's footnote 9); None: no early end.
+        seed: seed of the batches and draws, and of weights that ``model()`` initialises.
 
     Raises:
-        ValueError, TypeError: a field outside its range, or both epochs and rounds.
+        ValueError, TypeError: a field is out of range, or both epochs and rounds are given.
     """
 
     draws: int = 20
@@ -311,7 +312,7 @@ class GraphSettings:
             raise ValueError("epochs and rounds both fix the length: drop one of them")
 
     def scale(self, plan: Plan) -> float:
-        """The noise scale as a number, for one of the trainings."""
+        """The noise scale as a number, for the plan of a training."""
         of_round = plan.optimizer.learning_rate / self.batch
         match self.noise_scale:
             case "weights":
@@ -325,7 +326,7 @@ class GraphSettings:
         return float(self.noise_scale)
 
     def plan(self, examples: int, clip_norm: float) -> Plan:
-        """The training without noise at one clip norm."""
+        """The plan of the training without noise at one clip norm."""
         batch = whole("batch", self.batch, most=examples)
         rounds = self.rounds
         if rounds is None:
@@ -356,7 +357,7 @@ def utility_graph(
     progress: Callable[[int, int], None] | None = None,
     **settings: Unpack[GraphKeywords],
 ) -> UtilityGraph:
-    """Measure how much noise a model bears at each clipping norm, on data that costs no privacy.
+    """Measure a model's accuracy under noise at each clipping norm, on data that costs no privacy.
 
     For every C the model is trained from the same initial weights on the same batches, with
     contributions clipped to C and no noise. The final weights w are perturbed by n = noise_scale ·
@@ -366,12 +367,12 @@ def utility_graph(
     Args:
         model: a module (left unchanged), or a function that makes one (called once).
         data: training data, as for :func:`forethought.train`; a Dataset brings its test part.
-        source: whose data ``data`` and ``test`` are: ``"public"``, ``"synthetic"``, ``"released"``
+        source: the kind of ``data`` and ``test``: ``"public"``, ``"synthetic"``, ``"released"``
             (private data whose owners released it for this), or ``"private"``.
         clip_norms, noise_multipliers: the grid of C and σ; any order.
-        test: data that F is measured on; by default a fifth of ``data`` is held back for it.
+        test: data on which F is measured; default: a fifth of ``data``, which is not trained on.
         leaks: ``"accept"`` allows private data. The graph's ``not_covered`` then names the leak,
-            and plans made from it carry that into the Statement.
+            and so does the Statement of a plan made from it.
         loss: ``loss(outputs, targets)`` → one value per example; see :func:`forethought.train`.
         score: ``score(outputs, targets)`` → F in [0, 1], more is better. Default: accuracy of
             labels, where an example with a non-finite output counts as wrong.
@@ -380,8 +381,8 @@ def utility_graph(
             optimizer, schedule, clip_rule, noise_scale, holders, test_examples, stop_at, seed.
 
     Raises:
-        ValueError: private data without ``leaks="accept"``, or an argument outside its range.
-        TypeError: an argument of another type.
+        ValueError: private data without ``leaks="accept"``, or an argument is out of range.
+        TypeError: an argument is of another type.
     """
     one_of("source", source, SOURCES)
     if leaks not in (None, "accept"):
@@ -440,11 +441,11 @@ def utility_graph(
 
 
 class _ReachedError(Exception):
-    """A training that has reached the F at which it was to stop."""
+    """Ends a training that has reached ``stop_at``."""
 
 
 class _Stopping:
-    """Ends a training after the first pass over its records that has an F."""
+    """A progress callback: ends a training after the first pass with F of at least ``least``."""
 
     def __init__(
         self, model: nn.Module, tested: tuple[Any, Any, ScoreOutputs], least: float, plan: Plan
@@ -466,12 +467,12 @@ class _Stopping:
 
 
 class Perturbed:
-    """A trained model that is measured with noise on its weights.
+    """A trained model for measurements with noise on its weights.
 
     Args:
-        model: taken over: put into evaluation mode, its weights overwritten.
-        inputs, targets: what F is measured on.
-        score: F.
+        model: the model; it is put into evaluation mode, and its weights are overwritten.
+        inputs, targets: the data on which F is measured.
+        score: F, a function of outputs and targets.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, targets: Any, score: ScoreOutputs) -> None:
@@ -484,7 +485,7 @@ class Perturbed:
             self.stacked = side_by_side(model, inputs[:8])
 
     def scores(self, deviations: Sequence[float], draw: int, seed: int) -> list[float]:
-        """F at each standard deviation, with one direction of noise for all of them."""
+        """F at each standard deviation, with the same direction of noise for all of them."""
         random = torch.Generator().manual_seed(int(_generator(seed, "draw", draw).integers(2**63)))
         directions = {
             name: torch.randn(weights.shape, generator=random).to(weights)
@@ -559,7 +560,7 @@ def _initial(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module
 
 
 def _hold_back(data: object, seed: int) -> tuple[object, object]:
-    """Data without a part, and the part."""
+    """Split data at random into a training part and a held-back part."""
     if isinstance(data, Dataset) and isinstance(data, Sized):
         size = len(data)
     elif isinstance(data, (tuple, list)) and len(data) == 2:

@@ -1,4 +1,4 @@
-"""A rehearsal: the same plan, end to end, on data that nobody has to protect."""
+"""A rehearsal: a run of the same plan on public or synthetic data, which predicts its accuracy."""
 
 from __future__ import annotations
 
@@ -26,41 +26,40 @@ from forethought.values.plan import Plan
 from forethought.values.serialisation import Stored, plain
 from forethought.values.use import is_linear
 
-# How far a rehearsal may be off because the private data are not the public ones.
+# The error of a rehearsal that is due to the difference of private and public data.
 #
-# No statistic of the public data says that. What can be said is how far rehearsals were off on
-# other pairs of a public and a private set in the same *relation*: split conformal prediction, in
-# the form that widens an interval (Romano, Patterson and Candès 2019, "Conformalized Quantile
+# No statistic of the public data shows it. It is estimated from the errors of rehearsals on other
+# pairs of a public and a private set in the same *relation*, by split conformal prediction in the
+# form that widens an interval (Romano, Patterson and Candès 2019, "Conformalized Quantile
 # Regression"), with scores E = max(g(low) − g(achieved), g(achieved) − g(high)) and g(p) = ln((p +
 # κ)/(1 − p + κ)), so that a point near 100 % counts more than one near 50 %.
 #
-# Pairs that share a data set resemble each other: what is independent are data sets. So the
-# quantile is hierarchical (Lee, Barber and Willett 2023, "Distribution-free inference with
-# hierarchical data", Theorem 1): of K data sets with N_k pairs each, Q is the smallest score at
-# which the weights 1/((K + 1) N_k) of the scores up to it sum to the level, and [g⁻¹(g(low) − Q),
-# g⁻¹(g(high) + Q)] holds the accuracy of a pair of one more data set with a chance of at least the
-# level, *if* that data set is like those (exchangeable with them). An interval is never made
-# narrower than the run's.
+# Pairs of the same data set are dependent; only data sets are independent. So the quantile is
+# hierarchical (Lee, Barber and Willett 2023, "Distribution-free inference with hierarchical data",
+# Theorem 1): of K data sets with N_k pairs each, Q is the smallest score at which the weights
+# 1/((K + 1) N_k) of the scores up to it sum to the level. [g⁻¹(g(low) − Q), g⁻¹(g(high) + Q)] then
+# contains the accuracy of a pair of one more data set with at least the level's probability, *if*
+# that data set is exchangeable with them. The final interval is never narrower than the run's.
 
 
 Relation = Literal["same source", "same task", "same shape", "synthetic"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
-# Kinds of networks that are told apart; HELD has those that rehearsals were measured with.
+# Kinds of networks that are distinguished; HELD has those with measured rehearsals.
 Network = Literal["perceptron", "convolutional"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
-# Of classes and of values; how each is printed, and what says the same to every record.
+# Measures of classification and of regression; the format of each, and its constant baseline.
 Measure = Literal["accuracy", "R²"]
 _FORMS = {"accuracy": ".1%", "R²": ".3f"}
 _SAYING = {"accuracy": "the most frequent class", "R²": "the mean"}
 Scores = Mapping[str, Sequence[float]]
-# The pairs were rehearsed with a run's interval of this level, from so many repeats.
+# Level and number of repeats of the run intervals of the calibration pairs.
 LEVEL, REPEATS = 0.9, 6
 _KAPPA = 0.005
 
-# Scores of 120 pairs a relation of twelve data sets, of linear models and of a perceptron of 32
-# units, by `python experiments/defaults/rehearsals.py --constants`, from rehearsals.jsonl beside
-# it; pairs.py there says how pairs are made. "synthetic" and "same shape" have none: calibrated
-# like the others', their intervals held 36 of 60 and 49 of 58 pairs of other data sets.
+# Scores of 120 pairs of twelve data sets for each relation, of linear models and of a perceptron
+# with 32 units, by `python experiments/defaults/rehearsals.py --constants`, from rehearsals.jsonl
+# beside it; pairs.py there makes the pairs. "synthetic" and "same shape" have none: their intervals
+# by the same calibration contained only 36 of 60 and 49 of 58 pairs of other data sets.
 SCORES: dict[str, dict[str, Scores]] = json.loads(
     Path(__file__).with_name("resemblance.json").read_text(encoding="utf-8")
 )
@@ -72,11 +71,10 @@ _LAYERS: dict[frozenset[str], Network] = {
 
 
 def network_of(model: Any) -> Network | None:
-    """The kind of network that a torch module is, of those that are told apart.
+    """The kind of network of a torch module, by its layers with weights.
 
     Returns:
-        By the layers that have weights: None for a linear model, and for one with other layers than
-        linear ones and convolutions.
+        None for a linear model, and for a model with other layers than linear and convolutions.
     """
     if is_linear(model):
         return None
@@ -100,10 +98,11 @@ def score(interval: tuple[float, float], achieved: float) -> float:
 
 
 def scores_of(relation: Relation | None, model: str | None) -> Scores:
-    """Scores of the pairs that are calibrated on, by data set; none where nothing is known.
+    """Data set → scores of its calibration pairs; empty if there are none.
 
     Args:
-        model: "linear", or which of :data:`NETWORKS`; None: another.
+        relation: the declared relation of public and private data; None if not declared.
+        model: "linear", or one of :data:`NETWORKS`; None for any other model.
     """
     if relation is None or model is None or relation not in HELD.get(model, {}):
         return {}
@@ -111,10 +110,10 @@ def scores_of(relation: Relation | None, model: str | None) -> Scores:
 
 
 def quantile(scores: Scores, level: float) -> float | None:
-    """The score Q that one more data set's pair has at most, with a chance of ``level``.
+    """The score Q that a pair of one more data set exceeds with probability at most 1 − ``level``.
 
     Returns:
-        None where there are too few data sets, K of them, for the level: above K/(K + 1).
+        None if there are too few data sets: with K of them, ``level`` above K/(K + 1).
     """
     sets = len(scores) + 1
     weighed = sorted((one, 1 / (sets * len(of))) for of in scores.values() for one in of)
@@ -129,33 +128,35 @@ def quantile(scores: Scores, level: float) -> float | None:
 def calibrated(
     interval: tuple[float, float], scores: Scores, level: float
 ) -> tuple[float, float] | None:
-    """An interval moved outward, or inward, by the quantile of other pairs' scores.
+    """An interval widened (or narrowed) by the quantile of other pairs' scores.
 
     Args:
-        interval: of a further run on the public data, of :data:`LEVEL`.
+        interval: the interval of level :data:`LEVEL` for a further run on the public data.
+        scores: data set → scores, as of :func:`scores_of`.
+        level: level of the result.
 
     Returns:
-        Shares in [0, 1]; None where there are too few data sets for the level.
+        The ends in [0, 1]; None if there are too few data sets for the level.
     """
     extra = quantile(scores, level)
     if extra is None:
         return None
     low, high = _odds(interval[0]) - extra, _odds(interval[1]) + extra
-    if low > high:  # pairs agreed more than their repeats did
+    if low > high:  # the pairs' errors were smaller than the spread of their repeats
         low = high = (low + high) / 2
     return _share(low), _share(high)
 
 
-# How many fresh pairs' intervals of 90 % held what was achieved, of how many: pairs of data sets
-# that nothing is calibrated on. From experiments/defaults/rehearsals.md; fresh_pairs.py there has
-# the rule and the pairs, written down before any of them was run.
+# (number of 90 % intervals that contained the achieved accuracy, number of pairs), on fresh pairs
+# of data sets that are not used for calibration. From experiments/defaults/rehearsals.md;
+# fresh_pairs.py there has the rule and the pairs, which were fixed before the first run.
 HELD: dict[str, dict[Relation, tuple[int, int]]] = {
     "linear": {"same source": (65, 66), "same task": (65, 66)},
     "perceptron": {"same source": (64, 66), "same task": (64, 66)},
 }
 
 
-# The records that a rehearsal's repeats train and test on: from a pool, or drawn for each.
+# The training and test records of a rehearsal's repeats: from a pool, or generated for each repeat.
 
 
 PublicProxy = Dataset | Callable[[int], Dataset]
@@ -163,7 +164,7 @@ PublicProxy = Dataset | Callable[[int], Dataset]
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """From a seed to another task of one shape; see :func:`forethought.data.synthetic.like`."""
+    """A function seed → a new task of one shape; see :func:`forethought.data.synthetic.like`."""
 
     shape: tuple[int, ...]
     classes: int | None
@@ -178,7 +179,7 @@ class SyntheticSource:
 def synthetic(
     shape: tuple[int, ...], classes: int | None, examples: int, *, noise: float = 1.0
 ) -> SyntheticSource:
-    """A source of synthetic data for :func:`rehearse`: every seed is another task of this shape.
+    """A source of synthetic data for :func:`rehearse`: every seed gives a new task of this shape.
 
     Args:
         shape, classes, examples, noise: see :func:`forethought.data.synthetic.like`.
@@ -190,10 +191,11 @@ DrawRecords = Callable[[int], tuple[Split, Split, float, str]]
 
 
 def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int) -> DrawRecords:
-    """From a repeat's number to training part, test part, share of distinct records, name.
+    """A function repeat → (training part, test part, share of distinct records, name).
 
     Raises:
-        ValueError: a pool too small to test on, or a function that makes another size.
+        ValueError: the pool is too small, or generated data come with ``test_examples``. The
+            returned function raises it if generated data have another size or no test part.
     """
     if not isinstance(data, Dataset):
         if test_examples is not None:
@@ -222,8 +224,8 @@ def draws(data: PublicProxy, examples: int, test_examples: int | None, seed: int
             "a smaller test_examples, or a larger source"
         )
 
-    # Test parts are apart as long as the pool lasts, and training parts, too, where it is large:
-    # records that repeats share would hide how much the next ones differ.
+    # Test parts of different repeats are disjoint as long as the pool allows, and training parts
+    # too if it is large: shared records would make the repeats differ too little.
     apart = size >= 2 * (examples + tested)
     each = examples + tested if apart else tested
 
@@ -252,11 +254,10 @@ def mixed(seed: int, repeat: int) -> int:
 
 
 # Every repeat draws training and test records of the plan's size from a public or synthetic source,
-# builds a fresh model and runs :func:`forethought.train` with the very plan: same mechanism, same
-# number of records, same noise. What comes out is a prediction of accuracy before any private
-# record is touched. It is as good as the source resembles the private data. No statistic of the
-# source says how good; what is known is how far rehearsals were off on pairs of data sets in a
-# declared relation (:mod:`forethought.utility.rehearsal`).
+# builds a fresh model and runs :func:`forethought.train` with the same plan: same mechanism, same
+# number of records, same noise. The result is a prediction of accuracy before any private record is
+# read. Its quality depends on the resemblance of source and private data, which no statistic of the
+# source shows; the errors of rehearsals on pairs of data sets in a declared relation estimate it.
 
 
 REHEARSAL_SCHEMA = "forethought/rehearsal/4"
@@ -287,21 +288,25 @@ class Rehearsal(Stored):
     """The results of a plan on a public proxy, and the accuracy that it predicts.
 
     Args:
-        accuracies: of each repeat on its test records, in [0, 1]; of a regression R², at most 1.
-        baselines: of each repeat: accuracy of always saying the test part's most frequent class;
-            of a regression 0, which saying the mean has.
-        level: chance with which the intervals are meant to hold the next run.
-        source: what was rehearsed on.
-        train_examples, test_examples: records in each repeat.
-        distinct: share of different records in a training part; below 1 when the source was too
-            small and records had to be drawn more than once.
-        one_pool: whether all repeats drew from the same records.
-        plan: what was run.
-        relation: how the source stands to the private data, as declared; None: nobody said.
-        linear: whether the model is one linear layer.
-        network: which kind of network it is: ``"perceptron"``, with weights in linear layers only,
-            or ``"convolutional"``, in convolutions and such; None: linear, or another kind.
+        accuracies: accuracy of each repeat on its test records, in [0, 1]; R² of a regression, at
+            most 1.
+        baselines: for each repeat the accuracy of always predicting the test part's most frequent
+            class; 0 for a regression, which is R² of the mean.
+        level: intended probability with which an interval contains the next run's figure.
+        source: name of the public or synthetic data.
+        train_examples, test_examples: numbers of records in each repeat.
+        distinct: share of different records in a training part; below 1 if the source was too small
+            and records were drawn more than once.
+        one_pool: True if all repeats drew from the same pool of records.
+        plan: the plan of the runs.
+        relation: the declared relation of the source to the private data; None if not declared.
+        linear: True if the model is one linear layer.
+        network: the kind of network: ``"perceptron"``, with weights in linear layers only, or
+            ``"convolutional"``, with weights in convolutions too; None: linear, or another kind.
         measure: ``"accuracy"``, or ``"R²"`` of a regression.
+
+    Raises:
+        ValueError: an unknown measure or kind of network.
     """
 
     LATER: ClassVar[tuple[str, ...]] = ("measure",)
@@ -334,23 +339,23 @@ class Rehearsal(Stored):
 
     @property
     def baseline(self) -> float:
-        """Mean accuracy of always saying the most frequent class; R² of always saying the mean."""
+        """Mean accuracy of always predicting the most frequent class; 0 for R²."""
         return statistics.fmean(self.baselines)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval of the private run's accuracy, with a chance of at least ``level``.
+        """An interval that contains the private run's accuracy with probability at least ``level``.
 
-        That is so if the private and the public data set stand to each other as those of the pairs
-        do that it is calibrated on (:mod:`forethought.utility.rehearsal`): :attr:`run_interval`,
-        widened by as much as rehearsals were off there. (0, 1) where nothing is known, as of R².
+        This holds if the pair of private and public data is exchangeable with the calibration
+        pairs (see :func:`calibrated`). It is :attr:`run_interval`, widened by the errors of
+        rehearsals on those pairs; (0, 1) if there are no such pairs, as for R².
         """
         return self._widened() or (0.0, 1.0)
 
     def _widened(self) -> tuple[float, float] | None:
-        if self.measure == "R²":  # of which no pair was rehearsed
+        if self.measure == "R²":  # there are no calibration pairs for R²
             return None
-        # Pairs were rehearsed so often and at one level: their scores are about such intervals.
+        # The scores of the calibration pairs are of intervals of this level and number of repeats.
         base = self._run_interval(LEVEL, min(len(self.accuracies), REPEATS))
         found = calibrated(base, scores_of(self.relation, self._model), self.level)
         if found is None:
@@ -366,10 +371,10 @@ class Rehearsal(Stored):
     def run_interval(self) -> tuple[float, float]:
         """Student's prediction interval for one further run on such data, within [0, 1] (R²: ≤ 1).
 
-        mean ± t · s · √(1 + 1/n) with n repeats of standard deviation s, exact when accuracies are
-        normal and independent. The s of few repeats may be small by chance: no test part of m
-        records leaves less than √(p(1 − p)/m) at accuracy p, so that much is taken at least.
-        :data:`COVERS` says what it is about.
+        mean ± t · s · √(1 + 1/n) with n repeats of standard deviation s, exact if accuracies are
+        normal and independent. The s of few repeats may be small by chance, so it is at least
+        √(p(1 − p)/m), the standard deviation of accuracy p on a test part of m records.
+        :data:`COVERS` lists the sources of variation that it covers.
         """
         return self._run_interval(self.level, len(self.accuracies))
 
@@ -382,16 +387,16 @@ class Rehearsal(Stored):
 
     @property
     def saying(self) -> str:
-        """The answer to every record that the baseline gives, in words."""
+        """The baseline's constant prediction, in words."""
         return _SAYING[self.measure]
 
     @property
     def form(self) -> str:
-        """The format of a printed figure: in percent, or R² to three places."""
+        """The format of a printed figure: percent for accuracy, three decimal places for R²."""
         return _FORMS[self.measure]
 
     def shown(self, figure: float) -> str:
-        """A figure as it is printed."""
+        """A figure as text in :attr:`form`."""
         return format(figure, self.form)
 
     def text(self) -> str:
@@ -421,7 +426,7 @@ class Rehearsal(Stored):
         return "\n".join(sentences)
 
     def _promise(self) -> str:
-        """The worth of an interval that is offered."""
+        """Sentences on the reliability of :attr:`interval`."""
         if self.relation is None or self._model is None:
             raise RuntimeError("an interval is offered of a relation and a kind of model")
         sets = len(scores_of(self.relation, self._model))
@@ -488,33 +493,32 @@ def rehearse(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Rehearsal:
-    """Run a plan end to end on public or synthetic data: the accuracy, or R², that it will reach.
+    """Run a plan on public or synthetic data to predict the accuracy, or R², that it will reach.
 
     Args:
-        plan: what will be run on the private data.
-        model_builder: a freshly initialised model of the private task, from torch's global
-            generator, which is seeded for each repeat and left as it was.
+        plan: the plan for the private data.
+        model_builder: a function that returns a freshly initialised model of the private task. It
+            draws from torch's global generator, which is seeded for each repeat and then restored.
         data: a public proxy of the private data's shape: a pool of records, train and test part
-            together, from which every repeat draws ``plan.examples`` training records and, apart
-            from them, its test records; or a function from a seed to a data set that has exactly
-            ``plan.examples`` training records, such as :func:`synthetic` returns.
-        repeats: runs, at least 2. Their cost is that of the real run each.
-        test_examples: size of the test part drawn from a pool. Default: the pool's test part's
-            size, or a fifth of the pool without one.
-        level: of the intervals, between 0 and 1.
-        relation: how ``data`` stand to the private data: ``"same source"``, ``"same task"``,
-            ``"same shape"`` or ``"synthetic"``, see :data:`RESEMBLANCE`. Without it, of the last
-            two, and of networks that are no perceptrons, nothing is said of the private data.
-            Default: ``"synthetic"`` where
-            :func:`synthetic` made ``data``.
+            together, from which every repeat draws ``plan.examples`` training records and disjoint
+            test records; or a function from a seed to a data set with exactly ``plan.examples``
+            training records, such as :func:`synthetic` returns.
+        repeats: number of runs, at least 2. Each costs as much as the real run.
+        test_examples: size of the test part drawn from a pool. Default: the size of the pool's test
+            part, or a fifth of the pool without one.
+        level: level of the intervals, between 0 and 1.
+        relation: relation of ``data`` to the private data: ``"same source"``, ``"same task"``,
+            ``"same shape"`` or ``"synthetic"``, see :data:`RESEMBLANCE`. Without it, for the last
+            two, and for other models than linear ones and perceptrons, nothing is predicted for the
+            private data. Default: ``"synthetic"`` if :func:`synthetic` made ``data``.
         loss, micro_batch, device: as for :func:`forethought.train`.
-        seed: the whole rehearsal is reproducible; nothing in it needs secrecy.
-        progress: called with (repeats done, repeats).
+        seed: makes the whole rehearsal reproducible; its random numbers need not be secret.
+        progress: called as progress(repeats done, repeats).
 
     Raises:
-        ValueError: the pool is too small to test on, a generated set has another size, the model
-            does not fit the data, or its run measures no accuracy. TypeError: an argument of the
-            wrong kind.
+        ValueError: the pool is too small, a generated set has another size, the model does not fit
+            the data, or its run measures no accuracy.
+        TypeError: an argument is of the wrong kind.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
