@@ -1,1 +1,1 @@
-"""Attempts to refute what a run claims: they refute or fail to refute, and never prove."""
+"""Audits: attempts to refute the claim of a run. They refute or fail to refute, and never prove."""

@@ -1,22 +1,22 @@
-"""Membership games against a run: one training plays thousands, on orthogonal canaries.
+"""Membership games against a run: one training plays thousands of games, on orthogonal canaries.
 
-Each canary is a record whose gradient has a coordinate of its own and is far above the clipping
-norm. A fair coin decides whether it is there; if not, a blank record (or, where records are
-replaced, its opposite) takes its place. One coordinate tells nothing of another's coin, so the
-games are independent where records are drawn one by one; where they compete for places, errors are
-negatively associated and counted with a bound that allows it.
+Each canary is a record whose gradient has its own coordinate and a norm far above the clipping
+norm. A fair coin decides if it takes part; if not, a blank record (or, under replace-one, its
+opposite) takes its place. A coordinate reveals nothing about the coins of other canaries. So the
+games are independent if records are drawn one by one. If records compete for the places of a batch,
+the errors are negatively associated, and the tests use a bound that allows it.
 
-Canaries of one group share its clipped update, and a record less changes everybody's batch when its
-size is fixed: there each training plays one game, and all other records point against the canary,
-which is what the sensitivity of 2 is attained by.
+Canaries of one group share its clipped update, and with batches of a fixed size one record less
+changes all batches. In these cases each training plays one game, and all other records point
+against the canary, which attains the sensitivity of 2.
 
-The attacker's score is the best there is: the log-likelihood ratio of everything it saw. A canary's
+The attacker's score is optimal: the log-likelihood ratio of everything that it saw. A canary's
 coordinate of a round's sum, in units of C, is Gaussian noise around its contribution: y ~ N(d, σ²)
 if it took part and N(0, σ²) if not. With L(d) = (2dy − d²)/(2σ²), sampling at rate q gives
-log(1 − q + q·exp L(d)) a round; a shuffled record takes part once an epoch, in a round that nobody
-knows: log Σ_t w_t exp L_t(d) an epoch, w_t being the share of the records in round t. Where parts
-of the records take turns, nobody knows the record's part: the mean over the parts. Where noise is
-correlated, y and d are seen through the strategy's matrix, which makes it independent.
+log(1 − q + q·exp L(d)) for each round. A shuffled record takes part once an epoch, in an unknown
+round: log Σ_t w_t exp L_t(d) for each epoch, with w_t the share of the records in round t. If parts
+of the records take turns, the record's part is unknown: the mean over the parts. If noise is
+correlated, y and d are multiplied by the strategy's matrix, which makes the noise independent.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ from forethought.values.plan import Clip, Plan
 
 Array = NDArray[np.float64]
 
-# Records of a training that plays one game, and its rounds.
+# Records and rounds of a training that plays one game.
 FEW, SHORT = 60, 12
-# Games of each kind that are simulated: so many, and at least so many, within so many numbers.
+# Simulated games of each kind: at most SIMULATED, at least FEWEST, about CELLS numbers in all.
 SIMULATED, FEWEST, CELLS = 20_000, 2_000, 4_000_000
-# Multiples of the claimed noise that thresholds are made for: a fault may show elsewhere.
+# Multiples of the claimed noise for which thresholds are chosen: with less noise than claimed,
+# another threshold shows the fault best.
 SUSPECTED = (1.0, 0.75, 0.5)
-# Thresholds that are compared, and the multiples of the noise that they are compared at.
+# Number of thresholds to compare, and multiples of the noise at which they are compared.
 CANDIDATES = 100
 FACTORS = np.geomspace(1.01, 4.0, 12)
 
@@ -65,13 +66,13 @@ FACTORS = np.geomspace(1.01, 4.0, 12)
 def log_likelihood_ratio(
     mechanism: Mechanism, noise: list[float], seen: Array, inside: float, outside: float
 ) -> Array:
-    """log p(seen | a contribution of ``inside``) − log p(seen | one of ``outside``).
+    """log p(seen | a contribution of ``inside``) − log p(seen | a contribution of ``outside``).
 
     Args:
         noise: standard deviation of each round's noise, in units of C.
-        seen: one row a round, one column a game, in units of C.
-        inside, outside: contribution of the record that is or is not there; outside is 0 for a
-            record that is absent, −1 for one that was replaced by its opposite.
+        seen: the canaries' coordinates of the noised sums, (rounds, games), in units of C.
+        inside, outside: the contribution of a record that takes part, and of one that does not:
+            0 if it is absent, −1 if it was replaced by its opposite.
 
     Returns:
         Shape (games,).
@@ -111,7 +112,7 @@ def _likelihood(part: Rounds, noise: list[float], seen: Array, shift: float) -> 
 
 
 def _times(sampling: Sampling) -> list[tuple[int, float]]:
-    """(k, chance) that a record is in its turn's batch k times."""
+    """Pairs (k, chance): the chance that a record is in the batch of its turn k times."""
     match sampling.hits(1):
         case Binomial(1, chance):
             found = [(0, 1 - chance), (1, chance)]
@@ -125,7 +126,7 @@ def _times(sampling: Sampling) -> list[tuple[int, float]]:
 
 
 def _drawn(seen: Array, shift: float, noise: float, times: list[tuple[int, float]]) -> Array:
-    """log Σ_k w_k exp L(k·shift) of one round."""
+    """log Σ_k w_k exp L(k·shift) of one round, (games,); ``times`` holds the pairs (k, w_k)."""
     if times == [(1, 1.0)]:
         return _shifted(seen, shift, noise)
     terms = [
@@ -136,7 +137,10 @@ def _drawn(seen: Array, shift: float, noise: float, times: list[tuple[int, float
 
 
 def _through_the_strategy(part: Correlated, noise: float, seen: Array, shift: float) -> Array:
-    """A record that takes part in rounds p, p + b, … moves Cy by those columns of C."""
+    """The log-likelihood ratio of a part with correlated noise, (games,).
+
+    A record that takes part in rounds p, p + b, … moves Cy by those columns of C.
+    """
     sampling = part.sampling
     parts, times = sampling.rounds_per_epoch, _times(sampling)
     column = shift * part.strategy.column(part.count)
@@ -176,8 +180,7 @@ def simulate(
     contribution: float,
     generator: np.random.Generator,
 ) -> Array:
-    """The scores that a sound run would show of a record with this contribution: (rounds,
-    games)."""
+    """Simulated coordinates of a sound run for a record with this contribution, (rounds, games)."""
     seen = np.empty((len(noise), games))
     first = 0
     for part in mechanism:
@@ -190,7 +193,7 @@ def simulate(
 
 
 def _participation(part: Rounds, games: int, generator: np.random.Generator) -> Array:
-    """The count of a record in each round's batch: (rounds, games)."""
+    """The number of times that a record is in each round's batch, (rounds, games)."""
     sampling, found = part.sampling, np.zeros((part.count, games))
     mine = np.zeros(games, dtype=np.int64)
     if not sampling.redealt and sampling.rounds_per_epoch > 1:
@@ -215,15 +218,15 @@ def _places(
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """Choices of an attack that are made before it, on simulated games that never saw the run.
+    """Choices of an attack that are made before it, on simulated games that do not use the run.
 
-    They move no error rate that is claimed later, since they do not depend on the games that are
-    counted; they only make them say more.
+    They do not depend on the games that are counted, so they do not change any error rate of the
+    tests; they only make the tests more powerful.
 
     Args:
         thresholds: on the score, the best for a sound run first.
-        slopes: of the claimed trade-off function where each threshold lies on it, positive.
-        guesses: canaries to guess on, for the one-run bound.
+        slopes: absolute slopes of the claimed trade-off function at each threshold.
+        guesses: number of canaries to guess on, for the one-run bound.
     """
 
     thresholds: tuple[float, ...]
@@ -239,11 +242,11 @@ def decision_rule(
     games: int,
     delta: float,
 ) -> DecisionRule:
-    """The choices for so many games, half of them with the record in.
+    """The choices for a number of games, half of them with the record.
 
     Args:
         noise: standard deviation of each round's noise, in units of C.
-        distance: what the record contributes, and what its absence.
+        distance: the contribution with the record, and without it.
     """
     count = min(SIMULATED, max(FEWEST, CELLS // len(noise)))
     simulated = [_games(mechanism, noise, distance, count, factor) for factor in SUSPECTED]
@@ -282,7 +285,11 @@ def _games(
 def _thresholds(
     simulated: Sequence[Games], outside: int, inside: int, mechanism: Mechanism
 ) -> list[float]:
-    """For each kind of simulated games the threshold that would refute most noise in so many."""
+    """For each kind of simulated games the threshold that refutes the most noise.
+
+    Args:
+        outside, inside: number of games without and with the record.
+    """
     candidates, ends = [], []
     for games in simulated:
         made = np.quantile(games.labelled[0], np.linspace(0.002, 0.998, CANDIDATES))
@@ -292,7 +299,7 @@ def _thresholds(
             of = zip(shares, (outside, inside), strict=True)
             ends.append([share_at_most(round(float(s) * n), n, LEVEL / 2) for s, n in of])
     false, missed = np.array(ends).T
-    # How far below each curve a point lies: it grows with the noise that the curve claims.
+    # The distance of each point below the curve, which grows with the noise that the curve claims.
     gaps = np.array(
         [
             tradeoff(scaled_noise(mechanism, float(factor)))(np.minimum(false, 1.0)) - missed
@@ -305,7 +312,7 @@ def _thresholds(
 
 
 def _crossing(gaps: NDArray[np.float64]) -> float:
-    """The place on the factors' scale where a point comes to lie below the curve, interpolated."""
+    """The interpolated place on the scale of factors from which a point lies below the curve."""
     if gaps[0] > 0:
         return float(-gaps[0])
     if gaps[-1] <= 0:
@@ -315,7 +322,7 @@ def _crossing(gaps: NDArray[np.float64]) -> float:
 
 
 def _guesses(simulated: Games, canaries: int, delta: float) -> int:
-    """The number of ``canaries`` to guess on, judged on simulated scores alone."""
+    """The number of ``canaries`` to guess on, chosen from simulated scores alone."""
     scores, inside = simulated.labelled
     order = np.argsort(scores, kind="stable")
     best, most = 0.0, 2
@@ -330,21 +337,21 @@ def _guesses(simulated: Games, canaries: int, delta: float) -> int:
 
 
 def shortened(plan: Plan, rounds: int) -> Plan:
-    """The plan's first ``rounds`` rounds, at most."""
+    """The plan's first ``rounds`` rounds, at most, for planted records."""
     mechanism = plan.mechanism.first(min(rounds, plan.rounds))
-    # Planted records are no images, and their model's layers have other names.
+    # Planted records are no images, and the layers of their model have other names.
     clip = replace(plan.clip, shares=None)
     return plan.with_(mechanism=mechanism, clip=clip, budget=None, augmentation=None)
 
 
 def directed(plan: Plan) -> bool:
-    """True if one training can play one game only."""
+    """True if one training of the plan can play only one game."""
     exchanges = any(part.sampling.exchanges for part in plan.mechanism)
     return plan.groups is not None or (exchanges and plan.mechanism.adjacency == "add-or-remove")
 
 
 def contributions(plan: Plan) -> tuple[float, float]:
-    """The contributions of the record that is there, and of the one that takes its place."""
+    """The contributions, in units of C, of the record and of the one that takes its place."""
     return (1.0, -1.0) if plan.mechanism.adjacency == "replace-one" else (1.0, 0.0)
 
 
@@ -354,7 +361,7 @@ def drawn_canaries(
     """Records of a plan, the first of them canaries, and the canaries' coins.
 
     Args:
-        plan: clips examples. canaries: how many of its records take part in games.
+        plan: a plan that clips examples. canaries: number of its records that are canaries.
     """
     there = generator.random(canaries) < 0.5
     index = np.full(plan.examples, canaries)  # the blank records' coordinate
@@ -365,15 +372,18 @@ def drawn_canaries(
 
 
 def games_of(plan: Plan, seen: Array, there: NDArray[np.bool_]) -> Games:
-    """Games from the canaries' coordinates of all noised sums, (rounds, canaries), in units of
-    C."""
+    """Games from the canaries' coordinates of all noised sums.
+
+    Args:
+        seen: (rounds, canaries), in units of C. there: the canaries' coins, (canaries,).
+    """
     score = log_likelihood_ratio(plan.mechanism, scales(plan), seen, *contributions(plan))
     competing = any(part.sampling.exchanges for part in plan.mechanism)
     return Games(score[~there], score[there], independent=not competing)
 
 
 def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) -> Games:
-    """Play one training; every canary is a game. Arguments as of :func:`drawn_canaries`."""
+    """Play one training; every canary is a game. Arguments as for :func:`drawn_canaries`."""
     records, there = drawn_canaries(plan, canaries, generator)
     seen = np.empty((plan.rounds, canaries))
 
@@ -385,9 +395,9 @@ def orthogonal_games(plan: Plan, canaries: int, generator: np.random.Generator) 
 
 
 def directed_games(plan: Plan, games: int, generator: np.random.Generator) -> Games:
-    """Play one training a game: the canary points one way, everybody else the other.
+    """Play one training for each game: the canary points one way, all other records the other.
 
-    The canary outweighs its group, so that its presence turns the group's whole update round.
+    The canary outweighs its group, so that its presence reverses the group's whole update.
     """
     found: tuple[list[float], list[float]] = ([], [])
     for turn in generator.permutation(games):
@@ -428,9 +438,9 @@ def _one_less(plan: Plan) -> Plan:
 
 
 def _directed_score(plan: Plan, seen: Array) -> float:
-    """Log-likelihood ratio for a sum that the canary moves by 2 from where the others leave it.
+    """Log-likelihood ratio for a sum that the canary moves by 2 from the sum of the others.
 
-    That is where every group, or every record of a batch, is at −1.
+    In the sum of the others, every group, or every record of a batch, contributes −1.
     """
     others, sampling = 0.0, plan.mechanism.rounds[0].sampling
     if plan.groups is not None or sampling.exchanges:
@@ -441,13 +451,14 @@ def _directed_score(plan: Plan, seen: Array) -> float:
 def attack(
     plan: Plan, sizes: CheckSizes, generator: np.random.Generator
 ) -> tuple[list[Finding], AttackSummary | None, list[str]]:
-    """Play the games and hold them against the claimed trade-off function.
+    """Play the games and test them against the claimed trade-off function.
 
     Args:
-        plan: the claim. generator: of coins and simulations.
+        plan: the claim. sizes: number of games. generator: of coins and simulations.
 
     Returns:
-        The finding, the games in numbers, and notes on what was left out.
+        The findings, the summary (None if there are no games or no bounds are wanted), and notes on
+        the rounds and records that were left out.
     """
     if any(part.noise_multiplier == 0 for part in plan.mechanism):
         return [], None, ["no attack was needed: rounds without noise claim nothing"]
@@ -483,10 +494,10 @@ def _few_records(plan: Plan) -> Plan:
 
 
 def judge(plan: Plan, games: Games, distance: tuple[float, float]) -> tuple[Finding, DecisionRule]:
-    """Games against the trade-off function of the plan that they were played on.
+    """Test games against the trade-off function of the plan that they were played on.
 
     Args:
-        distance: what the record contributed, and what its absence.
+        distance: the contribution with the record, and without it.
     """
     noise = tuple(scales(plan))
     chosen = decision_rule(plan.mechanism, noise, distance, games.count, plan.delta)
@@ -502,19 +513,20 @@ def judge(plan: Plan, games: Games, distance: tuple[float, float]) -> tuple[Find
 def summarise(
     plan: Plan, games: Games, chosen: DecisionRule | None, fdp: float | None = None
 ) -> AttackSummary:
-    """The games' result in terms of ε, beside the claim, and beside what one run says by f-DP.
+    """The games' results in terms of ε, beside the claim.
 
     Args:
-        chosen: None where the law of the scores is not known: guesses alone are judged then.
+        chosen: None if the distribution of the scores is not known: then only guesses are judged.
+        fdp: lower bound on ε from one run by f-DP, if there is one.
     """
     delta, shown, noise, plain = plan.delta, None, None, None
     if chosen is None:
-        # The better of the two numbers of guesses, at half of the level each.
+        # The larger of the bounds from the two numbers of guesses, at half of the level each.
         found = guessed(games)
         plain = max(one_run_epsilon(games, delta, r, LEVEL / len(found)) for r, _ in found)
     else:
         shown, noise = epsilon_interval(plan.mechanism, games, chosen, delta)
-        if not directed(plan):  # one run with many coins, and not one game each
+        if not directed(plan):  # one run with many coins, not one run for each game
             plain = one_run_epsilon(games, delta, chosen.guesses, LEVEL)
     return AttackSummary(
         games=games.count,
@@ -532,7 +544,7 @@ def summarise(
 
 
 def _does_better(games: Games, chosen: DecisionRule, claim: TradeOff) -> str:
-    """The threshold whose errors lie furthest below the claim, in words."""
+    """A sentence about the threshold whose errors lie furthest below the claim."""
     rates = map(games.rates, chosen.thresholds)
     rate, share = max(rates, key=lambda pair: claim(pair[0]) - pair[1])
     return (
@@ -542,27 +554,27 @@ def _does_better(games: Games, chosen: DecisionRule, claim: TradeOff) -> str:
     )
 
 
-# From an attack's errors to what they say about a claim: f-DP inference, and the one-run bound.
+# Inference about a claim from an attack's errors: by f-DP, and by the one-run bound.
 
 
-# Binomial mass beyond so many standard deviations is added to the p-value as this much.
+# The binomial mass beyond REACH standard deviations is below BEYOND, which the p-value includes.
 REACH, BEYOND = 9.0, 1e-15
-# The first and the finest pieces of [0, 1], the latter for few games and for many, and how far a
-# bound may lie above the curve's own.
+# Numbers of pieces of [0, 1]: the first, the finest for few games and for many (from MANY), and the
+# ratio within which an upper bound is close enough to the curve's own value.
 FIRST, FINE, FINEST, MANY, ABOVE = 64, 1024, 4096, 4_000, 1.03
-# Exponents that Chernoff's bound tries; any is valid.
+# Exponents that the Chernoff bound tries; each of them is valid.
 EXPONENTS = np.geomspace(1e-3, 30.0, 120)
 
 
 @dataclass(frozen=True)
 class JointErrors:
-    """The two error counts of one threshold.
+    """The two error counts of one threshold, and their weighted total T = misses + λ·false alarms.
 
     Args:
-        false, outside: false alarms, of how many games. missed, inside: misses likewise.
-        weight: λ, what a false alarm counts against a miss; fixed before the games.
-        independent: whether the games are; otherwise they are negatively associated, and Chernoff's
-            bound takes the place of the binomials (Dubhashi and Ranjan 1998, Proposition 7).
+        false: false alarms, out of ``outside`` games. missed: misses, out of ``inside`` games.
+        weight: λ, the weight of a false alarm relative to a miss; fixed before the games.
+        independent: True if the games are independent; otherwise they are negatively associated,
+            and the Chernoff bound replaces the binomials (Dubhashi and Ranjan 1998, Proposition 7).
     """
 
     false: int
@@ -573,7 +585,7 @@ class JointErrors:
     independent: bool = True
 
     def p_value(self, claim: TradeOff) -> float:
-        """Chance, at most, of so few errors if ``claim`` holds."""
+        """An upper bound of the chance of so few errors if ``claim`` holds."""
         finest = FINE if self.outside + self.inside < MANY else FINEST
         alphas = np.linspace(0.0, 1.0, finest + 1)
         misses = claim(alphas)
@@ -593,7 +605,7 @@ class JointErrors:
 
     @property
     def total(self) -> float:
-        """T as observed."""
+        """The observed T."""
         return self.missed + self.weight * self.false
 
     def _binomial(self, alpha: Array, beta: Array) -> Array:
@@ -616,21 +628,22 @@ class JointErrors:
         return np.asarray(np.exp(np.minimum(log.min(axis=1), 0.0)))
 
 
-# Chance of an error in each bound that is shown besides the verdict.
+# Error probability of each bound that is shown besides the verdict.
 LEVEL = 0.05
-# Multiples of the claimed noise within which the effective one is looked for, and how closely.
+# The smallest and largest multiple of the claimed noise in the search for the effective noise, and
+# the ratio to which it is found.
 LEAST, MOST, CLOSE = 0.2, 50.0, 1.006
-# Shares of the canaries that are guessed on in one run; what two of them cost is charged.
+# Shares of the canaries that are guessed on in one run; the p-values are corrected for two shares.
 GUESSED = (0.05, 0.2)
 
 
 @dataclass(frozen=True)
 class Games:
-    """Membership games that were played: scores, larger where "in" is more likely.
+    """The scores of membership games; a larger score makes "in" more likely.
 
     Args:
-        outside, inside: scores of games in which the record was out and in.
-        independent: whether the games are independent; otherwise errors are negatively associated.
+        outside, inside: scores of the games in which the record was out, and in; (games,) each.
+        independent: True if the games are independent; otherwise errors are negatively associated.
     """
 
     outside: Array
@@ -670,7 +683,7 @@ class Games:
 
     @property
     def labelled(self) -> tuple[Array, Array]:
-        """Every score, and whether its record was in (1) or out (0)."""
+        """All scores, and for each 1 if its record was in and 0 if it was out."""
         there = np.repeat([0.0, 1.0], [len(self.outside), len(self.inside)])
         return np.concatenate([self.outside, self.inside]), there
 
@@ -695,16 +708,16 @@ def scaled_noise(mechanism: Mechanism, factor: float) -> Mechanism:
 
 
 def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -> float:
-    """The multiple of its noise at which a mechanism begins to be refuted; rounded up.
+    """The smallest multiple of its noise at which a mechanism is refuted; rounded up.
 
     Returns:
-        A factor; infinite when no noise is refuted, :data:`LEAST` when that is, too.
+        A factor; infinite if no noise is refuted, :data:`LEAST` if that is refuted, too.
     """
 
     def at(log_factor: float) -> bool:
         return refuted(scaled_noise(mechanism, math.exp(log_factor)))
 
-    # Outwards from the claim: little noise is slow to account for, and seldom asked about.
+    # The search starts at the claim, because accounting for little noise is slow and seldom needed.
     step = math.log(1.5)
     low = high = 0.0
     if at(0.0):
@@ -722,7 +735,7 @@ def critical_noise(refuted: Callable[[Mechanism], bool], mechanism: Mechanism) -
 
 
 def shown_epsilon(mechanism: Mechanism, factor: float, delta: float) -> float:
-    """ε of the mechanism with ``factor`` times the noise: what an attack shows by f-DP."""
+    """ε that an attack shows by f-DP: that of the mechanism with ``factor`` times the noise."""
     if math.isinf(factor):
         return 0.0
     return epsilon(scaled_noise(mechanism, factor), delta, accuracy=1e-2).lower
@@ -731,11 +744,11 @@ def shown_epsilon(mechanism: Mechanism, factor: float, delta: float) -> float:
 def epsilon_interval(
     mechanism: Mechanism, games: Games, chosen: DecisionRule, delta: float
 ) -> tuple[tuple[float, float], float]:
-    """ε that an attack shows, (lower, upper), and the multiple of the noise that it acts as having.
+    """ε that an attack shows, (lower, upper), and the multiple of the noise that it corresponds to.
 
-    Told by the first threshold, which was fixed in advance with its slope. The lower end holds with
-    confidence 1 − :data:`LEVEL`. The upper end is what the attack could show at best, were its
-    error rates the lower ends of their intervals: how far the attack's own uncertainty reaches.
+    Both follow from the first threshold, which was fixed in advance with its slope. The lower end
+    holds with confidence 1 − :data:`LEVEL`. The upper end is the ε that the attack would show if
+    its error rates were the lower ends of their intervals; it expresses the attack's uncertainty.
     """
     threshold = chosen.thresholds[0]
     errors = joint(games, threshold, chosen.slopes[0])
@@ -747,7 +760,7 @@ def epsilon_interval(
 
 
 def points(games: Games, count: int = 24, level: float = 0.05) -> tuple[AttackPoint, ...]:
-    """The attack's errors over its whole range, with bands that hold for all points together."""
+    """The attack's errors at ``count`` thresholds, with bands that hold for all together."""
     quantiles = np.quantile(games.labelled[0], np.linspace(0.02, 0.98, count))
     found = []
     for threshold in map(float, np.unique(quantiles)):
@@ -768,7 +781,7 @@ def one_run_epsilon(games: Games, delta: float, guesses: int, level: float) -> f
     The attacker guesses "in" for the ``guesses``/2 highest scores and "out" for as many lowest.
 
     Args:
-        guesses: how many, fixed in advance.
+        guesses: number of guesses, fixed in advance.
 
     Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", 2023,
     Theorem 5.2 and the algorithm of its Appendix D.
@@ -778,9 +791,9 @@ def one_run_epsilon(games: Games, delta: float, guesses: int, level: float) -> f
 
 
 def right_guesses(games: Games, guesses: int) -> tuple[int, int]:
-    """Guesses made, "in" at the highest scores and "out" at the lowest, and how many are right.
+    """The number of guesses, "in" at the highest scores and "out" at the lowest, and of right ones.
 
-    Which of equal scores are guessed on is left to chance: their order here knows the coins.
+    A random order decides between equal scores, because the order of the scores follows the coins.
     """
     mixed = np.random.default_rng(0).permutation(games.count)
     scores, inside = (column[mixed] for column in games.labelled)
@@ -813,24 +826,24 @@ def epsilon_of_guesses(
 
 
 def guessed(games: Games) -> tuple[tuple[int, int], ...]:
-    """Guesses and right ones for each of :data:`GUESSED`, which were fixed in advance."""
+    """Numbers of guesses and of right ones for each share in :data:`GUESSED`, fixed in advance."""
     wanted = dict.fromkeys(max(2, round(share * games.count)) for share in GUESSED)
     return tuple(right_guesses(games, guesses) for guesses in wanted)
 
 
 def one_run_p_value(canaries: int, guesses: int, right: int, claim: TradeOff) -> float:
-    """Chance, at most, of ``right`` or more right guesses in one run if ``claim`` holds.
+    """An upper bound of the chance of ``right`` or more right guesses in one run under ``claim``.
 
-    No matter how canaries act on each other. Each of m canaries is in or out by a fair coin of its
-    own; W of at most r guesses are right, p_j = P(W = j). With the other coins given, "guess i is v
-    and at least c − 1 others are right" has some chance under coin v and another under the other
-    coin: the claim f holds for this pair of laws in either order. Averaged over coins and canaries,
-    by convexity of f,
+    It holds for any dependence between canaries. Each of m canaries is in or out by its own fair
+    coin; W of at most r guesses are right, p_j = P(W = j). For fixed other coins, the event "guess
+    i is v and at least c − 1 others are right" has one chance under coin v and another under the
+    other coin, and the claim f holds for this pair in either order. Averaged over coins and
+    canaries, by convexity of f,
 
         H_{c−1} ≥ f(1 − R_c),  R_c = Σ_{j≥c} j p_j / m,  H_c = Σ_{j≥c} (r − j) p_j / m,
 
-    for every c, while R_0 + H_0 = r/m. The largest P(W ≥ v) has all of it at v and every inequality
-    tight below, so chances that lead to R_0 + H_0 > r/m are impossible.
+    for every c, while R_0 + H_0 = r/m. The largest P(W ≥ v) has all its mass at v and equality in
+    every inequality below, so chances that lead to R_0 + H_0 > r/m are impossible.
 
     Source: Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024,
     Theorem 9 with k = 2, and Algorithms 2 and 3. Rounded upwards: f is taken at a smaller R.
@@ -846,7 +859,7 @@ def one_run_p_value(canaries: int, guesses: int, right: int, claim: TradeOff) ->
         for below in range(right - 1, -1, -1):
             place = np.searchsorted(power, np.minimum(up, 1.0), side="right") - 1
             more = np.maximum(aside, wrong[place])
-            # Of those that say ``below`` are right, so many are, and the others are wrong.
+            # In the mass of W = below, that many guesses are right and the others are wrong.
             up, aside = up + below / (guesses - below) * (more - aside), more
         impossible = up + aside > guesses / canaries
         if not impossible[-1]:
@@ -866,10 +879,10 @@ def one_run_refutation(found: Sequence[tuple[int, int]], canaries: int, claim: T
 def one_run_fdp_epsilon(
     mechanism: Mechanism, found: Sequence[tuple[int, int]], canaries: int, delta: float
 ) -> float:
-    """Lower bound on ε from one run: of the mechanism with the most noise that is not refuted.
+    """Lower bound on ε from one run: that of the mechanism with the least noise that is refuted.
 
-    Holds with confidence 1 − :data:`LEVEL` among all mechanisms that have the trade-off function of
-    this one with some multiple of its noise.
+    It holds with confidence 1 − :data:`LEVEL` among all mechanisms whose trade-off function is that
+    of this one with some multiple of its noise.
     """
     factor = critical_noise(
         lambda scaled: one_run_refutation(found, canaries, tradeoff(scaled)) < LEVEL, mechanism

@@ -1,7 +1,7 @@
-"""Audit a plan, and the user's model and data with it: five checks, one verdict.
+"""Audit a plan, with the user's model and data: five checks, one verdict.
 
 Every check goes through :func:`forethought.train`. An audit refutes or fails to refute; no
-guarantee rests on it.
+guarantee depends on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from forethought.values.mechanism import Examples, Persons
 from forethought.values.plan import Plan
 
 FALSE_ALARM = 1e-4
-# Records of the user's own that rounds are replayed with.
+# Number of the user's records with which rounds are replayed.
 MODEL_RECORDS = 200
 
 STEPS = ("replay", "participation", "noise", "sensitivity", "attack")
@@ -50,24 +50,24 @@ def audit(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """Try to refute what a plan claims when it is run.
+    """Try to refute the claim of a plan by running it.
 
     Args:
-        plan: what is claimed. Its sampling, clipping and noise are run on planted records.
-        model: the user's, with ``data``; is copied. Neighbouring batches go through it, and noise
-            on each of its parameters is looked at. Without it only planted models are.
-        data: the user's records, as :func:`forethought.train` takes them. What is measured on them
-            is for the operator, not for publication.
-        loss: one value per record; default as in training.
+        plan: the claim. Its sampling, clipping and noise are run on planted records.
+        model: the user's model, with ``data``; it is copied. Rounds with it are replayed, and
+            neighbouring batches go through it. Without it only planted models are audited.
+        data: the user's records, as for :func:`forethought.train`. Measurements on them are for the
+            operator, not for publication.
+        loss: one value for each record; default as in training.
         level: ``"quick"``, ``"standard"`` or ``"thorough"``; or the sizes one by one.
-        false_alarm: chance that a sound run is refuted, all checks together. Each test's level is
-            its share, and exact.
-        seed: of the audit's own choices (which records, whose coins). The run under audit draws
-            its own randomness as always.
+        false_alarm: chance that a sound run is refuted by any check, above 0 and at most 0.1. Each
+            test has an exact level, its share of this chance.
+        seed: of the audit's own choices (records, coins). The run under audit draws its own
+            randomness as always.
         progress: called with (steps done, steps) before each step and at the end.
 
     Returns:
-        The audit: findings, verdict, the attack in numbers.
+        The audit: findings, verdict, and the attack's results.
 
     Raises:
         TypeError, ValueError: arguments that do not fit, or a model that training refuses.
@@ -87,7 +87,7 @@ def audit(
         model, records, loss = own_records(model, data, plan, loss)
     few = None if records is None else records.take(np.arange(min(len(records), MODEL_RECORDS)))
     if isinstance(plan.contribution, Persons):
-        # Planted records have no rows: each is a person by itself, clipped the same way.
+        # Planted records have no rows: each stands for a person, and is clipped in the same way.
         plan = plan.with_(contribution=Examples(), augmentation=None)
         notes.append("a planted record stands for everything that one person has")
     if prepared:
@@ -101,7 +101,7 @@ def audit(
     found: list[Finding] = []
 
     tell = progress or (lambda *_: None)
-    # Planted gradients are of sizes that no data has: warnings about them say nothing to a user.
+    # Planted gradients have unusual sizes, so warnings about them do not help the user.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell(0, len(STEPS))
@@ -133,10 +133,11 @@ def audit(
 def own_records(
     model: nn.Module, data: object, plan: Plan, loss: Loss | None
 ) -> tuple[nn.Module, Records, Loss | None]:
-    """The user's model as it is trained, their records as it takes them, and the loss.
+    """The user's model, records and loss in the form in which they are trained.
 
     Raises:
-        ValueError: a model without parameters to train, or data that the plan is not for.
+        ValueError: a model without trainable parameters, or another number of records than the
+            plan's.
     """
     own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
     model = own.wrapped(model)
@@ -152,7 +153,7 @@ def own_records(
     return model, records, own.loss
 
 
-# The self-test of audits: whether faults are found that are planted into the running code.
+# The self-test of audits: audits must find faults that are planted into the running code.
 
 
 TRIAL = Path(__file__).parents[3] / "tools" / "trials" / "audits.py"
@@ -160,15 +161,15 @@ TRIAL = Path(__file__).parents[3] / "tools" / "trials" / "audits.py"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one fault.
+    """The outcome of the audit of one fault, or of one sound job.
 
     Args:
-        name: of the fault.
-        caught: whether the audit refuted the run.
-        check: which check did; empty where none.
+        name: of the fault or job.
+        caught: True if the audit refuted the run.
+        check: the check that refuted; empty if none did.
         checks: all checks that refuted.
         reason: the sentence that a user would read.
-        seconds: that the audit took.
+        seconds: duration of the audit.
     """
 
     name: str
@@ -188,19 +189,20 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """Every fault was caught, and no sound job was refuted."""
+        """True if every fault was caught and no sound job was refuted."""
         return all(f.caught for f in self.faults) and not any(s.caught for s in self.sound)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The result as values for JSON."""
         return {"passed": self.passed, **asdict(self)}
 
 
 def self_test(seed: int | None = None, *, more: bool = True) -> SelfTest:
-    """Plant every fault, one after the other, and audit jobs without a fault, too.
+    """Plant every fault, one after the other, and audit it; audit jobs without a fault, too.
 
     Args:
-        seed: of the audits' own choices. more: False: only the faults that the field has met.
+        seed: of the audits' own choices.
+        more: False: only faults that are known from practice.
 
     Raises:
         ValueError: the library is installed without its repository.
@@ -213,6 +215,6 @@ def self_test(seed: int | None = None, *, more: bool = True) -> SelfTest:
     spec = importlib.util.spec_from_file_location("forethought_audit_trial", TRIAL)
     assert spec is not None and spec.loader is not None
     trial = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = trial  # where dataclasses look their module up
+    sys.modules[spec.name] = trial  # dataclasses look up their module here
     spec.loader.exec_module(trial)
     return SelfTest(tuple(trial.outcomes(seed, more=more)), tuple(trial.sound_outcomes(seed)))

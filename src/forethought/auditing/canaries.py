@@ -1,10 +1,10 @@
 """Records with known gradients, a recorder of noised sums, and the sizes of an audit's checks.
 
-Record i of such a data set has the gradient weight·unit in coordinate ``index[i]`` and nothing
-elsewhere; where a coin decides whether it is there, it is a canary. The model is one table of
-numbers, one a coordinate. The recorder takes the place of the optimizer, keeps what it is given and
-leaves the weights alone. Everything between the records and the optimizer is what an ordinary run
-uses, for all of it goes through ``train``.
+Record i of such a data set has the gradient weight[i]·unit in coordinate ``index[i]`` and zero
+elsewhere. A record whose presence a coin decides is a canary. The model is one table of numbers,
+one for each coordinate. The recorder takes the place of the optimizer: it records the gradients
+that it gets and does not change the weights. All code between the records and the optimizer is that
+of an ordinary run, because the audit calls ``train``.
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ from forethought.values.mechanism import Mechanism, Rounds, Sampling
 from forethought.values.plan import Plan
 from forethought.values.use import Averaging, Optimizer, ReleaseUse, Schedule
 
-# Kinds of rounds that one check looks at, evenly spread over a plan of more.
+# The most parts of a plan that one check tests; they are evenly spread over the plan.
 PARTS = 4
-# A gradient of so many units is far above any clipping norm that a rule reaches.
+# A gradient of so many units is far above every clipping norm that a rule reaches.
 LARGE = 10**6
 
 
 @dataclass(frozen=True)
 class CheckSizes:
-    """Sizes of the checks, which an audit's level stands for.
+    """The sizes of the checks at one level of an audit.
 
     Args:
-        hits: how often records take part in the dry run, at least.
-        dry_rounds: most rounds of the dry run.
-        population: most records of a dry run; a larger data set is scaled down at its rate.
-        coordinates: that carry noise only. noise_rounds: rounds in which they are looked at.
-        canaries: membership games in one training. attack_cells: most canaries times rounds.
-        directed_games: trainings, where one training can play one game only.
-        batch: most records of the batches whose sums are compared; 0 for the plan's own.
-        neighbours: how many neighbouring batches at each set of weights.
-        bounds: whether what the attack shows is also put in terms of ε; the verdict needs none.
+        hits: wanted participations of records in the run without noise.
+        dry_rounds: most rounds of the run without noise.
+        population: most records of the run without noise; a larger data set is scaled down at the
+            same rate.
+        coordinates: number of coordinates with noise only.
+        noise_rounds: number of rounds in which their noise is tested.
+        canaries: most membership games in one training.
+        attack_cells: most canaries times rounds.
+        directed_games: number of trainings, if one training can play only one game.
+        batch: most records of the batches whose sums are compared; 0: the plan's batch.
+        neighbours: number of neighbouring batches at each set of weights.
+        bounds: True to express the attack's results as ε, too; the verdict does not need it.
     """
 
     hits: int
@@ -75,7 +78,7 @@ LEVELS = {
 
 
 def sizes_of(level: str) -> CheckSizes:
-    """The sizes of a level by name. Raises ValueError for an unknown one."""
+    """The sizes of a level by name. Raises ValueError for an unknown name."""
     one_of("level", level, tuple(LEVELS))
     return LEVELS[level]
 
@@ -88,16 +91,16 @@ def scaled(sampling: Sampling, examples: int, wanted: int) -> Sampling:
 
 
 def evenly(parts: list[Rounds]) -> list[Rounds]:
-    """At most :data:`PARTS` of them, the first and the last included."""
+    """At most :data:`PARTS` of the parts, evenly spread, the first and the last included."""
     if len(parts) <= PARTS:
         return parts
     return [parts[round(i * (len(parts) - 1) / (PARTS - 1))] for i in range(PARTS)]
 
 
 def with_parts(plan: Plan, parts: list[Rounds], examples: int) -> Plan:
-    """The plan's clipping and grouping on other rounds and another number of records.
+    """The plan with other rounds and another number of records; clipping and grouping stay.
 
-    Shares of the clip norm by parameter name do not fit a planted model: they are made even.
+    Shares of the clip norm by parameter name do not fit a planted model, so they become equal.
     """
     clip = replace(plan.clip, shares=None) if plan.clip.shares else plan.clip
     mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
@@ -109,7 +112,11 @@ _WATCHING: ContextVar[Watch | None] = ContextVar("watching", default=None)
 
 
 class Recorder(torch.optim.Optimizer):
-    """Hands every gradient it is given to the audit under way, and moves no weight."""
+    """An optimizer that hands every gradient to the running audit, and changes no weight.
+
+    Raises:
+        ValueError: no audit is running.
+    """
 
     def __init__(self, params: Iterable[Any], lr: float = 1.0) -> None:
         super().__init__(params, {"lr": lr})
@@ -119,7 +126,7 @@ class Recorder(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Record; never calls ``closure``."""
+        """Record the gradients; ``closure`` is not called."""
         assert self._watch is not None
         self._watch([p.grad for group in self.param_groups for p in group["params"]])
 
@@ -129,7 +136,7 @@ RECORDER = Optimizer(f"{__name__}:Recorder", 1.0, ())
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Recorders made inside hand their gradients to ``watch``, in the parameters' order."""
+    """A context whose recorders hand their gradients to ``watch``, in the parameters' order."""
     token = _WATCHING.set(watch)
     try:
         yield
@@ -144,7 +151,7 @@ def recorded_plan(plan: Plan) -> Plan:
 
 
 def divisors(plan: Plan) -> Iterator[float]:
-    """The divisor of each round's sum, from the mechanism alone: it is public."""
+    """The divisor of each round's sum; it follows from the mechanism alone, so it is public."""
     for part in plan.mechanism:
         for _ in range(part.count):
             yield float(plan.groups or part.sampling.expected_batch(plan.examples))
@@ -164,7 +171,7 @@ class CanaryModel(nn.Module):
 
 
 def canary_loss(outputs: torch.Tensor, weights: torch.Tensor, unit: float) -> torch.Tensor:
-    """weight·unit·table[i]: the gradient is weight·unit in coordinate i."""
+    """weight·unit·table[i], (batch,): its gradient is weight·unit in coordinate i."""
     return outputs[:, 0] * weights * unit
 
 
@@ -173,10 +180,10 @@ class CanaryRecords:
     """Records with known gradients.
 
     Args:
-        index: int64, shape (records,): the coordinate of each.
-        weight: int64, shape (records,): its gradient in units of ``unit``; 0 is a blank record.
+        index: the coordinate of each record, int64, shape (records,).
+        weight: its gradient in units of ``unit``, int64, shape (records,); 0 is a blank record.
         unit: length of the gradient of a record of weight 1.
-        rows: coordinates in all; those that no record names carry noise only.
+        rows: number of coordinates; those without a record carry noise only.
     """
 
     index: NDArray[np.int64]
@@ -186,23 +193,23 @@ class CanaryRecords:
 
     @property
     def data(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets."""
+        """Inputs and targets, as ``train`` takes them."""
         return torch.from_numpy(self.index), torch.from_numpy(self.weight)
 
     @property
     def loss(self) -> Callable[[Any, Any], torch.Tensor]:
-        """One value per record."""
+        """The loss of these records, one value for each."""
         return partial(canary_loss, unit=self.unit)
 
     def model(self, dtype: torch.dtype = torch.float64) -> CanaryModel:
-        """A fresh model that the records are for."""
+        """A new model for these records."""
         return CanaryModel(self.rows, dtype)
 
 
 def watched_sums(plan: Plan, see: Callable[[int, NDArray[Any]], None]) -> Watch:
     """A watch that gives each round's number and noised *sum*, shape (rows,), to ``see``.
 
-    The array is the run's own: what is to be kept must be copied.
+    ``see`` must copy the array to keep it, because it may share the run's memory.
     """
     scale = divisors(plan)
     count = iter(range(plan.rounds))
@@ -217,10 +224,11 @@ def watched_sums(plan: Plan, see: Callable[[int, NDArray[Any]], None]) -> Watch:
 def observe(
     plan: Plan, records: CanaryRecords, see: Callable[[int, NDArray[Any]], None], **options: Any
 ) -> list[float]:
-    """Train on such records and give every noised sum to ``see``.
+    """Train on records with known gradients, and give every noised sum to ``see``.
 
     Args:
-        plan: what to run; its optimizer is replaced by the recorder.
+        plan: the plan to run; the recorder replaces its optimizer.
+        see: function of a round's number and its noised sum, (rows,).
         options: of :func:`forethought.train`.
 
     Returns:

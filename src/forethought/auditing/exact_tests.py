@@ -1,9 +1,9 @@
-"""Tests whose false-alarm rates hold exactly, whatever the sizes: for counts and Gaussian numbers.
+"""Tests of counts and Gaussian numbers whose false-alarm rates are exact for all sample sizes.
 
 A count with a known distribution becomes a uniform number by the randomised probability integral
 transform U = F(k − 1) + V·P(k) with V uniform, which is exact for discrete distributions
 (Rosenblatt 1952; Ferguson 1967, Section 5.3). Uniform numbers that are independent, or each uniform
-given the ones before, are then tested together by their mean and spread on the normal scale.
+given the earlier ones, are then tested together by their mean and spread on the normal scale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forethought.accounting.interval import bisected
 
 Array = NDArray[np.float64]
 
-# Uniform numbers are kept off 0 and 1 by this much: it only makes a test slower to reject.
+# Uniform numbers are kept this far from 0, which only makes a test more conservative.
 _EDGE = 1e-300
 
 
@@ -38,7 +38,7 @@ def binomial_p(count: int, trials: int, rate: float) -> float:
 def uniform_binomial(
     counts: ArrayLike, trials: ArrayLike, rate: ArrayLike, generator: np.random.Generator
 ) -> Array:
-    """Counts that are Binomial(trials, rate), as uniform numbers of the same shape."""
+    """Binomial(trials, rate) counts, transformed to uniform numbers of the same shape."""
     k = np.asarray(counts)
     below = stats.binom.cdf(k - 1, trials, rate)
     return _uniform(below, stats.binom.pmf(k, trials, rate), generator)
@@ -51,7 +51,7 @@ def uniform_hypergeometric(
     drawn: ArrayLike,
     generator: np.random.Generator,
 ) -> Array:
-    """The number of ``marked`` among ``drawn`` records (a uniform subset), as uniform numbers."""
+    """Counts of ``marked`` among ``drawn`` records of a uniform subset, as uniform numbers."""
     k = np.asarray(counts)
     below = stats.hypergeom.cdf(k - 1, population, marked, drawn)
     return _uniform(below, stats.hypergeom.pmf(k, population, marked, drawn), generator)
@@ -60,8 +60,9 @@ def uniform_hypergeometric(
 def uniform_pairs(
     counts: Sequence[int], pairs: int, drawn: Sequence[int], generator: np.random.Generator
 ) -> Array:
-    """The number of ``pairs`` couples wholly in a uniform subset of ``drawn`` of their members.
+    """Counts of ``pairs`` couples entirely in a uniform subset of ``drawn`` of their members.
 
+    They become uniform numbers by their distribution,
     P(k) = C(pairs, k)·C(pairs − k, drawn − 2k)·2^(drawn − 2k) / C(2·pairs, drawn).
     """
     below, at = np.empty(len(counts)), np.empty(len(counts))
@@ -88,16 +89,16 @@ def _uniform(below: Array, at: Array, generator: np.random.Generator) -> Array:
 
 
 def uniform_p(uniforms: ArrayLike) -> float:
-    """p-value for numbers that should be independent and uniform: their mean and their spread.
+    """p-value for numbers that should be independent and uniform, from their mean and spread.
 
-    On the normal scale both are exact: Σz/√n is normal, Σz² is χ² with n degrees of freedom.
+    On the normal scale both tests are exact: Σz/√n is normal, Σz² is χ² with n degrees of freedom.
     """
     z = ndtri(np.asarray(uniforms, dtype=float).reshape(-1))
     return normal_p(z)
 
 
 def normal_p(z: Array) -> float:
-    """p-value for numbers that should be independent and standard normal: mean and spread."""
+    """p-value for numbers that should be independent and standard normal, from mean and spread."""
     if not len(z):
         return 1.0
     mean = float(z.sum() / math.sqrt(len(z)))
@@ -124,10 +125,10 @@ def share_at_most(successes: int, trials: int, level: float, independent: bool =
     """Upper end of a one-sided confidence interval for a share; wrong with chance ``level``.
 
     Args:
-        independent: Clopper and Pearson (1934), for independent trials. False takes the
-            Chernoff-Hoeffding bound exp(−n·KL(k/n ‖ p)) on the tail, which also holds for
-            negatively associated trials (Dubhashi and Ranjan 1998, Proposition 29), such as
-            records that compete for the places of a batch.
+        independent: True: the trials are independent, and the interval is that of Clopper and
+            Pearson (1934). False: the Chernoff-Hoeffding bound exp(−n·KL(k/n ‖ p)) on the tail,
+            which also holds for negatively associated trials (Dubhashi and Ranjan 1998, Proposition
+            29), such as records that compete for the places of a batch.
     """
     if successes >= trials:
         return 1.0

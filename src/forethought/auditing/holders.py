@@ -1,10 +1,10 @@
-"""Membership games against one holder of a federation or a gossip, through its own machines.
+"""Membership games against one holder of a federation or a gossip network, in a simulated run.
 
-The holder's trainer and machine, the messages and the virtual network are those of every run. A
-client is attacked by its server, which uses everything that it ever received from the client. A
-worker of a gossip is attacked by its neighbour. What that is sent are mixed weights, never a noised
-sum. It takes the mixing away: it knows what it said itself, and what the worker held before and
-after a step. So it has every noised sum, and statements against neighbours count on nothing less.
+The holder's trainer and state machine, the messages and the virtual network are those of every run.
+A client is attacked by its server, which uses everything that it received from the client. A worker
+of a gossip network is attacked by its neighbour, which receives mixed weights, never a noised sum.
+The neighbour inverts the mixing, because it knows its own messages and the worker's weights before
+and after a step. So it recovers every noised sum; statements against neighbours assume this.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ def audit_client(
     clients: int = 2,
     seed: int | None = None,
 ) -> Finding:
-    """Try to refute what a plan claims when a client of a federation runs it.
+    """Try to refute the claim of a plan that a client of a federation runs.
 
     Args:
-        plan: what is claimed; examples are clipped, one by one, to a fixed norm.
-        canaries: games, at most as many as the plan has records. rounds: that are played, at most.
-        clients: in the federation; all but the first hold blank records.
+        plan: the claim; a plan that clips examples, one by one, to a fixed norm.
+        canaries: number of games, at most as many as the plan has records.
+        rounds: the most rounds that are run.
+        clients: number of clients in the federation; all but the first hold blank records.
         seed: of the coins. The client draws its own randomness.
 
     Returns:
-        A finding of the kind that :func:`forethought.audit` has; it refutes or fails to.
+        A finding as in :func:`forethought.audit`; it refutes or fails to refute.
 
     Raises:
-        ValueError: a plan whose records do not make independent games.
+        ValueError: a plan in which records are not games of their own.
     """
     whole("clients", clients)
     return _audited(plan, canaries, rounds, clients, seed, received)
@@ -68,19 +69,20 @@ def audit_client(
 def audit_worker(
     plan: Plan, *, canaries: int = 1_000, rounds: int = 100, seed: int | None = None
 ) -> Finding:
-    """Try to refute what a plan claims when a worker of a gossip runs it, as its neighbour.
+    """Try to refute, as a neighbour, the claim of a plan that a worker of a gossip network runs.
 
     Args:
-        plan: what is claimed, as of :func:`audit_client`. How its noised sums are used is
-            post-processing, and a plain step is taken in its place.
-        canaries: games, at most as many as the plan has records. rounds: that are played, at most.
+        plan: the claim, as for :func:`audit_client`. Its optimizer, which is post-processing, is
+            replaced by plain steps.
+        canaries: number of games, at most as many as the plan has records.
+        rounds: the most rounds that are run.
         seed: of the coins. The worker draws its own randomness.
 
     Returns:
-        A finding of the kind that :func:`forethought.audit` has; it refutes or fails to.
+        A finding as in :func:`forethought.audit`; it refutes or fails to refute.
 
     Raises:
-        ValueError: a plan whose records do not make independent games.
+        ValueError: a plan in which records are not games of their own.
     """
     plain = ReleaseUse(Optimizer("sgd", 1.0, ()), averaging=Averaging("none"))
     return _audited(plan.with_(use=plain), canaries, rounds, 2, seed, recovered)
@@ -89,10 +91,11 @@ def audit_worker(
 def _audited(
     plan: Plan, canaries: int, rounds: int, holders: int, seed: int | None, listen: Listen
 ) -> Finding:
-    """Train once with others; every canary of the first holder is a game.
+    """Train once with other holders; every canary of the first holder is a game.
 
     Args:
-        listen: trains, and says what an attacker made of the first holder's noised sums.
+        listen: function that trains and returns the noised sums of the first holder as an attacker
+            knows them, (rounds, coordinates).
     """
     if attack.directed(plan) or plan.clip.rule == "quantile":
         raise ValueError(
@@ -111,7 +114,7 @@ def _audited(
 def received(plan: Plan, held: list[CanaryRecords]) -> attack.Array:
     """Every noised sum of the first client that its server received, shape (rounds, coordinates).
 
-    A round that came more than once counts as the mean of what came, as an attacker would use it.
+    If a round's sum was received more than once, it is the mean, as an attacker would use it.
     """
     shared, trainers = _trainers(plan, held)
     federation = Federation(
@@ -138,7 +141,7 @@ def received(plan: Plan, held: list[CanaryRecords]) -> attack.Array:
 
 
 def recovered(plan: Plan, held: list[CanaryRecords]) -> attack.Array:
-    """Every noised sum of worker 0 as worker 1 works it out, shape (rounds, coordinates)."""
+    """Every noised sum of worker 0 as worker 1 computes it, shape (rounds, coordinates)."""
     shared, trainers = _trainers(plan, held)
     simulator = GraphSimulator(
         gossip.Gossip(
@@ -184,7 +187,7 @@ def _trainers(plan: Plan, held: list[CanaryRecords]) -> tuple[SharedModel, InPro
 
 
 class _Overheard:
-    """A machine that shows ``hear`` every event that it is given, and every effect that follows."""
+    """A state machine that shows ``hear`` every event that it handles, and every effect of it."""
 
     def __init__(self, machine: Any, hear: Callable[[Any], None]) -> None:
         self._machine, self._hear = machine, hear

@@ -1,10 +1,10 @@
-"""Is the noise what is claimed? On coordinates that no record touches, a sum is nothing but noise.
+"""Tests of the noise on coordinates that no record contributes to, where a sum is noise only.
 
-Its numbers must be independent and N(0, (σC)²): in width, distribution, over rounds and
-coordinates, and never the same number again. Where a plan correlates its noise, y = C⁻¹z, the
-numbers (Cy)_t are z again and are tested like any run's: a strategy other than the claimed one, or
-a lag that was left out, shows as dependence between rounds. That a run adds these numbers and no
-others, however it runs, is what a replay shows (:mod:`forethought.auditing.replay`).
+The numbers must be independent and N(0, (σC)²): in width, in distribution, over rounds and
+coordinates, and no number may occur again. If a plan correlates its noise, y = C⁻¹z, the numbers
+(Cy)_t are z again and are tested in the same way: another strategy than the claimed one, or a
+missing lag, appears as dependence between rounds. A replay shows that every way of running adds
+exactly these numbers (:mod:`forethought.auditing.replay`).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from forethought.values.plan import Plan
 
 Array = NDArray[np.float64]
 
-# Rounds, and coordinates, that numbers are compared over.
+# Distances in rounds and in coordinates at which numbers are compared.
 ROUND_LAGS = (1, 2, 3, 5)
 COORDINATE_LAGS = (1, 2, 3, 4, 8, 64, 1024, 1 << 15, 1 << 16)
 TAILS = (2.0, 3.0, 4.0, 5.0)
-# Two of a sound run's double-precision numbers agree with at most this chance, rounding included.
+# Two double-precision numbers of a sound run are equal with at most this chance, rounding included.
 COLLISION = 2.0**-48
-# Numbers on a grid may agree, so many in a row do not.
+# Single numbers on a grid may be equal; so many in a row are not.
 STRETCH = 12
-# Records whose sums carry the noise: few, since nothing depends on them.
+# Number of records in these runs: few, because the noise does not depend on them.
 RECORDS = 400
 
 
 def noise(plan: Plan, sizes: canaries.CheckSizes, generator: np.random.Generator) -> list[Finding]:
-    """Every finding about the noise of runs on records with known gradients.
+    """All findings about the noise of runs on records with known gradients.
 
     Args:
-        plan: the claim. generator: of the audit's own choices, never of the run.
+        plan: the claim. sizes: of the runs. generator: of the audit's own choices, not of the run.
     """
     if all(part.noise_multiplier == 0 for part in plan.mechanism):
         return [certain("noise", "noise", "not looked at", "none is claimed", False, "")]
@@ -64,10 +64,10 @@ def noise_plan(plan: Plan, rounds: int) -> Plan:
 
 
 def standardised(plan: Plan, coordinates: int, **options: Any) -> list[Array]:
-    """Each round's numbers in units of the claimed noise: standard normal if all is well.
+    """Each round's numbers in units of the claimed noise: standard normal in a sound run.
 
-    Records leave all coordinates but the first ``plan.examples`` alone. Every other one is short
-    and the rest are far above any norm, so that the quantile rule keeps its norm.
+    Records contribute to the first ``plan.examples`` coordinates only. Every other record is short,
+    the rest are far above any norm, so that the quantile rule keeps its norm.
     """
     place = np.arange(plan.examples)
     weight = np.where(place % 2 == 0, 1, canaries.LARGE)
@@ -88,7 +88,7 @@ def scales(plan: Plan, norms: Sequence[float] | None = None) -> list[float]:
     """Standard deviation of the noise on the sum of each round, from the claim alone.
 
     Args:
-        norms: each round's clip norm; None: in units of it.
+        norms: each round's clip norm; None: the result is in units of it.
     """
     at = iter([1.0] * plan.rounds if norms is None else norms)
     return [
@@ -99,7 +99,7 @@ def scales(plan: Plan, norms: Sequence[float] | None = None) -> list[float]:
 
 
 def whitened(mechanism: Mechanism, numbers: Sequence[Array]) -> list[Array]:
-    """One array a round, with the claimed correlation of each part undone; the rest unchanged."""
+    """One array for each round, with the claimed correlation of each part undone."""
     found: list[Array] = []
     for part in mechanism:
         some = numbers[len(found) : len(found) + part.count]
@@ -110,12 +110,12 @@ def whitened(mechanism: Mechanism, numbers: Sequence[Array]) -> list[Array]:
 
 
 def applied(part: Correlated, rows: Array) -> Array:
-    """C times ``rows``, one row a round of the part."""
+    """C times ``rows``, one row for each round of the part."""
     return np.asarray(lfilter(part.strategy.column(len(rows)), [1.0], rows, axis=0))
 
 
 def correlated(part: Rounds, rows: Array) -> Array:
-    """C⁻¹ times ``rows``, one row a round of the part; the rows where noise is independent."""
+    """C⁻¹ times ``rows``, one for each round of the part; unchanged if noise is independent."""
     if not isinstance(part, Correlated):
         return rows
     return np.asarray(lfilter([1.0], part.strategy.column(len(rows)), rows, axis=0))
@@ -125,8 +125,8 @@ def noise_findings(numbers: Sequence[Array], grid: bool = False) -> list[Finding
     """Tests of numbers that should be standard normal: structure first, then size and shape.
 
     Args:
-        numbers: one array a round, all of one length. grid: whether they lie on a grid, where equal
-            numbers are nothing strange.
+        numbers: one array for each round, all of one length.
+        grid: True if they lie on a grid, where equal numbers are possible.
     """
     together = np.concatenate(numbers)
     width = float(np.sqrt(np.mean(np.square(together))))
@@ -160,9 +160,10 @@ def noise_findings(numbers: Sequence[Array], grid: bool = False) -> list[Finding
 
 
 def _repeated(together: Array, grid: bool) -> tuple[int, float]:
-    """The number of repeated values, and the most that a sound run would have on average.
+    """The number of repeated values, and the largest average number in a sound run.
 
-    On a grid, stretches of so many successive numbers are compared, by a random linear hash.
+    On a grid, stretches of :data:`STRETCH` successive numbers are compared, by a random linear
+    hash.
     """
     if not grid:
         return len(together) - len(np.unique(together)), 0.5 * len(together) ** 2 * COLLISION
@@ -176,9 +177,9 @@ def _repeated(together: Array, grid: bool) -> tuple[int, float]:
 
 
 def _direction_uniform(one: Array, other: Array) -> float:
-    """The angle between two vectors, as a uniform number if either is Gaussian noise.
+    """The angle between two vectors as a number that is uniform if either is Gaussian noise.
 
-    Student's distribution of r·√((n − 1)/(1 − r²)) is exact and does not depend on the width.
+    Student's t distribution of r·√((n − 1)/(1 − r²)) is exact for every width.
     """
     size = float(np.linalg.norm(one) * np.linalg.norm(other))
     if size == 0 or len(one) < 2:

@@ -1,15 +1,15 @@
 """A lower bound on ε from one training run of the user's own model, loss and data.
 
-Some records give up their places to *canaries*, each there or not by a fair coin of its own. One
-run of the whole plan is made, a rehearsal whose weights are thrown away, and an attacker guesses
-coins, and abstains where it is not sure. What so many right guesses say of ε needs no independence
-of the canaries (:func:`forethought.auditing.attack.one_run_p_value`; Steinke, Nasr and Jagielski
-2023; Mahloujifar, Melis and Chaudhuri 2024).
+*Canaries* take the places of some records; for each, its own fair coin decides if it is there. One
+run of the whole plan is made, a rehearsal whose weights are discarded. An attacker guesses the
+coins, and abstains if it is not sure. The bound on ε from the number of right guesses does not need
+independent canaries (:func:`forethought.auditing.attack.one_run_p_value`; Steinke, Nasr and
+Jagielski 2023; Mahloujifar, Melis and Chaudhuri 2024).
 
-White box: a canary's gradient has a coordinate of its own ("Dirac canary", Nasr et al. 2023) in a
-table of parameters beside the model's, far above the clipping norm, and the attacker is shown every
-noised sum. Black box: a canary is a record with a wrong target, and the attacker is shown its loss
-before and after the run.
+White box: a canary's gradient has its own coordinate ("Dirac canary", Nasr et al. 2023) in a table
+of parameters beside the model's, with a norm far above the clipping norm, and the attacker sees
+every noised sum. Black box: a canary is a record with a wrong target, and the attacker sees its
+loss before and after the run.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Canaries = Literal["gradients", "inputs"]
 
-# Canaries by default: so many at most, and no more than this share of the records.
+# Default number of canaries: at most MOST, and at most this share of the records.
 MOST, SHARE = 2_000, 0.5
-# Rows of the table at least: gradients are tried on a few rows first.
+# The least number of rows of the table, because gradients are tried on a few rows first.
 ROWS = 32
-# Records whose losses are computed at a time.
+# Records whose losses are computed at once.
 PIECE = 256
 
 REHEARSAL = (
@@ -59,10 +59,10 @@ REHEARSAL = (
 
 
 class Canaried(nn.Module):
-    """The user's model with a table of numbers beside it, one a canary.
+    """The user's model with a table of numbers beside it, one for each canary.
 
     Args:
-        model: the user's. canaries: rows of the table, at least.
+        model: the user's model. canaries: number of canaries.
     """
 
     def __init__(self, model: nn.Module, canaries: int) -> None:
@@ -75,7 +75,7 @@ class Canaried(nn.Module):
     def forward(
         self, row: torch.Tensor, own: torch.Tensor, weight: torch.Tensor, inputs: Any
     ) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """The model's outputs, what its loss counts (B,), and weight × table[row] (B,)."""
+        """The model's outputs, the factor ``own`` of its loss (B,), and weight·table[row] (B,)."""
         return call(self.model, inputs), own, weight * self.table(row).squeeze(-1)
 
 
@@ -91,17 +91,21 @@ def one_run(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """Attack one rehearsed run and say how close to the claim the attack comes; nothing is kept.
+    """Attack one rehearsed run and report how close to the claim the attack comes.
+
+    The trained weights are discarded.
 
     Args:
-        plan: what is claimed; the whole of it is run.
-        model: the user's, with ``data``; a copy is trained. Without both, planted records are.
-        data: the user's records, as :func:`forethought.train` takes them.
-        loss: one value per record; default as in training.
-        canaries: ``"gradients"``, seen in every noised sum (white box); ``"inputs"``, records
-            with wrong targets, seen by their losses before and after (black box).
-        number: of canaries, in the places of as many records, chosen at random.
-        false_alarm: chance that a sound run is refuted, all tests together.
+        plan: the claim; the whole plan is run.
+        model: the user's model, with ``data``; a copy is trained. Without both, planted records are
+            used.
+        data: the user's records, as for :func:`forethought.train`.
+        loss: one value for each record; default as in training.
+        canaries: ``"gradients"``: observed in every noised sum (white box). ``"inputs"``: records
+            with wrong targets, observed by their losses before and after the run (black box).
+        number: number of canaries, in the places of random records. None: half of the records, at
+            most 2,000; without model and data up to all of them.
+        false_alarm: chance that a sound run is refuted by any test, above 0 and at most 0.1.
         seed: of coins and choices. The run draws its own randomness.
         progress: called with (rounds done, rounds).
 
@@ -109,7 +113,8 @@ def one_run(
         The audit. ``attack.fdp_epsilon`` is the lower bound, ``attack.claimed_epsilon`` the claim.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit; a plan of which one run plays one game.
+        ValueError, TypeError: arguments that do not fit, a plan whose runs play only one game each,
+            or a plan without noise.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
@@ -137,7 +142,7 @@ def one_run(
         notes.append("altered copies and the preparation of the data were left out of it")
     plan = plan.with_(preparation=None, augmentation=None, budget=None)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about gradients of sizes that no data has
+        warnings.simplefilter("ignore")  # planted gradients have unusual sizes
         if model is None:
             games = attack.orthogonal_games(plan, count, generator)
         else:
@@ -163,7 +168,7 @@ def _judged(
     findings = [Finding("attack", "guesses in one run", f"{right} right", "fewer", reason, p_value)]
     fdp = attack.one_run_fdp_epsilon(plan.mechanism, found, total, plan.delta)
     chosen = None
-    if canaries == "gradients":  # scores of a known law, one canary independent of another
+    if canaries == "gradients":  # scores with a known distribution
         finding, chosen = attack.judge(plan, games, attack.contributions(plan))
         findings.append(finding)
     return findings, attack.summarise(plan, games, chosen, fdp=fdp)
@@ -182,7 +187,7 @@ def _games(
     """One run of the plan on the user's model; every canary is a game."""
     model, records, found = own_records(model, data, plan, loss)
     usual = found or default_loss(blank(records)[1])
-    if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
+    if isinstance(plan.contribution, Persons):  # each person is one record here
         plan = plan.with_(contribution=Examples())
     inputs, targets = records.take(np.arange(plan.examples))
     chosen = generator.permutation(plan.examples)[:count]
@@ -196,7 +201,7 @@ def _games(
         weight[chosen] = np.where(there, *attack.contributions(plan)) * LARGE * plan.clip.norm
     else:
         wrong = mistaken(targets, chosen, generator)
-        if attack.contributions(plan)[1]:  # the record itself takes the canary's place
+        if attack.contributions(plan)[1]:  # replace-one: the original record takes part instead
             kept = torch.from_numpy(chosen[~there]).to(targets.device)
             wrong[kept] = targets[kept]
         else:
@@ -225,7 +230,7 @@ def _games(
 def mistaken(
     targets: torch.Tensor, chosen: Indices, generator: np.random.Generator
 ) -> torch.Tensor:
-    """Targets of which the chosen records' are wrong: other classes, or one another's numbers."""
+    """Targets with wrong values for the chosen records: other classes, or each other's numbers."""
     wrong, places = targets.clone(), torch.from_numpy(chosen).to(targets.device)
     some = targets[places]
     if targets.is_floating_point():
@@ -240,7 +245,7 @@ def mistaken(
 def losses(
     model: nn.Module, loss: Loss, inputs: Any, targets: torch.Tensor, chosen: Indices
 ) -> Array:
-    """The chosen records' losses, shape (chosen,); in evaluation mode."""
+    """The losses of the chosen records in evaluation mode, shape (chosen,)."""
     training, found = model.training, []
     model.eval()
     with torch.no_grad():
@@ -254,7 +259,10 @@ def losses(
 
 @contextmanager
 def _shown(rows: int, seen: list[tuple[float, Array]]) -> Iterator[None]:
-    """Keep clip norm and noised sum, on the table's first ``rows``, of every round of a run."""
+    """A context in which every round appends its clip norm and the noised sum to ``seen``.
+
+    The sum is that of the table's first ``rows``; with 0 rows nothing is kept.
+    """
     token = WITNESS.set((lambda rounds, secrets: _Listener(rows, seen)) if rows else None)
     try:
         yield
@@ -263,18 +271,18 @@ def _shown(rows: int, seen: list[tuple[float, Array]]) -> Iterator[None]:
 
 
 class _Listener:
-    """See :class:`forethought.rounds.private_sum.Witness`; looks at what is released only."""
+    """A :class:`forethought.rounds.private_sum.Witness` that uses released sums only."""
 
     def __init__(self, rows: int, seen: list[tuple[float, Array]]) -> None:
         self._rows, self._seen = rows, seen
 
     def met(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def summed(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def released(self, noised: NoisedSum) -> None:
-        """Keep the sum."""
+        """Keep the clip norm and the table's part of the sum."""
         table = noised.layout.views(noised.vector)["table.weight"].reshape(-1)[: self._rows]
         self._seen.append((noised.round.clip_norm, table.detach().cpu().numpy().copy()))

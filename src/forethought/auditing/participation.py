@@ -1,9 +1,9 @@
-"""The records that took part, and with how much: a run without noise shows it exactly.
+"""The participation of records and the size of contributions, which a run without noise shows.
 
-Every record has a gradient in a coordinate of its own (grouped ones share an update, and their
-contributions tell how many share it), so that a sum without noise lists who took part, how often
-and how much. Contributions must be bounded by C and counted once; who takes part is tested against
-the claimed distribution, each test with an exact null distribution.
+Every record has a gradient in its own coordinate (records of a group share an update, and their
+contributions show how many share it). So a sum without noise lists the records that took part, how
+often and with which length. Contributions must be bounded by C and counted once. The participation
+is tested against the claimed distribution; each test has an exact null distribution.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from forethought.values.plan import Plan
 Indices = NDArray[np.int64]
 Marked = NDArray[np.bool_]
 
-# How many rounds back a batch is compared with.
+# A batch is compared with the batches so many rounds earlier.
 LAGS = (1, 2, 3, 5, 8)
-# Sums of a few numbers in double precision: anything beyond is no rounding.
+# More than the rounding of sums of a few numbers in double precision.
 TOLERANCE = 1e-5
-# Even records have half the clipping norm, so that counting twice does not look like no clipping.
+# Even records have gradients of half the clipping norm, so that counting a record twice does not
+# look like missing clipping.
 SMALL, LARGE = 1, 1_000
 
 
@@ -40,7 +41,7 @@ _found = partial(Finding, "participation")
 _certain, _tested = partial(certain, "participation"), partial(tested, "participation")
 
 
-# Do batches follow the claimed sampling?
+# Tests of the claimed sampling on the batches.
 
 
 def sampling_findings(
@@ -49,14 +50,14 @@ def sampling_findings(
     examples: int,
     generator: np.random.Generator,
 ) -> list[Finding]:
-    """Tests of whether batches are drawn as claimed.
+    """Test that batches are drawn as claimed.
 
     Args:
-        members: for each round the records that took part. examples: of how many.
+        members: for each round the records that took part. examples: number of all records.
         generator: of the tests' own choices.
 
     Raises:
-        UnsupportedMechanismError: a sampling that no test is for.
+        UnsupportedMechanismError: a kind of sampling without tests.
     """
     tests = TESTS.get(type(sampling))
     if tests is None:
@@ -69,10 +70,10 @@ def sampling_findings(
 
 @dataclass(frozen=True)
 class SeenBatches:
-    """The batches that were seen, and the tests that several samplings share.
+    """The observed batches, and the tests that several kinds of sampling share.
 
     Args:
-        members, examples, generator: as of :func:`sampling_findings`.
+        members, examples, generator: as for :func:`sampling_findings`.
     """
 
     members: Sequence[Indices]
@@ -91,11 +92,11 @@ class SeenBatches:
         return [place < self.examples // 2, place % 2 == 0]
 
     def binomial(self, counts: Any, trials: Any, rate: Any) -> NDArray[np.float64]:
-        """Counts of independent draws as uniform numbers."""
+        """Counts of independent draws, transformed to uniform numbers."""
         return exact.uniform_binomial(counts, trials, rate, self.generator)
 
     def sizes(self, wanted: Sequence[int], name: str) -> Finding:
-        """Batches of the sizes that a sampling fixes."""
+        """Test that batches have the sizes that a sampling fixes."""
         got = [len(batch) for batch in self.members]
         wrong = [pair for pair in zip(got, wanted, strict=True) if pair[0] != pair[1]]
         first, size = wrong[0] if wrong else (0, 0)
@@ -104,7 +105,7 @@ class SeenBatches:
         return _certain("batch sizes", differ, "none", bool(wrong), reason)
 
     def most_and_fewest(self, rate: float) -> Finding:
-        """Counts per record of independent draws at a rate."""
+        """Test the largest and smallest count of a record, for independent draws at a rate."""
         rounds, counts = len(self.members), self.counts
         most, fewest = int(counts.max()), int(counts.min())
         upper = float(stats.binom.sf(most - 1, rounds, rate))
@@ -118,7 +119,7 @@ class SeenBatches:
         return _found("counts per record", seen, mean, reason, p_value)
 
     def once_an_epoch(self, length: int, name: str) -> Finding:
-        """No record twice in ``length`` rounds."""
+        """Test that no record takes part twice in an epoch of ``length`` rounds."""
         most = 0
         for start in range(0, len(self.members), length):
             epoch = np.concatenate(self.members[start : start + length])
@@ -128,10 +129,10 @@ class SeenBatches:
         return _certain(what, f"at most {most}", "1", most > 1, reason)
 
     def dealt_evenly(self, length: int, rate: float, rounds: int | None = None) -> Finding:
-        """Sizes of batches, when each record is dealt to one of ``length`` rounds.
+        """Test the sizes of batches, if each record is assigned to one of ``length`` rounds.
 
-        It is kept at ``rate``. Of those that did not come yet, each comes next with chance
-        (rate/length)/(1 − rate·t/length).
+        In its round a record takes part with chance ``rate``. A record that has not taken part in
+        the t earlier rounds takes part next with chance (rate/length)/(1 − rate·t/length).
         """
         sizes, left, chances = [], [], []
         members = self.members[:rounds]
@@ -152,10 +153,10 @@ class SeenBatches:
         return _found("sizes of batches", seen, f"{wanted:.5g}", reason, p_value)
 
     def uniformity(self, sampling: mechanism.Sampling) -> list[Finding]:
-        """Given its size, a batch is a uniform subset, whatever the rounds before were.
+        """Test that a batch, given its size and all earlier rounds, is a uniform subset.
 
-        So the number of its records in any set that was marked beforehand is hypergeometric given
-        the past. Where an epoch deals the records out, the subset is of what it has left.
+        Then the number of its records in any set that was marked beforehand is hypergeometric given
+        the past. If each record takes part once an epoch, it is a subset of the remaining records.
         """
         length = sampling.rounds_per_epoch if sampling.redealt else 1
         order = self.generator.permutation(self.examples)
@@ -174,18 +175,21 @@ class SeenBatches:
         ]
 
     def _earlier(self, lag: int) -> Iterator[Marked | None]:
-        """The members of the batch ``lag`` rounds before."""
+        """For each round, the members of the batch ``lag`` rounds earlier; None: there is none."""
         for t in range(len(self.members)):
             yield None if t < lag else self.marked(self.members[t - lag])
 
     def marked(self, batch: Indices) -> Marked:
-        """A batch as one truth value a record."""
+        """A batch as a mask over all records, (examples,)."""
         inside = np.zeros(self.examples, dtype=bool)
         inside[batch] = True
         return inside
 
     def _drawn_often(self, order: Indices, length: int) -> Iterator[Marked | None]:
-        """The half of the records that took part most in earlier rounds (or epochs)."""
+        """For each round, the half of the records that took part most in earlier rounds or epochs.
+
+        None before there are any.
+        """
         counts, half = np.zeros(len(order)), len(order) // 2
         chosen: Marked | None = None
         for t in range(len(self.members)):
@@ -201,7 +205,7 @@ class SeenBatches:
             yield chosen
 
     def _overlaps(self, marks: Iterator[Marked | None] | list[Marked], length: int) -> float:
-        """p-value of the batches' records in sets that were marked beforehand, one a round."""
+        """p-value of the numbers of records in sets that were marked beforehand, one each round."""
         counts, population, marked, drawn = [], [], [], []
         left = np.ones(self.examples, dtype=bool)
         for t, (batch, chosen) in enumerate(zip(self.members, marks, strict=True)):
@@ -213,7 +217,7 @@ class SeenBatches:
                 marked.append(int((chosen & left).sum()))
                 drawn.append(len(batch))
             left[batch] = False
-        # Where a record came twice in an epoch: said elsewhere, with certainty.
+        # A record that takes part twice in an epoch is a certain finding of another test.
         if not counts or np.any(np.array(drawn) > np.array(population)):
             return 1.0
         uniforms = exact.uniform_hypergeometric(counts, population, marked, drawn, self.generator)
@@ -296,15 +300,15 @@ def _poisson(sampling: mechanism.Poisson, seen: SeenBatches) -> list[Finding]:
 
 
 def _turns(sampling: mechanism.CyclicPoisson, seen: SeenBatches) -> list[Finding]:
-    """Each record in the rounds of one part only, and there independently at the rate.
+    """Test that each record is in rounds of one part only, and there independently at the rate.
 
-    A record's part shows when it takes part first; from then on it is in each round of that part
-    with chance ``rate``, whatever came before. Until then, parts are even.
+    A record's first participation shows its part. From then on it is in each round of that part
+    with chance ``rate``, independently of the past. Before, all parts are equally likely.
     """
     parts, rate = sampling.parts, sampling.rate
     part_of, moved, (front, even) = np.full(seen.examples, -1), 0, seen.halves
     before = [np.zeros(seen.examples, dtype=bool) for _ in range(parts)]
-    overlaps = []  # of each round: counts and trials of four marked sets
+    overlaps = []  # for each round: counts and trials of four marked sets
     for t, batch in enumerate(seen.members):
         part, inside = t % parts, seen.marked(batch)
         mine = part_of == part
@@ -335,7 +339,7 @@ def _turns(sampling: mechanism.CyclicPoisson, seen: SeenBatches) -> list[Finding
     ]
 
 
-# (sampling, batches) → findings, by kind; others cannot be audited.
+# Kind of sampling → function from (sampling, batches) to findings; others cannot be audited.
 TESTS: dict[type[mechanism.Sampling], Callable[[Any, SeenBatches], list[Finding]]] = {
     mechanism.FullBatch: _full,
     mechanism.Poisson: _poisson,
@@ -354,9 +358,9 @@ class DryRun:
     """The observations of a run without noise.
 
     Args:
-        plan: what was run: the mechanism of the claim, without noise.
+        plan: the plan that was run: the mechanism of the claim, without noise.
         members: for each round the records that took part.
-        values: for each round their contributions' lengths, in the order of ``members``.
+        values: for each round the lengths of their contributions, in the order of ``members``.
         clip_norms: the bound C of each round.
     """
 
@@ -367,13 +371,13 @@ class DryRun:
 
     @property
     def lengths(self) -> Iterator[tuple[NDArray[np.float64], float]]:
-        """Contributions and C of the rounds that have any."""
+        """(lengths of contributions, C) of each round that has any."""
         rounds = zip(self.values, self.clip_norms, strict=True)
         return ((values, norm) for values, norm in rounds if len(values))
 
 
 def dry_plan(plan: Plan, sizes: canaries.CheckSizes) -> Plan:
-    """A plan with the same sampling and clipping, no noise, and rounds enough to judge them."""
+    """A plan with the same sampling and clipping, no noise, and enough rounds to test them."""
     examples = min(plan.examples, sizes.population)
     kinds: dict[mechanism.Sampling, mechanism.Rounds] = {}
     for part in plan.mechanism:
@@ -396,7 +400,7 @@ def _rounds(
         epochs = max(3, math.ceil(sizes.hits / drawn))
         return max(1, min(sizes.dry_rounds, epochs * length))
     wanted = max(48, math.ceil(sizes.hits / sampling.expected_batch(examples)))
-    if plan.groups is not None:  # each group is a pass of its own
+    if plan.groups is not None:  # each group needs its own pass
         wanted = min(wanted, max(24, sizes.dry_rounds // plan.groups))
     return min(sizes.dry_rounds, wanted)
 
@@ -406,14 +410,14 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
 
     Args:
         plan: with noise multiplier 0 in every part.
-        seed: of sampling; None draws it as an ordinary run does.
+        seed: of sampling; None: fresh randomness, as in an ordinary run.
     """
     norm, examples = plan.clip.norm, plan.examples
     if plan.groups is None:
         weight = np.where(np.arange(examples) % 2 == 0, SMALL, LARGE)
         unit = norm / 2
     else:
-        # A mean of many orthogonal gradients must still be far above the norm.
+        # The mean of many orthogonal gradients must still be far above the clipping norm.
         weight = np.full(examples, LARGE)
         unit = LARGE * norm * math.ceil(math.sqrt(examples))
     records = canaries.CanaryRecords(np.arange(examples), weight.astype(np.int64), unit, examples)
@@ -432,10 +436,10 @@ def dry_run(plan: Plan, seed: int | None = None) -> DryRun:
 def participation(
     plan: Plan, sizes: canaries.CheckSizes, generator: np.random.Generator
 ) -> list[Finding]:
-    """Every finding of the dry run.
+    """All findings of a run without noise.
 
     Args:
-        plan: the claim. generator: of the audit's own choices, never of the run.
+        plan: the claim. sizes: of the run. generator: of the audit's own choices, not of the run.
     """
     seen = dry_run(dry_plan(plan, sizes))
     found = contributions(seen) if plan.groups is None else group_contributions(seen, generator)
@@ -450,12 +454,12 @@ def participation(
 
 
 def contributions(seen: DryRun) -> list[Finding]:
-    """Each record counts once, and for at most C."""
+    """Test that a record counts as often as claimed in a round, and with at most C each time."""
     times, length, plan = 0.0, 0.0, seen.plan
     claimed = max(part.sampling.most(1) for part in plan.mechanism)
     for members, values, norm in zip(seen.members, seen.values, seen.clip_norms, strict=True):
         small, own = members % 2 == 0, SMALL * plan.clip.norm / 2
-        if plan.clip.rule == "automatic":  # shorter ones are lengthened, too
+        if plan.clip.rule == "automatic":  # this rule also lengthens short contributions
             own = norm * own / (own + plan.clip.gamma)
         times = max(times, float(np.max(np.abs(values[small]), initial=0.0)) / min(own, norm))
         length = max(length, float(np.max(np.abs(values[~small]), initial=0.0)) / norm)
@@ -476,10 +480,10 @@ def contributions(seen: DryRun) -> list[Finding]:
 
 
 def proportional(plan: Plan) -> bool:
-    """True if a group's update lies along the mean of its records' gradients.
+    """True if a group's update is proportional to the mean of its records' gradients.
 
-    So it does where a loss is linear, as the one of known gradients is, and all steps take the
-    whole group.
+    With the linear loss of known gradients this holds if every step takes the whole group, without
+    weight decay, and the inner optimizer's steps are proportional to the gradient.
     """
     local = plan.local
     if local is None or local.is_gradient:
@@ -490,11 +494,11 @@ def proportional(plan: Plan) -> bool:
 
 
 def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Finding]:
-    """Each group's update is at most C long; groups are drawn by record, independently.
+    """Test that each group's update has length at most C, and that records choose groups at random.
 
     A group of m records with equally long orthogonal gradients contributes L/√m in the coordinate
-    of each, L being the length of its update, which tells its size. Updates of different groups are
-    orthogonal: together they are at most √groups clipping norms long.
+    of each record, with L the length of its update; this shows m. Updates of different groups are
+    orthogonal, so the length of their sum is at most √groups·C.
     """
     groups = seen.plan.groups or 1
     together = [math.sqrt(float(np.square(v).sum()) / groups) / norm for v, norm in seen.lengths]
@@ -508,8 +512,8 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
         beyond = longest > 1 + TOLERANCE
         return [_certain(what, f"at most {longest:.6g} C", "1 C", beyond, reason)]
     longest, whole_groups = max(together, default=0.0), True
-    mates: list[int] = []  # of one random record of each batch
-    others: list[int] = []  # records of the batch
+    mates: list[int] = []  # number of other records in the group of one random record of the batch
+    others: list[int] = []  # number of other records in the batch
     for values, norm in seen.lengths:
         length, sizes = _lengths(values, groups)
         longest = max(longest, length / norm, float(np.max(np.abs(values))) / norm)
@@ -532,7 +536,7 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
         _certain(mean, "yes" if whole_groups else "no", "yes", fits, odd),
     ]
     if groups > 1 and mates:
-        # A record shares its group with each other one with chance 1/groups, independently.
+        # A record shares its group with each other record with chance 1/groups, independently.
         p_value = exact.uniform_p(exact.uniform_binomial(mates, others, 1 / groups, generator))
         share, wanted = f"{sum(mates) / max(1, sum(others)):.4g}", f"{1 / groups:.4g}"
         reason = "Records are not dealt to groups independently at random."
@@ -541,11 +545,11 @@ def group_contributions(seen: DryRun, generator: np.random.Generator) -> list[Fi
 
 
 def _lengths(values: NDArray[np.float64], groups: int) -> tuple[float, Indices]:
-    """The one length L of all updates, and each record's group size; 0 if none fits.
+    """The common length L of all updates, and each record's group size; 0 if no length fits.
 
-    Sizes (L/v)² are whole, as many records have size m as whole groups of m hold, and there are at
-    most ``groups`` in all. Where several lengths fit (groups that are all alike could be one), it
-    is the shortest: the most groups.
+    For a length that fits, the sizes (L/v)² are whole numbers, the number of records with size m is
+    a multiple of m, and there are at most ``groups`` groups. If several lengths fit (groups of
+    equal size could be one group), the result is the shortest, with the most groups.
     """
     rounded = np.round(np.square(values / values.max()), 9)
     squares, records = np.unique(rounded, return_counts=True)
@@ -563,10 +567,11 @@ def _lengths(values: NDArray[np.float64], groups: int) -> tuple[float, Indices]:
 
 
 def count_noise(seen: DryRun, generator: np.random.Generator) -> Finding:
-    """Does the count that moves the clipping norm carry the noise that is accounted?
+    """Test that the count that moves the clipping norm carries the accounted noise.
 
-    Each step C ← C·exp(−rate·(share − quantile)) gives the released share, and the dry run the true
-    one. Where the share was cut off at 0 or 1, only that the noise reached so far is known.
+    Each step C ← C·exp(−rate·(share − quantile)) shows the released share; the run without noise on
+    the sum shows the true share. If the released share was clamped to 0 or 1, only a bound of the
+    noise is known.
     """
     clip = seen.plan.clip
     assert clip.count_noise is not None

@@ -1,9 +1,9 @@
-"""A round worked out again, slowly, from the plan, the secrets and the records.
+"""A slow second computation of a round, from the plan, the secrets and the records.
 
-Shares no code with what trains: the specification of docs/training.md and docs/gradients.md is
-written a second time, one record at a time, with plain autograd in double precision and nothing of
-the rooms below but plain values. What it computes is held against what a run released
-(:mod:`forethought.auditing.replay`).
+It shares no code with training: it implements the specification of docs/training.md and
+docs/gradients.md a second time, one record at a time, with plain autograd in double precision, and
+uses only plain values of other modules. :mod:`forethought.auditing.replay` compares its results
+with the releases of a run.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from forethought.values.plan import Clip, Privacy, Round, Statistics
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# r: the share of C that is set aside for rounding; half of it is for the sum of a round.
+# r: the share of C that is reserved for rounding; half of it is for the sum of a round.
 CHARGE = 5 * 2.0**-9
-# A norm that is taken too long by no more than this shortens a contribution, and nothing else.
+# A run's norm may be overestimated by this share, which only shortens a contribution.
 LOOSE = 2.0**-7
-# How far numbers of a precision are moved to see how far rounding can move a contribution: 64 units
-# in the last place. Twice what was seen then counts.
+# Relative perturbation of a precision's numbers, to measure the effect of rounding on a
+# contribution: 64 units in the last place. Twice the measured effect is allowed.
 NUDGE = {torch.float32: 2.0**-18, torch.float64: 2.0**-47}
 NUDGES = 2
-# Rows that are kept to look along each contribution, as numbers.
+# The most numbers of contributions that are kept, for comparisons along each contribution.
 KEPT = 1 << 26
 
 
 class ReplayError(ValueError):
-    """A run that the reference cannot work out again; says why, and what to do."""
+    """The reference cannot compute a run; the message says why, and may say what to do."""
 
 
 class Reference:
-    """A run's rounds by the plan.
+    """The specification of a run's rounds: batches, groups, seeds and noise.
 
     Args:
-        privacy: what is released. secrets: of sampling and noise, 32 bytes each.
+        privacy: the mechanism, clipping and noise of the plan.
+        secrets: of sampling and noise, 32 bytes each.
         names, shapes: of the trained parameters, in order.
 
     Raises:
-        ReplayError: a plan of a kind that is not replayed.
+        ReplayError: a plan of a kind that cannot be replayed.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Reference:
         """The plan's terms of a round.
 
         Args:
-            clip_norm: what the quantile rule has led to; any other rule says its own.
+            clip_norm: the round's norm by the quantile rule; other rules define it in the plan.
         """
         privacy, clip = self.privacy, self.privacy.clip
         origin = 0
@@ -120,7 +121,7 @@ class Reference:
         )
 
     def batch(self, one: Round) -> Indices:
-        """The records that the sampler's law draws from the stream, in their order."""
+        """The records that the sampling draws from the stream, in their order."""
         sampling, count = one.sampling, one.examples
         here = self._at("sampling", one.index << 64)
         epoch, turn = divmod(one.index - one.origin, sampling.rounds_per_epoch)
@@ -145,7 +146,7 @@ class Reference:
                 raise ReplayError(f"{sampling!r} is not replayed")
 
     def members(self, one: Round, batch: Indices) -> list[Indices]:
-        """Places in the batch of each contribution's records."""
+        """The places in the batch of each contribution's records."""
         groups = one.contribution.groups
         if groups is None:
             return [np.array([place]) for place in range(len(batch))]
@@ -153,7 +154,7 @@ class Reference:
         return [np.flatnonzero(dealt == group) for group in range(groups)]
 
     def draws(self, one: Round, size: int) -> list[int]:
-        """One number a record of the batch, which its altered copies follow from."""
+        """One random number for each record of the batch, from which its altered copies follow."""
         numbers = self._at("augment", one.index << 64)
         return [int(n) for n in numbers.integers(0, 2**64, size, dtype=np.uint64)]
 
@@ -168,7 +169,7 @@ class Reference:
         context: bytes,
         total: Array,
     ) -> bytes:
-        """32 bytes that name a round's release, before its noise."""
+        """The 32 bytes that a round's noise is bound to."""
         laid_out = (self.names, self.shapes)
         about = plain((replace(one, index=0), laid_out, context))
         about += plain((one.index, count, inputs, before))
@@ -176,12 +177,12 @@ class Reference:
         return blake3(about.encode() + total.tobytes(), key=key).digest()
 
     def numbers(self, bound: bytes, more: int = 0) -> Array:
-        """The standard normal numbers that belong to what was named, and ``more`` behind them."""
+        """The standard normal numbers for ``bound``, and ``more`` numbers after them."""
         start = int.from_bytes(bound[:12], "little") << 32
         return self._at("noise", start, self._noise).standard_normal(self.size + more)
 
     def correlated(self, one: Round, bounds: Mapping[int, bytes]) -> Array:
-        """(C⁻¹z)_t of a part, from what its rounds up to this one were bound to."""
+        """(C⁻¹z)_t of a part, from the bytes that its rounds up to this one were bound to."""
         assert one.strategy is not None
         column = one.strategy.column(one.index - one.origin + 1)
         rows: list[Array] = []
@@ -211,7 +212,7 @@ class Reference:
 
 
 def _coins(count: int, rate: float, source: np.random.Generator) -> Indices:
-    """Everyone by a coin of chance ``rate``: how many, by fair bits; then which."""
+    """A Poisson sample at ``rate``: first its size, by fair bits; then its records."""
     mantissa, exponent = math.frexp(rate)
     left, many = -exponent, count
     while left > 0 and many:
@@ -229,7 +230,7 @@ def _coins(count: int, rate: float, source: np.random.Generator) -> Indices:
 
 
 def plain(value: Any) -> str:
-    """A value as the text that noise is bound to: equal values alike, and no others."""
+    """A value as the text that noise is bound to; two values have one text exactly if equal."""
     if is_dataclass(value) and not isinstance(value, type):
         held = "".join(plain(getattr(value, field.name)) for field in fields(value))
         return f"{type(value).__qualname__}({held}"
@@ -244,7 +245,7 @@ def plain(value: Any) -> str:
 
 
 def inputs_of(model: nn.Module) -> bytes:
-    """The name of the model that contributions were computed at."""
+    """The 32-byte hash of the model at which contributions were computed."""
     state = b""
     for parameter in model.parameters():
         state += _content(parameter) if parameter.requires_grad else b""
@@ -265,13 +266,15 @@ class ReferenceSum:
     """A round's sum of clipped contributions.
 
     Attributes:
-        middle: where every contribution is as long as clipping allows, (parameters,).
-        reach: how far a sum in the model's own precision may be from it by rounding, (parameters,).
-        shorter: how much shorter the sum of absolute entries may be by loose norms, (parameters,).
+        middle: the sum with every contribution as long as clipping allows, (parameters,).
+        reach: the most by which a sum in the model's own precision may differ from it by rounding,
+            (parameters,).
+        shorter: the most by which overestimated norms may shorten the sum of absolute entries,
+            (parameters,).
         rows: the contributions, (contributions, parameters); None: too many to keep.
-        loose: by which share each of them may be shorter, (contributions,).
-        norms: before clipping, (least, most) each; not finite: it was replaced by zero.
-        longest: of all clipped contributions.
+        loose: the share by which each of them may be shorter, (contributions,).
+        norms: (least, most) of each norm before clipping; not finite: the contribution is zero.
+        longest: the largest norm of a clipped contribution.
     """
 
     middle: Array
@@ -288,9 +291,9 @@ class Part:
     """Records that were added at one model.
 
     Args:
-        model: a copy at the weights of that time. loss: one value a record.
-        indices: the records; None: all that the sampler draws.
-        dims: where the model has its examples (``inputs``, ``outputs``); None: in front.
+        model: a copy at the weights of the addition. loss: one value for each record.
+        indices: the records; None: all records of the batch.
+        dims: the model's batch dimensions (``inputs``, ``outputs``); None: dimension 0.
     """
 
     model: nn.Module
@@ -307,10 +310,11 @@ def summed(
     records: Any,
     nudges: int = NUDGES,
 ) -> ReferenceSum:
-    """Every contribution by itself, clipped, and their sum.
+    """The sum of all contributions, each computed by itself and clipped.
 
     Raises:
-        ReplayError: a model that draws random numbers, or a loss that is none of one record.
+        ReplayError: a model that draws random numbers or has an unsupported precision, or a loss
+            with several values for one record.
     """
     members = reference.members(one, batch)
     draws = None if one.augmentation is None else reference.draws(one, len(batch))
@@ -365,13 +369,13 @@ def summed(
 
 
 class _ExactSum:
-    """A sum of vectors in twice the digits: what is lost by each addition is added up, too."""
+    """A compensated sum of vectors, with twice the digits: rounding errors are added up, too."""
 
     def __init__(self, size: int) -> None:
         self._sum, self._lost = np.zeros(size), np.zeros(size)
 
     def add(self, vector: Array) -> None:
-        """Add one more."""
+        """Add a vector."""
         new = self._sum + vector
         back = new - self._sum
         self._lost += (self._sum - (new - back)) + (vector - back)
@@ -379,12 +383,15 @@ class _ExactSum:
 
     @property
     def value(self) -> Array:
-        """So far."""
+        """The sum so far."""
         return self._sum + self._lost
 
 
 def clip(vector: Array, reference: Reference, one: Round) -> tuple[Array, float, float]:
-    """A contribution as it may enter the sum, its norm before, and the least factor on it."""
+    """The clipped contribution, its norm before clipping, and its factor.
+
+    The factor is 0 for the rules "per-layer" and "automatic", and if the norm is not finite.
+    """
     rule, bound = one.clip, one.clip_norm * (1 - CHARGE)
     with np.errstate(over="ignore", invalid="ignore"):
         norm = float(np.linalg.norm(vector))
@@ -419,7 +426,7 @@ Record = tuple[Any, Any]
 
 
 def _taken(records: Any, index: int, one: Round, draw: int | None) -> list[Record]:
-    """A record, or its altered copies, each as a batch of one."""
+    """A record, or its altered copies, each as a batch of one record."""
     inputs, targets = records.take(np.array([index]))
     how = one.augmentation
     if how is None or draw is None:
@@ -435,7 +442,7 @@ def _taken(records: Any, index: int, one: Round, draw: int | None) -> list[Recor
 
 
 def _moved(tree: Any, there: Any, back: Any) -> Any:
-    """Tensors with dimension 0 put where ``there`` says, or back (one of the two is 0)."""
+    """Tensors with dimension ``back`` moved to ``there``; one of the two is 0."""
     if isinstance(tree, Tensor):
         return tree.movedim(back, there)
     dims, found = there or back, {}
@@ -447,7 +454,7 @@ def _moved(tree: Any, there: Any, back: Any) -> Any:
 
 
 def _uniform(draw: int, count: int) -> Iterator[list[float]]:
-    """Eight numbers in [0, 1) an image, by SplitMix64 from a record's own number."""
+    """Eight numbers in [0, 1) for each image, by SplitMix64 from a record's own number."""
     state, mask = draw, 2**64 - 1
     for _ in range(count):
         numbers = []
@@ -460,7 +467,7 @@ def _uniform(draw: int, count: int) -> Iterator[list[float]]:
 
 
 def _altered(image: Tensor, numbers: list[float], how: mechanism.Augmentation) -> Tensor:
-    """One copy of an image (channels, height, width), by its own eight numbers."""
+    """An altered copy of an image (channels, height, width), by its own eight numbers."""
     height, width = image.shape[-2:]
     far = 0
     if "shift" in how.kinds:
@@ -494,11 +501,12 @@ def _altered(image: Tensor, numbers: list[float], how: mechanism.Augmentation) -
 
 
 class _Look:
-    """One way to compute a contribution: exactly, in the model's precision, or a little aside.
+    """One way to compute a contribution: in float64, in the model's precision, or perturbed.
 
     Args:
-        dtype: to compute in; None: the model's own. nudge: how far weights and inputs are moved,
-            relatively, up or down. seed: of which is moved up.
+        dtype: precision of the computation; None: the model's own.
+        nudge: relative perturbation of weights, buffers and inputs, up or down.
+        seed: of the signs of the perturbation.
     """
 
     def __init__(
@@ -524,7 +532,7 @@ class _Look:
             tensor.mul_(1 + self._nudge * torch.as_tensor(signs, dtype=tensor.dtype))
 
     def __call__(self, own: Sequence[Sequence[Record]], seed: int) -> Array:
-        """The contribution of these records, each with its copies, before clipping."""
+        """The contribution, before clipping, of these records with their copies, (parameters,)."""
         self._signs = np.random.default_rng(self._seed + 1)
         if isinstance(self._kind, Statistics):
             return np.asarray(own[0][0][0], dtype=np.float64).reshape(-1)
@@ -550,7 +558,7 @@ class _Look:
         return inputs, torch.utils._pytree.tree_map(ready, targets)
 
     def _mean(self, model: nn.Module, own: Sequence[Sequence[Record]]) -> list[Tensor]:
-        """The mean gradient over records of the means over their copies."""
+        """The mean over records of the mean gradient over each record's copies."""
         trained = [p for p in model.parameters() if p.requires_grad]
         mean = [torch.zeros_like(parameter) for parameter in trained]
         for copies in own:
@@ -594,7 +602,7 @@ class _Look:
         return total
 
     def _of_a_person(self, model: Any, rows: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss over a person's rows, one by one; empty places are no rows."""
+        """The mean loss over a person's rows, one by one, without the empty places."""
         inner, loss = model.model, getattr(self._loss, "loss", None)
         labels = not targets.is_floating_point()
         there = targets != -100 if labels else targets[..., -1] > 0
@@ -612,14 +620,14 @@ class _Look:
                 values.append(F.cross_entropy(outputs, wanted, reduction="sum"))
             else:
                 values.append((outputs.reshape(-1) - wanted[..., 0]).square().sum())
-        if not values:  # of nothing: a slope of zero
+        if not values:  # a person without rows has the gradient zero
             outputs = inner(torch.zeros_like(rows[:1]))
             nothing: Tensor = outputs.sum() * 0
             return nothing
         return torch.stack(values).sum() / len(values)
 
     def _local(self, local: mechanism.Local, own: Sequence[Sequence[Record]], seed: int) -> Array:
-        """The weight change of a group's own algorithm, turned round."""
+        """The weight change of a group's local algorithm, with the opposite sign."""
         model = copy.deepcopy(self.model)
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         before = {name: p.detach().clone() for name, p in trained.items()}
@@ -655,7 +663,7 @@ class _Look:
 def _looks(
     part: Part, one: Round, own: Sequence[Sequence[Record]], seed: int, nudges: int
 ) -> list[_Look]:
-    """The exact look first, then those that say how far rounding may reach."""
+    """The exact computation first, then those that show the effect of rounding."""
     if isinstance(one.contribution, Statistics):
         return [_Look(part, one, None)]
     precisions = {p.dtype for p in part.model.parameters() if p.requires_grad}
@@ -679,7 +687,7 @@ def _looks(
     exact: torch.dtype | None = torch.float64
     try:
         _Look(part, one, exact)(own, seed)
-    except (RuntimeError, TypeError):  # a model that makes float32 tensors of its own
+    except (RuntimeError, TypeError):  # the model makes its own float32 tensors
         exact = None
     looks = [_Look(part, one, exact)]
     if precision != torch.float64 and exact is not None:

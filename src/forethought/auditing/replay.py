@@ -1,10 +1,10 @@
-"""Replay: rounds of a run beside their slow reference, number by number; no statistics.
+"""Replay: a comparison of a run's rounds with a slow reference, number by number, without chance.
 
-A run's owner has its secrets while it runs. So an audit can be shown every sum before its noise,
-work it out again (:mod:`forethought.auditing.reference`) and compare: the batch with what the
-sampler's law draws from the stream; the sum with the reference's clipped contributions, along every
-coordinate and every contribution, within what clipping sets aside for rounding; the release with
-that sum and the noise that belongs to it, to the last bit. Nothing of it is a matter of chance.
+A run's owner has its secrets while it runs. So an audit can see every sum before its noise, compute
+it again (:mod:`forethought.auditing.reference`) and compare three things. The batch must be the one
+that the sampling draws from the stream. The sum must equal the reference's sum of clipped
+contributions, along every coordinate and every contribution, within the charge for rounding. The
+release must be that sum plus the noise that is bound to it, up to the rounding of the addition.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from forethought.values.plan import Plan, Round
 
 Array = NDArray[np.float64]
 
-# Looks that decide, where a few did not explain a difference: a kink may lie between two of them.
+# Number of perturbations for the final decision, if a few did not explain a difference: the loss
+# may have a kink between two of them.
 MANY_NUDGES = 8
-# Made-up records of a plan without model and data.
+# Number of made-up records, if no model and data are given.
 RECORDS = 400
-# Comparisons whose result is equal or not equal, and the words for both.
+# Comparisons whose result is equal or not equal, and the words for both results.
 _EQUAL = ("numbers of a round", "batch", "count below the clipping norm", "a round run again")
 _ENDS = {True: "equal", False: "not equal"}
 SECRET = (
@@ -53,8 +54,9 @@ class ComparedRound:
     """One comparison of one round.
 
     Args:
-        name: what is compared. off: how far it is off, where 1 is allowed.
-        reason: the sentence to say beyond that. unit: what ``off`` is in.
+        name: the compared property.
+        off: the difference in ``unit``; at most 1 is allowed.
+        reason: the sentence for the reader if it is larger. unit: of ``off``.
     """
 
     name: str
@@ -64,7 +66,7 @@ class ComparedRound:
 
     @property
     def violated(self) -> bool:
-        """Beyond what is allowed, or no number."""
+        """True if the difference is larger than 1, or NaN."""
         return not self.off <= 1
 
 
@@ -76,8 +78,8 @@ class Replay:
         rounds: numbers of the rounds to replay; None: all.
 
     Attributes:
-        compared: every comparison, in order. replayed: how many rounds were.
-        refusals: why rounds could not be.
+        compared: all comparisons, in order. replayed: number of replayed rounds.
+        refusals: the reasons for which rounds could not be replayed.
     """
 
     rounds: Collection[int] | None = None
@@ -93,7 +95,7 @@ class Replay:
         return any(one.violated for one in self.compared)
 
     def findings(self) -> list[Finding]:
-        """One a kind of comparison, in the order in which they were made: the worst of all."""
+        """One finding for each kind of comparison, with its worst result, in order."""
         found: dict[str, ComparedRound] = {}
         for one in self.compared:
             worst = found.get(one.name)
@@ -112,7 +114,7 @@ class Replay:
         ]
 
     def begin(self, rounds: PrivateRounds, secrets: Secrets) -> _Witness | None:
-        """The witness of a run that begins."""
+        """The witness of a run that begins; None if the run cannot be replayed."""
         try:
             return _Witness(self, rounds, secrets)
         except reference.ReplayError as error:
@@ -126,10 +128,10 @@ class Replay:
 
 @contextmanager
 def replaying(rounds: Collection[int] | None = None) -> Iterator[Replay]:
-    """Replay rounds of every run that begins inside, in the run's own process, as they are made.
+    """A context that replays rounds of every run that begins inside, in the run's own process.
 
-    The run is what it is without: weights, releases and statement to the last bit. What the replay
-    is shown is as secret as the run's keys and is kept in memory only.
+    The replay does not change the run: weights, releases and statement are equal to the last bit.
+    The data shown to the replay are as secret as the run's keys, and are kept in memory only.
 
     Args:
         rounds: numbers of the rounds to replay; None: all.
@@ -143,7 +145,7 @@ def replaying(rounds: Collection[int] | None = None) -> Iterator[Replay]:
 
 
 class _Witness:
-    """See :class:`forethought.rounds.private_sum.Witness`."""
+    """The :class:`forethought.rounds.private_sum.Witness` that replays one run."""
 
     def __init__(self, replay: Replay, rounds: PrivateRounds, secrets: Secrets) -> None:
         self._replay, self._rounds = replay, rounds
@@ -153,7 +155,7 @@ class _Witness:
             rounds.layout.names,
             rounds.layout.shapes,
         )
-        # Across a run that goes on: what the noise of its rounds was bound to, by this replay.
+        # The bytes that this replay bound the noise of each round to, also across a resumed run.
         self._bounds = replay._bounds.setdefault(secrets.noise, {})
         self._key = secrets.noise
         self._correlated = any(isinstance(part, Correlated) for part in rounds.privacy.mechanism)
@@ -170,7 +172,7 @@ class _Witness:
         return rounds is None or index in rounds
 
     def met(self, total: PrivateSum, model: Any, records: Any, indices: Any) -> None:
-        """Keep a copy of the model, and which records are to be added."""
+        """Keep a copy of the model, and the records to be added."""
         if self._sum is not None:
             self._parts, self._inputs, self._last, self._sum = [], b"", b"", None
         wanted = self._wanted(total.round.index)
@@ -184,18 +186,18 @@ class _Witness:
             try:
                 copied, dims = copy.deepcopy(model), self._rounds.how.batch_dims
                 self._parts.append(reference.Part(copied, self._rounds.how.loss, some, dims))
-            except Exception as error:  # whatever keeps a model from being copied
+            except Exception as error:  # copying a user's model may raise any error
                 self._replay._refuse(reference.ReplayError(f"the model cannot be copied: {error}"))
                 self._copied = False
 
     def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
-        """Keep the sum."""
+        """Keep the sum and the count."""
         if self._sum is not None:  # nothing was added to this round
             self._parts, self._inputs, self._last = [], b"", b""
         self._sum, self._count = vector.detach().cpu().numpy().copy(), count
 
     def released(self, noised: NoisedSum) -> None:
-        """Work the round out again, and compare."""
+        """Compute the round again, and compare."""
         index = noised.round.index
         assert self._sum is not None
         one = self._reference.round(index, noised.round.clip_norm)
@@ -215,7 +217,7 @@ class _Witness:
         except reference.ReplayError as error:
             self._replay._refuse(error)
             return
-        except Exception as error:  # the run goes on: it is not its fault
+        except Exception as error:  # an error of the reference must not stop the run
             what = f"{type(error).__name__}: {error}"
             self._replay._refuse(
                 reference.ReplayError(f"the reference could not compute a round: {what}")
@@ -224,7 +226,7 @@ class _Witness:
         self._replay.replayed += 1
 
     def _say(self, name: str, off: float | bool, reason: str, unit: str = RELATIVE) -> None:
-        """Note a comparison: how far it is off, or whether both are equal."""
+        """Note a comparison, by its difference, or by True if both sides are equal."""
         if isinstance(off, bool):
             off = 0.0 if off else math.inf
         self._replay.compared.append(ComparedRound(name, off, reason, unit))
@@ -296,7 +298,7 @@ class _Witness:
             noise = std * self._reference.numbers(bound)
         else:
             noise = std * self._reference.correlated(one, self._bounds)
-            room *= 2.0**8 * (one.index - one.origin + 1)  # so many steps of the recursion
+            room *= 2.0**8 * (one.index - one.origin + 1)  # rounding grows with the recursion
         sizes = np.abs(total) + np.abs(noise)
         if one.strategy is not None:
             sizes += np.abs(noise).max(initial=0.0)
@@ -320,11 +322,12 @@ class _Witness:
 
 
 def apart(total: Array, found: reference.ReferenceSum, clip_norm: float) -> float:
-    """The distance of a sum from the reference's, in units of what is allowed in that direction.
+    """The largest distance of a sum from the reference's, relative to the allowed distance.
 
-    Along every coordinate, along the sum itself, and along every contribution: half of the charge
-    r·C for the sum's own rounding (docs/gradients.md), what rounding can do to the contributions,
-    and, one way only, what norms that are taken too long can take away.
+    It is measured along every coordinate, along the sum itself, and along every contribution. The
+    allowed distance is half of the charge r·C for the sum's own rounding (docs/gradients.md), plus
+    the effect of rounding on the contributions, plus, in one direction only, the shortening by
+    norms that are overestimated.
     """
     half = reference.CHARGE / 2 * clip_norm
     gap = total - found.middle
@@ -353,14 +356,15 @@ class _PowerCut(Exception):  # noqa: N818 (an event that is simulated, not an er
 def interrupted(
     train: Callable[[bool, Callable[[Any], None]], object], rounds: int, *, resumed: bool = False
 ) -> None:
-    """Run a few rounds of a run, and end it as by a power cut: it never ends, and says nothing.
+    """Run a few rounds of a run, and stop it without an end, as by a power cut.
 
-    A run of its own is cut before the last of these rounds, too, and resumed; what came after its
-    last checkpoint is run a second time.
+    A run that is not resumed is also stopped one round earlier, and then resumed; the rounds after
+    its last checkpoint run a second time.
 
     Args:
-        train: starts it, given whether it is resumed and a progress callback; keeps its folder.
-        rounds: how many are run. resumed: it goes on from the beginning.
+        train: function of (resume, progress callback) that starts the run, in the same folder.
+        rounds: number of rounds to run.
+        resumed: True if the run is already a continued one, which is stopped once.
     """
     stops = [(rounds, resumed)]
     if rounds > 1 and not resumed:
@@ -385,12 +389,13 @@ def replayed(
     *,
     resumed: bool = True,
 ) -> Replay:
-    """Replay short runs of a plan: an epoch or three rounds of each part, on few records.
+    """Replay short runs of a plan: about an epoch, or three rounds, of each part, on few records.
 
     Args:
-        model: is copied. data: the records, as training takes them; without both a small model is
-            trained on made-up ones. loss: one value a record.
-        resumed: also in micro-batches, with a stop and a resume.
+        model: the user's model; it is copied. data: the records, as training takes them. Without
+            both, a small model is trained on made-up records.
+        loss: one value for each record.
+        resumed: True to replay a second run, in micro-batches, with a stop and a resume.
     """
     planted = model is None
     if planted and plan.local is not None and plan.local.function is not None:
@@ -398,7 +403,7 @@ def replayed(
     if model is None:
         source = np.random.default_rng(0)
         rows = torch.from_numpy(source.standard_normal((min(plan.examples, RECORDS), 6)))
-        rows[::2] *= 100 * plan.clip.norm  # far above any norm; the others may be below
+        rows[::2] *= 100 * plan.clip.norm  # gradients far above any norm; others may be below it
         layers = torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
         model, data = torch.nn.Sequential(*layers), (rows.float(), torch.arange(len(rows)) % 3)
     examples = len(torch.utils._pytree.tree_leaves(data)[0])

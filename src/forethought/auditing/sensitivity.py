@@ -1,9 +1,9 @@
-"""The distance that one record moves a sum: neighbouring batches, planted ones and the user's own.
+"""The distance by which one record moves a sum, for planted and the user's neighbouring batches.
 
-The planted neighbours are the worst that are known for each way of clipping; the accountant's own
-claim bounds them. Through the user's model and loss, whole batches that differ in one record are
-summed at the initial, at trained and at random weights; whether the model itself changed is looked
-at, too, since what a record leaves in it moves the rounds to come.
+The planted neighbours are the worst known ones for each way of clipping; the accountant's claim
+must bound their distance. With the user's model and loss, whole batches that differ in one record
+are summed at initial, trained and random weights. A further check finds changes of the model
+itself, because values of a record that stay in the model would affect later rounds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Names of what is new, gone or different."""
+    """Names of entries that are new, missing or different."""
     return sorted(
         name
         for name in {*before, *after}
@@ -81,15 +81,15 @@ def _frozen(value: Any, depth: int = 0) -> Any:
 Array = NDArray[np.float64]
 _certain = partial(certain, "sensitivity")
 
-# Rounding of single-precision sums, for each record of a batch and at least.
+# Tolerance for the rounding of single-precision sums: for each record of a batch, and a constant.
 ROUNDING, LEAST = 3e-7, 1e-4
-# Clipping norms are made so much smaller than the plan's that every gradient is clipped.
+# The plan's clipping norm is multiplied by this, so that every gradient is clipped.
 BINDING = 1e-2
 TRAINING_ROUNDS = 10
 
 
 def full_batch(plan: Plan, examples: int, clip: Clip | None = None, rounds: int = 1) -> Plan:
-    """Every record in every round, without noise: sums as they are before noise is added."""
+    """A plan with all records in every round and without noise, which releases the exact sums."""
     (clipping,) = {part.clipping for part in plan.mechanism}
     parts = Rounds(0.0, rounds, FullBatch(), clipping)
     return plan.with_(
@@ -101,8 +101,7 @@ def full_batch(plan: Plan, examples: int, clip: Clip | None = None, rounds: int 
 
 
 def claimed_distance(plan: Plan) -> float:
-    """The distance that one record moves a full batch's sum by the accountant's own word, in units
-    of C.
+    """The accounted distance by which one record moves a full batch's sum, in units of C.
 
     At noise multiplier 1 the trade-off function of one full batch is that of N(0, 1) against
     N(distance, 1).
@@ -114,8 +113,7 @@ def claimed_distance(plan: Plan) -> float:
 
 
 def planted_distance(plan: Plan) -> float:
-    """The distance that the last record moves the sum of a batch in which all others point
-    against it."""
+    """The distance, in units of C, by which a record moves a sum of others that oppose it."""
     adjacency, examples = plan.mechanism.adjacency, 12
     clip = plan.clip if plan.clip.rule in ("flat", "automatic") else Clip(plan.clip.norm)
     weight = np.full(examples, -1, dtype=np.int64)
@@ -138,13 +136,13 @@ def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:
     def see(_index: int, total: Array) -> None:
         kept.append(float(total[0]))
 
-    # One seed for all: the other records are dealt to the same groups.
+    # One seed for all sums, so that the other records are in the same groups.
     canaries.observe(full_batch(plan, len(weight), clip), records, see, seed=0)
     return kept[0]
 
 
 def planted_sensitivity(plan: Plan) -> Finding:
-    """The worst known neighbours against the distance that is accounted."""
+    """The finding about the worst known neighbours, against the accounted distance."""
     moved, claimed = planted_distance(plan), claimed_distance(plan)
     seen, beyond = f"the sum moves by {moved:.4g} C", moved > claimed * (1 + LEAST)
     reason = f"One record moves a sum by {moved:.3g} C, where {claimed:.3g} C is accounted."
@@ -153,7 +151,7 @@ def planted_sensitivity(plan: Plan) -> Finding:
 
 @dataclass(frozen=True)
 class _TakenRecords(Dataset[Any]):
-    """Records that were taken already, one after the other; inputs of any structure."""
+    """Records in memory, with inputs of any structure."""
 
     inputs: Any
     targets: Any
@@ -196,7 +194,7 @@ class _TakenRecords(Dataset[Any]):
         )
 
 
-# The values that one record has instead of its own: another's, larger ones, none, random ones.
+# Replacements of one record's values: another record's, larger ones, zeros, random ones.
 WAYS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda row: row,
     lambda row: row * 1000 if row.is_floating_point() else row,
@@ -210,7 +208,7 @@ WAYS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 @dataclass(frozen=True)
 class _ModelCase:
-    """The user's model at one set of weights, and what to sum."""
+    """The user's model at one set of weights, with its loss and the plan."""
 
     weights: str
     model: nn.Module
@@ -241,10 +239,12 @@ def model_sensitivity(
     sizes: canaries.CheckSizes,
     generator: np.random.Generator,
 ) -> list[Finding]:
-    """Neighbouring batches through the user's model and loss, and what they leave in the model.
+    """Findings about neighbouring batches with the user's model, and about changes of the model.
 
     Args:
-        model: is copied. records: the user's. plan: the claim. loss: one value per record.
+        model: the user's model; it is copied. records: the user's records.
+        plan: the claim. loss: one value for each record.
+        sizes: of the batches and number of neighbours. generator: of the audit's own choices.
 
     Raises:
         ValueError: a model that training refuses.
@@ -266,7 +266,7 @@ def model_sensitivity(
     slack, of = LEAST + ROUNDING * size, f"in a batch ({size:,} records)"
     mixed = "the examples of a batch are not kept apart in this model or loss"
     loose, less = "clipping does not hold in this model", 1.0 if plan.groups is None else 2.0
-    # Kind of distance → its limit, name, what is said of it and its cause.
+    # Kind of distance → its limit, name, and the beginning and the cause in the sentence about it.
     kinds = {
         "one": (1.0, "one record's contribution", "One record's contribution has length", loose),
         "gone": (less, f"a record less {of}", "Without one record a batch's sum moves by", mixed),
@@ -294,9 +294,9 @@ def model_sensitivity(
 
 
 def _bits(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> list[Finding]:
-    """Every number that is computed of a record, among fewer others.
+    """The finding about the bits of all numbers that are computed for a record, in smaller batches.
 
-    Behind a kink of the loss a last bit is a whole contribution.
+    They must not change: at a kink of the loss, a last bit can change a whole contribution.
     """
     chosen, size = plan.round(0), batch.size
     if not isinstance(chosen.contribution, Examples) or chosen.augmentation is not None:
@@ -329,7 +329,7 @@ def _cases(model: nn.Module, batch: _TakenRecords, plan: Plan, loss: Loss) -> It
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in randomised.parameters():
-            # Gates and heads that are zero at first are opened.
+            # Parameters that start at zero, such as gates and heads, become non-zero.
             spread = float(parameter.detach().float().square().mean().sqrt()) or 1.0
             noise = torch.randn(parameter.shape, generator=source, dtype=torch.float64)
             parameter.add_((spread * noise).to(parameter.device, parameter.dtype))
@@ -362,7 +362,8 @@ def _distances(
         other = batch.with_one(place, source, WAYS[turn % len(WAYS)])
         clip = own if turn == 0 else binding
         yield "replaced", float(np.linalg.norm(case.total(other, clip) - whole[clip.norm]))
-    # Random layers draw other numbers for a batch of another size: sums are then no neighbours.
+    # Random layers draw other numbers for a batch of another size, and the sums are then no
+    # neighbours.
     again = case.total(batch, binding, seed=1)
     if case.plan.groups is None and not np.array_equal(again, whole[binding.norm]):
         return

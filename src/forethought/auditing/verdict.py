@@ -1,5 +1,4 @@
-"""The findings of an audit: one row a check, and whether any of them refutes. Plain values, no
-torch."""
+"""The findings of an audit and its verdict: plain values, without torch."""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ FOR_THE_OPERATOR = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was measured.
+    """One measurement of a check.
 
     Args:
-        check: which of the five checks it belongs to.
-        name: what was looked at, in a few words.
+        check: one of the five checks, to which it belongs.
+        name: the measured property, in a few words.
         measured, allowed: in words and numbers.
-        reason: the sentence to say if it refutes.
-        p_value: chance of a measurement at least so far off under a sound mechanism; None for what
-            holds with certainty, where ``violated`` decides.
-        violated: of what holds with certainty.
+        reason: the sentence for the reader if it refutes.
+        p_value: chance of a measurement at least as extreme in a sound run; None for a property
+            that holds with certainty in a sound run, where ``violated`` decides.
+        violated: True if a property that holds with certainty in a sound run does not hold.
     """
 
     check: CheckName
@@ -48,7 +47,7 @@ class Finding:
     violated: bool = False
 
     def refutes(self, level: float) -> bool:
-        """True if this finding alone refutes, each statistical one at ``level``."""
+        """True if this finding alone refutes; a statistical finding is tested at ``level``."""
         return self.violated if self.p_value is None else self.p_value < level
 
 
@@ -64,24 +63,24 @@ class AttackPoint:
 
 @dataclass(frozen=True)
 class AttackSummary:
-    """The result of the membership games about the claim.
+    """The results of the membership games, beside the claim.
 
     Args:
-        games: how many were played. rounds: releases that the attacker saw.
-        delta: at which ε is given.
-        claimed_epsilon: certified upper end for those rounds and group.
+        games: number of games. rounds: number of releases that the attacker saw.
+        delta: δ at which ε is given.
+        claimed_epsilon: certified upper bound of the claim's ε for these rounds.
         epsilon: interval for the ε that this attack shows, from f-DP inference (Nasr et al. 2023);
-            its lower end is a lower bound on the mechanism's own ε. None where the law of the
-            scores is not known, as of losses.
-        one_run_epsilon: lower bound by Steinke, Nasr and Jagielski 2023, Theorem 5.2; None where
+            its lower end is a lower bound on the mechanism's own ε. None if the distribution of the
+            scores is not known, as for losses.
+        one_run_epsilon: lower bound by Steinke, Nasr and Jagielski 2023, Theorem 5.2; None if
             each training played one game.
         noise_at_most: the run behaves as if its noise multipliers were at most this multiple of
-            what is claimed; below 1 refutes. Infinite where the attack shows nothing, None where
-            ``epsilon`` is.
+            the claimed ones; below 1 refutes. Infinite if the attack shows nothing; None if
+            ``epsilon`` is None.
         confidence: of each of these bounds.
-        points: for the figure. curve: pairs (α, f(α)) of the claim.
-        fdp_epsilon: lower bound from one run by the claim's own trade-off function with more noise
-            (Mahloujifar, Melis and Chaudhuri 2024); None where it was not asked for.
+        points: thresholds, for a figure. curve: pairs (α, f(α)) of the claim, for a figure.
+        fdp_epsilon: lower bound from one run, by the claim's trade-off function with scaled noise
+            (Mahloujifar, Melis and Chaudhuri 2024); None if it was not computed.
     """
 
     games: int
@@ -102,11 +101,11 @@ class Audit:
     """The result of an audit.
 
     Args:
-        findings: every check, in the order in which they ran.
+        findings: of all checks, in the order in which they ran.
         false_alarm: chance that a sound run is refuted, for the whole audit.
-        attack: the games in numbers; None where none were played.
-        seconds: time it took.
-        notes: what was left out or scaled down, and why.
+        attack: the results of the membership games; None if none were played or wanted.
+        seconds: duration of the audit.
+        notes: sentences about parts that were left out or scaled down.
     """
 
     findings: tuple[Finding, ...]
@@ -117,7 +116,7 @@ class Audit:
 
     @property
     def level(self) -> float:
-        """Chance of a false alarm that each statistical finding may have (Bonferroni)."""
+        """The false-alarm level of each statistical finding (Bonferroni)."""
         return self.false_alarm / max(1, sum(f.p_value is not None for f in self.findings))
 
     @property
@@ -127,15 +126,15 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """True if the run does not do what it claims."""
+        """True if a finding refutes the claim."""
         return bool(self.refuting)
 
     @property
     def reason(self) -> str:
-        """The reason of a refutation, in one sentence; empty when there is none.
+        """The main reason of a refutation, in one sentence; empty if there is none.
 
-        What holds with certainty goes before what is improbable, causes before consequences: noise
-        and participation before the attack that they make possible.
+        Causes come before consequences (noise and participation before the attack that they make
+        possible), and within a check violated certainties before improbable measurements.
         """
         order = ("replay", "participation", "noise", "sensitivity", "attack")
         ranked = sorted(
@@ -144,7 +143,7 @@ class Audit:
         return ranked[0].reason if ranked else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: verdict, reason, findings, attack."""
+        """The audit as values for JSON: verdict, reason, findings, attack, notes."""
         return {
             "schema": SCHEMA,
             "refuted": self.refuted,
@@ -161,7 +160,7 @@ class Audit:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the audit as JSON, readable by its owner only: it looked at private records."""
+        """Write the audit as JSON, readable by its owner only, because it uses private records."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
@@ -170,12 +169,12 @@ class Audit:
 def certain(
     check: CheckName, name: str, measured: str, allowed: str, violated: bool, reason: str
 ) -> Finding:
-    """A finding about something that holds with certainty in a sound run."""
+    """A finding about a property that holds with certainty in a sound run."""
     return Finding(check, name, measured, allowed, reason, None, violated)
 
 
 def tested(check: CheckName, name: str, allowed: str, reason: str, p_value: float) -> Finding:
-    """A finding of several tests, whose measurement is their p-value."""
+    """A statistical finding whose measurement is its p-value."""
     return Finding(check, name, f"p = {p_value:.2g}", allowed, reason, p_value)
 
 

@@ -1,8 +1,9 @@
 """Private estimators with scikit-learn's interface: ``fit`` plans, trains and accounts.
 
-Linear models run noisy full-batch descent (:mod:`forethought.convex`), networks the default plan of
-:func:`forethought.train`. docs/estimators.md says what they keep of scikit-learn's conventions and
-what privacy changes.
+Networks and linear classifiers follow the default plan of :func:`forethought.train`. Linear
+regression, and linear classifiers with a penalty or without an intercept, run noisy full-batch
+descent (:mod:`forethought.convex`). docs/estimators.md lists the conventions of scikit-learn that
+hold and those that privacy changes.
 """
 
 from __future__ import annotations

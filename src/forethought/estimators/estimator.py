@@ -1,4 +1,4 @@
-"""Shared by all private estimators: declarations, callers, scales, honest clones."""
+"""The common parts of private estimators: declarations, callers, scaling, clones and pickles."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ from forethought.values.checks import one_of, real
 from forethought.values.mechanism import Adjacency, Budget
 from forethought.values.plan import Payer, Plan
 
-# Features onto a common scale by ranges that the user declares: no figure of the data is read.
+# Scaling of features by ranges that the user declares, without reading any statistic of the data.
 
 
 class RangeScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """Map every column from its declared range onto [−1, 1]; values outside go to the nearer end.
+    """Map every column from its declared range onto [−1, 1]; clip values outside.
 
-    What ``StandardScaler`` and ``MinMaxScaler`` do with figures of the private data, which would
-    be a release, this does with ranges that are known beforehand: of a questionnaire, a sensor, a
-    law. After it no row is longer than √columns, which is then a ``feature_bound``.
+    ``StandardScaler`` and ``MinMaxScaler`` use statistics of the private data, which would be a
+    release. This scaler uses ranges that are known beforehand, such as those of a questionnaire, a
+    sensor or a law. Afterwards the L2 norm of a row is at most √columns, which can be the
+    ``feature_bound``.
 
     Args:
         lower, upper: the range of each column, (columns,), or one number for all of them.
 
     Attributes:
-        n_features_in_: how many columns.
-        feature_bound_: √columns, the longest that a row can be.
+        n_features_in_: number of columns.
+        feature_bound_: √columns, the largest possible norm of a row.
 
     >>> RangeScaler(lower=0, upper=[10, 200]).fit_transform([[5, 50], [10, 900]])
     array([[ 0. , -0.5],
@@ -63,7 +64,7 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.upper = upper
 
     def fit(self, X: Any, y: Any = None) -> RangeScaler:
-        """Check the ranges against the number of columns; no value is used.
+        """Check the ranges against the number of columns; no value of the data is used.
 
         Raises:
             ValueError: ranges of another length, or a lower end that is not below its upper one.
@@ -89,10 +90,10 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> Any:
-        """The scaled columns. Sparse rows stay sparse where every range is centred at 0.
+        """The scaled columns. Sparse rows stay sparse; every range must then be centred at 0.
 
         Raises:
-            ValueError: another number of columns, or sparse rows that would be filled.
+            ValueError: another number of columns, or sparse rows with a range that is not centred.
         """
         check_is_fitted(self)
         X = validate_data(
@@ -115,7 +116,7 @@ class RangeScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return tags
 
 
-# Which transformers take figures from the data that they are fitted on: each is a release.
+# Transformers that compute statistics of the data that they are fitted on: each is a release.
 
 
 def _categories_found(encoder: Any) -> bool:
@@ -123,7 +124,7 @@ def _categories_found(encoder: Any) -> bool:
     return encoder.categories == "auto" or rare != (None, None)
 
 
-# Those whose fit reads the number of columns and nothing else, as long as this is False.
+# Type → function of a transformer; False: its fit reads only the number of columns.
 _READS: dict[type, Callable[[Any], bool]] = {
     OneHotEncoder: _categories_found,
     OrdinalEncoder: _categories_found,
@@ -134,14 +135,14 @@ _READS: dict[type, Callable[[Any], bool]] = {
 
 
 def fitted_on_data(step: Any) -> Iterator[str]:
-    """Names of the transformers in a step, itself or parts of it, whose fit reads values.
+    """Names of the transformers in a step (itself or its parts) whose fit reads values of the data.
 
-    Whatever is not known to read none counts as reading.
+    An unknown transformer counts as reading values.
     """
     if step is None or isinstance(step, str):  # "passthrough", "drop"
         return
     if isinstance(step, Pipeline | FeatureUnion | ColumnTransformer):
-        # The parts as they were given: pairs, or triples with the columns.
+        # The parts as the user gave them: pairs, or triples with the columns.
         given = step.get_params(deep=False)
         parts = given.get("steps") or given.get("transformer_list") or given.get("transformers")
         for _, part, *_ in parts or ():
@@ -154,19 +155,19 @@ def _by_tags(step: Any) -> bool:
     return not isinstance(step, BaseEstimator) or bool(get_tags(step).requires_fit)
 
 
-# What a fit is a part of: a search that chooses by private scores, steps fitted on private data.
+# The callers of a fit: a search that selects by private scores, and steps fitted on private data.
 #
-# scikit-learn tells an estimator nothing about who clones or fits it, but a guarantee depends on
-# it: the best of several models says more than one, and a scaler that was fitted before is a
-# release. So the calls that are under way are looked at, here and nowhere else.
+# scikit-learn does not tell an estimator who clones or fits it, but the guarantee depends on it:
+# the best of several models reveals more than one model, and a scaler that was fitted before is a
+# release. So the functions below look at the call stack; no other code does.
 
 
 class SelectionNotCoveredWarning(UserWarning):
-    """A search chooses among private models by scores that no ε covers."""
+    """A search selects among private models by scores that no ε covers."""
 
 
 class _Family:
-    """An estimator and all clones of it, which one warning is enough for."""
+    """An estimator and all its clones, which share one warning."""
 
     warned = False
 
@@ -175,7 +176,7 @@ _families: weakref.WeakKeyDictionary[Any, _Family] = weakref.WeakKeyDictionary()
 
 
 def _running(kind: type[Any]) -> Iterator[Any]:
-    """Every object of a kind whose ``fit`` is under way in this thread, innermost first."""
+    """Every object of a class whose ``fit`` is running in this thread, innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit":
@@ -186,9 +187,12 @@ def _running(kind: type[Any]) -> Iterator[Any]:
 
 
 def cloned(original: BaseEstimator, clone: BaseEstimator) -> None:
-    """Note a clone; warns once for all clones of an estimator when a search makes them.
+    """Note a clone; warn once for all clones of an estimator if a search makes them.
 
-    A search clones in the process that it was called in, whichever processes then fit.
+    A search makes its clones in the process that called it, even if other processes fit them.
+
+    Warns:
+        SelectionNotCoveredWarning: a search is running.
     """
     family = _families.setdefault(original, _Family())
     _families[clone] = family
@@ -205,7 +209,7 @@ def cloned(original: BaseEstimator, clone: BaseEstimator) -> None:
 
 
 def _outside() -> int:
-    """The level of the first caller that is neither scikit-learn, joblib nor this room."""
+    """The stack level of the first caller outside scikit-learn, joblib and this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
@@ -216,7 +220,7 @@ def _outside() -> int:
 
 
 def circumstances() -> tuple[Caveat, ...]:
-    """The circumstances of a fit that is under way, for its Statement: who called it."""
+    """The caveats about the callers of a running fit, for its Statement."""
     found = []
     search = next(_running(BaseSearchCV), None)
     if search is not None:
@@ -231,7 +235,7 @@ def circumstances() -> tuple[Caveat, ...]:
     return tuple(found)
 
 
-# What the user declares instead of letting it be read from the data: budget, bounds, classes.
+# Facts that the user declares, so that they are not read from the data: budget, bounds, classes.
 
 
 FROM_DATA = "from-data"
@@ -242,12 +246,12 @@ _SEEDS = 2**31 - 1
 def budget(epsilon: float, delta: float | None, adjacency: Adjacency, examples: int) -> Budget:
     """The budget of a fit.
 
-    Without ``delta`` it is 1/(10 n) for n records: all neighbouring data sets have as many under
-    zero-out and replace-one, so that reading n costs nothing. Under add-or-remove they do not, and
-    a δ that moves with the data would be part of no guarantee.
+    If ``delta`` is None, δ is 1/(10 n) for n records. Under zero-out and replace-one, neighbouring
+    data sets have the same n, so reading n costs no privacy. Under add-or-remove they do not, and
+    no guarantee holds for a δ that depends on the data.
 
     Raises:
-        TypeError, ValueError: outside its range, or no δ where none can be chosen.
+        TypeError, ValueError: a number outside its range, or no δ under add-or-remove.
     """
     epsilon = real("epsilon", epsilon, above=0)
     one_of("adjacency", adjacency, get_args(Adjacency))
@@ -263,21 +267,25 @@ def budget(epsilon: float, delta: float | None, adjacency: Adjacency, examples: 
 
 
 def above_of(above: str) -> Above:
-    """The rule for values above a declared bound: clipped to it, or refused."""
+    """The checked rule for values above a declared bound: ``"clip"`` or ``"refuse"``.
+
+    Raises:
+        ValueError: any other value.
+    """
     one_of("above", above, get_args(Above))
     return above  # type: ignore[return-value]
 
 
 def classes(declared: Any, y: NDArray[Any]) -> tuple[NDArray[Any], tuple[Caveat, ...]]:
-    """The classes in sorted order, and what the Statement has to say of them.
+    """The classes in sorted order, and the caveats about them for the Statement.
 
     Args:
-        declared: every label there may be, or ``"from-data"``: those found, which the Statement
+        declared: all possible labels; or ``"from-data"``: the labels in ``y``, which the Statement
             then names as not covered.
         y: labels, (n,).
 
     Raises:
-        TypeError, ValueError: no list of at least two different labels, or labels outside it.
+        TypeError, ValueError: not a list of at least two different labels, or labels outside it.
     """
     check_classification_targets(y)
     if isinstance(declared, str) and declared == FROM_DATA:
@@ -307,7 +315,7 @@ def target_range(declared: Any) -> tuple[float, float]:
     """Middle and half width of the declared range of targets.
 
     Raises:
-        TypeError, ValueError: no pair of finite numbers, the lower one first.
+        TypeError, ValueError: not a pair of finite numbers, the lower one first.
     """
     try:
         low, high = (float(end) for end in declared)
@@ -322,14 +330,14 @@ def target_range(declared: Any) -> tuple[float, float]:
 
 
 def seeds(random_state: Any) -> tuple[Seeds, int | None]:
-    """Seeds of batches and noise, and of initial weights; none where ``random_state`` is None."""
+    """Seeds of batches and noise, and of initial weights; no seeds if ``random_state`` is None."""
     if random_state is None:
         return Seeds(), None
     sampling, noise, weights = map(int, check_random_state(random_state).randint(_SEEDS, size=3))
     return Seeds(sampling, noise), weights
 
 
-# What all private estimators share: refused weights, honest clones, pickles without secrets.
+# The base class of all private estimators: refused weights, noted clones, pickles without secrets.
 
 
 WEIGHTS = (
@@ -340,7 +348,7 @@ WEIGHTS = (
 
 
 def _plan_of(text: str) -> Plan | DescentPlan:
-    """The plan that JSON holds, of either kind."""
+    """The :class:`Plan` or :class:`DescentPlan` in a JSON text."""
     kind = DescentPlan if json.loads(text)["schema"] == DescentPlan.SCHEMA else Plan
     return kind.from_json(text)
 
@@ -348,11 +356,12 @@ def _plan_of(text: str) -> Plan | DescentPlan:
 class PrivateEstimator(BaseEstimator):
     """A scikit-learn estimator whose ``fit`` spends a privacy budget.
 
-    Secrets live inside ``fit`` and nowhere else, so nothing that is pickled, by pickle, joblib or
-    skops, holds a key of the noise. Counts of private records stay out of it as well.
+    Secrets exist only inside ``fit``. So a pickle (by pickle, joblib or skops) contains no key of
+    the noise; it contains no counts of private records either.
 
     Attributes:
-        statement_: what was guaranteed. plan_: what was run; both are kept as JSON when pickled.
+        statement_: the privacy statement. plan_: the plan that was run. Both are pickled as JSON.
+        n_iter_: number of releases.
     """
 
     statement_: Statement
@@ -365,11 +374,11 @@ class PrivateEstimator(BaseEstimator):
     random_state: Any
     ledger: Payer | None
 
-    # Attributes that are for the operator alone.
+    # Private attributes for the operator, which are not pickled.
     _diagnostics: tuple[str, ...] = ()
 
     def _keep(self, given: dict[str, Any]) -> None:
-        """Keep each argument under its name, as scikit-learn asks of a constructor."""
+        """Keep each argument under its name, as scikit-learn requires of a constructor."""
         for name in given.keys() - {"self"}:
             setattr(self, name, given[name])
 
@@ -410,11 +419,11 @@ class PrivateEstimator(BaseEstimator):
         device: str | torch.device | None = None,
         **known: Any,
     ) -> torch.nn.Module:
-        """The module, trained by the planner's own plan; notes plan, statement and rounds.
+        """The module, trained by the planner's default plan; notes plan, statement and rounds.
 
         Args:
-            found: what the Statement has to say of the classes.
-            known: keywords of :func:`forethought.plan` beside sizes, budget and adjacency.
+            found: caveats about the classes, for the Statement.
+            known: keywords of :func:`forethought.plan` besides sizes, budget and adjacency.
         """
         chosen = plan(
             examples=len(data[1]),
@@ -432,17 +441,17 @@ class PrivateEstimator(BaseEstimator):
             ledger=self.ledger,
             seeds=seeds,
             diagnostics=False,
-            log_every=chosen.rounds,  # nobody sees the ε of the rounds before
+            log_every=chosen.rounds,  # the ε of earlier rounds would not be shown
             device=device,
         )
         self.plan_, self.statement_, self.n_iter_ = chosen, run.statement, chosen.rounds
         return run.model.cpu().eval()
 
     def _refuse(self, parameters: dict[str, Any]) -> None:
-        """Refuse what ``fit`` does not take, with the reason.
+        """Refuse keywords that ``fit`` does not take, with the reason.
 
         Raises:
-            ValueError: weights. TypeError: anything else.
+            ValueError: ``sample_weight``. TypeError: any other keyword.
         """
         given = {name for name, value in parameters.items() if value is not None}
         if "sample_weight" in given:

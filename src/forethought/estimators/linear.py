@@ -1,8 +1,9 @@
-"""Linear models behind scikit-learn's interface: by the planner's plan, or by full-batch descent.
+"""Linear models with scikit-learn's interface: by the planner's plan, or by full-batch descent.
 
-Classifiers take the planner's way, on centred features whose usual norm is released with their
-means. Descent (:mod:`forethought.convex`) has what the planner has not: a penalty, a model without
-an intercept, and a regression whose one record can pull only so far.
+Classifiers follow the planner's plan, with features centred by means that are released with their
+typical norm. Full-batch descent (:mod:`forethought.convex`) covers the cases that the planner does
+not: a penalty, a model without an intercept, and a regression that bounds the influence of a
+record.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ from forethought.values.checks import real
 from forethought.values.mechanism import Adjacency, Budget, FullBatch, Rounds
 from forethought.values.plan import Payer
 
-# How far weights may go, from public numbers: the ball that a linear estimator keeps them in.
+# The ball in which a linear estimator keeps its weights; its radius follows from public numbers.
 
 
 @dataclass(frozen=True)
 class Ball:
     """A ball of radius max(least, factor sᵖ)·√d/Z around zero.
 
-    Weights of norm √d/Z and coordinates of size Z/√d give outputs of 1 in the root mean square.
-    s = nμ/√d is how far the largest mean gradient stands above the noise of one release of it:
-    where noise would fill a larger ball this one is small, where the data are heard well it is
-    large. The default schedule reads from it how long the way is.
+    Weights of norm √d/Z and coordinates of size Z/√d give outputs whose root mean square is 1.
+    s = nμ/√d is the ratio of the largest mean gradient to the noise of one release of it. With much
+    noise the ball is small, because the noise would fill a larger one; with little noise it is
+    large. The default schedule uses the radius as the distance to go.
 
     Args:
-        factor, power, least: docs/estimators.md says on which data they were chosen.
+        factor, power, least: the constants above; docs/estimators.md names the data that they were
+            chosen on.
     """
 
     factor: float
@@ -56,35 +58,38 @@ class Ball:
     def radius(
         self, budget: Budget, adjacency: Adjacency, *, records: int, weights: int, bound: float
     ) -> float:
-        """The radius.
+        """The radius for one fit.
 
         Args:
-            budget, adjacency: of the fit. records: n. weights: d, of all outputs together.
-            bound: Z, on the norm of a row with its constant column.
+            budget, adjacency: of the fit.
+            records: n. weights: d, of all outputs together.
+            bound: Z, the bound on the norm of a row with its constant column.
         """
         moved = Rounds(1.0, 1, FullBatch()).sensitivity(adjacency)
-        # In units of a sensitivity of 2C/n, as the default schedule has it.
+        # In units of a sensitivity of 2C/n, like the default schedule.
         mu = 2 * gaussian_mu(budget.epsilon, budget.delta) / moved
         share = max(self.least, self.factor * signal(records, weights, mu) ** self.power)
         return float(share * math.sqrt(weights) / bound)
 
 
 _FLOATS = (np.float64, np.float32)
-# Linear regression: where residuals, in units of half the targets' range, begin to count by their
-# size and not its square, so that one record's pull is bounded.
+# Linear regression: the Huber threshold, in units of half the targets' range. The loss of larger
+# residuals is linear, which bounds the influence of one record.
 THRESHOLD = 1.0
 
 
-# Budgets below it say nothing, and no noise that the planner looks for is large enough.
+# For a smaller budget the planner finds no noise that is large enough.
 LEAST_MU = 1e-6
-# Outputs of classifiers are log odds, which separable classes send far; scaled targets are not.
+# Outputs of classifiers are log odds, which grow large for separable classes; scaled targets do
+# not.
 LABELS, TARGETS = Ball(0.5, 1 / 2, 1.0), Ball(50.0 ** (-1 / 3), 1 / 3, 0.4)
 
 
 def batches(examples: int) -> dict[str, Any]:
-    """The sampling, as keywords of a plan: full batches where drawn ones would be no fewer passes.
+    """The sampling, as keywords of a plan: full batches for few records, else the plan's default.
 
-    So few records are passed over so often in any case, and full batches have the least noise.
+    With few records the default rounds pass over all data as often as full batches do, and full
+    batches have the least noise.
     """
     if examples * defaults.EPOCHS_LIMIT > defaults.BATCH * defaults.ROUNDS:
         return {}
@@ -92,7 +97,7 @@ def batches(examples: int) -> dict[str, Any]:
 
 
 class _PrivateLinear(PrivateEstimator):
-    """The common part of the linear models: rows within their bound, descent, and margins."""
+    """The common part of the linear models: bounded rows, descent, and margins."""
 
     _diagnostics = ("features_clipped_", "targets_clipped_")
 
@@ -109,9 +114,10 @@ class _PrivateLinear(PrivateEstimator):
         return X, y
 
     def _shape(self, X: Any, ball: Ball, outputs: int = 1) -> dict[str, float]:
-        """The arguments that every problem takes: the bound, λ, a constant column, and the ball.
+        """The arguments of every problem: the bound, λ, the constant column, and the radius.
 
-        The column's value is that of a typical coordinate of a row of the bound's length.
+        The constant column is feature_bound/√features, the size of a typical coordinate of a row
+        whose norm is the bound.
         """
         bound = real("feature_bound", self.feature_bound, above=0)
         records, features = X.shape
@@ -150,16 +156,16 @@ class _PrivateLinear(PrivateEstimator):
         """Rows within the bound, in single precision; notes how many were longer.
 
         Raises:
-            ValueError: some are, and are to be refused.
+            ValueError: rows are longer, and ``above`` is ``"refuse"``.
         """
         bound = real("feature_bound", self.feature_bound, above=0)
         rows = X.toarray() if sparse.issparse(X) else X
-        # A row of exactly the bound is as long as it only up to rounding.
+        # The norm of a row that equals the bound may exceed it by rounding.
         with np.errstate(over="ignore"):
             squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)  # no second matrix
         longer = squares > (bound * (1 + 1e-6)) ** 2
         self.features_clipped_ = int(longer.sum())
-        with np.errstate(over="ignore"):  # of rows that are replaced
+        with np.errstate(over="ignore"):  # rows that overflow are replaced below
             found: NDArray[np.float32] = rows.astype(np.float32)
         if self.features_clipped_:
             above = estimator.above_of(self.above)
@@ -167,7 +173,7 @@ class _PrivateLinear(PrivateEstimator):
         return found
 
     def _margins(self, X: Any) -> NDArray[np.float64]:
-        """Rows within the bound as in training, times the coefficients: (n,) or (n, classes)."""
+        """Margins of rows that are scaled to the bound as in training: (n,) or (n, classes)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=_FLOATS, accept_sparse="csr")
         rows, _ = convex.bounded_rows(X, self.feature_bound)
@@ -177,7 +183,7 @@ class _PrivateLinear(PrivateEstimator):
 
 
 class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
-    """Labels to indices of the declared classes, and margins to labels."""
+    """The common part of the classifiers: labels to class indices, and margins to labels."""
 
     classes: Any
 
@@ -185,7 +191,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         raise NotImplementedError
 
     def _loss(self, problem: Problem) -> Loss | None:
-        """The problem's loss, of one output a class; None: cross entropy."""
+        """The problem's loss, for one output of each class; None: cross entropy."""
         return None
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
@@ -193,7 +199,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
 
         Args:
             X: (n, features), dense or sparse. y: labels, (n,).
-            refused: ``sample_weight`` and the like, which are refused.
+            refused: ``sample_weight`` and other keywords, which are refused.
         """
         self._refuse(refused)
         X, y = self._checked(X, y)
@@ -224,7 +230,8 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
             found,
             seeds=seeds,
             loss=self._loss(problem),
-            # Rows spread evenly over a box measure 1/√3 of the longest; so tables count it as well.
+            # Rows spread evenly over a box have a norm of about 1/√3 of the largest one; plans for
+            # tables assume the same.
             feature_norm=self.feature_bound / math.sqrt(3),
             feature_norm_known=True,
             **batches(len(places)),
@@ -235,7 +242,7 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
         self.coef_, self.intercept_ = weights, bias
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Margins: (n,) for two classes, above 0 for the second; else (n, classes)."""
+        """Margins: (n,) for two classes, above 0 for the second class; else (n, classes)."""
         return self._margins(X)
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -247,30 +254,35 @@ class _PrivateLinearClassifier(ClassifierMixin, _PrivateLinear):
 
 
 class PrivateLogisticRegression(_PrivateLinearClassifier):
-    """Logistic regression (softmax for three classes and more) with (ε, δ) differential privacy.
+    """Logistic regression (softmax for three or more classes) with (ε, δ) differential privacy.
 
     Noise, batches, step sizes and the number of steps follow from the budget, the bound and the
-    size of the data (:func:`forethought.plan`); nothing has to be tuned. With ``l2``, or without an
-    intercept, it is full-batch descent (:func:`forethought.convex.plan`).
+    size of the data (:func:`forethought.plan`); nothing has to be tuned. With ``l2`` above 0, or
+    without an intercept, training is full-batch descent (:func:`forethought.convex.plan`).
 
     Args:
-        epsilon: the budget's ε, above 0. delta: its δ; 1/(10 n) by default, except under
-            add-or-remove, where it must be given.
+        epsilon: the budget's ε, above 0.
+        delta: the budget's δ. Default: 1/(10 n); under add-or-remove it must be given.
         feature_bound: Z, the bound on the L2 norm of a row, known without the data: √features after
             :class:`RangeScaler`, 1 after ``Normalizer``.
-        classes: every label there may be; ``"from-data"`` reads them, which is not covered.
+        classes: all possible labels; ``"from-data"`` reads them from the data, which the guarantee
+            does not cover.
         l2: λ ≥ 0 in mean loss + λ/2 ‖θ‖², the intercept included (scikit-learn's 1/(C n)).
-        fit_intercept: whether to have one.
-        adjacency: ``"zero-out"``: one record blanked, n public. ``"replace-one"``: changed at will
-            (twice the noise). ``"add-or-remove"``.
+        fit_intercept: True to fit an intercept.
+        adjacency: the neighbouring data sets. ``"zero-out"``: one record is blanked; n is public.
+            ``"replace-one"``: one record is replaced by any other (twice the noise).
+            ``"add-or-remove"``: one record is added or removed.
         above: rows longer than the bound are scaled to it (``"clip"``) or refused (``"refuse"``).
-        random_state: seeds the noise. Not private, which the statement says.
-        ledger: the book that ``fit`` is paid from, a `forethought.Ledger`.
+        random_state: seeds batches and noise; such a run is not private, and its statement says so.
+            None: the operating system's entropy.
+        ledger: a `forethought.Ledger` from which ``fit`` takes its budget.
 
     Attributes:
-        classes_: sorted. coef_: (1 or classes, features). intercept_: (1 or classes,).
-        n_iter_: releases. statement_, plan_: what was guaranteed, and run.
-        features_clipped_: how many rows were scaled; a private number, never pickled.
+        classes_: the classes, sorted.
+        coef_: (1 or classes, features). intercept_: (1 or classes,).
+        n_iter_: number of releases.
+        statement_: the privacy statement. plan_: the plan that was run.
+        features_clipped_: number of scaled rows; a private number, never pickled.
 
     Raises:
         ValueError, TypeError: in ``fit``: labels outside the classes, a budget too small for one
@@ -313,21 +325,23 @@ class PrivateLogisticRegression(_PrivateLinearClassifier):
 
 
 class PrivateSVC(_PrivateLinearClassifier):
-    """A linear support vector machine for two classes, its hinge smoothed, with privacy.
+    """A private linear support vector machine for two classes, with a smoothed hinge loss.
 
-    Two classes only: one machine a class would spend the budget once for each. Three classes and
-    more: :class:`PrivateLogisticRegression`, which is one model.
+    It supports two classes only: one machine for each class would spend the budget once for each.
+    For three or more classes use :class:`PrivateLogisticRegression`, which is one model.
 
     Args:
         smoothing: width γ of the part of the hinge that is a parabola, above 0.
         epsilon, delta, feature_bound, classes, l2, fit_intercept, adjacency, above, random_state,
-            ledger: as of :class:`PrivateLogisticRegression`.
+            ledger: as for :class:`PrivateLogisticRegression`.
 
     Attributes:
-        classes_, coef_, intercept_, n_iter_, statement_, plan_, features_clipped_: as there.
+        classes_, coef_, intercept_, n_iter_, statement_, plan_, features_clipped_: as for
+            :class:`PrivateLogisticRegression`.
 
     Raises:
-        ValueError, TypeError: in ``fit``: as there, or more than two classes.
+        ValueError, TypeError: in ``fit``: as for :class:`PrivateLogisticRegression`, or more than
+            two classes.
     """
 
     def __init__(
@@ -369,21 +383,23 @@ class PrivateSVC(_PrivateLinearClassifier):
 
 
 class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
-    """Linear regression, ridge regression where ``l2`` > 0, of targets in a declared range.
+    """Private linear regression (ridge regression if ``l2`` > 0) of targets in a declared range.
 
     Args:
-        target_range: the lowest and the highest target there may be; those beyond go to its nearer
-            end and are counted, or are refused. Inside it becomes [−1, 1].
+        target_range: the lowest and the highest possible target, scaled to [−1, 1]. Targets outside
+            are set to the nearer end and counted, or refused, as ``above`` says.
         epsilon, delta, feature_bound, l2, fit_intercept, adjacency, above, random_state, ledger:
-            as of :class:`PrivateLogisticRegression`; λ counts in the scaled targets.
+            as for :class:`PrivateLogisticRegression`; λ applies to the scaled targets.
 
     Attributes:
-        coef_: (features,). intercept_: a number, both in the units of the targets.
-        n_iter_, statement_, plan_: as there.
-        features_clipped_, targets_clipped_: how many; private numbers, never pickled.
+        coef_: (features,). intercept_: a number; both in the units of the targets.
+        n_iter_, statement_, plan_: as for :class:`PrivateLogisticRegression`.
+        features_clipped_: number of scaled rows. targets_clipped_: number of targets outside the
+            range. Both are private numbers, never pickled.
 
     Raises:
-        ValueError, TypeError: in ``fit``: as there, or no range.
+        ValueError, TypeError: in ``fit``: as for :class:`PrivateLogisticRegression`, or an invalid
+            range.
     """
 
     def __init__(
@@ -403,11 +419,11 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         self._keep(locals())
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
-        """Plan, descend and account.
+        """Plan, train by descent, and account.
 
         Args:
             X: (n, features), dense or sparse. y: numbers, (n,).
-            refused: ``sample_weight`` and the like, which are refused.
+            refused: ``sample_weight`` and other keywords, which are refused.
         """
         self._refuse(refused)
         middle, half = estimator.target_range(self.target_range)
@@ -421,7 +437,7 @@ class PrivateLinearRegression(RegressorMixin, _PrivateLinear):
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """Predicted numbers, (n,), inside the declared range."""
+        """Predicted numbers, (n,), clipped to the declared range."""
         found = self._margins(X)
         middle, half = estimator.target_range(self.target_range)
         return np.clip(found, middle - half, middle + half)

@@ -1,4 +1,4 @@
-"""Any torch module behind scikit-learn's interface, trained by the default plan."""
+"""Any torch module with scikit-learn's interface, trained by the default plan."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from forethought.values.plan import Payer
 
 Network = torch.nn.Module | Callable[[int, int], torch.nn.Module]
 
-# Rows that a prediction computes at a time: bounds memory.
+# Rows that a prediction computes at a time, to bound its memory.
 PIECE = 4096
 
 
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Torch's generator at a seed, and as it was afterwards; untouched where there is none."""
+    """A context with torch's generator seeded, and restored afterwards; None: left alone."""
     if seed is None:
         yield
         return
@@ -64,10 +64,10 @@ class _PrivateNetwork(PrivateEstimator):
             self.module_.load_state_dict(own)
 
     def _built(self, seed: int | None) -> torch.nn.Module:
-        """The untrained module; a given one is copied, since parameters are never changed.
+        """The untrained module; a given module is copied, since ``fit`` must not change it.
 
         Raises:
-            TypeError: neither a module nor a function that makes one.
+            TypeError: ``module`` is neither a module nor a function that makes one.
         """
         if isinstance(self.module, torch.nn.Module):
             return copy.deepcopy(self.module)
@@ -85,7 +85,7 @@ class _PrivateNetwork(PrivateEstimator):
 
     def _train(self, X: NDArray[Any], targets: NDArray[Any], found: tuple[Caveat, ...]) -> None:
         seeds, weights = estimator.seeds(self.random_state)
-        # A budget that is none is refused before a module is made.
+        # An invalid budget is refused before a module is made.
         estimator.budget(self.epsilon, self.delta, self.adjacency, len(X))
         self.module_ = self._planned(
             self._built(weights),
@@ -104,7 +104,7 @@ class _PrivateNetwork(PrivateEstimator):
         return _dense(X), y
 
     def _run_module(self, X: Any) -> torch.Tensor:
-        """Outputs in double precision, (n, outputs): in single, a row's depend on its batch."""
+        """Outputs in double precision, (n, outputs); in single, they would depend on the batch."""
         check_is_fitted(self)
         X = validate_data(
             self, X, reset=False, dtype=np.float64, accept_sparse="csr", allow_nd=True
@@ -128,29 +128,34 @@ def _dense(X: Any) -> NDArray[Any]:
 
 
 class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
-    """A torch module, trained privately to tell declared classes apart.
+    """A torch module, trained privately to predict one of the declared classes.
 
-    Batches, rounds, noise, clipping and step sizes are those of :func:`forethought.plan`, chosen
-    from the number of records, the module's size and the budget; training is
-    :func:`forethought.train`, with its assumptions and refusals.
+    :func:`forethought.plan` chooses batches, rounds, noise, clipping and step sizes from the number
+    of records, the module's size and the budget. :func:`forethought.train` trains, with its
+    assumptions and refusals.
 
     Args:
         module: a function of (number of features, number of classes) that makes a torch module, or
-            a module, which is copied. It maps rows to one output a class.
-        epsilon: the budget's ε, above 0. delta: its δ; 1/(10 n) by default under zero-out.
-        classes: every label there may be; ``"from-data"`` reads them, which is not covered.
-        epochs: passes over the data; the plan chooses by default.
-        adjacency: ``"zero-out"``: with one record blanked; n is public. Or ``"add-or-remove"``.
-        device: where to train.
-        random_state: seeds weights, batches and noise. Not private, which the statement says.
-        ledger: the book that ``fit`` is paid from, a `forethought.Ledger`.
+            a module, which is copied. It maps rows to one output for each class.
+        epsilon: the budget's ε, above 0.
+        delta: the budget's δ. Default: 1/(10 n); under add-or-remove it must be given.
+        classes: all possible labels; ``"from-data"`` reads them from the data, which the guarantee
+            does not cover.
+        epochs: passes over the data; None: the plan chooses.
+        adjacency: the neighbouring data sets. ``"zero-out"``: one record is blanked; n is public.
+            ``"add-or-remove"``: one record is added or removed.
+        device: the device to train on.
+        random_state: seeds weights, batches and noise; such a run is not private, and its statement
+            says so. None: the operating system's entropy for batches and noise.
+        ledger: a `forethought.Ledger` from which ``fit`` takes its budget.
 
     Attributes:
-        classes_: sorted. module_: the trained module. n_iter_: releases.
-        statement_, plan_: what was guaranteed, and run.
+        classes_: the classes, sorted. module_: the trained module. n_iter_: number of releases.
+        statement_: the privacy statement. plan_: the plan that was run.
 
     Raises:
-        ValueError, TypeError: in ``fit``: what cannot be trained, labels outside the classes.
+        ValueError, TypeError: in ``fit``: a module or data that cannot be trained privately, or
+            labels outside the classes.
     """
 
     def __init__(
@@ -173,7 +178,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
 
         Args:
             X: (n, features) or (n, …), dense or sparse. y: labels, (n,).
-            refused: ``sample_weight`` and the like, which are refused.
+            refused: ``sample_weight`` and other keywords, which are refused.
         """
         self._refuse(refused)
         X, y = self._checked(X, y)
@@ -182,7 +187,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Outputs of the module, (n, classes); their difference, (n,), for two classes."""
+        """Outputs of the module, (n, classes); for two classes the second less the first, (n,)."""
         outputs: NDArray[np.float64] = self._run_module(X).numpy()
         return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs
 
@@ -192,7 +197,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateNetwork):
         return found
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest class of each row, (n,)."""
+        """The most likely class of each row, (n,)."""
         likeliest = self._run_module(X).argmax(1).numpy()
         found: NDArray[Any] = self.classes_[likeliest]
         return found
@@ -202,17 +207,19 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
     """A torch module, trained privately to predict numbers in a declared range.
 
     Args:
-        module: as of :class:`PrivateClassifier`, with one output.
-        target_range: the lowest and the highest target there may be. It becomes [−1, 1] inside;
-            targets beyond it go to its nearer end.
-        epsilon, delta, epochs, adjacency, device, random_state, ledger: as there.
+        module: as for :class:`PrivateClassifier`, with one output.
+        target_range: the lowest and the highest possible target, scaled to [−1, 1]. Targets outside
+            are set to the nearer end.
+        epsilon, delta, epochs, adjacency, device, random_state, ledger: as for
+            :class:`PrivateClassifier`.
 
     Attributes:
-        module_: the trained module, whose output 0 is the middle of the range.
-        n_iter_, statement_, plan_: as there.
+        module_: the trained module; its output of 0 means the middle of the range.
+        n_iter_, statement_, plan_: as for :class:`PrivateClassifier`.
 
     Raises:
-        ValueError, TypeError: in ``fit``: what cannot be trained.
+        ValueError, TypeError: in ``fit``: a module or data that cannot be trained privately, or an
+            invalid range.
     """
 
     def __init__(
@@ -235,7 +242,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
 
         Args:
             X: (n, features) or (n, …), dense or sparse. y: numbers, (n,).
-            refused: ``sample_weight`` and the like, which are refused.
+            refused: ``sample_weight`` and other keywords, which are refused.
         """
         self._refuse(refused)
         middle, half = estimator.target_range(self.target_range)
@@ -245,7 +252,7 @@ class PrivateRegressor(RegressorMixin, _PrivateNetwork):
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """Predicted numbers, (n,), inside the declared range."""
+        """Predicted numbers, (n,), clipped to the declared range."""
         found: NDArray[np.float64] = self._run_module(X).numpy()[:, 0]
         middle, half = estimator.target_range(self.target_range)
         return middle + half * np.clip(found, -1, 1)

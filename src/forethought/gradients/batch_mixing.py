@@ -11,7 +11,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 
 def _mixes(module: nn.Module) -> str | None:
-    # What to use instead, or None where examples stay apart.
+    # The replacement for a layer that mixes examples; None for a layer that does not.
     if isinstance(module, _InstanceNorm):
         if module.track_running_stats and module.training:
             return "the same InstanceNorm with track_running_stats=False"
@@ -30,7 +30,7 @@ def _mixes(module: nn.Module) -> str | None:
     return None
 
 
-# A vector has one value a channel: a group of one is always zero, of two always ±1.
+# A vector has one value for each channel: a normalised group of one is always 0, of two always ±1.
 _LEAST_OF_VECTORS = 8
 
 
@@ -51,11 +51,12 @@ def check_model(model: nn.Module, grouped: bool = False) -> None:
     """Refuse a model in which one example's loss depends on another example.
 
     Args:
-        grouped: contributions are groups of examples, inside which batch normalisation may mix.
+        grouped: True if contributions are groups of examples, which batch normalisation may mix.
 
     Raises:
-        TypeError: not a module. ValueError: no trainable parameter, or a layer in training mode
-            that mixes examples; the message names every such layer and its replacement.
+        TypeError: not a module.
+        ValueError: no trainable parameter, or a layer that mixes examples; the message names every
+            such layer and its replacement.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -84,11 +85,11 @@ def replace_mixing_layers(model: nn.Module) -> nn.Module:
     ``scale_grad_by_freq``. Call it before building the optimizer.
 
     Returns:
-        The same model, or the replacement when the model itself is such a layer.
+        The same model, or its replacement if the model itself is such a layer.
 
     Raises:
-        ValueError: batch normalisation that has no counterpart: of one feature, or without
-            channels yet.
+        TypeError: not a module.
+        ValueError: batch normalisation of a single feature, or without channels yet (lazy).
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be a torch.nn.Module, not {type(model).__name__}")

@@ -32,7 +32,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def select(tree: Any, index: Tensor) -> Any:
-    """The examples ``index`` (LongTensor) of every tensor in the tree; all else is kept."""
+    """The examples ``index`` (LongTensor) of every tensor in the tree; other leaves are kept."""
     if isinstance(tree, Tensor):
         return tree.detach().index_select(0, index.to(tree.device))
     return _rebuild(tree, lambda leaf: select(leaf, index))
@@ -100,7 +100,7 @@ def _refuse_shared(tree: Any) -> None:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """``model(x)``, ``model(*tuple)`` or ``model(**dict)``, after the kind of ``inputs``."""
+    """``model(x)``, ``model(*tuple)`` or ``model(**dict)``, depending on the type of ``inputs``."""
     with gathered(model):
         if isinstance(inputs, Mapping):
             return model(**inputs)
@@ -138,20 +138,17 @@ def zeros_for(parameter: Tensor, *shape: int) -> Tensor:
     return torch.zeros(size, dtype=sum_dtype(parameter.dtype), device=parameter.device)
 
 
-# Examples arranged in lanes, and how many rows a pass has: never the batch's own number.
-
-
-# How many rows a pass has: one of a few numbers that are public, never the batch's own.
+# The number of rows of a pass: one of a few public numbers, never the size of the drawn batch.
 #
-# A kernel may compute a row in another order when there are more rows, or fewer. So a batch is
-# filled up to one of the sizes of a :class:`Blocks`, which follow from the plan, and is cut where
-# it is longer than the largest. That a record's numbers are the same bits in all of these sizes and
-# at every place is probed before they are used (:func:`~forethought.gradients.clipped.probed`).
+# A kernel may compute a row in another order if the number of rows changes. So a batch is filled up
+# to one of the sizes of a :class:`Blocks`, which follow from the plan, and is cut if it is longer
+# than the largest. Before the sizes are used, a test shows that a record's numbers have the same
+# bits in all of them and at every place (:func:`~forethought.gradients.clipped.probed`).
 
 
-# Vectorised loops of torch's CPU kernels and the inner blocks of products end on such numbers.
+# Vectorised loops of torch's CPU kernels and inner blocks of products end at multiples of this.
 UNIT = 16
-# Rows of a batch within so many standard deviations of the mean are one block.
+# A batch whose size is within so many standard deviations of the mean is one block.
 WIDTH = 3
 
 
@@ -160,15 +157,15 @@ class Blocks:
     """The numbers of rows that passes may have.
 
     Attributes:
-        sizes: ascending. alone: one example after the other, each in a pass of its own, whatever
-            the sizes say.
+        sizes: numbers of rows, ascending.
+        alone: True if each example runs in a pass of its own, for all sizes.
     """
 
     sizes: tuple[int, ...]
     alone: bool = False
 
     def fit(self, count: int) -> int:
-        """The smallest size that holds ``count`` rows, which are not more than the largest."""
+        """The smallest size that holds ``count`` rows; ``count`` is at most the largest size."""
         return next(size for size in self.sizes if size >= count)
 
     def cut(self, count: int) -> Iterator[tuple[int, int, int]]:
@@ -179,11 +176,10 @@ class Blocks:
             yield start, end, self.fit(end - start)
 
     def others(self) -> Iterator[Blocks]:
-        """The block lengths to try where a record's bits depend on the size or on the place,
-        cheapest first."""
+        """Other block sizes, cheapest first, to try if these fail the test of equal bits."""
         most = self.sizes[-1]
         tried: list[tuple[int, ...]] = [(few,) for few in (2 * UNIT, UNIT, 4, 1) if few < most]
-        if len(self.sizes) > 1:  # one size is as much as may be held
+        if len(self.sizes) > 1:  # a single size may be all that memory allows
             longer = tuple(dict.fromkeys(_up(size, 4 * UNIT) for size in self.sizes))
             tried = [longer, longer[-1:], *tried]
         for sizes in dict.fromkeys(tried):
@@ -192,7 +188,7 @@ class Blocks:
 
 
 class _Multiples(Blocks):
-    """Any multiple of :data:`UNIT`: the batch as one block. For calls that know of no plan."""
+    """Any multiple of :data:`UNIT`: the batch is one block. For calls without a plan."""
 
     def fit(self, count: int) -> int:
         return _up(count, UNIT)
@@ -206,13 +202,16 @@ MULTIPLES = _Multiples((UNIT,))
 
 @cache
 def planned(expected: float, spread: float, most: int | None = None) -> Blocks:
-    """The sizes for batches of ``expected`` ± ``spread`` rows: public numbers, and nothing else.
+    """The sizes for batches of ``expected`` ± ``spread`` rows, which follow from public numbers.
 
-    A batch is filled up by half a step on average, and a step is the spread: 1/(2√B) of a Poisson
-    batch of B. About seven sizes hold all but three batches in a thousand, which are cut.
+    On average a batch is filled up by half a step, and a step is about the spread: a share
+    1/(2√B) of a Poisson batch of B. About seven sizes hold all but three batches in a thousand;
+    those are cut.
 
     Args:
-        most: rows that may be held at once; then there is one size, the largest within it.
+        expected: mean of the number of rows. spread: its standard deviation.
+        most: rows that may be held at once. If the largest size exceeds it, there is one size only,
+            the largest multiple of ``UNIT`` within it.
     """
     step = UNIT * max(1, round(spread / UNIT))
     low = _up(expected - WIDTH * spread, step)
@@ -223,7 +222,7 @@ def planned(expected: float, spread: float, most: int | None = None) -> Blocks:
 
 
 def together(parts: Iterable[Blocks]) -> Blocks:
-    """For the batches of several plans in one pass."""
+    """The sizes for one pass over the batches of several plans."""
     sizes = [(part.sizes[0], part.sizes[-1]) for part in parts]
     expected = sum(low + high for low, high in sizes) / 2
     return planned(expected, math.hypot(*((high - low) / 2 / WIDTH for low, high in sizes)))
@@ -234,15 +233,15 @@ def _up(count: float, step: int) -> int:
 
 
 def even_parts(count: int, most: int) -> Blocks:
-    """One size of at most ``most`` rows, of which a few hold ``count`` nearly exactly."""
+    """One size: ``count`` rows in the fewest even parts of at most ``most``, rounded up to UNIT."""
     return Blocks((_up(count / -(-count // most), UNIT),)) if count else MULTIPLES
 
 
 def filled(tree: Any, start: int, end: int, size: int) -> Any:
-    """Examples ``start`` to ``end`` of every tensor, and of these again until there are ``size``.
+    """Examples ``start`` to ``end`` of every tensor, repeated until there are ``size``.
 
-    What fills up is what the model takes anyway, asks no question that was not asked, and is
-    nothing to a sum that gives it the factor 0. Every block begins at an even place in memory.
+    The model accepts the repeated examples as it accepts the originals, and they show Python no new
+    values; in a sum they have the factor 0. Every block begins at a multiple of 64 bytes in memory.
     """
 
     count, missing = end - start, size - (end - start)
@@ -259,13 +258,13 @@ def filled(tree: Any, start: int, end: int, size: int) -> Any:
 
 
 def in_a_row(sizes: Sequence[int]) -> list[slice]:
-    """The places of parts of these sizes that lie one after the other."""
+    """Slices of consecutive parts of these sizes."""
     ends = list(accumulate(sizes))
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def repeated(count: int, size: int) -> Tensor:
-    """0, 1, …, count − 1, 0, 1, …: ``size`` places."""
+    """The ``size`` numbers 0, 1, …, count − 1, 0, 1, …."""
     return torch.arange(size) % count
 
 
@@ -285,7 +284,7 @@ def _even(leaf: Tensor) -> bool:
 # Examples arranged in lanes.
 
 
-# Groups of so many examples run one after the other.
+# Groups of at least so many examples run one after the other.
 LONG = 8
 
 
@@ -294,12 +293,14 @@ class LaneBatch:
     """Examples arranged in lanes.
 
     Attributes:
-        inputs, targets: all examples in front. members: (lanes, examples a lane), which examples
-            each lane has; None: every example is a lane.
-        copies: a lane's examples, which then lie one after the other, are altered copies of one
-            record, and not a group that may mix.
-        real: how many of the lanes count; the others, which repeat these, fill up a block.
-            None: all. blocks: the sizes of passes of a part of the lanes.
+        inputs, targets: all examples, in dimension 0.
+        members: the examples of each lane, shape (lanes, examples a lane); None: every example is
+            a lane.
+        copies: True if a lane's examples are altered copies of one record, which then follow each
+            other, and not a group whose examples may mix.
+        real: only the first ``real`` lanes count; the others repeat these and fill up a block.
+            None: all.
+        blocks: the sizes of passes over a part of the lanes.
     """
 
     inputs: Any
@@ -318,12 +319,12 @@ class LaneBatch:
 
     @property
     def count(self) -> int:
-        """The number of lanes that are not there to fill up."""
+        """The number of lanes that count, without those that fill up a block."""
         return self.lanes if self.real is None else self.real
 
     @property
     def each(self) -> int:
-        """Examples in a lane."""
+        """The number of examples in a lane."""
         return 1 if self.members is None else self.members.shape[1]
 
     @property
@@ -332,7 +333,7 @@ class LaneBatch:
         return self.members is not None and not self.copies
 
     def some(self, index: Tensor | None) -> tuple[Any, Any]:
-        """Inputs and targets of some lanes, shapes (lanes, examples a lane, …)."""
+        """Inputs and targets of the lanes ``index`` (None: all), (lanes, examples a lane, …)."""
         members = self.members
         if members is None and index is not None:
             members = index.unsqueeze(1)
@@ -352,8 +353,8 @@ class LaneBatch:
 
 # Groups as lanes of several examples: a group's mean gradient is one contribution.
 #
-# Batch and mixed clipping. Inside a group the examples may see each other (batch normalisation is
-# allowed there); between groups the isolation is that of lanes.
+# This is batch clipping and mixed clipping. The examples of one group may see each other (batch
+# normalisation is allowed there); groups are isolated from each other as lanes are.
 
 
 def group_numbers(groups: Tensor, size: int, group_count: int | None) -> int:
@@ -377,7 +378,7 @@ def group_numbers(groups: Tensor, size: int, group_count: int | None) -> int:
 
 
 def by_size(groups: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Groups with equally many examples: their numbers, and their examples (groups, examples)."""
+    """Group numbers and examples (groups, examples) of the groups of each size, smallest first."""
     numbers, sizes = torch.unique(groups, return_counts=True)
     order = torch.argsort(groups, stable=True)
     starts = sizes.cumsum(0) - sizes
@@ -386,11 +387,11 @@ def by_size(groups: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield numbers[same], order[starts[same].unsqueeze(1) + torch.arange(size)]
 
 
-# A fingerprint of every number that a pass computes, for each example: to compare two passes.
+# A fingerprint of all numbers that a pass computes, for each example, to compare two passes.
 #
-# Numbers that a sum is formed from do not show all: behind a kink of a loss a last bit is hidden
-# until it is a whole contribution. So every value on the way forward is taken in, and every
-# gradient on the way back.
+# The numbers that a sum is formed from do not show every difference: where a loss has a kink, a
+# difference in the last bit may stay hidden and, for other records, change a whole contribution. So
+# the fingerprint includes every value of the forward pass and every gradient of the backward pass.
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -400,7 +401,7 @@ _ODD = 0x5851F42D4C957F2D
 
 
 def bits(values: Tensor) -> Tensor:
-    """The same memory as whole numbers: equal where every bit is, numbers or not."""
+    """The same memory as whole numbers: two values are equal if all bits are, for NaN too."""
     values = values.detach().contiguous()
     if values.is_complex():
         values = torch.view_as_real(values)
@@ -408,11 +409,11 @@ def bits(values: Tensor) -> Tensor:
 
 
 class BatchFingerprint:
-    """Takes in what passes over the examples compute.
+    """Fingerprints of the numbers that passes over the examples compute.
 
     Attributes:
-        marks: one fingerprint an example, int64: equal where all numbers are, up to the chance of
-            2^-64 that others have the same.
+        marks: one fingerprint for each example, int64. Equal numbers have equal fingerprints;
+            different ones have the same with a chance of 2^-64.
     """
 
     def __init__(self, size: int) -> None:
@@ -420,12 +421,12 @@ class BatchFingerprint:
         self.begin(size)
 
     def begin(self, width: int) -> None:
-        """A pass over so many examples begins; what one before took in and did not keep is lost."""
+        """Begin a pass over ``width`` examples, and drop values that were not kept."""
         self._now = torch.zeros(width, dtype=torch.int64)
         self._number = 0
 
     def see(self, whole: Tensor, dim: int = 0) -> None:
-        """A value, with the examples along ``dim``; its gradient too, once it is known."""
+        """Include a value with the examples along ``dim``, and its gradient once it is known."""
         self._number += 2
         number = self._number
         self._add(whole, dim, number)
@@ -435,7 +436,7 @@ class BatchFingerprint:
             )
 
     def keep(self, index: Tensor | None = None, count: int | None = None) -> None:
-        """The pass is over: its first ``count`` examples are those of ``index``."""
+        """End the pass: keep the marks of its first ``count`` examples at the places ``index``."""
         places = slice(None) if index is None else index
         self.marks[places] = self._now[:count]
 
@@ -446,12 +447,13 @@ class BatchFingerprint:
         if len(rows) != len(self._now):
             return
         places = torch.arange(rows.shape[1], device=rows.device) * (2 * number + 1) * _ODD
-        # Whole numbers modulo 2^64: in any order the same.
+        # Sums of whole numbers modulo 2^64 are the same in any order.
         self._now += (rows.long() * (places | 1)).sum(1).to(self._now.device) * (2 * number + 1)
 
 
 FINGERPRINT: ContextVar[BatchFingerprint | None] = ContextVar("WATCH", default=None)
 
 
-# Which of how many examples the rows of a pass are: each keeps its random numbers at every place.
+# (numbers of the examples in the rows of a pass, out of how many): each example gets its own random
+# numbers at every place.
 DRAWN_FOR: ContextVar[tuple[Tensor, int] | None] = ContextVar("DRAWN_FOR", default=None)

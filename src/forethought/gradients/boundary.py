@@ -1,6 +1,6 @@
-"""The boundary of a pass: why it stops, torch's private functions, and what must be put back.
+"""The boundary of a pass: reasons to stop, torch's private functions, and state to restore.
 
-What must be put back is the state that a model keeps, and all that Python can remember outside.
+The state to restore is that of the model, and everything that Python can remember outside it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
 
-# Why a pass over the lanes stopped. None of these is an error of the model's own.
+# Reasons for which a pass over the lanes stops. None of them is an error of the model itself.
 #
-# They pass through ``except Exception`` in user code, which must not answer for other lanes.
+# They derive from BaseException, so that ``except Exception`` in user code does not catch them.
 
 
 class PassAborted(BaseException):
@@ -46,10 +46,10 @@ class PassAborted(BaseException):
 
 
 class DivergentControlFlow(PassAborted):
-    """The lanes disagree on what Python is about to see; they go on apart.
+    """The lanes have different values for a question of Python; they run in separate passes.
 
     Attributes:
-        keys: every lane's own answer.
+        keys: the value of each lane.
     """
 
     def __init__(self, keys: Sequence[Hashable]) -> None:
@@ -58,22 +58,22 @@ class DivergentControlFlow(PassAborted):
 
 
 class NeedsStateSnapshot(PassAborted):
-    """A value of the examples is about to reach Python, for the first time: start again, prepared.
+    """A value of the examples is about to reach Python for the first time; the pass starts again.
 
-    What Python can remember is noted now, before it learns anything.
+    The state that Python can remember is noted first, before any value reaches it.
     """
 
 
 class SharedBufferWrite(PassAborted):
-    """A tensor made for all lanes at once is written to by each: make one for each lane."""
+    """Each lane writes to a tensor that was made for all lanes at once: each needs its own."""
 
 
 class NotVectorisable(PassAborted):
-    """The lanes cannot run this; alone, an example can."""
+    """The operation cannot run in lanes, but can for one example alone."""
 
 
 class RuleFailed(PassAborted):
-    """A rule raised, or did not answer what it must."""
+    """A rule raised an error, or returned an invalid result."""
 
     def __init__(self, rule: str, error: BaseException) -> None:
         super().__init__(f"rule {rule!r} failed: {error}")
@@ -81,26 +81,26 @@ class RuleFailed(PassAborted):
 
 
 class Refused(PassAborted):
-    """The model or loss cannot be trained privately as it is; the text says what to do."""
+    """The model or loss cannot be trained privately as it is; the message says what to do."""
 
 
 class RefusedError(ValueError):
-    """The same outside the pass, for its caller."""
+    """:class:`Refused` outside the pass, for its caller."""
 
 
 # torch's private functions, in one place.
 #
-# A lane tensor is what ``torch.func.vmap`` hands to the function it maps: it looks like one
-# example's value and holds all of them, the *physical* tensor, with the examples along one
-# dimension of it. What is relied on here is checked before the first pass (:func:`check`): a torch
-# that does it in another way is refused by name.
+# A lane tensor is the kind of tensor that ``torch.func.vmap`` hands to the function it maps: it
+# looks like one example's value and holds the values of all examples, the *physical* tensor, with
+# the examples along one dimension. The behaviour that this module relies on is checked before the
+# first pass (:func:`check`); a torch version that behaves in another way is refused by name.
 
 
 TRIED = ("2.8", "2.15")  # the oldest and the newest torch; pyproject.toml allows no other
 
 
 def untried(what: str) -> str:
-    """The warning where torch is not as it was in the versions that were tried."""
+    """The message for a torch that differs from the tested versions; ``what`` is the difference."""
     return (
         f"forethought was not tried with torch {torch.__version__}, where {what}: install a torch "
         f"from {TRIED[0]} to {TRIED[1]}"
@@ -113,7 +113,7 @@ try:
 
     autograd: Any = _autograd  # the stubs know the functions of one torch only
     functorch: Any = _functorch
-    # What ``apply`` of a user-written autograd.Function calls inside a vmap.
+    # The function that ``apply`` of a user-written autograd.Function calls inside a vmap.
     FUNCTION_CALL: Any = torch._functorch.autograd_function.custom_function_call
     is_lane: Callable[[Tensor], bool] = functorch.is_batchedtensor
     GETTERS = vars(torch._C.TensorBase)
@@ -130,7 +130,7 @@ NO_HOOKS = (
 
 @contextmanager
 def entered(size: int) -> Iterator[int]:
-    """One more level of vmap over ``size`` examples; yields its number."""
+    """Enter one more level of vmap over ``size`` examples; yields the level's number."""
     lazy_load_decompositions()
     level = functorch._vmap_increment_nesting(size, "different")
     try:
@@ -150,13 +150,13 @@ class outside:  # noqa: N801 - used like a function
 
 
 def current_level() -> int:
-    """The number of the innermost transform, -1 where there is none."""
+    """The number of the innermost transform; -1 if there is none."""
     level = functorch.maybe_current_level()
     return -1 if level is None else int(level)
 
 
 def physical(value: Tensor) -> tuple[Tensor, int]:
-    """The tensor of all examples, and the dimension along which they are."""
+    """The tensor of all examples of a lane tensor, and the dimension of the examples."""
     return functorch.get_unwrapped(value), functorch.maybe_get_bdim(value)
 
 
@@ -166,13 +166,13 @@ def wrapped(value: Tensor) -> bool:
 
 
 def rows(value: Tensor) -> Tensor:
-    """The tensor of all examples, with these in front."""
+    """The tensor of all examples of a lane tensor, with the examples in dimension 0."""
     whole, dim = physical(value)
     return whole.movedim(dim, 0) if dim else whole
 
 
 def lane(whole: Tensor, dim: int, level: int) -> Tensor:
-    """The lane tensor of a physical one."""
+    """The lane tensor of a physical tensor with the examples along ``dim``."""
     wrapped: Tensor = functorch._add_batch_dim(whole, dim, level)
     return wrapped
 
@@ -183,22 +183,22 @@ def hooks_in_force() -> bool:
 
 
 def global_hooks(forwards: bool = True) -> bool:
-    """True if hooks on all modules are there: backward ones, and forward ones if asked for."""
+    """True if there are global module hooks: backward ones, or forward ones if ``forwards``."""
     backward = modules._global_backward_hooks or modules._global_backward_pre_hooks
     forward = modules._global_forward_hooks or modules._global_forward_pre_hooks
     return bool(backward or (forwards and forward))
 
 
 def dispatched() -> bool:
-    """True if a mode is in force that sees physical tensors below every transform."""
+    """True if a dispatch mode is active, which sees physical tensors below every transform."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
 def require_bare_torch() -> None:
-    """Refuse whatever of the user's stands around a pass and sees all examples at once.
+    """Refuse user code around a pass that sees all examples at once.
 
     Raises:
-        Refused: a mode, hooks on saved tensors, or a kernel in a torch function's place.
+        Refused: a mode, hooks on saved tensors, or a user kernel that replaces one of torch's.
     """
     if hooks_in_force():
         raise Refused(NO_HOOKS)
@@ -220,7 +220,10 @@ def require_bare_torch() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _replaced(_: int) -> str:
-    """A function of torch's whose kernel was replaced in Python, among so many that were given."""
+    """The name of a torch operator whose kernel was replaced in Python; empty if there is none.
+
+    The argument, the number of kernels given so far, is only the key of the cache.
+    """
     found = sorted(key for key in torch.library._impls if _KERNEL.fullmatch(key))
     return found[0].split("/")[1] if found else ""
 
@@ -229,7 +232,10 @@ _KERNEL = re.compile("aten/.*/(CPU|Autograd|AutogradC.*|Composite(Im|Ex)plicitAu
 
 
 def unseen_kernel(name: str) -> bool:
-    """True if an operator's code is in Python, and not where anybody could look what it keeps."""
+    """True if an operator has a Python kernel whose state cannot be inspected.
+
+    An operator made with ``torch.library.custom_op`` can be inspected.
+    """
     if name in OPDEFS:
         return False
     space, _, own = name.partition("::")
@@ -238,7 +244,7 @@ def unseen_kernel(name: str) -> bool:
 
 
 def interrupted() -> bool:
-    """True if anything stands between a torch function and its arithmetic: modes, transforms."""
+    """True if modes, transforms, hooks or replaced kernels change what torch functions compute."""
     return bool(
         torch._C._len_torch_function_stack()
         or dispatched()
@@ -248,19 +254,19 @@ def interrupted() -> bool:
     )
 
 
-# What lanes answer in torch's place, and how it comes about
+# Replacements of three torch functions, through which lanes handle user code.
 
 
 @dataclass(frozen=True)
 class UserCodeAnswers:
-    """The answers to user code in lanes in place of what torch would do with physical tensors.
+    """The handlers of user code in lanes, where torch would use physical tensors.
 
     Attributes:
         function: ``function(kind, args, own)`` is ``kind.apply(*args)`` of an autograd.Function;
             ``own(kind, *args)`` is torch's.
-        checkpoint: ``checkpoint(function, args, kwargs, own)`` goes around a call of ``function``,
-            as torch's generator for non-reentrant checkpoints; ``own(again)`` is that generator,
-            which in the backward pass calls ``again()``.
+        checkpoint: ``checkpoint(function, args, kwargs, own)`` is a generator around a call of
+            ``function``, as torch's generator for non-reentrant checkpoints. ``own(again)`` is
+            torch's generator, which calls ``again()`` in the backward pass.
     """
 
     function: Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
@@ -268,7 +274,7 @@ class UserCodeAnswers:
 
 
 class _Here(threading.local):
-    """The answers in force in this thread, the innermost last; hooks on nodes in force in it."""
+    """The active handlers of this thread, innermost last, and the number of its node hooks."""
 
     def __init__(self) -> None:
         self.answers: list[UserCodeAnswers] = []
@@ -280,9 +286,9 @@ _here = _Here()
 
 @contextmanager
 def answering(answers: UserCodeAnswers) -> Iterator[None]:
-    """User code of this thread, in the lanes, is answered so; it can put no hooks in force.
+    """A context in which these handlers run the lanes' user code in this thread.
 
-    Hooks on saved tensors are switched off by torch, thread by thread: putting them in force
+    The user code cannot activate hooks: torch disables hooks on saved tensors for the thread, and
     raises an error that :func:`refused_hooks` recognises.
     """
     with saving_hooks(NO_HOOKS):
@@ -295,7 +301,7 @@ def answering(answers: UserCodeAnswers) -> Iterator[None]:
 
 @contextmanager
 def saving_hooks(refusal: str | None) -> Iterator[None]:
-    """In this thread no more hooks on saved tensors can be put in force; None: they can."""
+    """A context that refuses hooks on saved tensors in this thread with a message; None: allows."""
     before = autograd._saved_tensors_hooks_get_disabled_error_message()
     _refuse_saving_hooks(refusal)
     try:
@@ -312,11 +318,11 @@ def _refuse_saving_hooks(message: str | None) -> None:
 
 
 def refused_hooks(error: BaseException) -> bool:
-    """True if an error says that hooks were to be put in force in the lanes."""
+    """True if an error says that user code tried to activate hooks in the lanes."""
     return str(error) == NO_HOOKS
 
 
-# As it is inside: around it, torch loads its compiler, which takes seconds.
+# The inner function: torch's wrapper around it loads the compiler, which takes seconds.
 _checkpoint: Callable[..., Any] = inspect.unwrap(checkpointing.checkpoint)
 
 
@@ -347,7 +353,7 @@ def _replace_apply() -> None:
 
 def _replace_checkpoints() -> None:
     name = "_checkpoint_without_reentrant_generator"
-    apart = hasattr(checkpointing, f"{name}_impl")  # torch 2.15: arguments are handed on as two
+    apart = hasattr(checkpointing, f"{name}_impl")  # torch 2.15: args and kwargs, two parameters
     own = getattr(checkpointing, f"{name}_impl" if apart else name)
     signature = inspect.signature(own)
     lacking = {"fn", "args", "kwargs", "context_fn", "debug"} - signature.parameters.keys()
@@ -397,8 +403,8 @@ def _replace_node_hooks() -> None:
     autograd._pop_node_creation_hook = popped
 
 
-# Once and for ever: what is never put back cannot be put back by the wrong thread. Outside lanes,
-# and in every other thread, each does what torch's own does.
+# The functions are replaced once and never restored: a second thread could restore them at the
+# wrong time. Outside lanes, and in every other thread, each does what torch's own does.
 try:
     for _replace in (_replace_apply, _replace_checkpoints, _replace_node_hooks):
         _replace()
@@ -407,24 +413,24 @@ except (AttributeError, KeyError, ValueError) as missing:
 
 
 def sets_up_context(kind: Any) -> bool:
-    """True if an ``autograd.Function`` has its context set up apart from its forward pass."""
+    """True if an ``autograd.Function`` has a separate ``setup_context``."""
     return bool(kind.setup_context is not torch.autograd.Function.setup_context)
 
 
 def safe_softmax(scores: Tensor) -> Tensor:
-    """Over the last dimension; zeros where everything is masked, as in torch's attention."""
+    """Softmax over the last dimension; zeros where all is masked, as in torch's attention."""
     return torch._safe_softmax(scores, -1)
 
 
-# What all of it rests on
+# Checks of the behaviour of torch that this module relies on.
 
 
 @functools.cache
 def check() -> None:
-    """Compare torch with what is relied on here: once, some milliseconds.
+    """Check the behaviour of torch that lanes rely on: once, in some milliseconds.
 
     Raises:
-        RuntimeError: this torch does it in another way; no gradient was computed.
+        RuntimeError: this torch behaves in another way; no gradient was computed.
     """
     before = torch.get_rng_state()
     try:
@@ -493,7 +499,7 @@ class _Seen(TorchFunctionMode):
 
 
 def _answered(run: Callable[[Tensor], Any]) -> list[Any]:
-    """Answer what lanes are asked while ``run`` has one of their tensors."""
+    """The calls that the handlers receive while ``run`` uses a lane tensor."""
     asked: list[Any] = []
 
     def function(kind: Any, args: tuple[Any, ...], own: Any) -> Any:
@@ -569,17 +575,14 @@ _RELIED_ON: dict[str, Callable[[], bool]] = {
 }
 
 
-# The state that a model keeps between passes, and that Python can remember outside of it.
-
-
-# What a model keeps between passes: put back after every pass, whatever the pass wrote.
+# The state of a model between passes, which is restored after every pass.
 #
-# A pass writes what it computed from private records, without noise. Values are compared, not
-# versions only, since writes through NumPy leave no trace.
+# A pass may write values that it computed from private records, without noise. Values are compared,
+# not only versions, because writes through NumPy do not change a tensor's version.
 
 
 _TABLES = ("_parameters", "_buffers", "_modules")
-STANDARD = frozenset(vars(nn.Module()))  # what every module has
+STANDARD = frozenset(vars(nn.Module()))  # attributes that every module has
 _HOOKS = tuple(sorted(name for name in STANDARD if "ward_" in name and "hook" in name))
 _CHANGEABLE = (Tensor, np.ndarray, tuple, list, dict, set, deque)
 _PLAIN = (int, float, str, complex, bytes)
@@ -642,10 +645,10 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _untouched(now: Any, before: Any) -> bool:
-    # Dictionaries compare objects by identity first, which is all that is needed and fast.
+    # Dictionaries compare values by identity first, which is fast and enough for untouched ones.
     try:
         return bool(now == before)
-    except Exception:  # tensors that were replaced cannot be compared so
+    except Exception:  # replaced tensors cannot be compared in this way
         return False
 
 
@@ -686,7 +689,7 @@ class _ModuleKept:
     contents: list[tuple[str, Any, Any]]
 
     def differing(self) -> list[str]:
-        """Attributes that are another object than they were."""
+        """Names of attributes that were replaced, added or removed."""
         now, before = self.module.__dict__, self.attributes
         tables = [now.get(name) for name in _TABLES]
         if _untouched(now, before) and all(map(_untouched, tables, self.tables)):
@@ -706,7 +709,7 @@ class _ModuleKept:
         return found
 
     def rewritten(self) -> list[tuple[str, Any, Any]]:
-        """Contents that are no longer what they were."""
+        """Contents whose values have changed."""
         return [one for one in self.contents if not _same(one[1], one[2])]
 
 
@@ -732,8 +735,11 @@ def _snapshot(name: str, module: nn.Module) -> _ModuleKept:
 class ModuleState:
     """A snapshot of everything that modules hold: attributes, buffers, submodules, parameters.
 
-    Attributes, and the built-in containers, arrays and tensors in them, are kept by value; of
-    parameters only whether they were written to.
+    Attributes, and the built-in containers, arrays and tensors in them, are kept by value. For
+    parameters only the version is kept, which shows whether they were written to.
+
+    Args:
+        modules: (name, module) pairs.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -746,8 +752,7 @@ class ModuleState:
         ]
 
     def changes(self) -> dict[str, Any]:
-        """The differences of the model from the snapshot: ``module.attribute`` → what is there
-        now."""
+        """The differences of the model from the snapshot: ``module.attribute`` → present value."""
         found = {}
         for kept in self._kept:
             names = [*kept.differing(), *(name for name, *_ in kept.rewritten())]
@@ -757,7 +762,7 @@ class ModuleState:
         return found
 
     def restore(self) -> None:
-        """Put everything back; parameters, whose values are not kept, are left as they are."""
+        """Restore everything but the values of parameters, which the snapshot does not keep."""
         for kept in self._kept:
             for _, value, before in kept.rewritten():
                 _restore(value, before)
@@ -782,12 +787,12 @@ class ModuleState:
 
 
 def copied(changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes by value, to compare later ones with."""
+    """A copy of the changes by value, to compare later changes with."""
     return {name: _copied(value) for name, value in changes.items()}
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """True if two passes changed the model in the same way; ``other`` is copied."""
+    """True if two passes changed the model in the same way; ``other`` comes from :func:`copied`."""
     return _same(one, other)
 
 
@@ -810,7 +815,7 @@ class Generators:
         self._numpy = np.random.get_state()  # noqa: NPY002 - the one that user code may use
 
     def restore(self) -> None:
-        """Draw again what was drawn."""
+        """Set the generators, and torch's default dtype, back to these states."""
         torch.set_default_dtype(self._dtype)
         torch.set_rng_state(self._torch)
         for device, state in self._cuda.items():
@@ -819,25 +824,25 @@ class Generators:
         np.random.set_state(self._numpy)  # noqa: NPY002
 
 
-# What Python code can remember outside modules: objects, closures, globals, generators, settings.
+# State that Python code can keep outside modules: objects, closures, globals, generators, settings.
 #
-# Values of the examples reach Python only through questions that the lanes answer
-# (:mod:`.vmap_mode`), or where examples run one at a time. Before the first of these, everything
-# that model and loss can reach is noted here, and put back before other examples see it. What can
-# be reached and is not understood is refused. Trusted are the code of the standard library and of
-# installed packages, and what their objects keep outside Python's attributes.
+# Values of the examples reach Python only when the lanes answer a question of Python
+# (:mod:`.vmap_mode`), or when examples run one at a time. Before that, every object that model and
+# loss can reach is noted here; it is restored before other examples can see it. A reachable object
+# of an unknown kind is refused. The code of the standard library and of installed packages is
+# trusted, and so is the state that their objects keep outside Python attributes.
 
 
-LIMIT = 200_000  # objects: far more than any model's own
+LIMIT = 200_000  # objects: far more than a model has
 _MISSING: Any = object()
 _LIBRARIES = frozenset({"torch", "numpy", "forethought", *sys.stdlib_module_names}) - {"__main__"}
-# Whose objects keep nothing of a model's: their attributes are not followed.
+# Modules whose objects keep no state of a model: their attributes are not followed.
 _OPAQUE = ("logging", "torch._", "torch.fx", "torch.jit", "torch.distributed.", "torch.autograd")
-# Whose objects are as much the user's as what holds them.
+# Modules whose objects belong to the user if the object that holds them does.
 _PASSING = frozenset({"builtins", "collections", "functools", "weakref", "types"})
 _WAITING = frozenset({"threading", "_thread", "queue", "_queue", "multiprocessing", "asyncio"})
 _ATOMS = frozenset({int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device})
-# Written in C, without anything in them that could change.
+# Classes written in C whose objects cannot change.
 _FIXED = (
     *(int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)),
     *(range, slice, BaseException, types.CodeType, types.GenericAlias, types.UnionType),
@@ -850,11 +855,11 @@ _FIXED = (
     torch.jit.ScriptFunction,  # a graph and its constants
 )
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
-# Words by which code reaches names that it does not spell out.
+# Names by which code can reach other names that do not occur in it.
 _OF_ITS_MODULE = frozenset({"globals", "eval", "exec", "__globals__"})
 _OF_MODULES = frozenset({"getattr", "setattr", "delattr", "vars", "attrgetter", "__dict__"})
 _OF_ANY_MODULE = frozenset({"__import__", "import_module"})
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # of a type's flags
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # bits of a type's __flags__
 
 Undo = Callable[[], object]
 
@@ -863,8 +868,8 @@ def of_user(module: object) -> bool:
     """True if a module is the user's own, and not one of Python or of an installed package.
 
     Args:
-        module: its name. Anything else names none: a class may keep a descriptor under
-            ``__module__``, and it is the user's then.
+        module: the module's name. Any other object names no module and counts as the user's: a
+            class may keep a descriptor under ``__module__``.
     """
     name = module if isinstance(module, str) else ""
     if name.partition(".")[0] in _LIBRARIES:
@@ -874,7 +879,7 @@ def of_user(module: object) -> bool:
 
 
 def _home(kind: type) -> str:
-    """The name of a class's module; empty where the class keeps something else there."""
+    """The name of a class's module; empty if its ``__module__`` is no string."""
     return kind.__module__ if isinstance(kind.__module__, str) else ""
 
 
@@ -884,7 +889,7 @@ def _installed(file: str) -> bool:
 
 
 def _native(kind: type) -> type | None:
-    """The class written in C that gives objects more than attributes; None: there is none."""
+    """The base class written in C whose objects hold more than attributes; None: there is none."""
     for base in kind.__mro__[:-1]:
         parent = base.__base__
         assert parent is not None  # only object has none
@@ -898,7 +903,7 @@ def _native(kind: type) -> type | None:
 
 
 def _own(value: Any, held: bool) -> bool:
-    """True if what a value holds is held by the user's code; ``held``: the value itself is."""
+    """True if the contents of a value belong to user code; ``held``: the value itself does."""
     if isinstance(value, types.FunctionType):
         return of_user(value.__globals__.get("__name__"))
     if isinstance(value, type):
@@ -908,7 +913,7 @@ def _own(value: Any, held: bool) -> bool:
 
 
 class _Mentions(NamedTuple):
-    """Names in code: globals, imported modules, attributes, and those that it writes to."""
+    """Names in code: globals, imported modules, attributes, and the names that it writes to."""
 
     names: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
@@ -919,7 +924,7 @@ class _Mentions(NamedTuple):
 @functools.lru_cache(maxsize=8192)
 def _mentions(code: types.CodeType) -> _Mentions:
     names, modules, written = set[str](), set[str](), set[str]()
-    # Words may be names too, as in globals()["x"] and getattr(helpers, "x").
+    # String constants may be names too, as in globals()["x"] and getattr(helpers, "x").
     parts = {part for part in code.co_consts if isinstance(part, str) and part.isidentifier()}
     for step in dis.get_instructions(code):
         how, name = step.opname, step.argval
@@ -940,11 +945,14 @@ def _mentions(code: types.CodeType) -> _Mentions:
 
 @dataclass
 class _Space:
-    """The names of a module of the user's that code can reach, and what they stood for.
+    """The names of a user module that code can reach, and their values.
 
     Attributes:
-        wanted: what the module's own functions say. open: they reach names that they do not say.
-        reached: the module itself can be reached, so that its names are attributes.
+        scope: the module's globals.
+        wanted: names that the module's own functions use.
+        open: True if these functions can reach names that do not occur in them.
+        reached: True if code can reach the module itself, and its names as attributes.
+        kept: the values of the names when they were noted.
     """
 
     scope: dict[str, Any]
@@ -954,7 +962,7 @@ class _Space:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def undo(self) -> None:
-        """Every name stands again for what it stood for."""
+        """Give every name its noted value again."""
         for name, value in self.kept.items():
             if self.scope.get(name, _MISSING) is value:
                 continue
@@ -972,14 +980,15 @@ class ExternalState:
     """A snapshot of all Python objects that ``roots`` can reach.
 
     Args:
-        known: modules whose own attributes are looked after elsewhere.
+        known: modules whose own attributes a :class:`ModuleState` restores.
+        roots: objects from which to follow references.
 
     Attributes:
-        waits: whose lock or queue is among them: a pass that begins again could wait for it for
-            ever.
+        waits: the holder of a lock or queue among the objects, for which a pass that begins again
+            could wait for ever; empty if there is none.
 
     Raises:
-        Refused: something among them is not understood, or there is too much of it.
+        Refused: an object of an unknown kind, or too many objects.
     """
 
     def __init__(self, known: Iterable[nn.Module], *roots: Any) -> None:
@@ -988,13 +997,13 @@ class ExternalState:
         modules = list(known)
         self._known = {id(module) for module in modules}
         self._weights = {id(p) for module in modules for p in module._parameters.values()}
-        self._seen: dict[int, tuple[Any, bool]] = {}  # keeps objects, so that an id stays a name
+        self._seen: dict[int, tuple[Any, bool]] = {}  # keeps objects alive, so that ids stay unique
         self._kinds: dict[type, tuple[type | None, _Way | None]] = {}
         self._spaces: dict[int, _Space] = {}
         self._parts, self._written = set[str](), set[str]()
-        self._open = False  # code reaches parts of modules that it does not name
+        self._open = False  # True if code can reach attributes of modules that it does not name
         operators = [one for one in list(OPDEFS.values()) if of_user(one._init_fn.__module__)]
-        # What is still to be followed, who holds it, and whether that is the user's own.
+        # (object to follow, its holder, True if it belongs to the user).
         self._pending = [(root, "the model or loss", True) for root in (*roots, *operators)]
         self._pending.append((decimal.getcontext(), "Python", False))
         while self._pending or self._more_names():
@@ -1017,7 +1026,7 @@ class ExternalState:
         self._undo += [space.undo for space in self._spaces.values()]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all noted objects and settings."""
         for undo in self._undo:
             undo()
 
@@ -1028,7 +1037,7 @@ class ExternalState:
         elif isinstance(value, type):
             yield from self._class(value)
         elif id(value) in self._known:
-            # What it holds itself is known (:class:`ModuleState`), but not what that holds.
+            # Its own attributes are known (:class:`ModuleState`), but not the objects in them.
             for table in (value._modules, value._parameters, value._buffers):
                 yield from table.values()
             for name, content in vars(value).items():
@@ -1060,7 +1069,7 @@ class ExternalState:
         return self._spaces.setdefault(id(scope), _Space(scope))
 
     def _more_names(self) -> bool:
-        """Follow names of the user's modules that code says by now; whether there are more."""
+        """Note names of user modules that the code found so far can reach; True if any are new."""
         for space in list(self._spaces.values()):
             scope = space.scope
             names = space.wanted | self._parts if space.reached else space.wanted
@@ -1077,7 +1086,7 @@ class ExternalState:
         return bool(self._pending)
 
     def _tensor(self, value: Tensor) -> Iterator[Any]:
-        yield value.__dict__  # what was hung on it
+        yield value.__dict__  # attributes that user code added
         if wrapped(value):
             return
         if value.is_leaf:
@@ -1101,7 +1110,7 @@ class ExternalState:
         scope = function.__globals__
         cells = function.__closure__ or ()
         if not of_user(scope.get("__name__")):
-            # Wrapped around what is the user's, as by torch.no_grad().
+            # A library function may wrap one of the user's, as torch.no_grad() does.
             for cell in cells:
                 content = next(_content(cell), None)
                 if isinstance(content, _CALLED) or of_user(type(content).__module__):
@@ -1128,7 +1137,7 @@ class ExternalState:
             yield content
 
     def _class(self, kind: type) -> Iterator[Any]:
-        # Attributes of a class are shared by everything that the class makes.
+        # All instances of a class share its attributes.
         made = kind.__flags__ & _HEAP and not kind.__flags__ & _IMMUTABLE
         if made and of_user(kind.__module__) and _native(kind) is not kind:
             self._undo.append(functools.partial(_give_back_names, kind, dict(vars(kind))))
@@ -1179,7 +1188,10 @@ def _not_understood(value: Any, holder: str) -> str:
 
 
 def _of_a_library(value: Any) -> bool:
-    """True if it is what a library has under a name of its own, such as a function in C."""
+    """True for an object that a library keeps under its own name, such as a function in C.
+
+    Standard output and standard error count too.
+    """
     if any(value is screen for screen in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
         return True
     module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
@@ -1188,7 +1200,8 @@ def _of_a_library(value: Any) -> bool:
     return getattr(sys.modules.get(module), name, None) is value
 
 
-# What objects of classes written in C hold: how it is put back, and what else can be reached.
+# The note of an object of a class written in C: a function that restores it (None: not needed), and
+# the objects that can be reached from it.
 Noted = tuple[Undo | None, Iterable[Any]]
 
 
@@ -1238,7 +1251,7 @@ def _row(value: Any) -> Noted:
     kept = value[:]
 
     def undo() -> None:
-        if len(value) == len(kept):  # a view of it allows nothing else
+        if len(value) == len(kept):  # while a memoryview of it exists, its length is fixed
             value[:] = kept
         else:
             del value[:]
@@ -1296,7 +1309,7 @@ _UNDERSTOOD: dict[Any, Callable[[Any], Noted]] = {
     types.MethodType: _holds("__self__", "__func__"),
     types.BuiltinMethodType | types.MethodWrapperType: _holds("__self__"),
     functools.partial: _holds("func", "args", "keywords"),
-    # What is cached can be computed again.
+    # Cached results can be computed again.
     functools._lru_cache_wrapper: lambda value: (value.cache_clear, (value.__wrapped__,)),
     property: _holds("fget", "fset", "fdel"),
     staticmethod | classmethod: _holds("__func__"),
@@ -1310,8 +1323,8 @@ _UNDERSTOOD: dict[Any, Callable[[Any], Noted]] = {
     decimal.Context: _context,
     torch.UntypedStorage: _storage,
     super: _holds("__self__"),
-    threading.local: _holds(),  # attributes, of the thread in which passes run
-    # Every pass runs in a context of its own: what it sets goes with it.
+    threading.local: _holds(),  # its attributes in this thread, which runs the passes, are followed
+    # Every pass runs in its own context: values that it sets end with the context.
     contextvars.ContextVar: lambda value: (None, (value.get(None),)),
 }
 _LOCAL = _native(threading.local)
@@ -1319,7 +1332,7 @@ _Way = Callable[[ExternalState, Any], Iterable[Any]]
 
 
 def _noted(kind: type) -> _Way | None:
-    """The note of an object of a class written in C; it answers what can be reached from it."""
+    """A function that notes objects of a class written in C and yields what they reach, or None."""
     if issubclass(kind, Tensor):
         return ExternalState._tensor
     if issubclass(kind, types.FunctionType):
@@ -1385,7 +1398,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 def _settings() -> Undo:
-    """Puts the settings of torch and NumPy back."""
+    """A function that restores the present settings of torch and NumPy."""
     before = [get() for get, _ in _SETTINGS]
 
     def undo() -> None:
@@ -1396,16 +1409,19 @@ def _settings() -> Undo:
     return undo
 
 
-# What is kept between passes of a model: only speed and the comparison of losses depend on it.
+# Facts about a model that are kept between passes, for speed and for the comparison of losses.
 
 
 @dataclass
 class ModelMemory:
-    """The memory between passes of a model on which only speed depends.
+    """Facts about a model that earlier passes found.
 
     Attributes:
-        unshared: what lanes write to is made for each. without: names of rules that failed. asks:
-            values reach Python. judged: losses that were compared. probed: (loss, key, blocks).
+        unshared: True if tensors that lanes write to are made for each lane.
+        without: names of rules that failed.
+        asks: True if values of the examples reach Python.
+        judged: losses that were compared with the loss of a whole batch.
+        probed: (loss, key, blocks) of tests on made-up examples.
     """
 
     unshared: bool = False
@@ -1415,16 +1431,16 @@ class ModelMemory:
     probed: list[tuple[weakref.ref[Any], Any, Any]] = field(default_factory=list)
 
     def has_judged(self, loss: Any) -> bool:
-        """True if the loss was compared with that of a whole batch."""
+        """True if the loss was compared with the loss of a whole batch."""
         self.judged = [known for known in self.judged if known() is not None]
         return any(known() == loss for known in self.judged)
 
     def judge(self, loss: Any) -> None:
-        """It was."""
+        """Note that the loss was compared with the loss of a whole batch."""
         self.judged.append(_weak(loss))
 
     def found(self, loss: Any, key: Any) -> Any:
-        """The answer that :meth:`note` kept of the loss under this key; None: nothing."""
+        """The value that :meth:`note` kept for the loss under this key; None: there is none."""
         self.probed = [known for known in self.probed if known[0]() is not None]
         for kept, named, value in self.probed:
             if named == key and kept() == loss:
@@ -1452,7 +1468,7 @@ def trained_of(model: nn.Module, what: str) -> dict[str, nn.Parameter]:
     """The parameters whose gradients are wanted, by name.
 
     Raises:
-        ValueError: none; there is nothing to do ``what`` to.
+        ValueError: there are none; the message says that there is nothing to ``what``.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
@@ -1466,18 +1482,21 @@ SHARDED: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
 def shards_of(model: nn.Module) -> Any:
-    """The ``Shards`` of a model that ``take_shards`` has seen; None for one of whole parameters."""
+    """The ``Shards`` of a model given to ``take_shards``; None for a model of whole parameters."""
     return SHARDED.get(model)
 
 
 def gathered(model: nn.Module) -> AbstractContextManager[object]:
-    """A context in which a sharded model can be called; of any other model nothing happens."""
+    """A context in which a sharded model can be called; it does nothing for any other model."""
     shards = SHARDED.get(model)
     return nullcontext() if shards is None else shards.gathering()
 
 
 def agreed(model: nn.Module, *answers: object) -> bool:
-    """True if all answers are one, in all processes of a sharded model, which go on alike."""
+    """True if all answers are equal, for a sharded model in all its processes.
+
+    Every process gets the same result.
+    """
     one = all(answer == answers[0] for answer in answers)
     if SHARDED.get(model) is None:
         return one
@@ -1485,28 +1504,28 @@ def agreed(model: nn.Module, *answers: object) -> bool:
     number = int.from_bytes(digest, "big")
     with plain_torch():
         device = next(iter(own_parameters(model))).device
-        # The least of each is the other's opposite where all have one number.
+        # The minima of n and of −n over the processes add up to 0 only if n is the same in all.
         found = torch.tensor([number, -number] if one else [-1, -1], device=device)
         distributed.all_reduce(found, op=distributed.ReduceOp.MIN)
         return not int(found.sum())
 
 
 def trained_here(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name → trained parameter, or this process's shard of it, that an optimizer steps."""
+    """Name → trained parameter, or this process's shard of it, for an optimizer."""
     shards = SHARDED.get(model)
     every = model.named_parameters() if shards is None else shards.local.items()
     return {name: p for name, p in every if p.requires_grad}
 
 
 def own_part(tensor: Any) -> Tensor:
-    """This process's shard of a tensor that is cut, sharing its memory; any other as it is."""
+    """This process's shard of a sharded tensor, sharing memory; any other tensor as it is."""
     with torch.no_grad():
         found: Tensor = tensor.to_local().detach() if hasattr(tensor, "to_local") else tensor
     return found
 
 
 def cut_like(own: Tensor, other: Any) -> Any:
-    """The inverse of :func:`own_part`: a process's shard as a tensor that is cut like another."""
+    """A process's shard as a tensor sharded like ``other``, the inverse of :func:`own_part`."""
     if not hasattr(other, "to_local"):
         return own
     from torch.distributed.tensor import DTensor
@@ -1516,25 +1535,25 @@ def cut_like(own: Tensor, other: Any) -> Any:
 
 
 def own_parameters(model: nn.Module) -> list[Tensor]:
-    """All parameters; of those that are cut, this process's shards."""
+    """All parameters of the model; for sharded ones, this process's shards."""
     return [own_part(p) for p in model.parameters()]
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Torch sees plain tensors, whatever lanes are around."""
+    """A context in which torch sees plain tensors, inside lanes too."""
     level = outside() if current_level() != -1 else nullcontext()
     with torch._C.DisableTorchFunction(), level:
         yield
 
 
-# Threads take turns where they put back what belongs to the process: globals, attributes, random
-# generators and torch's precision are noted before a pass over records and put back after it. Two
-# threads that did so at once would put back each other's.
+# Threads take turns when they restore state of the whole process: globals, attributes, random
+# generators and torch's precision are noted before a pass over records and restored after it. Two
+# threads that did this at the same time would restore each other's changes.
 
 
 class _Turns(ContextDecorator):
-    """One lock a process, which a thread may take again while it has it."""
+    """The lock of a process, reentrant: a thread may take it again while it holds it."""
 
     def __init__(self) -> None:
         self._held = threading.local()
@@ -1543,8 +1562,8 @@ class _Turns(ContextDecorator):
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        # Another thread that held it is not there in the child to give it back; this one may be in
-        # the middle of its own turn, and ends it there as well.
+        # In a forked child, another thread that held the lock does not exist and cannot release it.
+        # The forking thread may hold it itself; then the child must be able to release it.
         self._lock = threading.RLock()
         for _ in range(self._depth):
             self._lock.acquire()

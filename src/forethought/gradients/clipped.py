@@ -1,4 +1,4 @@
-"""The sum of clipped gradients of a batch: what DP-SGD adds noise to."""
+"""The sum of clipped gradients of a batch, to which DP-SGD adds noise."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from forethought.gradients.sums import (
 )
 from forethought.values.checks import real, whole
 
-# A chain of linear layers and activations: nothing to intercept.
+# The fast way for a chain of linear layers and activations, without intercepting torch functions.
 #
 # For a small model the interception costs more than the arithmetic. Here the layers run one after
-# the other on the whole batch, their parameters detached, and the gradients at their outputs come
-# from one backward pass; from there on the terms are those of the rule for ``F.linear``.
+# the other on the whole batch, their parameters detached. One backward pass gives the gradients at
+# their outputs; from these the same terms are made as by the rule for ``F.linear``.
 #
-# That no example sees another follows from the structure: every layer is one of torch's own, by its
-# exact type and its own ``forward``, and works on each row by itself. The loss is one that is known
-# to be a sum over rows (:func:`separable`), or it runs in lanes as everywhere else. Whatever is not
-# so is left to the general way.
+# No example can see another, by the structure: every layer is one of torch's own, by its exact type
+# and its own ``forward``, and works on each row by itself. The loss is either declared separable by
+# rows (:func:`separable`), or runs in lanes as everywhere else. Any other model or loss takes the
+# general way.
 
 
 Known = TypeVar("Known", bound=Callable[..., Any])
@@ -53,11 +53,11 @@ _SEPARABLE: dict[Callable[..., Any], Slope | None] = {}
 def separable(slope: Slope | None = None) -> Callable[[Known], Known]:
     """Declare that value i of a loss depends on row i of outputs and targets only (a decorator).
 
-    It must hold by the loss's definition, bit for bit: nothing checks it.
+    The declaration must hold bit for bit, by the loss's definition: nothing checks it.
 
     Args:
         slope: the loss's derivative by the outputs, row by row as well, where that is known:
-            ``slope(outputs, targets)``, or None for arguments that it does not cover.
+            ``slope(outputs, targets)``. It returns None for arguments that it does not cover.
     """
 
     def declare(loss: Known) -> Known:
@@ -76,7 +76,10 @@ def declared_separable(loss: Any) -> bool:
 
 
 def cross_entropy_slope(outputs: Tensor, targets: Any) -> Tensor | None:
-    """softmax − 1 at the label, for (B, classes) and (B,); None for labels that are ignored."""
+    """softmax(outputs) minus the one-hot labels, shape (B, classes).
+
+    None for arguments of other shapes or types, and for labels outside the classes (ignored ones).
+    """
     if outputs.dim() != 2 or targets.dim() != 1 or targets.dtype != torch.int64:
         return None
     try:
@@ -91,7 +94,7 @@ def _identity(layer: Any, x: Tensor) -> Tensor:
     return x
 
 
-# Never in place: the value before is that of a layer whose gradient is asked for.
+# Never in place: the input may be the output of a layer whose gradient is asked for.
 _ROW_BY_ROW: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
     nn.Identity: _identity,
     nn.Dropout: _identity,  # where it drops nothing
@@ -116,9 +119,10 @@ def uses_of(
     targets: Any,
     trained: Mapping[str, nn.Parameter],
 ) -> list[SingleUseLinear] | None:
-    """Every trained layer's inputs and output gradients, (B, …, m) and (B, …, n).
+    """Inputs (B, …, m) and output gradients (B, …, n) of every trained layer.
 
-    None where the general way must be taken. A layer that the loss does not depend on is left out.
+    None if the model or the loss needs the general way. A layer that the loss does not depend on is
+    left out.
     """
     layers: list[nn.Module] = []
     if not _collect(model, layers) or not _plain(layers, inputs):
@@ -131,7 +135,7 @@ def uses_of(
     slope = _SEPARABLE.get(loss) if loss in _SEPARABLE else None
     if slope is None and known and _plain_cross_entropy(loss):
         slope = cross_entropy_slope
-    # One layer, and a loss whose derivative is known: nothing to differentiate.
+    # With one linear layer, at the end, and a known derivative of the loss, autograd is not needed.
     kinds = [type(layer) for layer in layers]
     alone = slope is not None and kinds[-1] is nn.Linear and kinds.count(nn.Linear) == 1
     watch = batches.FINGERPRINT.get()
@@ -202,7 +206,7 @@ def clip_uses(
     """The clipped sum and the norms, as :func:`.sums.clip_and_sum` returns them.
 
     Args:
-        size: rows of every use. count: how many of them count, the first ones.
+        size: rows of every use. count: only the first ``count`` rows count.
     """
     if clip is sums.flat and _each_once(uses, trained):
         found = sums.clip_and_sum_once(uses, clip_norm, round_size, count)
@@ -219,7 +223,7 @@ def clip_uses_parts(
     clip_norm: float,
     clip: ClippingRule,
 ) -> list[Sums]:
-    """:func:`clip_uses` for each of several parts of a batch, to the bit; none of them is empty."""
+    """:func:`clip_uses` for each of several non-empty parts of a batch, equal bit for bit."""
     if clip is sums.flat and _each_once(uses, trained):
         found = sums.clip_and_sum_once_parts(uses, clip_norm, sizes)
         if found is not None:
@@ -240,7 +244,7 @@ def _each_once(uses: Sequence[SingleUseLinear], trained: Mapping[str, nn.Paramet
 def as_terms(
     uses: list[SingleUseLinear], trained: Mapping[str, nn.Parameter], size: int
 ) -> dict[str, Term]:
-    """The same as terms by parameter, of ``size`` rows."""
+    """The uses as terms of ``size`` rows, by parameter."""
     result: dict[str, Term] = {}
     for use in uses:
         rows = use.gradients.reshape(size, -1, use.gradients.shape[-1])
@@ -253,7 +257,7 @@ def as_terms(
 
 
 def _collect(module: nn.Module, layers: list[nn.Module]) -> bool:
-    """Append the layers in order; False for anything but a plain chain."""
+    """Append the module's layers in order; False if it is not a plain chain of known layers."""
     kind = type(module)
     known = _FORWARD.get(kind)
     if known is None or known is not kind.forward or _altered(module):
@@ -290,7 +294,7 @@ def _plain(layers: list[nn.Module], inputs: Any) -> bool:
             plain = type(p) is nn.Parameter and type(p.data) is Tensor
             hooks = p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
             if not plain or hooks or (p.dtype, p.device) != (kind, device) or id(p) in seen:
-                return False  # the last: it is used twice
+                return False  # a parameter that is seen already is used twice
             seen.add(id(p))
     return bool(seen) and not torch.is_autocast_enabled(device.type) and not boundary.interrupted()
 
@@ -309,18 +313,16 @@ def _plain_cross_entropy(loss: Any) -> bool:
 _CROSS_ENTROPY = nn.CrossEntropyLoss.forward
 
 
-# The sum of clipped gradients of a batch: what DP-SGD adds noise to.
+_ = rules  # the import registers the functions that the lanes intercept
 
-
-_ = rules  # importing them registers what the lanes intercept
-
-# Does an example's place in a block make a difference on this machine? Tried, on made-up examples.
+# A test on made-up examples: does an example's place in a block change its bits on this machine?
 #
-# Kernels promise nothing about last bits. So before blocks are used with a model, made-up examples
-# run in every size that passes may have, each at another place among other neighbours, at other
-# weights too, and all numbers are compared bit for bit: every value on the way forward, every
-# gradient on the way back, the norm and the factor. Shapes and types are those of the data;
-# nothing else is. Where there is a difference other sizes are tried, down to one example at a time.
+# Kernels give no guarantee about the last bits. So before blocks are used with a model, made-up
+# examples run in every size that passes may have, each at other places, among other neighbours and
+# at other weights. All numbers are compared bit for bit: the values of the forward pass, the
+# gradients of the backward pass, the norms and the factors. The made-up examples share only shapes
+# and types with the data. If there is a difference, other sizes are tried, down to one example at a
+# time.
 
 
 Computed = list[SingleUseLinear] | dict[str, Term]
@@ -329,12 +331,13 @@ Compute = Callable[[Any, int, batches.Blocks], Computed]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and its loss, and the examples that are one contribution.
+    """A model, its loss, and the number of examples that form one contribution.
 
     Attributes:
         trained: the parameters whose gradients are wanted, by name.
-        each: examples of one contribution. mixing: these may see each other: a group.
-        dims: where a model that takes a whole batch has its examples; None: it runs in lanes.
+        each: number of examples of one contribution.
+        mixing: True if these examples may see each other, as in a group.
+        dims: the batch dimensions of a model that takes a whole batch; None: it runs in lanes.
     """
 
     model: nn.Module
@@ -363,7 +366,7 @@ class Subject:
     def pieces(
         self, data: Any, blocks: batches.Blocks | None, count: int | None = None
     ) -> Iterator[Piece]:
-        """Contributions as they lie, in blocks that are filled up; the first ``count`` count."""
+        """Contributions in their order, in filled-up blocks; only the first ``count`` count."""
         shape, each = self.tried(data, blocks), self.each
         for start, end, size in shape.cut(batches.batch_size(*data) // each):
             rows = batches.filled(data, start * each, end * each, size * each)
@@ -371,7 +374,7 @@ class Subject:
             yield Piece(self, rows, real, size, shape)
 
     def tried(self, data: Any, blocks: batches.Blocks | None) -> batches.Blocks:
-        """Blocks in which every example has the same bits at every place; None: any."""
+        """Blocks in which every example has the same bits at every place; untested for None."""
         if blocks is None:
             return batches.MULTIPLES
         return probed(blocks, self, data, self.gradients)
@@ -382,7 +385,7 @@ class Piece:
     """A block of contributions.
 
     Attributes:
-        real: how many of them count, the first ones. size: how many there are.
+        real: only the first ``real`` of them count. size: number of contributions in the block.
     """
 
     subject: Subject
@@ -392,11 +395,11 @@ class Piece:
     blocks: batches.Blocks
 
     def gradients(self) -> Computed:
-        """Every contribution's."""
+        """The gradients of every contribution."""
         return self.subject.gradients(self.rows, self.real, self.blocks)
 
     def clipped(self, clip_norm: float, clip: ClippingRule, round_size: int) -> Sums:
-        """Their clipped sum and norms, see :func:`clipped_sum`."""
+        """The clipped sum and the norms of the contributions, see :func:`clipped_sum`."""
         found, trained = self.gradients(), self.subject.trained
         if isinstance(found, list):
             return clip_uses(found, trained, self.size, clip_norm, clip, round_size, self.real)
@@ -405,25 +408,27 @@ class Piece:
         return clip_and_sum(found, trained, clip_norm, clip, round_size, self.real, keep)
 
 
-# The weights themselves, and the same with noise: zeros would hide what they are multiplied with.
+# The test runs at the weights themselves and at the weights with noise added: weights of zero would
+# hide differences in the numbers that they are multiplied with.
 _WEIGHTS = 2
-# At least so many examples are compared: in short blocks few are at the places that differ. Where
-# only memory and time are asked for, what differs a little less often may be missed.
+# At least this many examples are compared: in short blocks, few examples are at the places that
+# differ. A caller that only measures memory and time may set a smaller number, at which a rare
+# difference can be missed.
 COMPARED: ContextVar[int] = ContextVar("COMPARED", default=256)
-# How inputs and targets are made up, and below what whole numbers are: the first that the model
-# takes. A run is tried on zeros before it starts, so these it does take.
+# Kinds of made-up (inputs, targets) and the bound below which their whole numbers lie. The first
+# kind that the model accepts is used. It accepts zeros: a run is tried on zeros before it starts.
 _MADE_UP = (("normal", "uniform", 2), ("uniform", "uniform", 1), ("zero", "zero", 1))
 
 
 def probed(blocks: batches.Blocks, subject: Subject, data: Any, compute: Compute) -> batches.Blocks:
-    """The blocks, or others in which every example has the same bits at every place.
+    """The blocks, or others if an example's place in these blocks changes its bits.
 
     Args:
-        data: what a block is cut from: its shapes and types count, its values do not.
-        compute: gradients of ``(rows, real, blocks)``.
+        data: inputs and targets from which blocks are cut; only their shapes and types matter.
+        compute: ``(rows, real, blocks)`` → gradients.
 
     Warns:
-        SlowGradientsWarning: one example goes at a time.
+        SlowGradientsWarning: the examples run one at a time.
     """
     known = boundary.memory_of(subject.model)
     leaves = [*batches.tensors(data)]
@@ -475,15 +480,15 @@ def _settled(
 
 
 class _AloneError(Exception):
-    """Every example runs by itself anyway."""
+    """Every example of this model runs by itself, so its place cannot matter."""
 
 
 class _UntriedError(Exception):
-    """The model takes no made-up example."""
+    """The model accepts no kind of made-up examples."""
 
 
 class _unnoticed:  # noqa: N801 - used like a function
-    """Generators and weights are afterwards as they were."""
+    """A context that restores generators and weights at its end."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = [p for p in boundary.own_parameters(model) if p.is_floating_point()]
@@ -521,12 +526,12 @@ def _alike(
         expected: list[Tensor] | None = None
         while expected is None:
             try:
-                if turn == 0:  # the first pass of a model may go another way, to learn of it
+                if turn == 0:  # the first pass may take another way, to learn about the model
                     run(torch.arange(most))
                 expected = run(torch.arange(most))
             except _AloneError:
                 raise
-            except Exception as error:  # values that the model does not take
+            except Exception as error:  # the model does not accept such values
                 kind = next(kinds, None)
                 if kind is None and isinstance(error, boundary.RefusedError):
                     raise
@@ -544,7 +549,10 @@ def _alike(
 
 
 def rows_alike(compute: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
-    """True if ``compute(rows)`` has the same bits for a row at every place of this many rows."""
+    """True if ``compute`` gives each row the same bits at every place it was tried at.
+
+    The rows are tried in their own order and in four random orders.
+    """
     generator = torch.Generator().manual_seed(len(rows))
     expected = compute(rows)
     orders = (torch.randperm(len(rows), generator=generator) for _ in range(4))
@@ -569,11 +577,12 @@ def watched(
 ) -> list[Tensor]:
     """All numbers of a block of contributions, one row each, to compare bit for bit.
 
-    What a sum is formed from (gradients as stored, norms, factors), and a fingerprint of
-    everything that was computed on the way.
+    These are the numbers that a sum is formed from (gradients as stored, norms, factors) and a
+    fingerprint of all intermediate values.
 
     Args:
-        drawn_for: which of how many contributions they are: each has its own random numbers.
+        drawn_for: the contributions' numbers, and out of how many: each contribution has its own
+            random numbers.
     """
     watch = batches.BatchFingerprint(len(drawn_for[0]))
     kept, drawn = batches.FINGERPRINT.set(watch), batches.DRAWN_FOR.set(drawn_for)
@@ -601,7 +610,7 @@ def _numbers(computed: Computed, model: nn.Module) -> list[Tensor]:
 
 
 def _fingerprint(term: Any, size: int) -> Tensor:
-    """Of the numbers that the term holds of each of ``size`` examples."""
+    """A fingerprint of the numbers that the term holds for each of ``size`` examples, (size,)."""
     if isinstance(term, sums.SplitTerms):
         whole = torch.zeros(size, dtype=torch.int64)
         for index, part in term.parts:
@@ -633,7 +642,8 @@ def _stored(term: Any) -> Iterator[Tensor]:
 
 
 def _disturb(model: nn.Module, generator: torch.Generator) -> None:
-    # Shards may be longer elsewhere: what is drawn next must not be another number there.
+    # Shards may be longer in another process. A generator of its own keeps the numbers that are
+    # drawn after this the same in all processes.
     own = torch.Generator().manual_seed(generator.initial_seed())
     for parameter in boundary.own_parameters(model):
         if parameter.is_floating_point() and parameter.numel():
@@ -662,11 +672,11 @@ def _made_up(data: Any, size: int, kind: Any, generator: torch.Generator) -> Any
     return tree(data[0], of_inputs), tree(data[1], of_targets)
 
 
-# A model that is batched in a form only its owner knows: an assumption, checked at every step.
+# Models whose batch dimensions the owner declares: an assumption that is checked at every step.
 #
-# Such a model sees all examples at once, outside the lanes. That the examples stay apart in it is
-# the owner's word; each example's gradient is that of its own loss. Every step then computes one
-# random example alone and stops on a difference.
+# Such a model sees all examples at once, outside the lanes. The owner asserts that the examples do
+# not affect each other in it; each example's gradient is that of its own loss. Every step computes
+# one random example alone as well, and stops if its gradient differs.
 
 
 Dims = int | tuple["Dims", ...] | Mapping[str, "Dims"]
@@ -678,8 +688,9 @@ class BatchDims:
 
     Attributes:
         inputs: the dimension of the examples in every input, one number for all, or a tuple or
-            dict like the inputs. outputs: likewise in what the model returns. Targets always have
-            the examples in dimension 0, and the loss sees outputs with the examples in front.
+            dict like the inputs.
+        outputs: likewise in the model's outputs. Targets always have the examples in dimension 0,
+            and the loss sees outputs with the examples in dimension 0.
     """
 
     inputs: Dims = 0
@@ -687,7 +698,7 @@ class BatchDims:
 
     @property
     def assumption(self) -> str:
-        """The words of a statement about it."""
+        """The sentence about this assumption in a privacy statement."""
         return (
             "as declared by the model's owner, examples do not affect each other inside the model "
             f"(batch dimensions: inputs {self.inputs}, outputs {self.outputs}); one random example "
@@ -696,7 +707,7 @@ class BatchDims:
 
 
 def _moved(tree: Any, dims: Dims, source: bool) -> Any:
-    """The tree with the examples in front (``source``: where they are now) or put where they go."""
+    """The tree with the examples moved from ``dims`` to dimension 0 (``source``), or back."""
     if isinstance(tree, Tensor):
         if not isinstance(dims, int):
             raise ValueError(f"batch_dims gives {dims!r} for one tensor; give one number")
@@ -716,12 +727,12 @@ def front(inputs: Any, dims: BatchDims) -> Any:
 
 
 def placed(inputs: Any, dims: BatchDims | None) -> Any:
-    """The inverse of :func:`front`: inputs as the model takes them; None leaves them."""
+    """The inputs as the model takes them, the inverse of :func:`front`; unchanged for None."""
     return inputs if dims is None else _moved(inputs, dims.inputs, False)
 
 
 def outputs_in_front(outputs: Any, dims: BatchDims | None) -> Any:
-    """The model's outputs with the examples in dimension 0; None leaves them."""
+    """The model's outputs with the examples in dimension 0; unchanged for None."""
     return outputs if dims is None else _moved(outputs, dims.outputs, True)
 
 
@@ -734,13 +745,14 @@ def declared_contributions(
     trained: Mapping[str, nn.Parameter],
     dims: BatchDims,
 ) -> dict[str, Term]:
-    """Every trained parameter's gradients, one an example.
+    """Each trained parameter's gradients, one for each example.
 
     Args:
-        inputs: with the examples in front (:func:`front`).
+        inputs: with the examples in dimension 0 (:func:`front`).
 
     Raises:
-        ValueError: the model changes itself, or its loss has another shape than (B,).
+        ValueError: the model changes itself or draws random numbers, or its loss has another shape
+            than (B,).
         RuntimeError: an example alone has another gradient than in its batch.
     """
     size = batches.batch_size(inputs, targets)
@@ -814,11 +826,11 @@ def _compare(together: list[Tensor | None], alone: tuple[Tensor | None, ...], wh
         )
 
 
-# The sum of clipped gradients of a batch: what DP-SGD adds noise to.
+# The sum of clipped gradients of a batch, by book-keeping (Bu et al. 2023).
 #
-# Book-keeping (Bu et al. 2023): one backward pass catches every layer's input and output gradient;
-# norms come from these, and the weighted sum of gradients is formed once, after the factors are
-# known. Per layer the cost model decides whether gradients are written out or not.
+# One backward pass records every layer's input and output gradient. The norms follow from these,
+# and the weighted sum of gradients is formed once, after the factors are known. For each layer the
+# cost model decides whether per-example gradients are written out.
 
 
 def clipped_sum(
@@ -840,7 +852,7 @@ def clipped_sum(
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
     Args:
-        model: any module; it is left exactly as it was. Parameters with ``requires_grad=False``
+        model: any module; the call does not change it. Parameters with ``requires_grad=False``
             are skipped.
         loss: ``loss(outputs, targets)`` → one value per example, shape (B,).
         inputs: a tensor (``model(x)``), a tuple (``model(*x)``) or a dict (``model(**x)``), every
@@ -849,40 +861,43 @@ def clipped_sum(
         clip_norm: C, the bound on one contribution's L2 norm.
         groups: LongTensor (B,): the group of each example. A group's *mean* gradient is clipped
             as one contribution. None: every example is its own contribution.
-        clip: how the norms become factors, see :mod:`forethought.gradients.sums`.
-        group_count: number of groups, for when the last ones may be empty. Default: highest + 1.
-        round_size: contributions of the whole round, where its sum is put together from several
-            calls (micro-batches, processes): each may then add its share of the rounding that is
-            charged to ``clip_norm``. Default: this call is the round.
-        batch_dims: for a model that takes a whole batch in a form of its own: where the examples
-            are. That they stay apart is then an assumption (``batch_dims.assumption``), and one
-            random example of every call is computed alone and compared.
-        copies: the examples are so many altered copies of each record, one record's after the
-            other; the *mean* gradient over them is clipped as one contribution (De et al. 2022,
-            augmentation multiplicity). Unlike a group's examples they may not see each other.
-        blocks: how many rows passes may have, from public numbers
-            (:func:`~forethought.gradients.batches.planned`), and of groups with fewer than eight
-            examples how many of one size (longer ones run one after the other); tried before the
-            first pass on made-up examples, and changed where a place in a block makes a difference.
-            None: the batch is one block, filled up to a multiple of 16 rows, and nothing is tried.
-        counted: how many of the contributions count, the first ones; None: all. The processes of a
-            sharded model make as many passes each, some of them with examples that add zero.
+        clip: the rule that turns norms into factors, see :mod:`forethought.gradients.sums`.
+        group_count: number of groups; needed if the last ones may be empty. Default: highest + 1.
+        round_size: contributions of the whole round, if several calls (micro-batches, processes)
+            form its sum: each call may then add its share of the rounding that is charged to
+            ``clip_norm``. Default: this call is the whole round.
+        batch_dims: the dimensions of the examples, for a model that takes a whole batch in its own
+            form. That examples do not affect each other is then an assumption
+            (``batch_dims.assumption``): one random example of every call is computed alone as well
+            and compared.
+        copies: the number of altered copies of each record; the copies of one record follow each
+            other. Their *mean* gradient is clipped as one contribution (De et al. 2022,
+            augmentation multiplicity). Unlike a group's examples, copies may not see each other.
+        blocks: the numbers of rows that passes may have, from public numbers
+            (:func:`~forethought.gradients.batches.planned`). Groups of one size, below eight
+            examples, run together in such blocks; longer groups run one after the other. Before
+            the first pass the blocks are tested on made-up examples, and changed if an example's
+            place in a block changes its bits. None: the batch is one block, filled up to a
+            multiple of 16 rows, without a test.
+        counted: only the first ``counted`` contributions count; None: all. The processes of a
+            sharded model all make the same number of passes, some with examples that add zero.
 
     Returns:
         ``(gradients, norms)``: parameter name → sum, float64, in the parameter's shape; norms of
-        shape (B,) or (groups,), upper bounds, float32 (float64 for float64 parameters). A
-        contribution with a non-finite gradient or norm adds zero, and its norm says so: count
-        ``~isfinite(norms)``. An empty batch gives zeros, and so does an empty group.
+        shape (contributions,), upper bounds, float32 (float64 for float64 parameters). A
+        contribution with a non-finite gradient or norm adds zero, and its norm is not finite:
+        count ``~isfinite(norms)``. An empty batch gives zeros, and so does an empty group.
 
     Raises:
         ValueError: no trainable parameter, inputs without a common batch dimension, losses of
             another shape than (B,), group numbers out of range; a model or loss that cannot be
-            trained privately, with the module and the remedy. TypeError: groups not integers;
-            numbers or arrays among the inputs. RuntimeError: what batch_dims declares is not true.
+            trained privately, with the module and the remedy.
+        TypeError: groups not integers; numbers or arrays among the inputs.
+        RuntimeError: the declaration ``batch_dims`` is not true of the model.
     """
     shards = boundary.shards_of(model)
     trained = boundary.trained_of(model, "train") if shards is None else shards.whole
-    # A round's own numbers were checked when it was planned.
+    # Plain valid numbers skip the slower checks: a round's own were checked when it was planned.
     if type(clip_norm) is not float or not 0 < clip_norm < math.inf:
         clip_norm = real("clip_norm", clip_norm, above=0)
     if type(copies) is not int or copies < 1:
@@ -922,10 +937,10 @@ def clipped_sum(
 def _of_groups(
     subject: Subject, data: Any, groups: Tensor, blocks: batches.Blocks | None, places: list[Tensor]
 ) -> Iterator[Piece]:
-    """The pieces of groups, of one size after the other; ``places`` takes the groups' numbers."""
+    """Pieces of groups, one group size after the other; appends group numbers to ``places``."""
     for which, members in batches.by_size(groups):
         own = replace(subject, each=members.shape[1], mixing=True)
-        long = own.each >= batches.LONG  # one after the other
+        long = own.each >= batches.LONG  # long groups run one after the other
         shape = batches.Blocks((len(members),)) if long else own.tried(data, blocks)
         for start, end, width in shape.cut(len(members)):
             places.append(which[start:end])
@@ -941,15 +956,15 @@ def numbers_behind(
     blocks: batches.Blocks | None = None,
     of: int | None = None,
 ) -> list[Tensor]:
-    """The numbers that :func:`clipped_sum` computes of every example, one row each, to compare bit
-    for bit.
+    """The numbers that :func:`clipped_sum` computes for each example, to compare bit for bit.
 
-    A record's rows must be the same whatever else is in the batch, wherever it stands, and however
-    the batch is cut: the sum's bound rests on that. Nothing is returned of a model that goes one
-    example at a time.
+    Each tensor has one row for each example. A record's rows must not depend on the other records
+    of the batch, on its place, or on how the batch is cut: the bound of the sum needs that. The
+    list is empty if the model runs one example at a time.
 
     Args:
-        of: the examples are the first of so many, for a model that draws random numbers for each.
+        of: number of examples of which these are the first, for a model that draws random numbers
+            for each. None: these are all.
     """
     subject = Subject(model, loss, boundary.trained_of(model, "train"))
     parts, start, size = [], 0, batches.batch_size(inputs, targets)
@@ -969,7 +984,7 @@ def numbers_behind(
 
 # Clipped sums of several parts of one batch: one pass over all examples, a sum for each part.
 #
-# Every part has the theorem of :func:`~forethought.gradients.clipped.clipped_sum`: its sum is
+# The theorem of :func:`~forethought.gradients.clipped.clipped_sum` holds for every part: its sum is
 # formed from its own examples' gradients by the same proven steps, and no lane sees another.
 
 
@@ -984,15 +999,16 @@ def clipped_sums(
     clip: sums.ClippingRule = sums.flat,
     blocks: batches.Blocks | None = None,
 ) -> list[Sums]:
-    """For each part of a batch, what :func:`~forethought.gradients.clipped.clipped_sum` returns.
+    """The result of :func:`~forethought.gradients.clipped.clipped_sum` for each part of a batch.
 
     Args:
-        model, loss, clip_norm, clip: as there. inputs, targets: of all parts, one after the other.
-        sizes: examples of each part; 0 is a part without any.
-        blocks: as there, of all parts together.
+        model, loss, clip_norm, clip: as for ``clipped_sum``.
+        inputs, targets: of all parts, one after the other.
+        sizes: number of examples of each part; a part may be empty.
+        blocks: as for ``clipped_sum``, for all parts together.
 
     Raises:
-        ValueError: sizes that do not add up to the batch, and what ``clipped_sum`` refuses.
+        ValueError: sizes that do not add up to the batch, and the errors of ``clipped_sum``.
     """
     bound, trained = real("clip_norm", clip_norm, above=0), boundary.trained_of(model, "train")
     inputs, targets = batches.detached(inputs), batches.detached(targets)
@@ -1007,7 +1023,7 @@ def clipped_sums(
         [*cut] = shape.cut(size)
         data = inputs, targets
         options: dict[str, Any] = {"clip": clip, "blocks": shape}
-        if len(cut) > 1:  # more than were planned for: each part by itself
+        if len(cut) > 1:  # more examples than one block holds: each part by itself
             parts = (batches.mapped(data, itemgetter(at)) for at in batches.in_a_row(sizes))
             return [clipped_sum(model, loss, x, y, bound, **options) for x, y in parts]
         found_of = subject.gradients(batches.filled(data, 0, size, cut[0][2]), size, shape)

@@ -1,7 +1,8 @@
-"""Rules that come with the library: torch's functions in lanes, one family after another.
+"""The library's rules for torch's functions in lanes, one family of functions after another.
 
-A rule gives a function's parameters their per-example gradients. Other functions run on the whole
-batch, because vmap cannot run them or is slow, or are taken apart. Importing this registers all.
+A rule gives the per-example gradients of a function's parameters. Other functions run on the whole
+batch, because vmap cannot run them or is slow, or are split into parts. Importing this module
+registers all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _rule(
     *functions: Any,
     accepts: Accepts = always,
 ) -> Callable[[Gradients], Gradients]:
-    """Register a rule with these gradients (a decorator); names of arguments are words."""
+    """Register a rule with these gradients (a decorator); spaces separate argument names."""
     names, roles, kept = (tuple(text.split()) for text in (signature, parameters, saved))
 
     def registered(gradients: Gradients) -> Gradients:
@@ -76,7 +77,7 @@ def _linear(use: Use) -> Terms:
 def _linear_on_the_batch(
     mode: VmapMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Any:
-    # vmap adds the bias in a pass of its own, and autocast does not reach it.
+    # vmap would add the bias separately, and autocast would not apply to it.
     shared = (weight, bias)
     if any(p is not None and (boundary.is_lane(p) or p.requires_grad) for p in shared):
         return NotImplemented
@@ -200,8 +201,8 @@ def _bag(use: Use) -> Terms:
     yield "weight", _looked_up(use, index.flatten(1), wide(gradient).flatten(1, -2))
 
 
-# Activations with a parameter. Sums, products and the like need no rule: written out for every
-# example, a bias or a scale is as large as what its gradient is summed from.
+# Activations with a parameter. Sums and products need no rule: the written-out gradient of a bias
+# or a scale is no larger than the tensor that it is summed from.
 
 
 @_rule("prelu", "input weight", "weight", "input", torch.prelu)
@@ -225,8 +226,7 @@ def _each(value: Any, dims: int, default: int) -> tuple[int, ...]:
 
 
 def _images(value: Tensor, dims: int) -> tuple[Tensor, int]:
-    # (B·several, C, *space), and how many images a lane has: a batch, or one without a dimension
-    # for it.
+    # (B·several, C, *space), and the number of images of a lane, which may have no batch dimension.
     if value.dim() == dims + 2:
         return value, 1
     return value.flatten(0, 1), value.shape[1]
@@ -298,7 +298,7 @@ def _affine(
 
 def _over_positions(use: Use, values: Tensor) -> Tensor:
     shape = use.parameters.get("weight", use.parameters.get("bias"))
-    assert shape is not None  # the rule is asked only for parameters that are there
+    assert shape is not None  # the rule is called only if one of them is trained
     return values.reshape(values.shape[0], -1, *shape.shape).sum(1)
 
 
@@ -314,7 +314,7 @@ def _layer(use: Use) -> Tensor:
 
 def _rms(use: Use) -> Tensor:
     value, eps = use.saved["input"], use.arguments.get("eps")
-    # Without eps the function takes that of the input's own precision.
+    # Without eps the function uses the machine epsilon of the input's precision.
     eps = torch.finfo(value.dtype).eps if eps is None else eps
     return F.rms_norm(wide(value), use.arguments["normalized_shape"], eps=eps)
 
@@ -362,7 +362,7 @@ for _function, _given, _normalised, _total, _accepts in _NORMALISATIONS:
 
 
 def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    # vmap takes it apart; on the whole batch it is one kernel.
+    # vmap would split it into several operations; on the whole batch it is one kernel.
     given = dict(zip(("num_groups", "weight", "bias", "eps"), args, strict=False)) | kwargs
     shared = (given.get("weight"), given.get("bias"))
     if not boundary.is_lane(input) or any(
@@ -378,7 +378,7 @@ def _group_on_the_batch(mode: VmapMode, func: Any, input: Tensor, *args: Any, **
 register_physical(_group_on_the_batch, F.group_norm)
 
 
-# Dropout on the whole batch, which draws what an ordinary pass would.
+# Dropout on the whole batch, which draws the same numbers as an ordinary pass.
 
 
 def _dropout(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -399,7 +399,7 @@ def _dropout(mode: VmapMode, func: Any, input: Tensor, *args: Any, **kwargs: Any
 register_physical(_dropout, F.dropout)
 
 
-# Cross entropy on the whole batch: vmap takes it apart in Python.
+# Cross entropy on the whole batch: vmap would split it into several operations.
 
 
 _CROSS_ENTROPY = ("weight", "size_average", "ignore_index", "reduce", "reduction")
@@ -440,7 +440,7 @@ def _cross_entropy(
 register_physical(_cross_entropy, F.cross_entropy)
 
 
-# Scaled dot-product attention on the whole batch: vmap would leave torch's fused kernels.
+# Scaled dot-product attention on the whole batch: vmap would not use torch's fused kernels.
 
 
 def _attention(
@@ -474,7 +474,7 @@ def _attention(
 def _dropped(
     draws: Draws, size: int, whole: list[Tensor], mask: Tensor | None, given: dict[str, Any]
 ) -> Tensor:
-    # torch's own way with dropout, with the mask at hand.
+    # The same computation as torch's attention with dropout, with our own mask.
     query, key, value = whole
     scale = given.get("scale") or query.shape[-1] ** -0.5
     scores = (query * scale) @ key.mT
@@ -487,7 +487,7 @@ def _dropped(
 
 
 def _every(value: Tensor, size: int) -> Tensor:
-    # The values of all lanes, in front.
+    # The values of all lanes, with the lanes in dimension 0.
     return boundary.rows(value) if boundary.is_lane(value) else value.expand(size, *value.shape)
 
 
@@ -501,9 +501,9 @@ def _mask(mask: Tensor, rank: int, size: int, batch: int) -> Tensor:
 register_physical(_attention, F.scaled_dot_product_attention)
 
 
-# Recurrent layers step by step, with the gradient before each activation at hand.
+# Recurrent layers step by step, which gives access to the gradient before each activation.
 #
-# torch's fused layers keep these gradients to themselves. Here a layer is its input projection (an
+# torch's fused layers do not expose these gradients. Here a layer is its input projection (an
 # ordinary linear map) and a scan over time; the scan's hidden weight has the gradient
 # Σ_t a_t ⊗ h_{t−1}, with a_t the gradient of the pre-activation. All tensors are (time, batch, …).
 
@@ -512,26 +512,26 @@ tanh_backward = torch.ops.aten.tanh_backward.default
 tanh_into = torch.ops.aten.tanh_backward.grad_input
 sigmoid_into = torch.ops.aten.sigmoid_backward.grad_input
 Emit = Callable[[Tensor, Tensor], None]
-# Hidden states (T, B, H), last cell state, and what the way back needs.
+# Hidden states (T, B, H), last cell state, and the tensors that the backward pass needs.
 Ran = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
-# Gradients of a scan's outputs: hidden states, last hidden and cell state; None: nobody used them.
+# Gradients of a scan's outputs: hidden states, last hidden and cell state; None: an unused output.
 Given = Sequence[Tensor | None]
 # Gradients of the hidden map's output, of ``gates``, of h_0 and of c_0.
 Went = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 class CellSteps(Protocol):
-    """One kind of cell."""
+    """The steps of one kind of recurrent cell."""
 
     def forward(self, gates: Tensor, h: Tensor, c: Tensor | None, scan: Scan) -> Ran:
-        """All steps; ``gates`` is overwritten."""
+        """Compute all steps; overwrites ``gates``."""
 
     def backward(self, saved: Sequence[Tensor], before: Tensor, given: Given, scan: Scan) -> Went:
-        """The way back; ``before``: hidden states before each step."""
+        """Compute the gradients; ``before``: the hidden states before each step."""
 
 
 class Scan:
-    """The hidden map, the direction, and which examples are active at each step."""
+    """The hidden map of a scan, its direction, and the examples that are active at each step."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, active: Tensor | None, reverse: bool
@@ -539,17 +539,17 @@ class Scan:
         self.weight, self.bias, self.active, self.reverse = weight, bias, active, reverse
 
     def times(self, length: int, backwards: bool = False) -> Iterable[int]:
-        """The steps in order of time, or against it."""
+        """The steps in the order of the scan, or in the opposite order."""
         return reversed(range(length)) if self.reverse != backwards else range(length)
 
     def keep(self, t: int, new: Tensor, old: Tensor) -> Tensor:
-        """The old state where a sequence has ended."""
+        """The new state, or the old state for sequences that are not active at step t."""
         return new if self.active is None else torch.where(self.active[t], new, old)
 
     def part(
         self, t: int, carried: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(what reached this step's new state, what passed it by, if anything can)."""
+        """The gradients of this step's new state, and of a kept old state (None: all active)."""
         gradient = carried if out is None else carried + out[t]
         if self.active is None:
             return gradient, None
@@ -598,7 +598,7 @@ class Long:
         whole, cs, ts = a.unbind(0), cells.unbind(0), tanhs.unbind(0)
         product = torch.empty_like(first)
         out, dh, dc = given[0], *(_or_zeros(part, before[0]) for part in given[1:])
-        # Step by step, while a step's numbers are in cache; over all of them it is memory-bound.
+        # Step by step, while a step's numbers are in the cache; all at once would be memory-bound.
         for t in scan.times(length, backwards=True):
             earlier = t + 1 if scan.reverse else t - 1
             c = cs[earlier] if 0 <= earlier < length else first
@@ -637,7 +637,7 @@ class Gated:
         gates, inner = saved
         length, batch, size = inner.shape
         r, u, n = gates.view(length, batch, 3, size).unbind(2)
-        # Every gradient of a step is dh times what is known for all t at once.
+        # Every gradient of a step is dh times a factor that is known for all t at once.
         new = (1 - u) * (1 - n * n)
         reset, update = new * inner * r * (1 - r), (before - n) * u * (1 - u)
         hidden = torch.stack([reset, update, new * r], 2)
@@ -697,7 +697,7 @@ class _Scanned(torch.autograd.Function):
         bias: Tensor | None,
         active: Tensor | None,
     ) -> Any:
-        # The projection is ours alone, so it becomes the activations in place.
+        # No other code uses the projection, so the activations overwrite it.
         gates = gates.detach().contiguous()
         with torch.autocast(gates.device.type, enabled=False):
             kind = gates.dtype
@@ -748,10 +748,11 @@ def scan(
     """Run a recurrent layer over its projected inputs; ``gates`` is overwritten.
 
     Args:
+        steps: of the kind of cell. reverse: True for a scan backwards in time.
         gates: W_ih·x_t + b_ih, shape (T, B, gates·H). h, c: initial states, shape (B, H).
         weight, bias: of the hidden map. active: (T, B, 1) mask of sequences that have not ended.
-        emit: receives, on the way back, the gradient of the hidden map's output (T, B, gates·H)
-            and the hidden states before each step (T, B, H).
+        emit: function that receives, in the backward pass, the gradient of the hidden map's output
+            (T, B, gates·H) and the hidden states before each step (T, B, H).
 
     Returns:
         Hidden states (T, B, H), the last hidden state and the last cell state (LSTM only).
@@ -775,7 +776,7 @@ _HIDDEN = Rule("recurrence", (), ("weight", "bias"), ("before",), _hidden)
 
 
 def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The scan over all lanes at once: their batches side by side in one."""
+    """The scan over all lanes at once, with the batches of all lanes as one batch."""
     steps, reverse, gates, h, c, weight, bias, active = args[:8]
     if any(isinstance(t, Tensor) and boundary.is_lane(t) for t in (weight, bias, active)):
         raise boundary.NotVectorisable("a recurrent layer with a weight for each example")
@@ -789,7 +790,7 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
     }
 
     def side_by_side(value: Tensor | None, at: int) -> Tensor | None:
-        # (…, lanes, batch, …) with the lanes at dimension ``at``, then both as one.
+        # Lanes moved to dimension ``at``, before the batch, and both flattened into one dimension.
         if value is None:
             return None
         whole, dim = boundary.physical(value) if boundary.is_lane(value) else (None, 0)
@@ -833,7 +834,7 @@ def _scan_in_lanes(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
 HANDLERS[scan] = _scan_in_lanes
 
 
-# Layers and cells of torch, padded and packed, as linear maps and scans.
+# torch's recurrent layers and cells, for padded and packed inputs, as linear maps and scans.
 
 
 def _layers(
@@ -883,7 +884,7 @@ def _projected(
     reverse: bool,
     active: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    # An LSTM whose hidden state is projected down: two maps a step, so step by step.
+    # An LSTM whose hidden state is projected: each step has two linear maps.
     assert c is not None
     length = gates.shape[0]
     out: list[Tensor] = [h] * length
@@ -906,7 +907,7 @@ def _long_step(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 def _whole(steps: CellSteps, cell: bool) -> Callable[..., Any]:
     def layers(mode: VmapMode, x: Tensor, second: Any, third: Any, *rest: Any) -> Any:
-        if isinstance(third, bool):  # x, states, weights would put has_biases fourth
+        if isinstance(third, bool):  # in a supported call the third argument is no bool
             raise TypeError("a recurrent layer is called with states and a list of weights")
         if isinstance(second, Tensor) and second.dtype == torch.long and second.dim() == 1:
             return _packed(steps, cell, x, second, third, *rest)
@@ -930,8 +931,8 @@ def _packed(
     weights: Sequence[Tensor],
     *options: Any,
 ) -> Any:
-    # Unpacked to (time, batch), longest first, run with a mask, packed again. A lane's own batch:
-    # lanes of unlike lengths have parted before.
+    # The sequences are unpacked to (time, batch), longest first, run with a mask, and packed again.
+    # This is the batch of each lane; lanes with different lengths run in separate passes.
     length, batch = sizes.numel(), int(sizes[0])
     valid = torch.arange(batch) < sizes.unsqueeze(1)
     place = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(batch)

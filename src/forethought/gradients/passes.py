@@ -1,4 +1,4 @@
-"""From a batch to every example's gradients: passes, what is done when one stops, and why."""
+"""Passes that compute the gradients of every example of a batch, and the reactions if one stops."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from forethought.gradients.batches import FINGERPRINT, LONG, MULTIPLES, LaneBatc
 from forethought.gradients.sums import Filled, Separate, SplitTerms, Term, Unused, bounded
 from forethought.gradients.vmap_mode import ParameterViews, PassSettings, VmapMode
 
-# Does the loss mean the same for one example as for a batch? A check of meaning, not of privacy.
+# A check that the loss is the same function of one example as of a batch; privacy does not need it.
 #
-# In its lane a loss sees a batch of one. One that needs the batch (in-batch negatives, hard-example
-# mining, dividing by the batch) would quietly be another loss there, so it is refused.
+# In its lane a loss sees a batch of one. A loss that needs the batch (in-batch negatives,
+# hard-example mining, division by the batch size) would silently be another loss there, so it is
+# refused.
 
 
 class _UntoldError(Exception):
-    """Outputs whose batch cannot be put together."""
+    """The outputs of single examples cannot be joined into a batch."""
 
 
 def of_lanes(outputs: Any) -> Any:
     """The model's outputs in lanes, as one batch.
 
     Raises:
-        _UntoldError: nobody knows how.
+        _UntoldError: the outputs have an unknown form.
     """
 
     def joined(leaf: Any) -> Any:
@@ -53,14 +54,14 @@ def of_lanes(outputs: Any) -> Any:
 
 
 def of_one(outputs: Any) -> Any:
-    """A copy of what a model answered to one example by itself, for :func:`of_all`; or None."""
+    """A copy of a model's outputs for one example, for :func:`of_all`; None for unknown forms."""
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf.detach().clone()
         if leaf is None or isinstance(leaf, bool | int | float | str):
             return leaf
-        raise _UntoldError  # it may hold what it was computed from
+        raise _UntoldError  # another object may hold values of the example
 
     try:
         return tree_map(copied, outputs)
@@ -72,7 +73,7 @@ def of_all(outputs: Sequence[Any]) -> Any:
     """The model's outputs for one example after the other, as one batch.
 
     Raises:
-        _UntoldError: nobody knows how.
+        _UntoldError: the outputs have an unknown form, or several.
     """
 
     def joined(*leaves: Any) -> Any:
@@ -99,10 +100,10 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
 
     Args:
         together: the model's outputs as one batch, from :func:`of_lanes` or :func:`of_all`.
-        targets: of all. values: the losses, shape (examples,).
+        targets: of all examples. values: the losses, shape (examples,).
 
     Raises:
-        Refused: they differ.
+        Refused: the losses differ, or the loss has another shape than (examples,).
     """
     size = values.shape[0]
     try:
@@ -113,7 +114,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
     try:
         with torch.no_grad():
             found = loss(outputs, targets)
-    except Exception:  # a loss made for one example
+    except Exception:  # a loss that is made for one example
         return
     finally:
         moved = not torch.equal(torch.get_rng_state(), before)
@@ -139,7 +140,7 @@ def check_loss(loss: Loss, together: Callable[[], Any], targets: Any, values: Te
         )
 
 
-# From a batch to every example's gradients: passes over lanes, and what is done when one stops.
+# Passes over lanes that compute every example's gradients, and the reactions if one stops.
 
 
 def contributions(
@@ -151,22 +152,25 @@ def contributions(
 ) -> dict[str, Term]:
     """Every trained parameter's gradients, one for each lane.
 
+    Args:
+        observe: called with (parameter's name, rule's name, term) for every use; None: nothing.
+
     Raises:
-        ValueError: what cannot be trained privately, with the module and the remedy.
+        ValueError: the model or loss cannot be trained privately; names the module and the remedy.
     """
     with _refusing(model):
         return _Attempt(model, loss, batch, trained, observe).gradients()
 
 
 def example_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
-    """The loss of every example alone, without gradients, shape (B,).
+    """The loss of every example by itself, without gradients, shape (B,).
 
-    In lanes like :func:`clipped_sum`, so that the model sees one example at a time and nothing of a
-    pass survives it; the loss may also be a single number an example, as of models that compute
-    their own.
+    It runs in lanes as in :func:`clipped_sum`: the model sees one example at a time, and the pass
+    leaves no trace. The loss may also return a single number for each example, as for models that
+    compute their own loss.
 
     Raises:
-        ValueError: what cannot be trained privately, with the module and the remedy.
+        ValueError: the model or loss cannot be trained privately; names the module and the remedy.
     """
     batch = LaneBatch(batches.detached(inputs), batches.detached(targets))
     if not batch.lanes:
@@ -186,11 +190,11 @@ def _refusing(model: nn.Module) -> Iterator[None]:
 
 
 def _split(index: Tensor | None, parted: boundary.DivergentControlFlow, count: int) -> list[Tensor]:
-    """The lanes of every answer, of all that the batch has and that count."""
+    """The lanes of each answer, among the first ``count`` lanes or, if given, of ``index``."""
     lanes: dict[Any, list[int]] = {}
     for at, key in enumerate(parted.keys[: count if index is None else len(index)]):
         lanes.setdefault(key, []).append(at)
-    if index is not None and len(lanes) == 1:  # it would part in the same way for ever
+    if index is not None and len(lanes) == 1:  # the next pass would diverge in the same way
         raise boundary.NotVectorisable(
             "an example that is repeated gives Python another answer every time"
         )
@@ -213,7 +217,7 @@ _ONLY_TOGETHER = (
 
 
 class _Attempt:
-    """One batch's passes, until every lane has run to its end."""
+    """The passes over one batch, until every lane has run to its end."""
 
     def __init__(
         self,
@@ -240,7 +244,7 @@ class _Attempt:
         self._unable: BaseException | None = None
 
     def _survey(self) -> boundary.ExternalState:
-        """Note what Python could remember, before it learns anything of the examples."""
+        """Note the state that Python can remember, before values of the examples reach it."""
         if self._surroundings is None:
             found = boundary.ExternalState([m for _, m in self._modules], self.model, self.loss)
             if found.waits:
@@ -256,7 +260,7 @@ class _Attempt:
             self._survey()
             self._known.asks = True
             raise boundary.NeedsStateSnapshot
-        # Another process's examples may not choose which weights are gathered for these.
+        # Examples of another process must not decide which weights are gathered in this one.
         if self._shards is not None and not boundary.agreed(self.model, *keys):
             raise boundary.Refused(_ONLY_TOGETHER.format("the examples take different ways"))
 
@@ -267,7 +271,8 @@ class _Attempt:
 
     def gradients(self) -> dict[str, Term]:
         """Every trained parameter's gradients, one for each lane."""
-        # One pass a group costs no more than lanes where groups are long; copies are many groups.
+        # For long groups one pass for each costs no more than lanes. With copies there is a group
+        # for every record, so that lanes are faster.
         alone = self.batch.each >= LONG and not self.batch.copies
         alone = alone or self.batch.blocks.alone
         parts = None if alone else self._parts(self._pass)
@@ -288,16 +293,17 @@ class _Attempt:
         }
 
     def _note(self, settings: PassSettings, reason: object) -> None:
-        """All lanes go another way from here on: by what made-up examples do, not those of data."""
+        """Use other settings for all lanes from here on; only made-up examples may cause this."""
         if self._tried():
             raise boundary.Refused(_ONLY_ALONE.format(reason))
-        if self.batch.blocks.sizes != (1,):  # else no example is what another one goes by
+        if self.batch.blocks.sizes != (1,):  # a single example must not change other examples' way
             self._known.unshared, self._known.without = settings.unshared, settings.without
 
     def _tried(self) -> bool:
-        """True if examples ran beside others before, in blocks, with the bits that they have there.
+        """True if this is a pass over data in blocks of several examples that were tested before.
 
-        Alone they may have others, so one example's failure must not be what the others go by.
+        Outside blocks the examples may have other bits, so the failure of one example must not
+        change how the others run.
         """
         blocks = self.batch.blocks
         return blocks is not MULTIPLES and blocks.sizes != (1,) and FINGERPRINT.get() is None
@@ -311,12 +317,15 @@ class _Attempt:
             return cast(Tensor, parts[0][1])[: self.batch.count]
         whole: Tensor = parts[0][1].new_zeros(self.batch.count)
         for index, values in parts:
-            assert index is not None  # lanes that parted
+            assert index is not None  # several parts: the lanes diverged
             whole[index] = values[: len(index)]
         return whole
 
     def _parts(self, one: Callable[..., Any]) -> list[tuple[Tensor | None, Any]] | None:
-        """``one(lanes, settings)`` for all lanes, or for each part; None: one lane at a time."""
+        """The results of ``one(lanes, settings)`` for all lanes, or for each part of them.
+
+        None if the lanes can run only one at a time.
+        """
         known = self._known
         settings = PassSettings(known.unshared, self.batch.mixing, known.without)
         if known.asks:
@@ -342,7 +351,7 @@ class _Attempt:
             except (
                 boundary.NotVectorisable,
                 Exception,
-            ) as error:  # alone, the example will tell what it is
+            ) as error:  # if it is the model's error, the example alone will raise it, too
                 if boundary.refused_hooks(error):
                     raise boundary.Refused(str(error)).with_traceback(error.__traceback__) from None
                 vmap_mode.own_fault(error)
@@ -362,7 +371,7 @@ class _Attempt:
         while pending:
             index = pending.pop()
             try:
-                # In a context of its own: what a pass leaves in context variables goes with it.
+                # In a copy of the context, so that changes of context variables end with the pass.
                 filled = index
                 if index is not None:
                     filled = index[repeated(len(index), self._width(index))]
@@ -376,11 +385,11 @@ class _Attempt:
                 pending += _split(index, parted, self.batch.count)
             if pending:
                 self._generators.restore()
-                torch.randint(2**62, ())  # what the masks took
+                torch.randint(2**62, ())  # the number that Masks has drawn
         return done
 
     def _width(self, index: Tensor) -> int:
-        """Rows of the block in which some lanes run apart."""
+        """The number of rows of the block in which the lanes ``index`` run separately."""
         return min(self.batch.lanes, self.batch.blocks.fit(len(index)))
 
     def _pass(self, index: Tensor | None, settings: PassSettings) -> dict[str, Term]:
@@ -410,7 +419,7 @@ class _Attempt:
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        compiled = "torch._dynamo" in sys.modules  # else nothing can be
+        compiled = "torch._dynamo" in sys.modules  # only then can code be compiled
         eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         try:
             with eager, boundary.gathered(self.model):
@@ -443,9 +452,9 @@ class _Attempt:
                 outputs = batches.call(self.model, batches.mapped(inputs, wrap))
                 wanted = batches.mapped(targets, wrap)
                 found = self.loss(outputs, wanted)
-            if mode.stopped is not None:  # swallowed by a bare except
+            if mode.stopped is not None:  # user code caught it with a bare except
                 raise mode.stopped
-            boundary.require_bare_torch()  # nor did the model leave anything behind
+            boundary.require_bare_torch()  # the model may have left a mode or hook behind
             values = self._values(found, mode)
             first = index is None and self.batch.each == 1 and self.batch.count > 1
             if first and not self._known.has_judged(self.loss):
@@ -459,10 +468,10 @@ class _Attempt:
         return vmap_mode.Draws(masks, index if mine is None else mine, apart)
 
     def _judge(self, outputs: Any, targets: Any, values: Tensor) -> None:
-        """Compare the loss with that of a whole batch, once; nothing that it sees there stays."""
+        """Compare the loss with that of a whole batch, once; restore all that it may have kept."""
         try:
             surroundings = boundary.ExternalState([m for _, m in self._modules], self.loss)
-        except boundary.Refused:  # a check of meaning: no pass is less private without it
+        except boundary.Refused:  # privacy does not need this check
             return
         try:
             with boundary.outside():
@@ -486,7 +495,7 @@ class _Attempt:
         return values
 
     def _backward(self, values: Tensor, mode: VmapMode) -> list[str]:
-        """Differentiate; the parameters that a gradient reached without being reported."""
+        """Differentiate; returns the parameters that a gradient reached without a report."""
         total = values.sum()
         if not total.requires_grad:
             return []
@@ -546,11 +555,11 @@ def _named(observe: Callable[[str, str, Term], None]) -> vmap_mode.Observer:
     return named
 
 
-# Gradients of one lane after another, for what vmap cannot run: slow, and exact.
+# Gradients of one lane after another, for models that vmap cannot run: slow, but exact.
 #
-# Every lane runs alone, from the same state of the model, and only its own examples are at hand. A
-# mode watches what it writes to: a tensor that was there before and is not the model's own would
-# carry values from one lane to the next.
+# Every lane runs alone, from the same state of the model, with its own examples only. A mode checks
+# every write: a tensor that existed before and is not the model's own could carry values from one
+# lane to the next.
 
 
 class SlowGradientsWarning(UserWarning):
@@ -562,7 +571,10 @@ _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 def _normalised_alone(given: Mapping[str, Any]) -> Tensor:
-    """One value a channel is its own mean: zero, where torch raises, and then weight and bias."""
+    """Batch normalisation of a single value for each channel: zero, then weight and bias.
+
+    torch raises an error for it.
+    """
     value: Tensor = given["input"] - given["input"]
     shape = (1, -1, *(1,) * (value.dim() - 2))
     for part, by in ((given.get("weight"), torch.mul), (given.get("bias"), torch.add)):
@@ -571,25 +583,24 @@ def _normalised_alone(given: Mapping[str, Any]) -> Tensor:
 
 
 def _storage(value: Tensor) -> int:
-    """The place of a tensor's memory; 0 for one that has none of its own (sparse, or of
-    torch.func)."""
+    """The address of a tensor's storage; 0 for sparse tensors and those of torch.func."""
     if value.layout is not torch.strided or boundary.wrapped(value):
         return 0
     return value.untyped_storage().data_ptr()
 
 
 class Alone(TorchFunctionMode):
-    """Knows the tensors that one lane's pass made, and refuses to write to others.
+    """A mode that tracks the tensors that one lane's pass makes, and refuses writes to others.
 
     Args:
-        model: whose buffers and attributes a pass may write to, since they are put back.
-        grouped: the lane is a group, whose examples batch normalisation may mix.
+        model: a pass may write to its buffers and attributes, because they are restored.
+        grouped: True if the lane is a group, whose examples batch normalisation may mix.
     """
 
     def __init__(self, model: nn.Module, grouped: bool) -> None:
         super().__init__()
         self._grouped = grouped
-        # The model's own are put back after every lane.
+        # The model's own tensors are restored after every lane.
         self._parameters = {*map(_storage, model.parameters())} - {0}
         owned = list(model.buffers())
         for module in model.modules():
@@ -600,7 +611,7 @@ class Alone(TorchFunctionMode):
         self._storages: set[int] = {0}
 
     def again(self) -> Alone:
-        """The same for another lane, where the model's own tensors are put back in between."""
+        """A copy for another lane, after the model's own tensors were restored."""
         other = copy.copy(self)
         other._made, other._storages = {}, {0}
         return other
@@ -620,7 +631,7 @@ class Alone(TorchFunctionMode):
         if func is F.batch_norm and self._grouped:
             names = ("input", "running_mean", "running_var", "weight", "bias", "training")
             given = dict(zip((*names, "momentum", "eps"), args, strict=False)) | kwargs
-            if given.get("training"):  # the group's own statistics, kept nowhere
+            if given.get("training"):  # by the group's own statistics, which are not kept
                 if given["input"].numel() == given["input"].shape[1]:
                     return _normalised_alone(given)
                 return func(**{**given, "running_mean": None, "running_var": None})
@@ -634,14 +645,14 @@ class Alone(TorchFunctionMode):
                 )
         result = func(*args, **kwargs)
         if func in _ARRAYS:
-            return result.copy()  # what is written there would stay
+            return result.copy()  # writes to the array must not change the tensor
         if isinstance(result, Tensor):
             leaves = [result]
         else:
             leaves = [*batches.tensors(result)] if isinstance(result, tuple | list) else []
         for leaf in leaves:
             place = _storage(leaf)
-            if place not in self._known:  # in-place functions return what the model holds
+            if place not in self._known:  # in-place functions may return a tensor of the model
                 self._made[id(leaf)] = weakref.ref(leaf)
                 self._storages.add(place)
         return result
@@ -654,7 +665,7 @@ class Alone(TorchFunctionMode):
         return place in self._storages or place in self._owned
 
     def made(self) -> list[Tensor]:
-        """Tensors of the pass that somebody still holds."""
+        """Tensors of the pass that are still alive."""
         return [value for value in (kept() for kept in self._made.values()) if value is not None]
 
 
@@ -667,20 +678,23 @@ def one_at_a_time(
     restore: Callable[[], None],
     answers: list[tuple[Any, Tensor]] | None = None,
 ) -> dict[str, list[Tensor]]:
-    """Every lane's gradients by one ordinary backward pass, by name; ``.grad`` is left as it was.
+    """Every lane's gradients by one ordinary backward pass each, by name; restores ``.grad``.
 
     Args:
-        trained: None: not the gradients but the loss of every lane, under the name "loss".
-        state: of the model, to compare with. restore: puts it back, and all else that Python holds.
-        answers: takes copies of the model's outputs and the loss, lane by lane; None: nobody asks.
+        trained: the trained parameters; None: the loss of every lane instead, under the name
+            "loss".
+        state: of the model, to compare with.
+        restore: function that restores the model's state and all other state that Python holds.
+        answers: a list to which copies of the model's outputs and the loss of each lane are added;
+            None: they are not kept.
 
     Raises:
-        Refused: the model changes itself, or keeps what it computed from an example.
+        Refused: the model changes itself, or keeps values of an example.
     """
     rows: dict[str, list[Tensor]] = {name: [] for name in ("loss",) if trained is None}
     rows |= {name: [] for name in trained or ()}
     first: dict[str, Any] | None = None
-    # Each draws from a stream of its own: how much one draws must not matter to the next.
+    # Each lane has its own seed, so that the numbers one lane draws do not affect the next.
     seeds = torch.randint(2**62, (batch.count + 1,)).tolist()
     for at in range(batch.count):
         vmap_mode.seeded(seeds[at])
@@ -728,7 +742,7 @@ def _run(
         if trained is None:
             return {"loss": value.detach().clone()}
         if value.requires_grad:
-            # backward, not autograd.grad: reentrant checkpointing allows nothing else.
+            # backward, not autograd.grad: reentrant checkpointing allows backward only.
             value.backward()  # type: ignore[no-untyped-call]
         return {
             name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach()
@@ -760,7 +774,7 @@ def _check(
     return changed
 
 
-# Which way each parameter's gradient goes, and why.
+# A table of the way in which each parameter's gradient is computed, with reasons.
 
 
 @dataclass(frozen=True)
@@ -768,11 +782,12 @@ class Choice:
     """One parameter's row of the table.
 
     Attributes:
-        parameter: its name. shape: its shape. rules: the functions that used it; "any function"
-            has no rule and is written out, "derived" is computed from parameters first.
-        way: how its norm is taken.
+        parameter: its name. shape: its shape.
+        rules: the functions that use it; "any function" has no rule, so that gradients are written
+            out; "derived": the parameter is used through values computed from parameters.
+        way: the way in which its norm is computed.
         held: bytes kept until the factors are known. written: bytes of batch × parameter.
-        reason: why it is written out, if it is.
+        reason: the reason for which gradients are written out; empty if they are not.
     """
 
     parameter: str
@@ -792,17 +807,19 @@ _REASONS = {
 
 
 def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
-    """Print, for every trained parameter, how its per-example gradient is handled.
+    """Print a table of the way in which each trained parameter's gradients are computed.
 
     Args:
-        model: any module. example: a batch of inputs as :func:`clipped_sum` takes them, of the
-            size that training will use; the choice depends on it.
+        model: any module.
+        example: a batch of inputs as for :func:`clipped_sum`, of the size that training will use;
+            the way depends on it.
 
     Returns:
         The rows of the printed table.
 
     Raises:
-        ValueError: no trainable parameter, or a batch without a size.
+        ValueError: no trainable parameter, an empty batch or one without a size, or a model that
+            cannot be trained privately.
     """
     trained = boundary.trained_of(model, "explain")
     size = batches.batch_size(example, ())
@@ -835,7 +852,7 @@ def explain(model: nn.Module, example: Any) -> tuple[Choice, ...]:
 
 
 def _any_loss(outputs: Any, targets: Tensor) -> Tensor:
-    # Any loss shows the ways; squares make every output count.
+    # The ways do not depend on the loss; squares make every output count.
     total = targets
     for leaf in batches.tensors(outputs):
         if leaf.is_floating_point() and leaf.dim() and leaf.shape[0] == len(targets):

@@ -1,8 +1,8 @@
-"""Models whose parameters are cut into shards by torch's ``fully_shard`` (FSDP2).
+"""Models whose parameters are sharded by torch's ``fully_shard`` (FSDP2).
 
-A pass gathers the parameters of one module at a time and lets them go again, forward and backward,
-so that the lanes see whole parameters and every example's norm is that of its whole gradient. What
-is kept of a sum is the process's own shard of it.
+A pass gathers the parameters of one module at a time and frees them again, forward and backward. So
+the lanes see whole parameters, and every example's norm is that of its whole gradient. Each process
+keeps only its own shard of a sum.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from forethought.gradients import boundary
 
 
 def take_shards(model: nn.Module) -> Shards | None:
-    """Find out whether a model is sharded, and how; all processes call it together.
+    """The :class:`Shards` of a model; None if it is not sharded. All processes call it together.
 
     Raises:
-        RefusedError: shards of another kind than ``fully_shard`` over all processes makes.
+        RefusedError: another kind of sharding than ``fully_shard`` over all processes.
     """
     let_go(model)
     tensor = sys.modules.get("torch.distributed.tensor")
@@ -41,7 +41,8 @@ def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
     """The model's state with whole tensors; all processes of a sharded model call it together.
 
     Args:
-        keep: False in a process that only helps the others: it gets nothing.
+        keep: False in a process that only takes part in the gathering: it gets an empty result.
+            A model that is not sharded gives its state in every case.
     """
     state = model.state_dict()
     if boundary.shards_of(model) is None:
@@ -55,7 +56,7 @@ def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
 
 
 def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """The inverse of :func:`whole_state`."""
+    """Load a state with whole tensors into the model, the inverse of :func:`whole_state`."""
     shards = boundary.shards_of(model)
     if shards is None:
         model.load_state_dict(state)
@@ -69,7 +70,7 @@ class Shards:
     """The parameters of a sharded model.
 
     Args:
-        model: after ``fully_shard``; with none of its modules gathered.
+        model: a model after ``fully_shard``, with none of its modules gathered.
 
     Raises:
         RefusedError: see :func:`take_shards`.
@@ -78,11 +79,11 @@ class Shards:
         whole: name → trained parameter in its whole shape, as the passes see it. It has memory
             only while its module is gathered.
         local: name → this process's shard of a trained parameter; it shares the model's memory.
-        size: how many processes there are.
+        size: number of processes.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # Not the model itself, or it would be remembered for ever.
+        # A weak reference, because these shards are kept as long as the model.
         self._model = weakref.ref(model)
         self.size = distributed.get_world_size()
         self._kept = dict(model.named_parameters())
@@ -100,7 +101,7 @@ class Shards:
         self._gathering: Gathering | None = None
 
     def is_of(self, model: nn.Module) -> bool:
-        """True if the model has the parameters that were found, trained ones and others."""
+        """True if the model still has the same parameters, and trains the same ones."""
         now = dict(model.named_parameters())
         trained = [name for name, p in now.items() if p.requires_grad]
         same = now.keys() == self._kept.keys() and all(p is self._kept[n] for n, p in now.items())
@@ -116,14 +117,14 @@ class Shards:
         if missing:
             total = torch.cat([total, total.new_zeros(missing, *total.shape[1:])])
         own = total.new_empty(rows, *total.shape[1:])
-        # The same collective, whose name changed.
+        # The collective was renamed in a newer torch.
         newer = hasattr(distributed, "reduce_scatter_single")
         name = "reduce_scatter_single" if newer else "reduce_scatter_tensor"
         getattr(distributed, name)(own, total.contiguous())
         return own[: len(self.local[parameter])]
 
     def full(self, name: str, own: Tensor) -> Tensor:
-        """The whole tensor of which every process has the shard of a trained parameter."""
+        """The whole tensor, from the shards of all processes, for a trained parameter ``name``."""
         found: Tensor = boundary.cut_like(own, self._kept[name]).full_tensor()
         return found
 
@@ -134,11 +135,11 @@ class Shards:
         return whole[start : start + rows]
 
     def full_of(self, state: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-        """A state with whole tensors in the place of this process's shards.
+        """A state with whole tensors in place of this process's shards.
 
         Args:
             state: ``parameter`` or ``number of the parameter/anything`` → tensor.
-            keep: as in :func:`whole_state`.
+            keep: False in a process that only takes part in the gathering: it gets an empty result.
         """
         found = {}
         for key, tensor in state.items():
@@ -162,7 +163,7 @@ class Shards:
 
     @contextmanager
     def having(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """The trained parameters have other values, shards as well, for a while."""
+        """A context in which the local shards of trained parameters have other values."""
         kept = {name: self.local[name].detach().clone() for name in values}
         with torch.no_grad():
             try:
@@ -175,7 +176,7 @@ class Shards:
 
     @contextmanager
     def gathering(self) -> Iterator[Gathering]:
-        """Modules are gathered while they run; at the end all are shards again."""
+        """A context that gathers modules while they run; at its end all are sharded again."""
         if self._gathering is not None:
             yield self._gathering
             return
@@ -191,7 +192,7 @@ class Shards:
             let_go(model)
 
     def lanes(self, mode: Any) -> None:
-        """Modules are gathered in the lanes of a mode from now on."""
+        """Gather modules in the lanes of a mode from now on."""
         assert self._gathering is not None
         self._gathering.mode = mode
 
@@ -203,7 +204,7 @@ def _cut_modules(model: nn.Module) -> list[Any]:
 
 
 def let_go(model: nn.Module) -> None:
-    """All modules are shards: after a forward pass torch leaves the outermost one gathered."""
+    """Shard all modules again, because torch leaves the outermost one gathered after a pass."""
     if "torch.distributed.fsdp" in sys.modules:
         for module in _cut_modules(model):
             module.reshard()
@@ -233,10 +234,10 @@ def _require_plain(name: str, parameter: Any, size: int) -> None:
 
 
 class Gathering:
-    """The modules that are gathered in a pass.
+    """The gathering of modules in a pass.
 
     Attributes:
-        mode: the lanes' mode while there is one.
+        mode: the mode of the lanes; None: there is none.
     """
 
     mode: Any = None
@@ -247,9 +248,9 @@ class Gathering:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Our hooks in the place of FSDP's own, which would add up gradients before clipping."""
+        """A context with our hooks in place of FSDP's, which would add up unclipped gradients."""
 
-        # Functions, through which nobody who asks what a model reaches comes to the pass itself.
+        # Plain functions of this package: the search for reachable state does not follow them.
         def enter(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
             return self._enter(module, args, kwargs)
 
@@ -279,7 +280,7 @@ class Gathering:
 
     def _leave(self, module: Any, output: Any) -> Any:
         output = self._passed(output, partial(self._again, module), _output(module))
-        # A module that is run again on the way back is let go of when that way leaves it.
+        # A module that runs again in the backward pass is sharded when that pass leaves it.
         if module is not self._root and module not in self._backward:
             with boundary.plain_torch():
                 module.reshard()
@@ -288,7 +289,7 @@ class Gathering:
     def _gather(self, module: Any) -> None:
         with boundary.plain_torch():
             module.unshard()
-            if self.mode is not None:  # a pass may write to none of these
+            if self.mode is not None:  # a pass must not write to gathered parameters
                 own = (p for p in module.parameters() if not hasattr(p, "to_local"))
                 self.mode.parameters |= {p.untyped_storage().data_ptr() for p in own}
 
@@ -301,7 +302,7 @@ class Gathering:
         module.reshard()
 
     def _passed(self, values: Any, on_the_way_back: Callable[[], None], dtype: Any) -> Any:
-        """The same values; their gradients call ``on_the_way_back`` when all of them are known."""
+        """The same values; ``on_the_way_back`` is called when all their gradients are known."""
         leaves, form = tree_flatten(values)
         if dtype is not None:
             leaves = [
@@ -326,7 +327,7 @@ class Gathering:
 
 
 class _Passed(torch.autograd.Function):
-    """The same tensors, which tell when their gradients are known. Every row is left alone."""
+    """The identity of several tensors; its backward pass calls ``tell``. Rows are not mixed."""
 
     @staticmethod
     def forward(ctx: Any, tell: Callable[[], None], *values: Tensor) -> tuple[Tensor, ...]:

@@ -24,10 +24,10 @@ from forethought.gradients.boundary import turns
 from forethought.values.checks import real
 from forethought.values.plan import Clip
 
-# What a way of taking norms costs: floating-point operations and bytes, turned into seconds.
+# The cost model: seconds that a way of computing norms takes, from its operations and bytes.
 #
-# The rates are round figures of a machine (two cores with AVX-512; a data-centre GPU), not of a
-# run: they only have to put the ways in order.
+# The rates are round figures of typical hardware (two cores with AVX-512; a data-centre GPU), not
+# measured in a run: they only have to put the ways in order.
 
 
 @dataclass(frozen=True)
@@ -49,34 +49,34 @@ def rates(device: torch.device) -> Rates:
 
 
 # Error bounds are those of Higham, *Accuracy and Stability of Numerical Algorithms* (2002), Section
-# 3.1 and 4.2: a sum of products in which no term meets more than n roundings is off by at most
+# 3.1 and 4.2: a sum of products in which each term is rounded at most n times is off by at most
 # γ_n = n·u/(1 − n·u) times the sum of the absolute products, in any order, with or without fused
 # operations.
 
 SLACK = 1 + 2.0**-40
-"""More than what a few float64 operations on a bound can take from it."""
+"""A factor that covers the rounding of a few float64 operations on a bound."""
 
 _UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 _TINY = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}
 
 
 def unit(dtype: torch.dtype) -> float:
-    """u, half the distance from 1 to the next number."""
+    """u, the unit roundoff: half the distance from 1 to the next larger number."""
     return _UNIT[dtype]
 
 
 def gamma(roundings: float, dtype: torch.dtype) -> float:
-    """γ_n = n·u/(1 − n·u), with a little more for the arithmetic that uses it; inf if n·u ≥ 1/2."""
+    """γ_n = n·u/(1 − n·u) with n two larger, for the arithmetic that uses it; inf if n·u ≥ 1/2."""
     part = (roundings + 2) * unit(dtype)
     return part / (1 - part) if part < 0.5 else float("inf")
 
 
 def tiny(dtype: torch.dtype) -> float:
-    """The most that underflow loses in one operation: subnormal numbers may be flushed to zero."""
+    """The largest error of one operation by underflow: subnormals may be flushed to zero."""
     return _TINY[dtype]
 
 
-# Where torch may be told to make float32 products of less, TF32 or bfloat16 (torch 2.9 and later).
+# The settings that let torch compute float32 products in TF32 or bfloat16 (torch 2.9 and later).
 _PRODUCTS: tuple[Any, ...] = tuple(
     products
     for products in (
@@ -91,9 +91,13 @@ _EXACT = ("none", "ieee")
 
 @contextmanager
 def exactly(kind: str) -> Iterator[None]:
-    """No autocast, no history, and float32 products that are float32 (no TF32, no bfloat16).
+    """Compute without autocast and autograd, and with true float32 products (no TF32, no bfloat16).
 
-    The precision is the process's: nobody gives up what another still computes with.
+    The precision is a setting of the whole process: threads take turns, so that none changes it
+    while another computes.
+
+    Args:
+        kind: the device type, as "cpu" or "cuda".
     """
     with turns, _exactly(kind):
         yield
@@ -128,22 +132,23 @@ def _plainly(kind: str) -> Iterator[None]:
         finally:
             for products, precision in zip(_PRODUCTS, before, strict=True):
                 products.fp32_precision = "none"
-                if products.fp32_precision != precision:  # not what a wider setting says
+                if products.fp32_precision != precision:  # "none" would follow the global setting
                     products.fp32_precision = precision
 
 
-# An inner product, and a float32 norm, are taken over so many numbers at a time.
+# Inner products, and float32 norms of at most RUN numbers, are taken over RUN numbers at a time;
+# longer float32 norms over SHORT_RUN.
 RUN = 1 << 10
 SHORT_RUN = 1 << 8
-# So many float32 numbers stay in the cache, and a product of fewer rows is slow.
+# CACHED float32 numbers stay in the cache; a product of fewer than FEW_ROWS rows is slow.
 CACHED, FEW_ROWS = 1 << 17, 1 << 7
-# The norms of so few numbers are taken in float64 at once. A row's length decides, and not how
-# many rows there are.
+# Norms of at most SMALL numbers are computed in float64. The length of a row decides, not the
+# number of rows.
 SMALL = 1 << 6
 
 
 def roundings(count: int, length: int = RUN) -> int:
-    """The most that one of ``count`` terms meets, added in blocks of ``length``, block by block."""
+    """The most roundings of any of ``count`` terms that are added in blocks of ``length``."""
     return min(count, length) + math.ceil(count / length)
 
 
@@ -171,7 +176,7 @@ def lengths(values: Tensor) -> Tensor:
             rest = torch.linalg.vector_norm(values[..., whole:], dim=-1)
             squares += rest.double().square_()
         norms = squares.sqrt_()
-    # A norm is off by half as much as its square. A square that underflows may be lost whole.
+    # A norm's relative error is half that of its square. A square that underflows may become zero.
     most = gamma(run + 16, kind) / 2 + 2.0**-40
     return norms.mul_(1 + most).add_(math.sqrt(count * tiny(kind)))
 
@@ -185,11 +190,14 @@ def in_blocks(total: int, length: int, part: Callable[[int, int], Tensor]) -> Te
 
 
 def product_in_blocks(one: Tensor, other: Tensor, length: int) -> Tensor:
-    """one @ other as float64, shapes (m, T), (T, n), over blocks of ``length`` added in turn."""
+    """one @ other as float64, shapes (m, T), (T, n): products over ``length`` of T, added in turn.
+
+    The products are in the precision of ``one``.
+    """
     (rows, total), columns = one.shape, other.shape[1]
     result = one.new_empty(rows, columns, dtype=torch.float64)
-    # A few rows at a time are still in the cache when they are converted. On other devices all
-    # are. One buffer: memory that is new for every block costs as much as the products.
+    # On the CPU a few rows at a time are still in the cache when they are converted; other devices
+    # take all at once. One buffer: new memory for every block costs as much as the products.
     step = max(FEW_ROWS, CACHED // max(1, columns)) if one.device.type == "cpu" else rows
     buffer = one.new_empty(min(step, rows), columns) if total > length else None
     for at in range(0, rows, step):
@@ -213,7 +221,11 @@ def gram(one: Tensor, other: Tensor) -> Tensor:
 def in_chunks(
     function: Callable[..., Tensor], *tensors: Tensor, cells: int, limit: int = 1 << 22
 ) -> Tensor:
-    """``function`` over slices of the batch so that about ``limit`` cells exist at a time."""
+    """``function`` over slices of the batch, so that about ``limit`` cells exist at a time.
+
+    Args:
+        cells: numbers that ``function`` holds for one example.
+    """
     size = tensors[0].shape[0]
     step = max(1, limit // max(1, cells))
     if step >= size:
@@ -225,7 +237,7 @@ def in_chunks(
 def gram_product(one: Tensor, other: Tensor) -> Tensor:
     """Σ_ts one[t,s]·other[t,s] per example, float64, for two matrices (B, T, S).
 
-    Rows are added in their own precision, then in float64: no more than S + 1 roundings of it.
+    Each row is added in its own precision, with at most S + 1 roundings; then rows in float64.
     """
     # An elementwise product is several times faster here than a batched dot product.
     return (one * other).sum(2).double().sum(1)
@@ -237,19 +249,19 @@ SHORTEST_SIDE = 32
 
 # Inner products of sums of outer products, from the factors alone (ghost norms).
 #
-# ⟨Σ_t a_t ⊗ x_t, Σ_s b_s ⊗ y_s⟩ = Σ_ts (a_t·b_s)(x_t·y_s): nothing of the parameter's size is
+# ⟨Σ_t a_t ⊗ x_t, Σ_s b_s ⊗ y_s⟩ = Σ_ts (a_t·b_s)(x_t·y_s): no tensor of the parameter's size is
 # formed. A left factor may be one-hot, as in an embedding.
 
 
 def wide(values: Tensor) -> Tensor:
-    """In the precision of norms and sums."""
+    """The values in the precision of norms and sums, float32 or float64."""
     kind = values.dtype
     return values if kind in (torch.float32, torch.float64) else values.to(sum_dtype(kind))
 
 
 @dataclass
 class OneHot:
-    """Rows that are unit vectors: ``index`` (B, T) of their ones, out of ``size``."""
+    """Rows that are unit vectors of length ``size``, with their ones at ``index`` (B, T)."""
 
     index: Tensor
     size: int
@@ -290,7 +302,7 @@ def lengths_of(left: Left, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_sums(left: OneHot, right: Tensor) -> Tensor:
-    """Squared norms, (B,): rounded, but upper bounds for the row sums as they were rounded."""
+    """Squared norms of Σ_t l_t ⊗ r_t, (B,): upper bounds for the row sums as computed (rounded)."""
     # ‖Σ_t e_{i(t)} ⊗ h_t‖² is the sum over distinct rows i of ‖Σ_{t: i(t)=i} h_t‖².
     batch, _, n = right.shape
     key = left.index + left.size * torch.arange(batch, device=right.device).unsqueeze(1)
@@ -320,16 +332,16 @@ def inner(one: Block, other: Block) -> Tensor:
 
 
 def gram_measures(left: Tensor, right: Tensor) -> Tensor:
-    """Of Σ_t l_t ⊗ r_t for each example, float64, shape (B, 4), from two Gram matrices.
+    """Four numbers about Σ_t l_t ⊗ r_t for each example, float64, (B, 4), from two Gram matrices.
 
-    The computed squared norm; upper bounds of Σ_t ‖l_t‖‖r_t‖, of the longest row on either side,
-    and of Σ_t ‖l_t‖ + ‖r_t‖.
+    They are the squared norm as computed, and upper bounds of Σ_t ‖l_t‖‖r_t‖, of the longest row on
+    either side, and of Σ_t ‖l_t‖ + ‖r_t‖.
     """
     pairs = left, right
     count, value = left.shape[1], left.new_zeros(left.shape[0], dtype=torch.float64)
     step = max(SHORTEST_SIDE, -(-count // 4)) if left.device.type == "cpu" else count
     squares: list[list[Tensor]] = [[], []]
-    # A Gram matrix is its own transpose: blocks beside the diagonal count twice.
+    # A Gram matrix is symmetric: blocks off the diagonal are computed once and counted twice.
     for at in range(0, count, step):
         for to in range(at, count, step):
             one, other = (gram(v[:, at : at + step], v[:, to : to + step]) for v in pairs)
@@ -339,7 +351,7 @@ def gram_measures(left: Tensor, right: Tensor) -> Tensor:
                     found.append(products.diagonal(dim1=1, dim2=2).double())
     sides = []
     for parts, values in zip(squares, pairs, strict=True):
-        # Sums of squares: nothing cancels on the diagonal.
+        # The diagonal holds sums of squares, in which nothing cancels.
         width, kind = values.shape[2], values.dtype
         long = torch.cat(parts, 1).mul_(1 + 2 * gamma(roundings(width) + 4, kind))
         sides.append(long.add_(width * tiny(kind)).sqrt_().mul_(SLACK))
@@ -361,18 +373,18 @@ def _dense_inner(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> 
 
 # Per-example gradients in the form that is cheapest to hold.
 #
-# A *term* is the gradient of one parameter for every example of a batch. It bounds the norm of each
-# from above, sums them with weights, and can be written out in full (``rows``), which costs batch ×
-# parameters and is done only where the cost model finds it cheaper.
+# A *term* holds the gradient of one parameter for every example of a batch. It gives upper bounds
+# of their norms and their weighted sum. It can also write the gradients out in full (``rows``),
+# which costs batch × parameters; this is done only if the cost model finds it cheaper.
 #
-# All of it is arithmetic on stored numbers, and each number that comes out carries a bound on its
-# own rounding: docs/gradients.md, "The sum in floating point".
+# Every computed number has a bound on its rounding error: docs/gradients.md, "The sum in floating
+# point".
 
 
-# So many terms of a float64 sum are added up at a time, fewer where they are long: what is
-# converted to float64 then stays in the cache until it is added.
+# A float64 sum adds at most SLAB terms at a time, and fewer long ones, down to SHORTEST_SLAB, for
+# about SLAB_NUMBERS numbers: numbers that are converted to float64 stay in the cache until added.
 SLAB, SHORTEST_SLAB, SLAB_NUMBERS = 1 << 13, 1 << 6, 1 << 19
-# A squared norm whose rounding may exceed this share of it is taken again in float64.
+# A squared norm is computed again in float64 if its error bound exceeds this share of it.
 LOOSE = 2.0**-6
 
 
@@ -380,10 +392,10 @@ class TermBounds(NamedTuple):
     """The proven bounds of a term, float64, shape (B,) each; not finite where the gradient is not.
 
     Attributes:
-        norms: at least the norm ‖Σ_t l_t ⊗ r_t‖ of the exact gradient.
-        masses: at least Σ_t ‖l_t‖‖r_t‖, to which the rounding of sums is relative. None: nothing
-            cancels, and masses are the norms.
-        reach: at least the norm of every l_t and r_t; None where no product is formed later.
+        norms: upper bounds of the norm ‖Σ_t l_t ⊗ r_t‖ of the exact gradient.
+        masses: upper bounds of Σ_t ‖l_t‖‖r_t‖, to which the rounding error of sums is relative.
+            None: nothing cancels, and the masses are the norms.
+        reach: upper bounds of the norms of all l_t and r_t; None if no product is formed later.
     """
 
     norms: Tensor
@@ -392,15 +404,15 @@ class TermBounds(NamedTuple):
 
 
 def mass_of(bounds: TermBounds) -> Tensor:
-    """The masses, where they are the norms too."""
+    """The masses of the bounds; these are the norms if ``masses`` is None."""
     return bounds.norms if bounds.masses is None else bounds.masses
 
 
 class Term(Protocol):
     """The gradient of one parameter for each of B examples.
 
-    A class of your own needs the first five methods and ``way``; one without the others is
-    written out when its bounds are needed (:func:`bounded`).
+    A class of your own needs these six methods. A term without the methods of :class:`BoundedTerm`
+    is written out when its bounds are needed (:func:`bounded`).
     """
 
     def squared_norms(self) -> Tensor:
@@ -410,20 +422,20 @@ class Term(Protocol):
         """Σ_b factors[b]·gradient_b, in the parameter's shape, float64."""
 
     def rows(self) -> Tensor:
-        """Shape (B, *parameter shape)."""
+        """The gradients written out, shape (B, *parameter shape)."""
 
     def without(self, bad: Tensor) -> Term:
-        """The same with the gradients of the examples in the mask ``bad`` set to zero."""
+        """The term with the gradients of the examples in the mask ``bad``, (B,), set to zero."""
 
     def settled(self) -> Term:
         """The form that is cheapest to keep until the factors are known."""
 
     def way(self) -> str:
-        """The way in which the norm is taken, in a word or two."""
+        """The name of the way in which the norm is computed, in a word or two."""
 
 
 class BoundedTerm(Term, Protocol):
-    """A term that says how exact it is."""
+    """A term with bounds on its norms and on the rounding error of its sum."""
 
     @property
     def added(self) -> int:
@@ -431,26 +443,25 @@ class BoundedTerm(Term, Protocol):
 
     @property
     def breadth(self) -> int:
-        """The number of products that one example's gradient consists of, at most, for
-        underflow."""
+        """The most products that form one example's gradient: each may underflow."""
 
     def off(self, length: int | None) -> float:
-        """A bound on the error of :meth:`summed`, in units of Σ_b factors[b]·masses[b]."""
+        """A bound on the error of :meth:`summed`, relative to Σ_b factors[b]·masses[b]."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the numbers it holds, float32 or float64."""
+        """The precision of its norms and sums, float32 or float64."""
 
     def bounds(self) -> TermBounds:
-        """Norms and masses, proven."""
+        """Proven upper bounds of norms and masses."""
 
     def summed(self, factors: Tensor, length: int | None) -> Tensor:
         """The weighted sum, float64.
 
         Args:
             factors: shape (B,), float32 or float64.
-            length: None adds in float64. Otherwise in float32, so many products at a time, and
-                the partial sums one after the other.
+            length: None adds in float64. A number adds in float32, ``length`` products at a time,
+                and then the partial sums one after the other.
         """
 
     def picked(self, index: Tensor) -> BoundedTerm:
@@ -458,7 +469,7 @@ class BoundedTerm(Term, Protocol):
 
 
 def bounded(term: Term) -> BoundedTerm:
-    """The term itself where it says how exact it is, else written out."""
+    """The term itself if it is a :class:`BoundedTerm`, else its gradients written out."""
     if hasattr(term, "bounds") and hasattr(term, "summed"):
         return term  # type: ignore[return-value]
     return Dense(term.rows())
@@ -467,10 +478,11 @@ def bounded(term: Term) -> BoundedTerm:
 def bounds_of(
     term: BoundedTerm, value: Tensor, slack: Tensor, masses: Tensor, reach: Tensor, at_once: int
 ) -> TermBounds:
-    """The bounds from squared norms as computed and the most that they are off, shape (B,) each.
+    """The bounds from squared norms as computed, ``value``, and their error bounds, ``slack``.
 
-    Gradients that cancel would have much too high a bound: they are taken again in float64,
-    ``at_once`` examples together. One example's own numbers decide on it, never the batch's.
+    All have shape (B,). If the parts of a gradient nearly cancel, its bound would be much too high:
+    it is computed again in float64, ``at_once`` examples together. Only an example's own numbers
+    decide on this, never those of other examples.
     """
     norms = (value.clamp(min=0) + slack).sqrt_().mul_(SLACK)
     if term.dtype == torch.float32:
@@ -480,18 +492,18 @@ def bounds_of(
                 better = term.picked(at).bounds()
                 norms[at] = better.norms
                 masses[at] = mass_of(better)
-    # Masses that overflow leave no number.
+    # A mass that is not finite makes the norm not a number.
     return TermBounds(torch.minimum(norms, masses) + masses * 0, masses, reach)
 
 
 def zeroed(values: Tensor, bad: Tensor) -> Tensor:
-    """A copy whose rows in the mask are zero: 0·inf would be NaN, so scaling is not enough."""
+    """A copy with the rows in the mask ``bad`` set to zero (scaling by 0 turns inf into NaN)."""
     mask = bad.view(-1, *(1,) * (values.dim() - 1))
     return values.masked_fill(mask, 0)
 
 
 class _DerivedAnswers:
-    """The answers that follow from others of a :class:`BoundedTerm`."""
+    """The methods of a term that follow from others of a :class:`BoundedTerm`."""
 
     def squared_norms(self: BoundedTerm) -> Tensor:
         return self.bounds().norms.square()
@@ -542,7 +554,7 @@ class Dense(_DerivedAnswers):
             total = in_blocks(batch, length, lambda at, to: narrow[at:to] @ values[at:to])
             return total.double().view(self.values.shape[1:])
         total = torch.empty(size, dtype=torch.float64, device=values.device)
-        # A few columns at a time: a copy of all in float64 would leave the cache.
+        # A few columns at a time: a float64 copy of all would not fit into the cache.
         columns, factors = max(64, (1 << 18) // max(1, batch)), factors.double()
         for at in range(0, size, columns):
             few = values[:, at : at + columns].double()
@@ -556,7 +568,7 @@ class Dense(_DerivedAnswers):
         return Dense(self.values[index].double())
 
     def some(self, part: slice) -> Dense:
-        """The term of some examples, sharing memory."""
+        """The term of a slice of the examples, sharing memory."""
         return Dense(self.values[part])
 
     def without(self, bad: Tensor) -> Dense:
@@ -568,9 +580,9 @@ class Dense(_DerivedAnswers):
 
 @dataclass
 class Ones(_DerivedAnswers):
-    """Rows of zeros and ones: ``places`` (B, T) of the ones, T different ones, out of ``size``.
+    """Rows of zeros and ones, of length ``size``, with T ones at the different ``places`` (B, T).
 
-    ``known`` (B,): 1, or not finite for a row that is not known.
+    ``known``, float64, (B,): 1, or a number that is not finite for a row that is not known.
     """
 
     places: Tensor
@@ -613,7 +625,7 @@ class Ones(_DerivedAnswers):
 
 @dataclass
 class Separate(Dense):
-    """Gradients that were computed one after the other; so are their norms."""
+    """Gradients that were computed one after the other; their norms are, too."""
 
     def bounds(self) -> TermBounds:
         return TermBounds(
@@ -625,9 +637,10 @@ class Separate(Dense):
 class Outer(_DerivedAnswers):
     """Σ_t left_t ⊗ right_t per example, as in every linear map and embedding.
 
-    ``blocks``: pairs of left (B, T, m), or :class:`OneHot`, and right (B, T, n); several blocks
-    (T may differ) are summed, which is how tied and reused weights come out exact.
-    ``transposed``: the parameter has the shape (n, m).
+    Args:
+        blocks: pairs of left (B, T, m), or :class:`OneHot`, and right (B, T, n). Several blocks
+            (T may differ) are summed, so that tied and reused weights are exact.
+        transposed: the parameter has the shape (n, m).
     """
 
     blocks: Sequence[Block]
@@ -635,7 +648,7 @@ class Outer(_DerivedAnswers):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the parameter."""
+        """The shape of the parameter."""
         _, _, m, n = self._sizes
         return (n, m) if self.transposed else (m, n)
 
@@ -669,7 +682,7 @@ class Outer(_DerivedAnswers):
         return any(isinstance(left, OneHot) for left, _ in self.blocks)
 
     def off(self, length: int | None) -> float:
-        # Rows of a table are added in float64, in any order; all else in blocks.
+        # Rows for one-hot factors are added in float64, in any order; all else in blocks.
         hot = gamma(self.added + 4, torch.float64) if self._hot else 0.0
         if all(isinstance(left, OneHot) for left, _ in self.blocks):
             return hot
@@ -687,7 +700,8 @@ class Outer(_DerivedAnswers):
         written, held = m * n * width, time * (m + n) * width
         gram = time * time
         ghost = 2 * gram * (m + n) * rate.product + 4 * gram * width * rate.move
-        # Written once, read for the norm, read for the sum; thin products run at a fraction.
+        # Written once, read for the norm, read for the sum. Products with few rows run at a
+        # fraction of the rate.
         thin = 2 * time * m * n * rate.product * min(4.0, 16 / time)
         writing = 3 * written * rate.move + thin
         return 4 * written <= 5 * held and batch * writing < batch * ghost
@@ -701,7 +715,7 @@ class Outer(_DerivedAnswers):
         return bounds_of(self, *self._measured(), at_once=1)
 
     def _measured(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # The squared norm as computed, the most that it can be off, masses and reach.
+        # The squared norm as computed, a bound on its error, the masses and the reach.
         kind, (_, time, m, n) = self.dtype, self._sizes
         left, right = self.blocks[0]
         if len(self.blocks) == 1 and isinstance(left, Tensor):
@@ -743,7 +757,8 @@ class Outer(_DerivedAnswers):
             one, other = other, one
         first = one.shape[2] <= other.shape[2]  # scale the narrower side
         if not (one.is_contiguous() and other.is_contiguous()):
-            # Time first, as recurrent layers have it: flat without a copy.
+            # Recurrent layers have time in the first dimension: put it there, to flatten without a
+            # copy.
             one, other, scale = (v.transpose(0, 1) for v in (one, other, scale))
         if length is not None:
             one, other = (one * scale, other) if first else (one, other * scale)
@@ -753,7 +768,7 @@ class Outer(_DerivedAnswers):
         one, other = one.flatten(0, 1), other.flatten(0, 1)
 
         narrow, wider = (one, other) if first else (other, one)
-        # One buffer: memory that is new for every slab costs as much as the products.
+        # One buffer: new memory for every slab costs as much as the products.
         double = wider.dtype == torch.float64
         size = 0 if double else min(self._slab, len(wider))
         many = wider.new_empty(size, wider.shape[1], dtype=torch.float64)
@@ -778,7 +793,7 @@ class Outer(_DerivedAnswers):
         return replace(some, blocks=[(left.double(), r.double()) for left, r in some.blocks])
 
     def some(self, index: Tensor | slice) -> Outer:
-        """The term of some examples; of a slice, sharing memory."""
+        """The term of some examples; a slice shares memory."""
         return replace(self, blocks=[(left[index], right[index]) for left, right in self.blocks])
 
     def without(self, bad: Tensor) -> Outer:
@@ -799,10 +814,10 @@ class Outer(_DerivedAnswers):
         return "per-example" if self._writing_wins() else "ghost"
 
 
-# Where in a parameter a gradient belongs: whole, a view of it, or several views.
+# The place of a gradient in its parameter: the whole parameter, one view of it, or several views.
 #
 # ``weight.t()``, one third of a packed projection, a reshaped kernel: all are strided views of the
-# parameter, and their gradients go back to the same strided places.
+# parameter, and their gradients belong at the same strided places.
 
 
 @dataclass(frozen=True)
@@ -824,7 +839,11 @@ class Slot:
 
 
 def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
-    """The slot that ``value`` is, or None when it is no trained parameter and no view of one."""
+    """The slot of ``value``; None if it is no trained parameter and no supported view of one.
+
+    Args:
+        parameters: ``id`` of each trained parameter → its name.
+    """
     name = parameters.get(id(value))
     if name is not None:
         return Slot(name, tuple(value.shape))
@@ -841,7 +860,7 @@ def slot(value: Tensor, parameters: dict[int, str]) -> Slot | None:
 
 
 class _Around(_DerivedAnswers):
-    """A term in another form: as exact as the one inside."""
+    """A term around another, with the same error bounds."""
 
     term: BoundedTerm
 
@@ -865,17 +884,18 @@ class _Around(_DerivedAnswers):
 
 
 class Moved(_Around):
-    """A term whose gradients lie elsewhere in the parameter: same numbers, same norms.
+    """A term whose gradients are put at other places of the parameter: same numbers, same norms.
 
-    A subclass says where (``moved``) and how to be made of another term (``around``).
+    A subclass defines the places (:meth:`moved`), and the same places for another term
+    (:meth:`around`).
     """
 
     def moved(self, rows: Tensor) -> Tensor:
-        """From the term's shape to the parameter's, with any number of rows in front."""
+        """Rows of the term's shape as rows of the parameter's shape, any number of them."""
         raise NotImplementedError
 
     def around(self, term: Term) -> Moved:
-        """The same place of another term."""
+        """Another term, moved to the same places."""
         raise NotImplementedError
 
     def bounds(self) -> TermBounds:
@@ -899,7 +919,7 @@ class Moved(_Around):
 
 @dataclass
 class Placed(Moved):
-    """A term of a view, as a term of the whole parameter."""
+    """The term of a view of a parameter, as a term of the whole parameter."""
 
     term: BoundedTerm
     shape: tuple[int, ...]
@@ -917,7 +937,7 @@ class Placed(Moved):
 
 
 class _Several(_DerivedAnswers):
-    """The common answers of the terms of parts."""
+    """The common methods of terms that consist of several terms."""
 
     terms: Sequence[BoundedTerm]
 
@@ -978,7 +998,7 @@ class Disjoint(_Several):
 
 @dataclass
 class Filled(_Around):
-    """The first ``count`` of the ``size`` rows of a term, the others repeating these in turn."""
+    """The first ``count`` of the ``size`` rows of a term whose other rows repeat these in turn."""
 
     term: BoundedTerm
     count: int
@@ -1007,7 +1027,7 @@ class Filled(_Around):
 
 @dataclass
 class SplitTerms(_Several):
-    """Terms of lanes that ran apart: (which of all lanes, their term)."""
+    """Terms of lanes that ran in separate passes: (indices of the lanes, their term)."""
 
     parts: Sequence[tuple[Tensor, BoundedTerm]]
     size: int
@@ -1040,7 +1060,7 @@ class SplitTerms(_Several):
     def picked(self, index: Tensor) -> SplitTerms:
         found: list[tuple[Tensor, BoundedTerm]] = []
         for mine, term in self.parts:
-            # Where the picked ones are among these lanes, and where the result wants them.
+            # Places of the picked examples among these lanes, and in the result.
             inside = mine.to(index.device).unsqueeze(1) == index.unsqueeze(0)
             places, wanted = inside.nonzero(as_tuple=True)
             if len(places):
@@ -1099,7 +1119,7 @@ def _overlap(shape: tuple[int, ...], parts: tuple[Geometry, ...]) -> bool:
 
 
 def combine(uses: Iterable[tuple[Slot, Term]]) -> Term:
-    """The one term of a parameter from all its uses in a pass."""
+    """One term of a parameter from the terms of all its uses in a pass."""
     uses = list(uses)
     if len(uses) == 1 and uses[0][0].geometry is None:
         return uses[0][1]
@@ -1139,13 +1159,13 @@ def _sum(terms: list[Term]) -> Dense:
 # Per-example weight gradients of convolutions, without holding every patch.
 
 
-# So many at a time go through a grouped convolution on the CPU.
+# Examples that go through a grouped convolution together on the CPU.
 EXAMPLES = 32
 
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel size, stride, padding and dilation, one number a spatial dimension."""
+    """Kernel size, stride, padding and dilation, one number for each spatial dimension."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -1154,17 +1174,19 @@ class Window:
 
     @property
     def cells(self) -> int:
-        """Entries of one kernel."""
+        """The number of positions of a kernel."""
         return math.prod(self.size)
 
 
 @dataclass
 class Convolved(_DerivedAnswers):
-    """∇W of a convolution for each example.
+    """The weight gradient of a convolution for each example.
 
     Attributes:
-        image: (B·several, C_in, *space). gradient: (B·several, C_out, *output space).
-        groups: of the convolution. several: images of one example, next to each other.
+        image: the inputs, (B·several, C_in, *space).
+        gradient: the gradients of the outputs, (B·several, C_out, *output space).
+        groups: of the convolution.
+        several: number of images of one example, which are next to each other.
     """
 
     image: Tensor
@@ -1223,21 +1245,21 @@ class Convolved(_DerivedAnswers):
         return gamma(most + 4, torch.float64)
 
     def _images(self, length: int | None) -> int:
-        # How many at a time the library may add up in float32, if any. On other devices than the
-        # CPU it may choose Winograd's way, for which no such bound holds.
+        # The number of images that torch's convolution may add up in float32 at a time; 0: none. On
+        # devices other than the CPU it may use Winograd's algorithm, for which no such bound holds.
         if length is None or self.gradient.device.type != "cpu":
             return 0
         return length * self.several // self._positions
 
     def _few(self) -> int:
-        # How many images at a time go through a product in float64: about 2^20 numbers.
+        # The number of images in one float64 product: about 2^20 numbers.
         each = math.prod(self.gradient.shape[2:])
         cells = self.image.shape[1] * self.window.cells
         return max(1, (1 << 20) // max(1, each * cells))
 
     @cached_property
     def _written(self) -> Dense | None:
-        # Norms are those of the numbers that are added: written once, then used for both.
+        # The gradients are written out once, so that norms and sum are of the same numbers.
         return None if self._ghost_wins() else Dense(self.rows())
 
     def bounds(self) -> TermBounds:
@@ -1272,7 +1294,7 @@ class Convolved(_DerivedAnswers):
             else:
                 total += part
         total = total.view_as(outputs)
-        # A patch's norm from its pixels' norms, which are bounds.
+        # A bound of a patch's norm, from the bounds of its pixels' norms.
         longest = lengths(flat.mT).view(-1, 1, *space).square()
         ones = longest.new_ones(1, 1, *self.window.size)
         convolution = (F.conv1d, F.conv2d, F.conv3d)[len(space) - 1]
@@ -1310,7 +1332,7 @@ class Convolved(_DerivedAnswers):
         return self._products(image, gradient, scale)
 
     def _products(self, image: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
-        # In float64, as products of patches.
+        # The weighted sum in float64, as products of patches.
         groups, count = self.groups, gradient.shape[0]
         patches = self._patches(self._padded(image))
         cells = image.shape[1] // groups * self.window.cells
@@ -1325,7 +1347,7 @@ class Convolved(_DerivedAnswers):
         return in_blocks(count, self._few(), part).reshape(self._shape)
 
     def picked(self, index: Tensor) -> BoundedTerm:
-        if self._written is not None:  # of the numbers that are added, overflow included
+        if self._written is not None:  # the same numbers as are added, overflow included
             return self._written.picked(index)
         if self.several > 1:
             index = index.unsqueeze(1) * self.several + torch.arange(
@@ -1377,7 +1399,7 @@ class Convolved(_DerivedAnswers):
             rows = self._patch_rows()
             return self._by_example(rows)
         image, gradient = wide(self.image), wide(self.gradient)
-        # The convolution copies its operands into layouts of its own: not the whole batch at once.
+        # The convolution copies its operands into its own layouts, so take a few images at a time.
         count, each = gradient.shape[0], self._shape[0]
         if count <= EXAMPLES or gradient.device.type != "cpu":
             return self._by_example(self._grouped(image, gradient))
@@ -1428,7 +1450,7 @@ class Convolved(_DerivedAnswers):
 
 @dataclass
 class _Reshaped(Moved):
-    """A term in another shape of the same parameter."""
+    """A term whose gradients are reshaped to the parameter's shape."""
 
     term: BoundedTerm
     shape: tuple[int, ...]
@@ -1443,30 +1465,31 @@ class _Reshaped(Moved):
 # Constants of the theorem that a sum of contributions keeps its bound in floating point.
 #
 # docs/gradients.md, "The sum in floating point", states and proves it. In short: contributions are
-# clipped to (1 − r)·C, whatever the batch the computed sum is within r·C/2 of the exact sum of the
-# computed contributions, so neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
+# clipped to (1 − r)·C, and for every batch the computed sum is within r·C/2 of the exact sum of the
+# computed contributions. So neighbouring batches differ by at most (1 − r)·C + 2·r·C/2 = C.
 
 
 CHARGE = 5 * 2.0**-9
-"""r: the share of the clipping norm set aside for rounding, just under 1 %, whatever the batch."""
+"""r: the share of the clipping norm reserved for rounding, just under 1 %, for every batch."""
 
 MASS = 2.0**10
-"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is held below MASS·C: see ``clipping.factors``."""
+"""A contribution's absolute mass Σ_t ‖g_t‖‖x_t‖ is kept at most MASS·C: see :func:`factors`."""
 
 NARROW = 1 - 2.0**-22
-"""Room for rounding a factor to float32."""
+"""A margin for rounding a factor to float32."""
 
 RECORDS = 1 << 20
-"""The most contributions a round may have: up to here float64 always keeps the promise."""
+"""The most contributions of a round: up to this number a float64 sum always keeps the bound."""
 
-# What other sums of float64 numbers (micro-batches, ranks) may add to the error of one round.
+# The share of the charge that a call may use; the rest is for the float64 sums of several calls
+# (micro-batches, processes).
 OWN = 1 - 2.0**-7
 
 
 # Clipping rules: from the norms of contributions to the factors that bound them.
 #
-# A rule never sees a gradient, only norms, and whatever it answers is capped so that no scaled
-# contribution exceeds the clipping norm: a mistaken rule costs accuracy, not privacy.
+# A rule sees norms only, never a gradient. Its factors are capped so that no scaled contribution
+# exceeds the clipping norm: a wrong rule costs accuracy, not privacy.
 
 
 @dataclass(frozen=True)
@@ -1475,7 +1498,7 @@ class Norms:
 
     Attributes:
         names: the parameters, in the order of the rows of ``by_parameter``.
-        by_parameter: shape (parameters, contributions): the L2 norm of each parameter's gradient.
+        by_parameter: the L2 norm of each parameter's gradient, shape (parameters, contributions).
     """
 
     names: tuple[str, ...]
@@ -1483,12 +1506,12 @@ class Norms:
 
     @cached_property
     def total(self) -> Tensor:
-        """Shape (contributions,): the L2 norm over all parameters."""
-        # A norm along the first dimension takes torch six times as long.
+        """The L2 norm over all parameters, shape (contributions,)."""
+        # torch's norm along the first dimension takes six times as long.
         return self.by_parameter.square().sum(0).sqrt_()
 
 
-# Smaller factors are zero.
+# Smaller factors are set to zero.
 LEAST = 2.0**-120
 
 Sums = tuple[dict[str, Tensor], Tensor]
@@ -1521,7 +1544,8 @@ def per_layer(shares: Mapping[str, float] | None = None) -> ClippingRule:
             within C. None gives each of n parameters 1/√n.
 
     Raises:
-        ValueError: shares whose squares sum to more than 1; when used, a parameter without share.
+        ValueError: shares whose squares sum to more than 1. The rule raises it if the shares do
+            not name exactly the trainable parameters.
     """
     chosen = None if shares is None else {name: float(share) for name, share in shares.items()}
     if chosen is not None and math.fsum(share**2 for share in chosen.values()) > 1 + 1e-12:
@@ -1565,7 +1589,7 @@ def _margin(table: Tensor) -> float:
 
 
 def flat_factors(norms: Norms, clip_norm: float) -> Tensor:
-    """A row of what :func:`factors` answers for :func:`flat` where every norm is finite."""
+    """One row of the result of :func:`factors` for :func:`flat`, if every norm is finite."""
     scaled = norms.total.reciprocal().mul_(clip_norm / _margin(norms.by_parameter))
     return torch.threshold_(scaled.clamp_(max=1.0), LEAST, 0.0)
 
@@ -1577,20 +1601,21 @@ def factors(
     masses: Tensor | None = None,
     most: float = math.inf,
 ) -> Tensor:
-    """Shape (parameters, contributions): what each gradient is multiplied by.
+    """The factors by which the gradients are multiplied, shape (parameters, contributions).
 
-    Non-finite contributions get 0. The answer of ``chosen`` is capped at C/‖g‖ over the whole
-    contribution, with a margin for the rounding of this arithmetic, so that no contribution
-    leaves with a norm above C, if ``norms`` are upper bounds. One contribution's factors depend on
-    its own norms and masses only (if the rule keeps to that).
+    Non-finite contributions get 0. The factors of the rule ``chosen`` are capped at C/‖g‖ over the
+    whole contribution, with a margin for the rounding of this arithmetic: if ``norms`` are upper
+    bounds, no scaled contribution has a norm above C. A contribution's factors depend on its own
+    norms and masses only (if the rule does so).
 
     Args:
-        masses: absolute masses Σ_t ‖g_t‖‖x_t‖ behind the gradients, shape of ``by_parameter``.
-            A contribution is scaled down until its mass is at most ``most``, too: the rounding
-            of a sum is relative to it.
+        clip_norm: C. chosen: the clipping rule.
+        masses: absolute masses Σ_t ‖g_t‖‖x_t‖ of the gradients, in the shape of ``by_parameter``.
+            A contribution is also scaled down until its mass is at most ``most``, because the
+            rounding error of a sum is relative to the mass.
 
     Raises:
-        ValueError: the rule answered another shape.
+        ValueError: the rule returned factors of another shape.
     """
     table, total = norms.by_parameter, norms.total
     raw = chosen(norms, clip_norm)
@@ -1602,7 +1627,7 @@ def factors(
         )
     scaled = raw.to(table.dtype).nan_to_num(nan=0.0, posinf=1.0, neginf=0.0).clamp_(min=0.0)
     margin = _margin(table)
-    finite = total < math.inf  # false for what is not a number, too
+    finite = total < math.inf  # false for NaN, too
     if scaled.dim() == 1:  # ‖f·g‖ = f·‖g‖
         scaled = torch.minimum(scaled, (clip_norm / margin) / total)
         if masses is not None:
@@ -1615,14 +1640,14 @@ def factors(
             heavy = torch.linalg.vector_norm(scaled * torch.nan_to_num(masses), dim=0)
             cap = torch.minimum(cap, most / heavy)
         scaled = torch.where(finite, scaled * cap, 0.0)
-    # Below this a factor could not be rounded to float32 with a small relative error.
+    # Factors below LEAST could not be rounded to float32 with a small relative error.
     return torch.threshold(scaled, LEAST, 0.0).expand_as(table)
 
 
 def centred_count_below(norms: Tensor, clip_norm: float) -> float:
     """Σ (1[‖g‖ ≤ C] − 1/2), the quantile rule's count: one contribution moves it by at most 1/2.
 
-    A norm that is not finite counts as within C, like the zero that its gradient became.
+    A norm that is not finite counts as at most C, because its gradient was set to zero.
     """
     return float(((norms <= clip_norm) | ~torch.isfinite(norms)).sum()) - norms.numel() / 2
 
@@ -1638,13 +1663,18 @@ def noised_fraction_below(
 
     The released sum is Σ (1[‖g‖ ≤ C] − 1/2) + N(0, σ_b²), which one contribution moves by at most
     1/2 (Andrew et al. 2021, Section 2.2; Theorem 1 accounts for it). Non-finite norms count as
-    not clipped, like the zeros they became.
+    at most C, because their gradients were set to zero.
 
     Args:
-        norms: shape (contributions,), before clipping; when empty, noise is released all the same.
+        norms: shape (contributions,), before clipping; an empty tensor also gets noise.
+        clip_norm: C.
         count_noise: σ_b, standard deviation of the noise on the sum.
         expected: expected number of contributions, a constant of the plan (never ``len(norms)``,
             which is private under Poisson sampling).
+        generator: of the noise; None: torch's default generator.
+
+    Raises:
+        TypeError, ValueError: numbers out of range.
     """
     real("clip_norm", clip_norm, above=0)
     real("count_noise", count_noise, least=0)
@@ -1659,8 +1689,8 @@ def next_clip_norm(clip_norm: float, fraction: float, quantile: float, rate: flo
     """C·exp(−rate·(fraction − quantile)): the geometric update (Andrew et al. 2021, Section 2.1).
 
     Args:
-        fraction: the noised share of contributions at most C. May lie outside [0, 1]; it is
-            clamped to it, which is post-processing, so that one round's noise cannot throw C away.
+        fraction: the noised share of contributions whose norm is at most C. It is clamped to
+            [0, 1], which is post-processing, so that the noise of one round cannot move C too far.
     """
     real("clip_norm", clip_norm, above=0)
     real("fraction", fraction)
@@ -1675,7 +1705,7 @@ def quantile_update(
     expected: float,
     generator: torch.Generator | None = None,
 ) -> tuple[float, float]:
-    """(noised fraction, next C) of a plan's quantile rule after one round.
+    """The noised fraction and the next C of a plan's quantile rule after one round.
 
     Args:
         clip: a Clip with ``rule="quantile"``. norms: shape (contributions,), of the whole round.
@@ -1691,23 +1721,23 @@ def quantile_update(
     return fraction, next_clip_norm(clip_norm, fraction, clip.quantile, clip.quantile_rate)
 
 
-# How exactly a sum must be formed: the certificate that its error stays within what is charged.
+# The certificate that the rounding error of a sum stays within the charge; it sets the precision.
 #
-# Before anything is added, every term's error is bounded from the masses of its contributions and
-# the roundings that its sum would meet. Float32 products are used where the bounds of all terms
-# together suffice, in blocks as long as they may be; what does not fit is added in float64.
+# Before anything is added, the error of every term's sum is bounded from the masses of its
+# contributions and the number of roundings. Float32 products are used if the bounds of all terms
+# together suffice, in blocks as long as possible; the terms that do not fit are added in float64.
 
 
-# Blocks shorter than the last cost more than a product in float64.
+# Blocks shorter than the last length cost more than a product in float64.
 BLOCKS = (2048, 1024, 512, 256, 192, 128, 96, 64)
-# Far from the largest float32, so that nothing on the way to a sum overflows.
+# Far below the largest float32, so that no intermediate result of a sum overflows.
 LARGE = 2.0**120
 # More than the norm of any row of finite float32 numbers.
 BEYOND = 2.0**160
 
 
 class Measured:
-    """Bounds of all terms: norms by parameter, and masses and reach where they are not trivial."""
+    """Bounds of all terms: norms by parameter, and masses and reach if a term has them."""
 
     def __init__(self, found: Sequence[TermBounds], names: tuple[str, ...]) -> None:
         self.found = found
@@ -1717,14 +1747,17 @@ class Measured:
             self.masses = even([mass_of(bounds) for bounds in found])
 
     def reach(self) -> list[float]:
-        """Each term's, over all contributions."""
-        # Squares beyond float32 say infinity; the numbers themselves are below 2^128.
+        """The largest reach of each term over all contributions; 0 for a term without."""
+        # A square beyond float32 gives an infinite bound; the numbers themselves are below 2^128.
         known = (0.0 if b.reach is None else float(b.reach.max()) for b in self.found)
         return [min(reach, BEYOND) for reach in known]
 
 
 def even(found: Sequence[Tensor]) -> Tensor:
-    """Rows of a table; as many columns as vectorised loops take, so that all are computed alike."""
+    """A table of the rows, padded with zeros to a multiple of ``UNIT`` columns.
+
+    Vectorised loops then compute all columns by the same instructions.
+    """
     table = torch.stack(list(found))
     missing = -table.shape[1] % UNIT
     return torch.nn.functional.pad(table, (0, missing)) if missing else table
@@ -1732,11 +1765,13 @@ def even(found: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that the sum must keep to.
+    """The limits of a clipped sum.
 
     Attributes:
-        clip_norm: at least the norm of every contribution. allowed: bound on the sum's error.
-        largest: at least every factor. precise: whether everything is added in float64 anyway.
+        clip_norm: upper bound of the norm of every contribution.
+        allowed: the largest allowed error of the sum.
+        largest: upper bound of every factor.
+        precise: True if everything is added in float64 anyway.
     """
 
     clip_norm: float
@@ -1748,7 +1783,7 @@ class Limits:
 def block_lengths(
     held: Sequence[BoundedTerm], factors: Tensor, measured: Measured, limits: Limits
 ) -> list[int | None]:
-    """The possible length of float32 blocks, for each term; None adds in float64.
+    """The length of float32 blocks that the limits allow, for each term; None adds in float64.
 
     Raises:
         ValueError: not even float64 keeps the error within ``limits.allowed``.
@@ -1784,7 +1819,7 @@ class _Certificate:
     ) -> None:
         self._held, self._factors, self._measured, self._limits = held, factors, measured, limits
         self._reach = measured.reach()
-        # Underflow of a scaled number, times what it is multiplied with, and of each product.
+        # Underflow of a scaled number, times the number it is multiplied with, and of each product.
         self._small = [
             2 * term.added * term.breadth * (1 + reach)
             for term, reach in zip(held, self._reach, strict=True)
@@ -1796,17 +1831,17 @@ class _Certificate:
         self._masses = [self._together] * len(held)
 
     def weigh(self) -> None:
-        """Take the masses themselves, where they are not yet known."""
+        """Use the weighted masses of the contributions in place of the worst case."""
         masses = self._measured.masses
         norms = self._measured.norms.by_parameter
         each = norms if masses is None else masses
         bad = ~torch.isfinite(self._measured.norms.total)
         weighted = (self._factors * each).masked_fill(bad, 0.0).sum(1)
-        # A little more, for this arithmetic.
+        # A margin for the rounding of this arithmetic.
         self._masses = (weighted * (1 + 2.0**-20)).tolist()
 
     def blocks(self, length: int) -> list[int | None]:
-        """Float32 blocks of a length where nothing could overflow, float64 elsewhere."""
+        """Blocks of ``length`` for terms that cannot overflow in float32, None for the others."""
         return [
             length
             if narrow and max(min(mass, self._together), self._limits.largest * reach) < LARGE
@@ -1818,14 +1853,14 @@ class _Certificate:
         return tiny(torch.float64 if length is None else torch.float32) * self._small[at]
 
     def at_worst(self, blocks: Sequence[int | None]) -> float:
-        """The error whatever the norms are: Σ_b ‖contribution_b‖ ≤ B·C bounds all masses."""
+        """The largest error for any norms: Σ_b ‖contribution_b‖ ≤ B·C bounds all masses."""
         if math.isinf(self._together):
             return math.inf
         off = max(term.off(length) for term, length in zip(self._held, blocks, strict=True))
         return off * self._together + sum(self._lost(*block) for block in enumerate(blocks))
 
     def one(self, at: int, length: int | None) -> float:
-        """One term's error."""
+        """The error bound of one term."""
         return self._held[at].off(length) * self._masses[at] + self._lost(at, length)
 
     def fits(self, blocks: Sequence[int | None]) -> bool:
@@ -1834,24 +1869,29 @@ class _Certificate:
         return error <= self._limits.allowed
 
 
-# Clip and add the gradients of linear layers that each example uses once: a few operations.
+# The clipped sum of linear layers that each example uses once, in a few operations.
 #
-# The general way (:func:`clip_and_sum`) with everything left out that does not occur here: the
+# This is the general way (:func:`clip_and_sum`) without the steps that are not needed here: the
 # gradient of a layer is one outer product g xᵀ (and g for the bias), so ‖∇‖² = ‖g‖²(‖x‖² + 1),
-# nothing cancels, and no mass exceeds C. The same theorem holds by the same bounds; where they are
-# not met at once (long sums, numbers near the ends of float32, nothing finite), the general way
+# nothing cancels, and no mass exceeds C. The same theorem holds by the same bounds. If these are
+# not met at once (long sums, numbers near the ends of float32, non-finite numbers), the general way
 # decides. A sum of few products that is too long for float32 is formed in float64.
 
 
-# Between these no underflow or overflow matters.
+# Between these, underflow and overflow do not matter.
 SMALLEST, SAFE = 2.0**-60, 2.0**40
-# So many products, of so many inputs, cost less in float64 than the choice between the ways.
+# Up to so many products and inputs, a float64 sum costs less than the general way.
 FEW_PRODUCTS, FEW_INPUTS = 1 << 23, 5 << 18
 
 
 @dataclass(frozen=True)
 class SingleUseLinear:
-    """One layer's use: inputs (B, m), gradients of its outputs (B, n), names of its parameters."""
+    """The one use of a linear layer by every example.
+
+    Attributes:
+        inputs: shape (B, …, m). gradients: of the layer's outputs, (B, …, n).
+        weight, bias: names of the parameters; None if not trained.
+    """
 
     inputs: Tensor
     gradients: Tensor
@@ -1865,16 +1905,16 @@ def clip_and_sum_once(
     round_size: int | None,
     count: int | None = None,
 ) -> Sums | None:
-    """As :func:`.sums.clip_and_sum` with flat clipping; None where that must be asked.
+    """:func:`.sums.clip_and_sum` with flat clipping; None if that function must be used instead.
 
     Args:
-        uses: each parameter in one of them; float32.
-        count: how many of the rows count, the first ones; None: all.
+        uses: float32; each parameter is in exactly one of them.
+        count: only the first ``count`` rows count; None: all.
     """
     count = len(uses[0].inputs) if count is None else count
     with exactly(uses[0].inputs.device.type):
         whole = round_size or count
-        # More rows than the round has are for the general way to refuse.
+        # With more rows than the round has, the general way raises the error.
         for dtype in (torch.float32, torch.float64) if count <= whole else ():
             found = _scaled(uses, clip_norm, count, whole, count, dtype)
             if found is not None:
@@ -1886,10 +1926,10 @@ def clip_and_sum_once(
 def clip_and_sum_once_parts(
     uses: Sequence[SingleUseLinear], clip_norm: float, sizes: Sequence[int]
 ) -> list[Sums] | None:
-    """The same for each of several parts of a batch, one after the other; none of them is empty.
+    """:func:`clip_and_sum_once` for each of several non-empty parts of a batch.
 
-    What holds for the longest part's sum holds for shorter ones: each bound grows with the length.
-    None where one part by itself might be formed in another way.
+    The bounds of the longest part's sum hold for shorter ones, because each bound grows with the
+    length. None if a part by itself might be summed in another way.
     """
     with exactly(uses[0].inputs.device.type):
         found = _scaled(uses, clip_norm, max(sizes), max(sizes), sum(sizes), torch.float32)
@@ -1907,18 +1947,18 @@ def _scaled(
     count: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, list[Tensor]] | None:
-    """Norms, float32, and every use's clipped gradients of its outputs.
+    """Norms, float32, and every use's clipped gradients of its outputs; None if bounds fail.
 
-    The factors are those of the general way, to the bit: which way a sum takes may follow from the
-    other records, and a factor must not.
+    The factors are those of the general way, bit for bit: the other records may decide in which way
+    a sum is formed, but they must not change a factor.
 
     Args:
-        size: of the longest sum that is formed. whole: contributions of the round that it is of.
-        count: how many rows count, the first ones; the factor of the others is 0.
-        dtype: in which the sums are formed.
+        size: contributions of the longest sum. whole: contributions of its round.
+        count: only the first ``count`` rows count; the factor of the others is 0.
+        dtype: the precision in which the sums are formed.
     """
-    # B contributions of at most C, whose products meet at most B + 4 roundings each, of which four
-    # are of factors and gradients, in float32.
+    # B contributions of norm at most C. Each product is rounded at most B + 4 times; four of these
+    # roundings are of factors and gradients, in float32.
     rows = uses[0].inputs.shape[0]
     products = sum(use.inputs.shape[1] * use.gradients.shape[1] for use in uses)
     widened = sum(use.inputs.numel() for use in uses)
@@ -1937,7 +1977,7 @@ def _scaled(
         longest = max(longest, float(long.max()))
         found += [long * slope] * (use.weight is not None) + [slope] * (use.bias is not None)
     norms = Norms((), even(found))
-    if not longest < SAFE or not float(norms.total.max()) < SAFE:  # or they are no numbers
+    if not longest < SAFE or not float(norms.total.max()) < SAFE:  # true for NaN, too
         return None
     factors = flat_factors(norms, clip_norm * (1 - CHARGE) * NARROW).float()
     if factors.shape[0] > count:
@@ -1961,7 +2001,7 @@ def _summed(
             total = few.new_zeros(few.shape[1], inputs.shape[1])
             step = max(
                 FEW_ROWS, CACHED // max(1, inputs.shape[1])
-            )  # widened while it is in the cache
+            )  # converted to float64 while it is in the cache
             for at in range(0, len(few), step):
                 total.addmm_(few[at : at + step].t(), inputs[at : at + step].double())
             sums[use.weight] = total
@@ -1974,11 +2014,10 @@ def _summed(
 
 # Clip every contribution and add them up, so that the computed sum keeps the bound C.
 #
-# The theorem and its proof are in docs/gradients.md, "The sum in floating point". Here its three
-# conditions are met: norms are proven upper bounds, factors are made from them by the numbers of
-# one contribution alone, and the error of the sum is bounded before the sum is formed, which
-# decides how it is formed: float32 products where their bound suffices, in blocks of so many terms,
-# else float64.
+# The theorem and its proof are in docs/gradients.md, "The sum in floating point". Its three
+# conditions hold here: norms are proven upper bounds; a contribution's factors depend on its own
+# numbers only; and the error of the sum is bounded before the sum is formed. This bound decides
+# between blocks of float32 products and float64.
 
 
 def clip_and_sum(
@@ -1993,21 +2032,23 @@ def clip_and_sum(
     """The sum over contributions of their clipped gradients, and the norms before clipping.
 
     Args:
-        terms: parameter name → its gradients; emptied, so that nothing is held longer than needed.
-        trained: the parameters by name, or what has their shapes and types, in the same order.
-        clip_norm: C, by which one contribution more or less moves the result at most.
-        clip: how norms become factors.
-        round_size: contributions of the whole round, where several calls are added up.
-        count: how many of the contributions count, the first ones; the others fill up a block and
-            repeat these. None: all.
-        keep: what is kept of each parameter's sum, as soon as that is formed; None: all of it.
+        terms: parameter name → its gradients; emptied by the call, to free memory early.
+        trained: the parameters by name, or tensors of their shapes and types, in the same order.
+        clip_norm: C, the most by which adding or removing one contribution moves the result.
+        clip: the rule that turns norms into factors.
+        round_size: contributions of the whole round, if the results of several calls are added up.
+            None: this call is the whole round.
+        count: only the first ``count`` contributions count; the others fill up a block and repeat
+            these. None: all.
+        keep: ``(name, sum)`` → the part of a parameter's sum to keep; None: all of it.
 
     Returns:
         Sums in float64 in the parameters' shapes; norms (upper bounds), shape (contributions,),
         float32, or float64 where a parameter is. A contribution that is not finite adds zero.
 
     Raises:
-        ValueError: more contributions than ``round_size``, or a round of more than 2^20.
+        ValueError: more contributions than ``round_size``, a round of more than 2^20, a clipping
+            rule whose factors have another shape, or a sum that float64 cannot form exactly enough.
     """
     ready = weighed(terms, trained, clip_norm, clip, round_size, count)
     sums = {}
@@ -2020,12 +2061,13 @@ def clip_and_sum(
 
 @dataclass(frozen=True)
 class Weighed:
-    """The parts that a clipped sum is formed from.
+    """The terms, factors and block lengths from which a clipped sum is formed.
 
     Attributes:
         names: of the parameters. held: their terms.
-        factors: shape (parameters, contributions). lengths: of float32 blocks; None: in float64.
-        norms: before clipping, as they are handed over.
+        factors: shape (parameters, contributions).
+        lengths: of float32 blocks, for each parameter; None: in float64.
+        norms: before clipping, as :func:`clip_and_sum` returns them.
     """
 
     names: tuple[str, ...]
@@ -2043,7 +2085,7 @@ def weighed(
     round_size: int | None,
     count: int | None = None,
 ) -> Weighed:
-    """Everything of :func:`clip_and_sum` but the sums; the same arguments, and the same errors."""
+    """The steps of :func:`clip_and_sum` before the sums; same arguments, same errors."""
     names = tuple(terms)
     first = next(iter(trained.values()))
     precise = any(p.dtype == torch.float64 for p in trained.values())
@@ -2052,7 +2094,7 @@ def weighed(
         measured = Measured([term.bounds() for term in held], names)
         rows = len(measured.found[0].norms)
         real = rows if count is None else count
-        share = _share(max(real, 1), round_size)  # nothing but zeros has no error
+        share = _share(max(real, 1), round_size)  # a sum of zeros has no error
         greatest = float(measured.norms.total.max())
         if not math.isfinite(greatest):
             held, measured = _settled(held, measured)
@@ -2072,7 +2114,7 @@ def weighed(
         lengths = block_lengths(held, scaling, measured, limits)
     total = measured.norms.total[:real]
     if not precise:
-        # A norm beyond float32 is still a number.
+        # A finite norm beyond float32 must stay finite.
         limit = torch.finfo(torch.float32).max
         if not greatest < limit:
             total = torch.where(total < math.inf, total.clamp(max=limit), total)
@@ -2081,7 +2123,7 @@ def weighed(
 
 
 def _settled(held: list[BoundedTerm], measured: Measured) -> tuple[list[BoundedTerm], Measured]:
-    """Measure what overflowed float32 in float64, and set to zero what is no number."""
+    """Measure non-finite contributions again in float64; set those that stay so to zero."""
     names = measured.norms.names
     index = (~torch.isfinite(measured.norms.total)).nonzero().squeeze(1)
     found = [
@@ -2128,13 +2170,13 @@ def _replaced(bounds: TermBounds, index: Tensor, better: Sequence[TermBounds]) -
     return TermBounds(norms, masses, reach)
 
 
-# Clipped sums of several parts of a batch from what is worked out once for all of it.
+# Clipped sums of several parts of a batch, with norms and factors computed once for all parts.
 #
-# Norms and factors are of one contribution each. Where the sum of all contributions may be formed
-# in float32 at once, so may a part's, and it is what the part decides by itself: every bound of
-# the certificate grows with the number of products and with the masses, and what is allowed is
-# the same. Everywhere else each part is summed by itself, so that no part's bits follow from
-# another's numbers.
+# Norms and factors belong to one contribution each. If the sum of all contributions may be formed
+# in float32 in one block, so may the sum of each part, and the part by itself would decide the
+# same: every bound of the certificate grows with the number of products and with the masses, and
+# the allowed error is the same. Otherwise each part is clipped and summed by itself, so that its
+# bits do not depend on another part's numbers.
 
 
 def clip_and_sum_parts(
@@ -2144,10 +2186,10 @@ def clip_and_sum_parts(
     sizes: Sequence[int],
     clip: ClippingRule = flat,
 ) -> list[Sums]:
-    """For each part of a batch, what :func:`.sums.clip_and_sum` returns.
+    """The result of :func:`.sums.clip_and_sum` for each part of a batch.
 
     Args:
-        terms, trained, clip_norm, clip: as there, of the whole batch.
+        terms, trained, clip_norm, clip: as for ``clip_and_sum``, of the whole batch.
         sizes: contributions of each part, one after the other; none is 0.
 
     Raises:
@@ -2176,7 +2218,7 @@ def clip_and_sum_parts(
 
 
 def _at_once(ready: Weighed) -> bool:
-    """True if every sum is formed in one block, of numbers that all are finite."""
+    """True if all norms are finite, and no sum needs a higher precision or several blocks."""
     return bool(torch.isfinite(ready.norms).all()) and all(
         term.dtype == torch.float64 if length is None else term.added <= length
         for term, length in zip(ready.held, ready.lengths, strict=True)

@@ -1,4 +1,4 @@
-"""Lanes: every example's forward pass in a place of its own, at the speed of one batch."""
+"""Lanes: every example's forward pass, isolated from the others, at the speed of one batch."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from forethought.gradients.boundary import (
 )
 from forethought.gradients.sums import Dense, OneHot, Outer, Slot, Term, combine, slot, wide
 
-# What a call of a torch function does: writes to its argument, draws numbers, makes a tensor.
+# Properties of torch functions: they write to an argument, draw random numbers, make a tensor.
 
 
 def named(words: str, *owners: Any) -> tuple[Any, ...]:
-    """The functions of these names that every owner has."""
+    """The functions with these names (``words``, split at spaces) of every owner."""
     return tuple([getattr(owner, word) for owner in owners for word in words.split()])
 
 
 _LIKE = "zeros ones empty full zeros_like ones_like empty_like full_like"
 _NEW = "clone new_zeros new_ones new_empty new_full new_tensor"
 FRESH = frozenset(named(f"{_LIKE} arange eye tensor clone", torch) + named(_NEW, Tensor))
-# What they return is whatever was in memory, until something is written there.
+# Functions that return uninitialised memory.
 UNSET = frozenset({torch.empty, torch.empty_like, Tensor.new_empty})
 DROPOUTS = frozenset({F.dropout, torch.dropout, F.alpha_dropout, F.feature_alpha_dropout})
 
 
 def own_operator(func: Any) -> bool:
-    """True if an operator is none of torch's, and may have a batching rule of its own."""
+    """True if an operator is not one of torch's; it may have its own batching rule."""
     return operator_name(func).partition("::")[0] not in ("aten", "prims", "prim")
 
 
@@ -63,9 +63,9 @@ def operator_name(func: Any) -> str:
 
 @cache
 def opened(function: FunctionType) -> FunctionType:
-    """A copy of a Python function that does not hand itself over to the mode as a whole.
+    """A copy of a Python function of torch that a mode does not intercept as a whole.
 
-    The functions inside it are then caught one by one.
+    The mode then intercepts the functions inside it one by one.
     """
 
     def never(*_: Any) -> bool:
@@ -111,20 +111,19 @@ _OPERATIONS = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
 _INPLACE = frozenset(f"__i{name}__" for name in _OPERATIONS.split())
 
 
-# Random numbers of lanes that run apart: each lane keeps the ones it drew together.
+# Random numbers of lanes that run in separate passes: each lane gets the same numbers as in one.
 #
-# When lanes part (:class:`.DivergentControlFlow`), they run again from the start, each with its
-# own kind.
-# A model that lets values of the examples reach Python therefore draws in a way that does not
-# depend on who is there. A mask of dropout belongs to its number in the pass and its shape; it is
-# drawn once for all lanes of the batch, and each lane takes its own row. Every other random
-# function runs for all lanes of the batch, from the same state of the generator, seeded afresh for
-# every answer that Python gets. So a lane's numbers follow from its place in the batch and from its
-# own answers, never from those of other lanes.
+# When lanes diverge (:class:`.DivergentControlFlow`), they run again from the start, in one pass
+# for each answer. So if values of the examples reach Python, random numbers must not depend on
+# which lanes are in the pass. A dropout mask is identified by its number in the pass and its shape;
+# it is drawn once for all lanes of the batch, and each lane takes its own row. Every other random
+# function runs for all lanes of the batch, from the same state of the generator, which is seeded
+# anew for every answer that Python gets. So a lane's numbers depend on its place in the batch and
+# on its own answers, never on those of other lanes.
 
 
 def fork(answer: Hashable) -> None:
-    """A question has this answer: the generator goes on with a stream for it."""
+    """Seed the generators from their present state and the answer that Python gets."""
     with outside():
         base = int(torch.randint(2**62, ()))
         digest = hashlib.blake2b(f"{base} {answer!r}".encode(), digest_size=8).digest()
@@ -132,7 +131,7 @@ def fork(answer: Hashable) -> None:
 
 
 def seeded(seed: int) -> None:
-    """Start the generators of all devices, without the milliseconds of ``torch.manual_seed``."""
+    """Seed the generators of all devices, faster than ``torch.manual_seed`` by milliseconds."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
@@ -147,10 +146,10 @@ def _states() -> list[Tensor]:
 
 
 class Masks:
-    """Masks of dropout for all lanes of a batch.
+    """Dropout masks for all lanes of a batch.
 
     Args:
-        width: how many lanes the batch has.
+        width: number of lanes of the batch.
     """
 
     def __init__(self, width: int) -> None:
@@ -159,7 +158,7 @@ class Masks:
         self._drawn: dict[Any, Tensor] = {}
 
     def mask(self, number: int, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
-        """0 with the given chance, else 1/(1 − chance): shape (width, *shape)."""
+        """The mask: 0 with the given chance, else 1/(1 − chance), shape (width, *shape)."""
         key = (number, shape, chance, like.dtype, like.device)
         if key not in self._drawn:
             digest = hashlib.blake2b(f"{self._base} {key}".encode(), digest_size=8).digest()
@@ -172,15 +171,16 @@ class Masks:
 
 
 class Draws:
-    """The random numbers that lanes which are elsewhere leave to those that are here.
+    """Random numbers of a pass over some lanes of a batch, the same as in a pass over all lanes.
 
     Args:
-        masks: of the whole batch. mine: which of its lanes are here, in their order, and then some
-            of them again, which fill up a block; None: all.
-        apart: whether others of its lanes run elsewhere.
+        masks: of the whole batch.
+        mine: the batch's lanes that are in this pass, in their order, followed by repeated ones
+            that fill up a block; None: all.
+        apart: True if other lanes of the batch run in another pass.
 
     Attributes:
-        number: masks that the pass has taken so far.
+        number: number of masks that the pass has taken so far.
     """
 
     def __init__(self, masks: Masks, mine: Tensor | None, apart: bool) -> None:
@@ -190,26 +190,30 @@ class Draws:
         self.apart = apart
         if mine is not None:
             self._real = len(set(mine.tolist()))
-            # Lanes that are elsewhere take part with anybody's values.
+            # Lanes of other passes take part with the values of the first lane of this pass.
             self._fill = torch.zeros(self._width, dtype=torch.long)
             self._fill[mine[: self._real]] = torch.arange(self._real)
 
     def mask(self, shape: tuple[int, ...], chance: float, like: Tensor) -> Tensor:
-        """The next mask of dropout, one row a lane that is here: shape (lanes, *shape)."""
+        """The next dropout mask for the lanes of this pass, shape (lanes, *shape)."""
         self.number += 1
         mask = self._masks.mask(self.number, shape, chance, like)
         return self.narrowed(mask, 0)
 
     def widened(self, whole: Tensor, dim: int) -> Tensor:
-        """A physical tensor for all lanes of the batch."""
+        """A physical tensor of this pass, extended to all lanes of the batch along ``dim``."""
         return whole.index_select(dim, self._fill.to(whole.device))
 
     def narrowed(self, whole: Tensor, dim: int) -> Tensor:
-        """The lanes that are here, of a physical tensor for all."""
+        """A physical tensor of all lanes of the batch, narrowed to the lanes of this pass."""
         return whole if self._mine is None else whole.index_select(dim, self._mine.to(whole.device))
 
     def call(self, level: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The function; if it draws random numbers, for all lanes of the batch."""
+        """Call the function; if it draws random numbers, call it for all lanes of the batch.
+
+        Raises:
+            NotVectorisable: the call has its own generator, or several results.
+        """
         if kwargs.get("generator") is not None:
             raise NotVectorisable("a generator of the model's own, in lanes that may run apart")
         if self._mine is None:
@@ -261,18 +265,20 @@ class Draws:
                 whole, dim = physical(drawn)
                 whole = self.narrowed(whole, dim)
                 if self._mine is not None and self._real < len(self._mine):
-                    # A row that fills up has its original's value, and must not share its way back.
+                    # Repeated rows have the values of their originals, but no gradient may flow
+                    # back through them.
                     here = whole.narrow(dim, 0, self._real)
                     again = whole.narrow(dim, self._real, len(self._mine) - self._real)
                     whole = torch.cat([here, again.detach()], dim)
         return lane(whole, dim, level)
 
 
-# Rules: how a torch function's parameters get per-example gradients from its input and output.
+# Rules: per-example gradients of a torch function's parameters from its input and output.
 #
-# One rule covers one function (or several that take the same arguments). In the lanes it runs on
-# the whole batch with its parameters detached, and the gradient of its output is caught on the way
-# back. A function without a rule needs none: its parameters are then written out for every example.
+# One rule covers one function (or several that take the same arguments). In the lanes the function
+# runs on the whole batch with its parameters detached, and the backward pass reports the gradient
+# of its output. For a function without a rule, the gradients of its parameters are written out for
+# every example.
 
 
 def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
@@ -287,14 +293,14 @@ def sums_to(values: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Use:
-    """One use of parameters in one pass, seen on the way back.
+    """One use of parameters in one pass, as the backward pass reports it.
 
     Attributes:
         arguments: the call's arguments by name, without the saved tensors and the parameters.
         parameters: role → the parameter (detached), trained or frozen.
-        saved: name → the saved argument, one row an example: shape (B, *shape in a lane). A lane
-            is a batch of one, so an input of a layer usually has the shape (B, 1, …).
-        gradient: of the output, likewise.
+        saved: name → the saved argument, one row for each example: shape (B, *shape in a lane). A
+            lane is a batch of one, so an input of a layer usually has the shape (B, 1, …).
+        gradient: of the output, one row for each example, in the same form.
         trained: the roles whose gradients are wanted.
     """
 
@@ -319,17 +325,17 @@ def always(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """The way in which one function's parameters get their gradients.
+    """A rule for the gradients of one function's parameters.
 
     Attributes:
-        name: what ``explain`` prints.
+        name: the rule's name, which ``explain`` prints.
         signature: the function's argument names, in order.
         parameters: the arguments that may be parameters.
         saved: the arguments whose values the gradients need.
-        gradients: yields (role, :class:`Term`) for every role in ``use.trained``; what it yields
-            for other roles is dropped.
-        accepts: whether the rule covers these arguments, given the trained parameters by role;
-            otherwise they are written out for every example.
+        gradients: a function of a :class:`Use` that yields (role, :class:`Term`) for every role in
+            ``use.trained``; terms of other roles are dropped.
+        accepts: ``(arguments, trained parameters by role)`` → True if the rule covers the call;
+            otherwise gradients are written out for every example.
     """
 
     name: str
@@ -367,7 +373,8 @@ PARTS: dict[Any, Callable[..., Any]] = {}
 def register_parts(parts: Callable[..., Any], *functions: Any) -> None:
     """Run calls of ``functions`` in the lanes as ``parts(mode, *args, **kwargs)``.
 
-    ``parts`` must compute the same value for one example; what it calls is intercepted in turn.
+    ``parts`` must compute the same value for one example; the functions that it calls are
+    intercepted too.
     """
     PARTS.update(dict.fromkeys(functions, parts))
 
@@ -378,22 +385,23 @@ PHYSICAL: dict[Any, Callable[..., Any]] = {}
 def register_physical(run: Callable[..., Any], *functions: Any) -> None:
     """Run calls of ``functions`` that see examples as ``run(mode, function, *args, **kwargs)``.
 
-    For functions that vmap cannot run, or only slowly. ``run`` works on the whole batch and must
-    treat every row alike and alone; it may answer ``NotImplemented`` to leave the call to vmap.
+    This is for functions that vmap cannot run, or runs slowly. ``run`` works on the whole batch and
+    must treat every row in the same way and independently of the others. It may return
+    ``NotImplemented`` to leave the call to vmap.
     """
     PHYSICAL.update(dict.fromkeys(functions, run))
 
 
-# What is computed from parameters alone: weight normalisation, ``1 + w``, positions, LoRA merges.
+# Tensors computed from parameters alone: weight normalisation, ``1 + w``, positions, LoRA merges.
 #
-# In the lanes such a tensor is shared by all examples. It is treated as a parameter of its own, and
-# every example's gradient of it is pulled back through its derivation by one vectorised product
-# (vector-Jacobian, all examples at once), before any norm is taken.
+# In the lanes such a tensor is shared by all examples. It is treated as a parameter of its own. One
+# vectorised vector-Jacobian product for all examples turns its per-example gradients into those of
+# the parameters, before any norm is taken.
 
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A tensor computed from parameters."""
+    """A tensor that is computed from parameters alone."""
 
     tensor: Tensor
 
@@ -412,11 +420,11 @@ ParameterView = Slot | Derived | LookedUp
 
 
 class ParameterViews:
-    """The parameter, or the part of the parameters, that a tensor is.
+    """The relation of tensors to trained parameters: a parameter, a view of one, or derived.
 
     Args:
         trained: the trained parameters by name.
-        derived: whether tensors that are computed from parameters are taken, too.
+        derived: True to accept tensors that are computed from parameters.
     """
 
     def __init__(self, trained: Mapping[str, Tensor], derived: bool = True) -> None:
@@ -425,7 +433,11 @@ class ParameterViews:
         self._known: dict[int, Derived | LookedUp] = {}
 
     def of(self, value: Tensor) -> ParameterView:
-        """The place of a tensor that needs gradients and belongs to no example."""
+        """The place of a tensor that needs gradients and is shared by all examples.
+
+        Raises:
+            Refused: the tensor is computed from parameters, and ``derived`` is False.
+        """
         found: ParameterView | None = self._known.get(id(value)) or slot(value, self._names)
         if found is None and not self._derived:
             raise Refused(
@@ -433,14 +445,13 @@ class ParameterViews:
                 "adapters) would have to be whole: train the model without fully_shard"
             )
         if found is None:
-            found = self._known[id(value)] = Derived(value)  # kept: an id is no name otherwise
+            found = self._known[id(value)] = Derived(value)  # kept alive, so that its id is unique
         return found
 
     def look_up(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The rows that a shared index picks from a large table; None for any other call.
 
-        Pulled back like everything else, the gradients of a table would be as large as the batch
-        times the table.
+        As a derived tensor, its gradients would be as large as the batch times the table.
         """
         padding = None
         if func is F.embedding:
@@ -465,7 +476,7 @@ class ParameterViews:
         return picked
 
     def resolve(self, uses: list[tuple[ParameterView, Term]], size: int) -> dict[str, Term]:
-        """Every used parameter's term, from the terms of all places."""
+        """The term of every used parameter, from the terms of all places; empties ``uses``."""
         placed: dict[str, list[tuple[Slot, Term]]] = defaultdict(list)
         while uses:
             derived: dict[int, list[tuple[Derived, Term]]] = defaultdict(list)
@@ -490,7 +501,7 @@ class ParameterViews:
             tensor, total = same[0][0].tensor, same[0][1].rows()
             for _, term in same[1:]:
                 total = total + term.rows()
-            same.clear()  # one after the other, so that little is held twice
+            same.clear()  # frees the terms, so that little is held twice
             rows = total.reshape(size, *tensor.shape).to(tensor.dtype)
             found = vjp_rows([tensor], leaves, [rows], size)
             for leaf, gradient in zip(leaves, found, strict=True):
@@ -498,16 +509,16 @@ class ParameterViews:
                     yield self.of(leaf), Dense(wide(gradient))
 
 
-# So many numbers of a batched derivative at a time stay in the cache.
+# Numbers of a batched derivative at a time, such that they stay in the cache.
 AT_ONCE = 1 << 19
 
 
 def vjp_rows(
     outputs: Sequence[Tensor], leaves: Sequence[Tensor], rows: Sequence[Tensor], size: int
 ) -> list[Tensor | None]:
-    """Σ over outputs of J^T·row, for every row: shapes (size, *leaf shape), None if unused.
+    """Σ over outputs of Jᵀ·row, for every row: shapes (size, *leaf shape), None if unused.
 
-    A few rows at once; where a derivative has no batching rule, one after another.
+    A few rows are taken at once; if a derivative has no batching rule, one after another.
     """
     whole: list[Tensor | None] = [None] * len(leaves)
     step = max(1, min(size, AT_ONCE // max(1, sum(row[0].numel() for row in rows))))
@@ -544,10 +555,10 @@ def _table_term(place: LookedUp, term: Term) -> Term:
     return Outer([(OneHot(index, place.table.shape[0]), gradient)])
 
 
-# What the backward pass reports: the gradient of a ruled call's output, one row an example.
+# Reports of the backward pass: the output gradients of calls with a rule, one row for each example.
 #
 # These Functions are the only code besides torch's own derivatives that runs in the backward pass.
-# They see physical tensors, and leave every row alone.
+# They see physical tensors, and do not mix their rows.
 
 
 @dataclass(frozen=True)
@@ -555,11 +566,14 @@ class Site:
     """One call that a rule covers.
 
     Attributes:
-        rule: the rule. trained: role → the tensor whose gradient is wanted, a parameter or
-            computed from parameters. arguments: the rest of the call, by name.
+        rule: the rule.
+        trained: role → the tensor whose gradient is wanted, a parameter or computed from
+            parameters.
+        arguments: the rest of the call, by name.
         parameters: role → detached value. saved: names of the saved arguments, in order.
-        dims: where the examples are in the output and in every saved argument; None for one that
-            all examples share. size: how many examples.
+        dims: the dimension of the examples in the output and in every saved argument; None for an
+            argument that all examples share.
+        size: number of examples.
     """
 
     rule: Rule
@@ -571,9 +585,9 @@ class Site:
     size: int
 
     def use(self, gradient: Tensor, saved: tuple[Tensor, ...]) -> Use:
-        """The use that the rule sees: the examples in front everywhere."""
+        """The :class:`Use` for the rule: all tensors with the examples in dimension 0."""
         out, *dims = self.dims
-        assert out is not None  # an output without examples is never tapped
+        assert out is not None  # tap() is called for lane tensors only
         every = zip(self.saved, saved, dims, strict=True)
         values = {name: self._front(value, dim) for name, value, dim in every}
         gradient = gradient.movedim(out, 0) if out else gradient
@@ -589,14 +603,14 @@ Report = Callable[[Site, Use], None]
 
 
 class OutputHook(torch.autograd.Function):
-    """The same output, whose gradient is reported on the way back."""
+    """The identity; its backward pass reports the gradient of the output."""
 
     @staticmethod
     def forward(
         ctx: Any, output: Tensor, anchor: Tensor, report: Report, site: Site, *saved: Tensor
     ) -> Tensor:
-        # Saving through autograd keeps the check for in-place changes working. The result shares
-        # memory with the output but is no view of it, so that in-place activations may follow.
+        # Saving through autograd keeps its check for in-place changes. The result shares memory
+        # with the output but is no view of it, so that in-place activations may follow.
         ctx.save_for_backward(*saved)
         ctx.report, ctx.site = report, site
         return output.detach()
@@ -608,7 +622,7 @@ class OutputHook(torch.autograd.Function):
 
 
 class SharedRows(torch.autograd.Function):
-    """A value that all examples share, once for each: its gradient is written out."""
+    """A shared value, repeated for each example; its backward pass reports a gradient for each."""
 
     @staticmethod
     def forward(
@@ -623,26 +637,26 @@ class SharedRows(torch.autograd.Function):
         return None, None, None, None
 
 
-# Lanes: every example's forward pass in a place of its own, all of them at the speed of one batch.
+# The mode that intercepts torch functions in lanes.
 #
-# Model and loss run on lane tensors (:mod:`.boundary`): to Python they are one example (a batch of
-# one), and vmap keeps the examples apart whatever the model does. This mode sees every torch
-# function on the way in. Where a trained parameter meets examples, the parameter is detached and
-# the call's output (or the parameter, written out for each example) is tapped, so that no gradient
-# reaches a parameter but through a report that has one row an example.
+# Model and loss run on lane tensors (:mod:`.boundary`): to Python they look like one example (a
+# batch of one), and vmap isolates the examples in any model. The mode intercepts every torch
+# function. If a call combines a trained parameter with examples, the parameter is detached, and a
+# hook is put on the call's output (or on the parameter, repeated for each example). So a gradient
+# reaches a parameter only through a report with one row for each example.
 
 
 Handler = Callable[["VmapMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
-"""Functions that are more than arithmetic on examples; may answer ``NotImplemented``."""
+"""Handlers of functions that are not plain arithmetic; they may return ``NotImplemented``."""
 ALWAYS: dict[Any, Handler] = {}
-"""The same, also where no argument belongs to a lane."""
+"""Handlers that are also called if no argument is a lane tensor."""
 
 Observer = Callable[[ParameterView, str, Term], None]
 
 
 def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handler]:
-    """Register a handler for calls of ``functions``; ``always``: whatever their arguments."""
+    """Register a handler for calls of ``functions``; ``always``: also without lane tensors."""
 
     def register(handler: Handler) -> Handler:
         (ALWAYS if always else HANDLERS).update(dict.fromkeys(functions, handler))
@@ -651,18 +665,20 @@ def handles(*functions: Any, always: bool = False) -> Callable[[Handler], Handle
     return register
 
 
-# These hand themselves over whole, with functions inside that must be caught one by one.
+# Functions that torch hands to a mode as a whole, although the functions inside them must be
+# intercepted one by one.
 OPEN: set[Any] = {F.multi_head_attention_forward}
 
 
 @dataclass(frozen=True)
 class PassSettings:
-    """The settings of a pass; a pass that stops may be run again with others.
+    """The settings of a pass; a pass that stops may run again with other settings.
 
     Attributes:
-        unshared: tensors that the model makes are made for each lane, and inputs are copied,
-            since it writes to them. without: names of rules
-            that are not to be used. grouped: a lane is a group, whose examples may see each other.
+        unshared: True to make the model's new tensors for each lane and to copy inputs, because
+            the model writes to them.
+        grouped: True if a lane is a group, whose examples may see each other.
+        without: names of rules that must not be used.
     """
 
     unshared: bool = False
@@ -671,17 +687,19 @@ class PassSettings:
 
 
 class VmapMode(TorchFunctionMode):
-    """The pass of ``size`` lanes at vmap's ``level``.
+    """The mode of one pass of ``size`` lanes at vmap's ``level``.
 
     Args:
-        places: what the trained tensors are.
-        draws: for lanes of a batch that runs apart; None where all are here.
-        observe: is told of every use before it is decided how to keep it.
-        before_answer: is given every lane's value of what reaches Python, before it does.
+        places: the relation of tensors to trained parameters.
+        draws: random numbers for a batch whose lanes may diverge; None: torch's own.
+        observe: called with every use (place, rule's name, term), before the use is kept.
+        before_answer: called with the values of all lanes before one of them reaches Python.
 
     Attributes:
-        anchor: the leaf that every report hangs on; differentiate with respect to it.
-        uses: what was reported. failed: the first rule that failed on the way back.
+        anchor: the leaf on which all reports depend; differentiate with respect to it.
+        uses: the reported (place, term) pairs.
+        failed: the error of the first rule that failed in the backward pass.
+        stopped: the reason for which the pass stopped; None: it did not.
     """
 
     def __init__(
@@ -707,10 +725,10 @@ class VmapMode(TorchFunctionMode):
         self._watch = FINGERPRINT.get()
         self._times: Counter[ParameterView] = Counter()
         self._kept: list[weakref.ref[Tensor]] = []
-        self.inputs: set[int] = set()  # storages of the caller's tensors
+        self.inputs: set[int] = set()  # addresses of the storages of the caller's tensors
         self.parameters: set[int] = set()  # and of the model's parameters
 
-    # What is intercepted
+    # Interception of calls
 
     def __torch_function__(  # noqa: C901
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -759,7 +777,7 @@ class VmapMode(TorchFunctionMode):
                 self._watch.see(whole, dim)
 
     def followed(self, value: Tensor) -> Tensor:
-        """A lane tensor that nobody may keep when the pass is over."""
+        """Note a lane tensor, which nothing may keep after the pass; returns it."""
         self._kept.append(weakref.ref(value))
         return value
 
@@ -803,7 +821,7 @@ class VmapMode(TorchFunctionMode):
             if result is not NotImplemented:
                 return result
         if trained and torch.is_grad_enabled():
-            if func in DROPOUTS:  # another draw for every lane
+            if func in DROPOUTS:  # every lane needs its own draw
                 args, kwargs = self._written_out(func, args, kwargs)
                 return self.call(func, args, kwargs)
             looked_up = self.places.look_up(func, args, kwargs)
@@ -818,7 +836,12 @@ class VmapMode(TorchFunctionMode):
         return result
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The function itself, under vmap."""
+        """Call the function itself under vmap.
+
+        Raises:
+            SharedBufferWrite: examples are written into a tensor that all lanes share.
+            Refused: they are written into a parameter, a buffer or another tensor from outside.
+        """
         if changes(func, args, kwargs):
             self._check_target(kwargs.get("out", args[0] if args else None))
         run = PHYSICAL.get(func)
@@ -856,11 +879,11 @@ class VmapMode(TorchFunctionMode):
             raise Refused("a parameter is written to in the forward pass: compute a new tensor")
 
     def here(self) -> None:
-        """Stop inside a transform of the model's own, where the examples are at another level."""
+        """Raise :class:`.NotVectorisable` inside a torch.func transform of the model."""
         if boundary.current_level() != self.level:
             raise NotVectorisable("the model uses torch.func inside")
 
-    # Where parameters meet examples
+    # Calls that combine parameters and examples
 
     def _ruled(self, rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = rule.bind(args, kwargs)
@@ -901,7 +924,7 @@ class VmapMode(TorchFunctionMode):
         parameters: dict[str, Tensor],
         arguments: Mapping[str, Any],
     ) -> Tensor:
-        """The same output; on the way back its gradient is reported to the rule."""
+        """The output with a hook; the backward pass reports its gradient to the rule."""
         whole, dim = physical(output)
         names, values = [], []
         dims: list[int | None] = [dim]
@@ -929,7 +952,7 @@ class VmapMode(TorchFunctionMode):
     def _written_out(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # What is written to stays: vmap refuses to write examples into a shared tensor.
+        # The target of a write stays as it is: vmap refuses to write examples into a shared tensor.
         kept = args[0] if args and writes(func, kwargs) else None
 
         def change(value: Any) -> Any:
@@ -954,15 +977,15 @@ class VmapMode(TorchFunctionMode):
         return lane(whole, 0, self.level)
 
     def count(self, trained: Mapping[str, Tensor]) -> None:
-        """A use of these was seen; its report will follow."""
+        """Count a use of the trained tensors, whose report will follow in the backward pass."""
         for value in trained.values():
             self._times[self.places.of(value)] += 1
 
     def report(self, site: Site, use: Use) -> None:
-        """A use's output gradient is known: keep the terms that the rule makes of it."""
+        """Keep the terms that the rule makes of a use, now that its output gradient is known."""
         try:
             terms = dict(_terms_of(site, use))
-        except Exception as error:  # whatever an outsider's rule raises
+        except Exception as error:  # a registered rule may raise any error
             self.failed = self.failed or boundary.RuleFailed(site.rule.name, error)
             return
         for role, term in terms.items():
@@ -971,17 +994,17 @@ class VmapMode(TorchFunctionMode):
     def _add(self, place: ParameterView, rule: str, term: Term) -> None:
         if self._observe is not None:
             self._observe(place, rule, term)
-        # Linear uses of one weight are joined before it is decided how to keep them.
+        # Several linear uses of one weight are joined first, and settled afterwards.
         joined = isinstance(term, Outer) and self._times[place] > 1
         self.uses.append((place, term if joined else term.settled()))
 
-    # What Python sees of the examples
+    # Values of the examples that reach Python
 
     def decide(self, keys: Sequence[Hashable]) -> None:
-        """Go on if every lane has the same key; otherwise the lanes part.
+        """Go on if every lane has the same key, with random numbers that follow from the key.
 
         Raises:
-            DivergentControlFlow: they disagree.
+            DivergentControlFlow: the keys differ, so that the lanes must run in separate passes.
         """
         first = keys[0]
         self._before_answer(keys)
@@ -990,7 +1013,7 @@ class VmapMode(TorchFunctionMode):
         fork(first)
 
     def remaining(self) -> list[Tensor]:
-        """Lane tensors that somebody still holds."""
+        """Lane tensors of this pass that are still alive."""
         return [value for value in (kept() for kept in self._kept) if value is not None]
 
 
@@ -1014,10 +1037,11 @@ def _terms_of(site: Site, use: Use) -> list[tuple[str, Term]]:
     return given
 
 
-# Where values of the examples reach Python, or decide on a shape: every lane gets its own answer.
+# Functions through which values of the examples reach Python, or decide on a shape.
 #
-# Lanes with one answer go on together; where they disagree, they part
-# (:class:`.DivergentControlFlow`), so that each computes exactly what it would alone.
+# Every lane gets its own answer. Lanes with the same answer go on together; if the answers differ,
+# the lanes run in separate passes (:class:`.DivergentControlFlow`). So each lane computes exactly
+# what it would compute alone.
 
 
 T = torch.Tensor
@@ -1047,7 +1071,7 @@ def _one(value: Any, at: int) -> Any:
 
 
 def each(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The function, for one lane after another, outside vmap."""
+    """The results of the function for each lane, one after another, outside vmap."""
     mode.here()
     with outside():
         return [
@@ -1176,17 +1200,17 @@ def _padded(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return lane(whole, 0, mode.level), answers[0][1]
 
 
-# User code that runs in the backward pass, in the lanes: Functions and checkpoints of the model's.
+# User code that runs in the backward pass, in lanes: the model's Functions and checkpoints.
 #
-# vmap no longer keeps them apart once the graph is recorded. So both halves of a
-# ``torch.autograd.Function`` run on lane tensors, each inside a vmap of its own (a rule that the
-# user wrote for vmap is never used), and a checkpointed part runs again in lanes of its own:
-# torch's non-reentrant checkpointing as it is, outside vmap, where it saves physical tensors.
+# vmap does not isolate the lanes in the backward pass. So the forward and the backward method of a
+# ``torch.autograd.Function`` run on lane tensors, each inside its own vmap (a rule that the user
+# wrote for vmap is never used). A checkpointed part runs again in its own lanes: torch's
+# non-reentrant checkpointing is used unchanged, outside vmap, where it saves physical tensors.
 # Random numbers are drawn again from the same state.
 
 
 def answered(mode: VmapMode) -> AbstractContextManager[None]:
-    """While active, Functions and checkpoints of user code work inside the lanes."""
+    """A context in which Functions and checkpoints of user code work inside the lanes."""
     return boundary.answering(
         boundary.UserCodeAnswers(partial(call, mode), partial(_checkpointed, mode))
     )
@@ -1194,7 +1218,7 @@ def answered(mode: VmapMode) -> AbstractContextManager[None]:
 
 @contextmanager
 def _inside(mode: VmapMode) -> Iterator[int]:
-    """The lanes once more, on physical tensors."""
+    """A context that enters the lanes again, for the physical tensors of a pass."""
     with boundary.entered(mode.size) as level:
         if level != mode.level:
             raise NotVectorisable("the model uses torch.func inside")
@@ -1203,7 +1227,7 @@ def _inside(mode: VmapMode) -> Iterator[int]:
 
 
 class _Notes:
-    """The notes that a Function keeps for its backward pass: the ``ctx`` that user code sees."""
+    """The ``ctx`` object of a user's Function, with the values for its backward pass."""
 
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
@@ -1230,7 +1254,7 @@ class _Notes:
 
 
 class _Both(torch.autograd.Function):
-    """The physical side: everything between the lanes' inputs and outputs is one node."""
+    """One graph node on physical tensors for everything between a Function's inputs and outputs."""
 
     @staticmethod
     def forward(
@@ -1330,7 +1354,7 @@ def _checkpointed(
     kwargs: Mapping[str, Any],
     own: Callable[[Callable[[], None]], Iterator[None]],
 ) -> Iterator[None]:
-    """Around a call of a checkpointed function (:class:`.boundary.Answers`)."""
+    """The handler of checkpoints in lanes (see :class:`.boundary.UserCodeAnswers`)."""
     mode.here()
     taken = 0 if mode.draws is None else mode.draws.number
 
@@ -1341,7 +1365,7 @@ def _checkpointed(
             function(*args, **kwargs)
 
     parts = own(again)
-    with outside(), boundary.saving_hooks(None):  # torch's own, which keep values where they are
+    with outside(), boundary.saving_hooks(None):  # torch's own hooks, which move no values
         next(parts)
     try:
         yield
@@ -1351,7 +1375,7 @@ def _checkpointed(
                 pass
 
 
-# What cannot be trained privately as it is, told in one line where it happens.
+# Functions that cannot be trained privately, or not in lanes, or only in another form.
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int, name: str) -> Any:
@@ -1377,7 +1401,7 @@ def _batch_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return NotImplemented
     if func is torch.batch_norm:
         raise NotVectorisable("torch.batch_norm with running statistics in a group")
-    # Inside a group of examples it is theirs; the running statistics are left as they are.
+    # A group's examples may be normalised together; the running statistics must not change.
     with mode:
         return F.batch_norm(**{**given, "running_mean": None, "running_var": None})
 
@@ -1406,7 +1430,7 @@ def _table(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 @handles(boundary.FUNCTION_CALL, always=True)
 def _function(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    kind = args[0]  # its ``apply`` was taken before the pass
+    kind = args[0]  # user code kept a reference to ``apply`` from before the pass
     return call(mode, kind, args[1:], lambda kind, *rest: kind.apply(*rest))
 
 
@@ -1429,13 +1453,13 @@ def _grad_fn(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @handles(torch.Tensor.numpy, torch.Tensor.__array__, always=True)
 def _array(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # A copy: what is written there would stay in the tensor, and no version would tell.
+    # A copy: writes to the array would change the tensor without changing its version.
     return func(*args, **kwargs).copy()
 
 
 @handles(torch.Tensor.requires_grad_)
 def _wanted(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[0]  # nobody could see that gradient: inner differentiation goes another way
+    return args[0]  # the gradient would not be used: models that differentiate do not run in lanes
 
 
 @handles(GETTERS["requires_grad"].__set__)
@@ -1445,7 +1469,7 @@ def _sets_gradient(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dic
 
 @handles(torch._weight_norm, always=True)
 def _weight_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # The whole has no batched derivative; its parts do.
+    # torch's function has no batched derivative; its parts do.
     if kwargs:
         return NotImplemented
     direction, magnitude, dim = (*args, 0)[:3]
@@ -1455,7 +1479,7 @@ def _weight_norm(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @handles(torch.roll, torch.Tensor.roll)
 def _roll(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # Of one number, vmap rolls the lanes.
+    # For a tensor of one number, vmap would roll the lanes.
     return args[0].clone() if args and not args[0].dim() else NotImplemented
 
 
@@ -1469,7 +1493,7 @@ def _fill(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _refuse(
     kind: type[boundary.PassAborted], why: str, *functions: Any, always: bool = False
-) -> None:  # ``why`` may say the function's name
+) -> None:  # ``{}`` in ``why`` stands for the function's name
     def handler(mode: VmapMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise kind(why.format(getattr(func, "__name__", func)))
 
@@ -1489,7 +1513,7 @@ _refuse(
     *(torch.autograd.grad, torch.autograd.backward, T.backward),
     always=True,
 )
-# Found by comparing every rule of torch 2.13 with a loop, where the ranks of the operands differ.
+# Found by comparing every batching rule of torch 2.13 with a loop, for operands of unequal ranks.
 _refuse(
     NotVectorisable,
     "torch's batching rule for {} may mix the examples",
@@ -1511,10 +1535,11 @@ _refuse(
 
 
 def hooked(modules: Iterable[tuple[str, nn.Module]], sharded: bool = False) -> None:
-    """Refuse hooks that would run in the backward pass, and parameters that no rule is true of.
+    """Refuse hooks that would run in the backward pass, and unsupported kinds of parameters.
 
     Args:
-        sharded: parameters are gathered by the pass itself.
+        modules: (name, module) pairs.
+        sharded: True if the pass itself gathers the parameters.
 
     Raises:
         Refused: naming the module or parameter.
@@ -1561,7 +1586,7 @@ def _check_parameter(name: str, parameter: Tensor, sharded: bool) -> None:
 
 
 def module_at_fault(model: nn.Module, error: BaseException) -> str:
-    """The name of the innermost module that the error passed through; the model's type if none."""
+    """The name of the innermost module in the error's traceback; else the model's type."""
     names = {id(module): name for name, module in model.named_modules()}
     found = ""
     trace = error.__traceback__
@@ -1574,14 +1599,14 @@ def module_at_fault(model: nn.Module, error: BaseException) -> str:
     return found or type(model).__name__
 
 
-_WRONG = (AttributeError, NameError, AssertionError)  # no answer of torch's to what a model does
+_WRONG = (AttributeError, NameError, AssertionError)  # torch raises others for a model's errors
 
 
 def own_fault(error: BaseException) -> None:
-    """Raise what this library did wrong itself: an example alone would hide it and blame the model.
+    """Report an error of this package itself, which a pass of single examples would hide.
 
     Raises:
-        RuntimeError: the error was raised by a line of this package, and not by torch or a model.
+        RuntimeError: a line of this package raised the error, not torch or the model.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -1599,7 +1624,7 @@ def own_fault(error: BaseException) -> None:
 _OURS = Path(__file__).parent
 
 
-# A loss in lanes of its own, behind outputs that are known to be apart.
+# A loss that runs in lanes, behind a model whose outputs are known to be one row for each example.
 
 
 def _leave(keys: Sequence[Hashable]) -> None:
@@ -1614,13 +1639,15 @@ def loss_in_lanes(
     points: list[Tensor],
     trained: Mapping[str, nn.Parameter],
 ) -> tuple[Tensor | None, ...] | None:
-    """Gradients at ``points`` of a loss that runs in lanes behind outputs known to be apart.
+    """Gradients at ``points`` of a loss in lanes, for outputs whose rows depend on one example.
 
     Args:
-        outputs: shape (B, …), row i from example i. points: what the outputs were computed from.
+        outputs: shape (B, …), row i from example i.
+        points: the tensors from which the outputs were computed.
 
     Returns:
-        None where the loss needs what only a whole pass can do (parameters, lanes that part).
+        One gradient for each point, None where the loss does not depend on it. None instead of all
+        if the loss needs a pass through the whole model (it uses parameters, or lanes diverge).
     """
     boundary.check()
     size = len(outputs)
@@ -1648,7 +1675,7 @@ def loss_in_lanes(
             return (None,) * len(points)
         leaves = (mode.anchor, *trained.values(), *points)
         _, *gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    except (Exception, boundary.PassAborted) as error:  # the general way says what is wrong
+    except (Exception, boundary.PassAborted) as error:  # the general way will report the error
         own_fault(error)
         return None
     direct, at_points = gradients[: len(trained)], gradients[len(trained) :]

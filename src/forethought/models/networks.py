@@ -1,4 +1,4 @@
-"""Activations by name, and the tempered sigmoid that keeps private gradients small."""
+"""The models of the zoo, their activations by name, and the tempered sigmoid."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from forethought.values.checks import meant, real
 class TemperedSigmoid(nn.Module):
     """s/(1 + exp(−temp·z)) − o (Papernot et al. 2021, Section 4).
 
-    Bounded activations bound the gradient, so that clipping loses less of it. Scale 2, temperature
-    2 and offset 1, the defaults, are exactly tanh.
+    Bounded activations bound the gradient, so that clipping removes less of it. The defaults (scale
+    2, temperature 2, offset 1) are exactly tanh.
+
+    Raises:
+        TypeError, ValueError: not finite numbers, or a scale or temperature of 0.
     """
 
     def __init__(self, scale: float = 2.0, temperature: float = 2.0, offset: float = 1.0) -> None:
@@ -36,7 +39,7 @@ class TemperedSigmoid(nn.Module):
 
 
 class Magnitude(nn.Module):
-    """|z|: how strongly a filter responds, whichever way; as in scattering (Mallat 2012)."""
+    """|z|: the strength of a filter's response without its sign, as in scattering (Mallat 2012)."""
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return z.abs()
@@ -71,7 +74,7 @@ def by_name(name: str) -> nn.Module:
 
 
 def image(name: str, inputs: tuple[int, ...], least: int) -> tuple[int, int, int]:
-    """(channels, height, width) of an image.
+    """The checked shape of an image, (channels, height, width).
 
     Raises:
         ValueError: another shape, or a side below ``least`` pixels.
@@ -95,8 +98,14 @@ def lenet5(
 ) -> nn.Module:
     """LeNet-5 (LeCun et al. 1998): 61,706 parameters for 28 × 28 grey images and ten classes.
 
-    Bounded activations and average pooling, as in the original. The first convolution pads by two
-    pixels, which stands for the original's 32 × 32 inputs. ``pooling`` may be ``"max"``.
+    The defaults are bounded activations and average pooling, as in the original. The first
+    convolution pads by two pixels, which gives 28 × 28 images the original's 32 × 32 inputs.
+
+    Args:
+        pooling: ``"average"`` or ``"max"``.
+
+    Raises:
+        ValueError: inputs that are no images of at least 12 pixels a side, or another pooling.
     """
     channels, height, width = image("lenet5", inputs, 12)
     pools = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
@@ -121,7 +130,7 @@ def lenet5(
 
 
 def cnn(inputs: tuple[int, ...], classes: int, activation: str = "relu") -> nn.Module:
-    """Four convolutions of 3 × 3 with average pooling between, then one average per channel.
+    """Four 3 × 3 convolutions with average pooling between them, then one average per channel.
 
     32, 64, 64 and 128 filters (van Dijk et al. 2022, "Generalizing DP-SGD with shuffling and batch
     clipping", Appendix H): 131,466 parameters for CIFAR-10. Softmax belongs to the loss.
@@ -188,11 +197,11 @@ def gabor_cnn(
 ) -> nn.Module:
     """One convolution, magnitudes, average pooling and a linear layer, for few and noisy steps.
 
-    8,650 parameters for 28 × 28 grey images, all of them trained. What little a private run can
-    tell the filters is not needed to find edges: they start as Gabor functions, ridges and edges in
-    ``filters`` / 2 directions. Each channel of a record is centred and scaled by itself (group
-    normalisation without parameters), so that no direction is shared by all records, and what the
-    linear layer sees has norm ``strength``. That layer starts at 0.
+    The model has 8,650 parameters for 28 × 28 grey images, and all are trained. A private run has
+    too few and too noisy steps to learn edge filters, so the filters start as Gabor functions:
+    ridges and edges in ``filters`` / 2 directions. Each channel of a record is centred and scaled
+    by itself (group normalisation without parameters), so that records have no common mean, and the
+    input of the linear layer has norm ``strength``. The linear layer starts at 0.
 
     Raises:
         ValueError: an odd number of filters, an even kernel, or pooling wider than the image.
@@ -228,8 +237,8 @@ def gabor_filters(filters: int, kernel: int) -> torch.Tensor:
     """Even and odd waves in ``filters`` / 2 directions under a Gaussian, mean 0, norm 1.
 
     Returns:
-        (filters, 1, kernel, kernel): a direction's ridge, then its edge. The wave is 0.8 kernels
-        long, the Gaussian's deviation 2/7 of one.
+        The filters, (filters, 1, kernel, kernel): for each direction a ridge, then an edge. The
+        wavelength is 0.8 of the kernel's width, the Gaussian's standard deviation 2/7 of it.
     """
     at = torch.arange(kernel) - (kernel - 1) / 2
     y, x = torch.meshgrid(at, at, indexing="ij")
@@ -245,7 +254,7 @@ def gabor_filters(filters: int, kernel: int) -> torch.Tensor:
 
 
 class Scaled(nn.Module):
-    """Inputs times a number."""
+    """A module that multiplies its inputs by a number."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -267,9 +276,12 @@ def linear(
     """Logistic regression (softmax for several classes), or linear regression, from zero weights.
 
     Args:
-        outputs: by default one for each class. 1 with two classes is the ordinary logistic model:
-            its output is the log-odds of class 1, for a binary loss.
-        bias: whether there is an intercept.
+        outputs: number of outputs; by default one for each class. 1 with two classes is the
+            ordinary logistic model: its output is the log-odds of class 1, for a binary loss.
+        bias: True for an intercept.
+
+    Raises:
+        ValueError: another number of outputs.
     """
     width = classes if outputs is None else outputs
     if width not in (classes, 1) or (width == 1 and classes > 2):
@@ -278,7 +290,7 @@ def linear(
             f"classes; not outputs={outputs!r}"
         )
     layer = nn.Linear(math.prod(inputs), width, bias=bias)
-    # The loss is convex: zero is as good a start as any, and the gradient there is bounded.
+    # The loss is convex, so zero is as good a start as any, and the gradient there is bounded.
     nn.init.zeros_(layer.weight)
     if bias:
         nn.init.zeros_(layer.bias)
@@ -288,11 +300,14 @@ def linear(
 def additive(
     inputs: tuple[int, ...], classes: int, pieces: int = 8, pairs: bool | str = "auto"
 ) -> nn.Module:
-    """An additive model of a declared table: a curve over each number, a weight for each word.
+    """An additive model of a declared table: a curve for each numeric column, a weight a word.
 
-    In a job the curves are features of the table (:mod:`forethought.data.basis`), of which this
-    is the linear model; the options say how many pieces each has, and whether there are surfaces
-    over pairs of columns.
+    In a job the curves are features of the table (:mod:`forethought.data.basis`), and this is the
+    linear model of these features.
+
+    Args:
+        pieces: number of pieces of each curve; used by the job's features.
+        pairs: surfaces over pairs of columns; used by the job's features.
     """
     return linear(inputs, classes)
 
@@ -303,7 +318,11 @@ def mlp(
     hidden: int | Sequence[int] = 128,
     activation: str = "relu",
 ) -> nn.Module:
-    """Fully connected layers of the sizes ``hidden``, with an activation behind each."""
+    """Fully connected layers of the sizes ``hidden``, each followed by an activation.
+
+    Raises:
+        ValueError: sizes that are not whole numbers above 0, or an unknown activation.
+    """
     sizes = (hidden,) if isinstance(hidden, int) else tuple(hidden)
     if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
         raise ValueError(f"hidden must be a size or several, such as [256, 128], not {hidden!r}")
@@ -315,17 +334,18 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(width, classes))
 
 
-# Networks for sequences: the bidirectional LSTM of acoustic models, and smaller ones like it.
+# Networks for sequences: the bidirectional LSTM of acoustic models, and smaller versions of it.
 
 
 class FrameClassifier(nn.Module):
-    """Recurrent layers over a sequence of frames, a linear projection, and a class.
+    """A bidirectional LSTM over a sequence of frames, a linear projection, and a linear output.
 
     Args:
-        features: numbers a frame. classes: outputs.
-        cells: of each direction of each layer. layers: how many. projection: hidden units behind.
-        every_frame: whether each frame has a class, outputs of shape (batch, classes, frames), or
-            only the one in the middle, outputs of shape (batch, classes).
+        features: numbers in a frame. classes: number of classes.
+        cells: of each direction of each layer. layers: number of recurrent layers.
+        projection: units of the linear projection.
+        every_frame: True to classify each frame, outputs (batch, classes, frames); False to
+            classify the middle frame, outputs (batch, classes).
     """
 
     def __init__(
@@ -347,7 +367,8 @@ class FrameClassifier(nn.Module):
         frames = x if x.dim() == 3 else x.transpose(1, 2).flatten(2)
         states, _ = self.recurrent(frames)
         if not self.every_frame:
-            # Both directions have seen all of the context there, as in acoustic models.
+            # At the middle frame the two directions have read the context on both sides, as in
+            # acoustic models.
             states = states[:, frames.shape[1] // 2]
         y: torch.Tensor = self.output(self.projection(states))
         return y.transpose(1, 2) if self.every_frame else y
@@ -363,12 +384,17 @@ def lstm(
 ) -> nn.Module:
     """A bidirectional LSTM over frames (Xu et al. 2020, Section 5.1 and Appendix B).
 
-    With 512 cells, 260 features and 32,000 classes it is theirs: 43,154,944 parameters, 164.62 MB.
+    With 512 cells, 260 features and 32,000 classes it is the model of the paper: 43,154,944
+    parameters, 164.62 MB.
 
     Args:
         inputs: (frames, features), or an image, whose rows are the frames.
-        cells: of each direction of each layer. projection: by default half as many as cells.
+        cells: of each direction of each layer.
+        projection: units of the projection; None: half the number of cells.
         every_frame: see :class:`FrameClassifier`.
+
+    Raises:
+        ValueError: inputs of another shape, or sizes that are not whole numbers above 0.
     """
     if len(inputs) not in (2, 3):
         raise ValueError(
@@ -383,25 +409,27 @@ def lstm(
     return FrameClassifier(features, classes, every_frame=every_frame, **sizes)
 
 
-#: Name → the same six layers with other numbers of cells a direction; 512 are the paper's.
+#: Name → the LSTM of six layers with 32, 128 or 512 cells a direction; the paper has 512.
 PRESETS: dict[str, Callable[..., nn.Module]] = {
     f"lstm-{cells}": partial(lstm, cells=cells) for cells in (32, 128, 512)
 }
 
 
-# Wide residual networks as private training on images has them: no batch normalisation.
+# Wide residual networks for private training on images, without batch normalisation.
 
 
 _GROUPS = 16
-# Below this, variance times inputs is not divided by.
+# The smallest divisor: a smaller variance times number of inputs is replaced by it.
 _LEAST = 1e-4
 
 
 def scaled(width: float) -> Callable[[int], int]:
-    """Channels of a network ``width`` times as wide: multiples of 8, or as published for 1.
+    """A function from published channels to those of a network ``width`` times as wide.
+
+    The result is a multiple of 8, or the published number for a width of 1.
 
     Raises:
-        ValueError: not a number above 0.
+        ValueError: not a number above 0 and at most 16.
     """
     if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= 16:
         raise ValueError(f"width must be a number above 0 and at most 16, not {width!r}")
@@ -411,18 +439,19 @@ def scaled(width: float) -> Callable[[int], int]:
 
 
 def head(channels: int, classes: int) -> list[nn.Module]:
-    """The mean over all pixels, and a linear layer."""
+    """The last layers of a network: the mean over all pixels, and a linear layer."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
 
 
 class StandardisedConv2d(nn.Module):
-    """A convolution whose filters have mean 0 and length 1, times a trained gain each.
+    """A convolution whose filters have mean 0 and norm 1, each times a trained gain.
 
-    Weight standardisation (Qiao et al. 2019) scaled as by Brock, De and Smith (2021, Section 4.2).
-    The sides are kept, but for the stride.
+    This is weight standardisation (Qiao et al. 2019), scaled as by Brock, De and Smith (2021,
+    Section 4.2). Padding keeps the size of the image, except for the stride.
 
     Args:
-        before, after: channels. size: of the filters, odd. stride: of both sides.
+        before, after: channels of inputs and outputs.
+        size: of the filters, odd. stride: in both directions.
     """
 
     def __init__(self, before: int, after: int, size: int, stride: int = 1) -> None:
@@ -437,7 +466,7 @@ class StandardisedConv2d(nn.Module):
         )
 
     def standardised(self) -> torch.Tensor:
-        """The filters that are applied, of the weight's shape."""
+        """The standardised filters, in the weight's shape."""
         rows = self.weight.flatten(1)
         variance, mean = torch.var_mean(rows, 1, correction=0, keepdim=True)
         scale = (variance * rows.shape[1]).clamp(min=_LEAST).rsqrt() * self.gain.unsqueeze(1)
@@ -456,7 +485,7 @@ def _activated(channels: int) -> list[nn.Module]:
 
 
 class _Block(nn.Module):
-    """Two activated convolutions beside a shortcut, which the first block of a stage convolves."""
+    """Two activated convolutions plus a shortcut; in a stage's first block it has a convolution."""
 
     def __init__(self, before: int, after: int, stride: int, first: bool) -> None:
         super().__init__()
@@ -488,10 +517,10 @@ def _wide(name: str, depth: int, inputs: tuple[int, ...], classes: int, width: f
 
 
 def wrn_16_4(inputs: tuple[int, ...], classes: int, width: float = 1.0) -> nn.Module:
-    """WRN-16-4, four times as wide as a residual network of 16 layers: 2,753,818 parameters."""
+    """WRN-16-4, a residual network of 16 layers at four times the width: 2,753,818 parameters."""
     return _wide("wrn-16-4", 16, inputs, classes, width)
 
 
 def wrn_40_4(inputs: tuple[int, ...], classes: int, width: float = 1.0) -> nn.Module:
-    """WRN-40-4, of 40 layers: 8,961,306 parameters."""
+    """WRN-40-4, a residual network of 40 layers at four times the width: 8,961,306 parameters."""
     return _wide("wrn-40-4", 40, inputs, classes, width)

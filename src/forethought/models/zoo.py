@@ -1,4 +1,4 @@
-"""From a model's name to a torch module: the registry, and ``module:function`` for one's own."""
+"""A torch module from a model's name: the registry, and ``module:function`` for your own models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PUBLISHED = {
 
 
 def names() -> tuple[str, ...]:
-    """Every model of the zoo."""
+    """The names of all models of the zoo."""
     return tuple(MODELS)
 
 
@@ -54,14 +54,14 @@ def build(
             ``inputs=``, ``classes=`` and the options, and returns a ``torch.nn.Module``. The module
             is imported from the environment or from the working directory.
         inputs: shape of one example: (features,) or (channels, height, width).
-        classes: how many classes there are; 1 for regression.
-        seed: makes the initial weights reproducible. Torch's global generator is left as it was.
-        options: what the model's own function takes besides.
+        classes: number of classes; 1 for regression.
+        seed: makes the initial weights reproducible. Torch's global generator is not changed.
+        options: further arguments of the model's function.
 
     Raises:
         ValueError: unknown name (suggests the nearest), an option that the model does not have, a
-            shape it cannot take, or a module that cannot be imported.
-        TypeError: the user's function returns no module.
+            shape that it cannot take, or a module that cannot be imported.
+        TypeError: the name is not a string, or the user's function returns no module.
 
     >>> build("linear", inputs=(1, 28, 28), classes=10)
     Sequential(
@@ -113,10 +113,10 @@ def _check_call(
     classes: int,
     options: dict[str, Any],
 ) -> None:
-    """Refuse options that the model does not have, naming those it has."""
+    """Refuse options that the model does not have; the error names those that it has."""
     try:
         signature = inspect.signature(make)
-    except (TypeError, ValueError):  # a callable that tells no signature takes what it takes
+    except (TypeError, ValueError):  # a callable without a signature cannot be checked
         return
     try:
         signature.bind(inputs=shape, classes=classes, **options)

@@ -1,4 +1,4 @@
-"""Contributions of every kind, clipped and added to a round's sum; their losses, one a record.
+"""Contributions of every kind, clipped and added to a round's sum, and per-example losses.
 
 A kind of contribution is a value of :data:`forethought.values.plan.CONTRIBUTIONS`; a new one is a
 frozen dataclass there and a function from an :class:`Addition` to norms in :data:`CONTRIBUTORS`.
@@ -41,23 +41,25 @@ from forethought.rounds.records import PIECE, Records, blank, digest_of
 from forethought.values import mechanism
 from forethought.values.plan import Round, Statistics
 
-# A bound that no finite gradient in single precision meets: its group's is applied afterwards.
+# A clipping norm that leaves gradients unclipped: the group's own norm is applied afterwards.
 UNBOUNDED = 1e30
-# Bytes of vectors, or weight changes, that are held until they are clipped.
+# Bytes of vectors, or weight changes, that are held at once until they are clipped.
 _MOST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
 class DealtBatch:
-    """A round's batch, dealt into contributions.
+    """A round's batch, divided into contributions.
 
     Args:
-        indices: record numbers, int64, shape (batch,); the first ``count`` where each is one.
-        member_of: which contribution each record belongs to, shape (batch,).
-        count: how many contributions there are, empty ones included.
-        whole: how many the round has, where this is a part of it; None: this is all of it.
-        draws: one random number a record, (batch,), that its altered copies follow from; None: no
-            copies are made.
+        indices: record numbers, int64, shape (batch,). If each record is one contribution, only
+            the first ``count`` of them count.
+        member_of: the contribution of each record, shape (batch,); None: each record is one.
+        count: number of contributions, empty ones included.
+        whole: number of contributions of the whole round, if this is a part of it; None: this is
+            all of it.
+        draws: one random number for each record, (batch,), from which its altered copies follow;
+            None: no copies are made.
     """
 
     indices: Indices
@@ -68,24 +70,24 @@ class DealtBatch:
 
     @property
     def round_size(self) -> int:
-        """Contributions of the whole round: each may be rounded by its share of the charge."""
+        """The number of contributions of the whole round, which share the charge for rounding."""
         return self.count if self.whole is None else self.whole
 
     def some(self, places: NDArray[Any], member_of: Indices | None, count: int) -> DealtBatch:
-        """The records at some places, as so many contributions of the same round."""
+        """The records at some places of the batch, as ``count`` contributions of the same round."""
         draws = None if self.draws is None else self.draws[places]
         return DealtBatch(self.indices[places], member_of, count, self.round_size, draws)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The computation of gradients: for whom the guarantee makes no difference.
+    """The settings of the computation of gradients, on which the guarantee does not depend.
 
     Args:
         loss: one value per example. rule: turns norms into factors.
         micro_batch: examples whose gradients are held at once; None: all of them.
-        batch_dims: where the model has its examples, as its owner declares.
-        processes: how many compute a round together, each its share.
+        batch_dims: the batch dimensions of the model, as its owner declares.
+        processes: number of processes that compute a round together, each its share.
     """
 
     loss: Loss
@@ -95,8 +97,7 @@ class Gradients:
     processes: int = 1
 
     def blocks(self, chosen: Round) -> Blocks:
-        """The number of rows that passes of the round may have: the plan says so, not what was
-        drawn."""
+        """The numbers of rows that passes of the round may have, from the plan and not the draw."""
         drawn = chosen.sampling.expected_batch(chosen.examples) / self.processes
         fixed = isinstance(
             chosen.sampling, mechanism.FullBatch | mechanism.WithoutReplacement | mechanism.Shuffled
@@ -111,8 +112,9 @@ class Addition:
 
     Args:
         into: name → the sum of a parameter's gradients so far, float64.
-        model: at the round's weights. records: all of the data. batch: which of them.
-        round: the round. how: gradients are computed.
+        model: at the round's weights.
+        records: all of the data. batch: the records to add.
+        round: the round. how: the computation of gradients.
     """
 
     into: Mapping[str, Tensor]
@@ -123,7 +125,7 @@ class Addition:
     how: Gradients
 
     def taken(self, places: Indices) -> tuple[Any, Any, int]:
-        """Inputs and targets of some records of the batch, and how many copies there are of each.
+        """Inputs and targets of some records of the batch, and the number of copies of each.
 
         Args:
             places: of the records in the batch.
@@ -138,7 +140,7 @@ class Addition:
     def clipped(
         self, terms: dict[str, Term], like: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The clipped sum of contributions that are there by parameter, and their norms."""
+        """The clipped sum of contributions that are given as terms by parameter, and the norms."""
         norm, share = self.round.clip_norm, self.batch.round_size
         return clip_and_sum(terms, like, norm, self.how.rule, share)
 
@@ -146,7 +148,7 @@ class Addition:
         self, members: Indices, bound: float, rule: ClippingRule, round_size: int
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The clipped mean gradient of some records as one group, and its norm, (1,)."""
-        inputs, targets, _ = self.taken(members)  # a mean over all copies: each has as many
+        inputs, targets, _ = self.taken(members)  # the mean over all copies, as many of each record
         groups = torch.zeros(batch_size(inputs, targets), dtype=torch.int64)
         model, loss, share = self.model, self.how.loss, round_size
         return clipped_sum(model, loss, inputs, targets, bound, groups, clip=rule, round_size=share)
@@ -158,13 +160,13 @@ class Addition:
 
 
 def _at_once(most: int, chosen: Round) -> int:
-    """Records of which no more than so many examples are made, or a single record."""
+    """The number of records whose copies are at most ``most`` examples; at least one record."""
     copies = 1 if chosen.augmentation is None else chosen.augmentation.copies
     return max(1, most // copies)
 
 
 def example_gradients(addition: Addition) -> Tensor:
-    """Add each record's gradient, clipped; returns their norms."""
+    """Add each record's clipped gradient; returns the norms before clipping."""
     batch, how = addition.batch, addition.how
     size, blocks = len(batch.indices), how.blocks(addition.round)
     piece = max(size, 1) if how.micro_batch is None else blocks.sizes[-1]
@@ -190,7 +192,7 @@ def example_gradients(addition: Addition) -> Tensor:
 
 
 def linear_example_gradients(addition: Addition) -> Tensor:
-    """Add each record's gradient, clipped, where the model is a linear map of the record."""
+    """Add each record's clipped gradient for a linear model; returns the norms before clipping."""
     model, records, batch = addition.model, addition.records, addition.batch
     norm, rule = addition.round.clip_norm, addition.how.rule
     sums, norms = linear_sums(model, records, batch.indices, norm, rule, batch.round_size)
@@ -199,7 +201,7 @@ def linear_example_gradients(addition: Addition) -> Tensor:
 
 
 def group_gradients(addition: Addition) -> Tensor:
-    """Add each group's mean gradient, clipped. Group by group: one is the most that is held."""
+    """Add each group's clipped mean gradient, group by group; returns the norms before clipping."""
     batch, how, chosen = addition.batch, addition.how, addition.round
     norms = addition.no_norms()
     for group in range(batch.count):
@@ -217,7 +219,7 @@ def group_gradients(addition: Addition) -> Tensor:
 
 
 def _long_group(addition: Addition, members: Indices, piece: int) -> Tensor:
-    """The mean of a group longer than what is held at once: piece by piece, then clipped."""
+    """Add the clipped mean gradient of a group that is too long for one pass; returns its norm."""
     mean = {name: torch.zeros_like(part) for name, part in addition.into.items()}
     for start in range(0, len(members), piece):
         some = members[start : start + piece]
@@ -233,23 +235,24 @@ def _long_group(addition: Addition, members: Indices, piece: int) -> Tensor:
     return norm[0]
 
 
-# Local updates: each group's weight change by its own algorithm, clipped as one vector.
+# Local updates: each group's weight change by a local algorithm, clipped as one vector.
 #
-# What enters the sum is w₀ − w: descending along the released mean goes where the groups went. The
-# update of a single plain step of size 1 is a mean gradient, and computed as one.
+# The contribution is w₀ − w, so that a descent step along the released mean moves the weights as
+# the groups did. The update of a single plain step of size 1 is a mean gradient, and is computed as
+# one.
 
 
 def group_updates(addition: Addition) -> Tensor:
-    """Add each group's weight change, clipped; returns their norms."""
+    """Add each group's clipped weight change; returns the norms before clipping."""
     model, records, batch, how = addition.model, addition.records, addition.batch, addition.how
     kind = addition.round.contribution
     assert isinstance(kind, mechanism.LocalUpdates)
     if kind.local.is_gradient:
         return group_gradients(addition)
     norms = addition.no_norms()
-    # One seed a group, whatever the groups hold.
+    # One seed for each group, independent of the records in the groups.
     seeds = torch.randint(2**62, (batch.count,)).tolist()
-    # Sorted: the order in which a batch was drawn could tell of the records of other groups.
+    # Sorted, because the order of the drawn batch could depend on records of other groups.
     members = [np.sort(batch.indices[batch.member_of == g]) for g in range(batch.count)]
     if side_by_side(model, how.loss, kind.local, batch.round_size) and _plain(records):
         run = SideBySide(model, how.loss, kind.local, how.micro_batch)
@@ -260,7 +263,7 @@ def group_updates(addition: Addition) -> Tensor:
                 norms[which] = _added(addition, updates)
         return norms
     alone = OneByOne(model, how.loss, kind.local, how.micro_batch)
-    filled = [group for group, own in enumerate(members) if len(own)]  # others add zero
+    filled = [group for group, own in enumerate(members) if len(own)]  # empty groups add zero
     most = max(1, _MOST_BYTES // (8 * sum(part.numel() for part in addition.into.values())))
     for first in range(0, len(filled), most):
         some = filled[first : first + most]
@@ -271,7 +274,7 @@ def group_updates(addition: Addition) -> Tensor:
 
 
 def _plain(records: Records) -> bool:
-    """True if inputs and targets are one tensor each."""
+    """True if inputs and targets of the records are one tensor each."""
     inputs, targets = records.take(np.zeros(1, dtype=np.int64))
     return isinstance(inputs, Tensor) and isinstance(targets, Tensor)
 
@@ -289,14 +292,14 @@ def _stacked(
 
 
 def _added(addition: Addition, updates: Mapping[str, Tensor]) -> Tensor:
-    """Clip weight changes, shape (groups, *shape) each, and add them; their norms."""
+    """Clip weight changes, shape (groups, *shape) each, and add them; returns their norms."""
     of_one_kind = len({value.dtype for value in updates.values()}) == 1
     if addition.round.clip.rule == "per-layer" or not of_one_kind:
         terms: dict[str, Term] = {name: Dense(-value) for name, value in updates.items()}
         kinds = {name: value[0] for name, value in updates.items()}
         sums, norms = addition.clipped(terms, kinds)
     else:
-        # The rule is about the norm of the whole, so the whole is one term: a fifth of the calls.
+        # The rule needs the norm of the whole only, so one term suffices: a fifth of the calls.
         whole = torch.cat([value.flatten(1) for value in updates.values()], 1).neg_()
         found, norms = addition.clipped({"": Dense(whole)}, {"": whole[0]})
         pieces = torch.split(found[""], [value[0].numel() for value in updates.values()])
@@ -306,19 +309,19 @@ def _added(addition: Addition, updates: Mapping[str, Tensor]) -> Tensor:
     return norms.double()
 
 
-# Sums of records' own vectors: the contributions of a private statistic.
+# Sums of the records' own vectors: the contributions of a private statistic.
 
-# The one parameter that a statistic's sum is laid out as.
+# The name of the single parameter that stands for a statistic's sum.
 STATISTIC = "statistic"
 
 
 def unclipped(norm: float) -> float:
-    """A clipping norm at which vectors of this norm are left alone, rounding charged."""
+    """The clipping norm that leaves vectors of this norm unclipped, in spite of the charge."""
     return norm / (1 - CHARGE) * (1 + 2.0**-10)
 
 
 def record_vectors(addition: Addition) -> Tensor:
-    """Add each record's inputs, a vector in float64 or :class:`Ones`, clipped; returns norms."""
+    """Add each record's clipped inputs (float64 vectors or :class:`Ones`); returns the norms."""
     parameter = torch.nn.Parameter(torch.zeros_like(addition.into[STATISTIC]))
     piece = max(1, _MOST_BYTES // (8 * parameter.numel()))
     norms = []
@@ -339,13 +342,14 @@ CONTRIBUTORS: dict[type, Callable[[Addition], Tensor]] = {
     mechanism.Persons: example_gradients,  # records that are persons: training arranges them so
     Statistics: record_vectors,
 }
-"""Kind of contribution → what clips, adds, and returns norms before clipping, (contributions,)."""
+"""Kind of contribution → function that clips and adds; it returns norms before clipping,
+(contributions,)."""
 
 
 def dealt(
     kind: mechanism.Contribution, indices: Indices, chosen: Round, stream: Stream
 ) -> DealtBatch:
-    """The contribution that each record of a batch belongs to, by the round's own randomness."""
+    """The batch divided into contributions; groups are drawn by the round's own randomness."""
     if kind.groups is None:
         return DealtBatch(indices, None, len(indices))
     member_of = assign_groups(len(indices), kind.groups, stream.at(chosen.index))
@@ -356,7 +360,7 @@ def accumulate(into: Mapping[str, torch.Tensor], sums: Mapping[str, torch.Tensor
     """Add sums by parameter to ``into``.
 
     Raises:
-        ValueError: about other parameters than those that the private sum was opened for.
+        ValueError: names or shapes differ from the parameters that the sum was opened for.
     """
     if sums.keys() != into.keys():
         raise ValueError(
@@ -376,7 +380,7 @@ def part_of(batch: DealtBatch, indices: Indices) -> DealtBatch:
     """The contributions of some records of a batch.
 
     Raises:
-        ValueError: records that are not in the batch, one twice, or a part of a contribution only.
+        ValueError: records that are not in the batch, a record twice, or a part of a group only.
     """
     places = _places(batch.indices, indices)
     if batch.member_of is None:
@@ -406,16 +410,16 @@ def _places(batch: Indices, indices: Indices) -> Indices:
 # Altered copies of a batch's images, drawn by the round's own random numbers.
 #
 # Every record of a batch has one 64-bit number of the run's stream, drawn for the whole batch
-# before it is dealt to processes and pieces; what happens to its copies is a function of that
-# number. So a copy is the same whatever else is in the batch, however many processes compute it,
-# and when a run goes on. Each copy is made of its own image alone, by indexing and, for crops, by
-# torch's ``grid_sample``.
+# before it is divided among processes and pieces. The alterations of its copies are a function of
+# that number. So a copy does not depend on the rest of the batch or on the number of processes, and
+# a continued run makes the same copies. Each copy is made of its own image alone, by indexing and,
+# for crops, by torch's ``grid_sample``.
 
 
 Draws = NDArray[np.uint64]
 
 # Numbers that a copy of an image may need: one each for mirror and flip, two for a shift, three for
-# a crop, in this order whatever kinds are asked for.
+# a crop, always in this order.
 _NUMBERS = 8
 
 
@@ -426,15 +430,17 @@ def augmented(
 
     Args:
         inputs: images (B, channels, height, width); of persons (B, rows, channels, …), where each
-            row is altered by itself. targets: tensors with the records in front.
+            row is altered by itself.
+        targets: tensors with the records in dimension 0.
         draws: one number of the round's stream for each record, (B,).
-        rows: the records are persons.
+        how: the kinds of alterations and the number of copies.
+        rows: True if the records are persons.
 
     Returns:
         Inputs and targets with B · copies records.
 
     Raises:
-        ValueError: inputs that are no images.
+        ValueError: inputs that are no images, see :func:`require_images`.
     """
     require_images(inputs, how, rows)
     size, each = len(inputs), inputs.shape[1] if rows else 1
@@ -456,8 +462,8 @@ def require_images(
     """Refuse records that cannot be altered as images.
 
     Raises:
-        ValueError: not one floating-point tensor of images with the channels first, or images
-            smaller than a shift, or a model whose owner declares another form of batch.
+        ValueError: not one floating-point tensor of images with the channels first, images smaller
+            than a shift, or a model with declared batch dimensions.
     """
     if dims is not None:
         raise ValueError("augment= goes with batches of images: drop batch_dims=, or augment=")
@@ -499,7 +505,7 @@ def uniform(draws: Draws, each: int) -> NDArray[np.float64]:
 
 
 def _moved(images: Tensor, chance: Tensor, how: mechanism.Augmentation) -> Tensor:
-    """Mirrored, flipped and shifted: every pixel is one of the image's own."""
+    """Images mirrored, flipped and shifted; every pixel is a pixel of its own image."""
     height, width = images.shape[-2:]
     far = _farthest(how, height, width) if "shift" in how.kinds else 0
     down = _along(height, chance[:, 2], chance[:, 1], far, "flip" in how.kinds)
@@ -510,16 +516,16 @@ def _moved(images: Tensor, chance: Tensor, how: mechanism.Augmentation) -> Tenso
 
 
 def _along(side: int, moved: Tensor, turned: Tensor, far: int, turns: bool) -> Tensor:
-    """From which pixel of its image each pixel along one side comes, shape (images, side)."""
+    """The source place of each pixel along one side of its image, shape (images, side)."""
     offset = (moved * (2 * far + 1)).long() - far
     place = torch.arange(side, device=moved.device) + offset[:, None]
-    place = torch.where(place < 0, -1 - place, place)  # reflected at the edge, which is repeated
+    place = torch.where(place < 0, -1 - place, place)  # reflected, with the edge pixel repeated
     place = torch.where(place >= side, 2 * side - 1 - place, place)
     return torch.where((turned < 0.5)[:, None] & turns, side - 1 - place, place)
 
 
 def _cropped(images: Tensor, chance: Tensor, least: float) -> Tensor:
-    """A window with a share of both sides, from ``least`` to all, enlarged bilinearly."""
+    """Random windows, enlarged bilinearly; their sides are a share from ``least`` to 1."""
     share = least + (1 - least) * chance[:, 0]
     axes = []
     for side, place in zip(images.shape[-2:], (chance[:, 1], chance[:, 2]), strict=True):
@@ -541,17 +547,20 @@ def check_loss(
     contribution: mechanism.Contribution = mechanism.Examples(),  # noqa: B008 (frozen)
     augmentation: mechanism.Augmentation | None = None,
 ) -> None:
-    """Refuse what cannot be trained privately, before anything is released.
+    """Refuse models and losses that cannot be trained privately, before anything is released.
 
-    Tried on records of zeros: whether it passes says nothing about the private ones.
+    They are tried on records of zeros, so that the outcome reveals nothing about private records.
 
     Args:
-        contribution: what is clipped; groups are tried as one group, local updates are made.
+        records: their form is used, not their values.
+        dims: the batch dimensions of the model, if its owner declares them.
+        contribution: the kind of contribution; groups are tried as one group, local updates are
+            run once.
         augmentation: of the records, which must then be images.
 
     Raises:
-        ValueError: not one value an example, what :func:`clipped_sum` refuses, or an algorithm
-            that does not run or returns no weight change.
+        ValueError: a loss without one value for each example, the errors of :func:`clipped_sum`,
+            or an algorithm that does not run or returns no weight change.
     """
     if dims is not None and contribution.clipping == "group":
         raise ValueError("batch_dims= goes with clipped examples: a group is a batch of its own")
@@ -569,21 +578,18 @@ def check_loss(
         clipped_sum(model, loss, placed(inputs, dims), targets, 1.0, batch_dims=dims)
 
 
-# Losses with one value per example, and passes over records that leave nothing in a model.
-
-
-# A pass over records leaves nothing in the model: what it wrote is put back.
+# Passes over records that leave no trace in a model, and losses with one value per example.
 
 
 @contextmanager
 def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
-    """Buffers, attributes and modes of all modules are afterwards as they were before.
+    """A context that restores buffers, attributes and modes of all modules at its end.
 
-    What a forward pass writes into them comes from the records and carries no noise. So does what
-    it leaves in objects, closures and generators that the model or the loss can reach.
+    A forward pass may write values of the records, without noise, into them, and into objects,
+    closures and generators that the model or the loss can reach. The context restores these, too.
 
     Raises:
-        ValueError: an iterator among these, which cannot be put back.
+        ValueError: a reachable object that cannot be restored, such as an iterator.
     """
     with turns:
         before = ModuleState(model.named_modules())
@@ -600,7 +606,7 @@ def undisturbed(model: torch.nn.Module, loss: object = None) -> Iterator[None]:
 
 
 def mixing_layers(model: torch.nn.Module) -> list[tuple[str, _BatchNorm]]:
-    """Batch normalisation in training mode, which normalises by the batch it sees."""
+    """(name, layer) of batch normalisation in training mode, which normalises by its batch."""
     layers = ((n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm))
     return [(name, layer) for name, layer in layers if layer.training]
 
@@ -616,7 +622,13 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @separable()
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Squared error summed over all but the batch; outputs (batch, 1) fit targets (batch)."""
+    """Squared error summed over all dimensions but the batch, shape (batch,).
+
+    Outputs (batch, 1) are compared with targets (batch,).
+
+    Raises:
+        ValueError: outputs and targets of different shapes.
+    """
     if outputs.shape != targets.shape and outputs.numel() == targets.numel():
         outputs = outputs.reshape(targets.shape)
     if outputs.shape != targets.shape:
@@ -631,19 +643,19 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @separable()
 def label_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Binary cross entropy of several labels, meant over them; outputs, targets (batch, labels)."""
+    """Mean binary cross entropy over labels, (batch,); outputs and targets are (batch, labels)."""
     values = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
     return values.flatten(1).mean(1)
 
 
-# Losses whose mean over a batch is the mean of what each example has by itself.
+# Losses whose mean over a batch is the mean of each example's own loss, with weights as factors.
 _WEIGHTED = frozenset({F.binary_cross_entropy, F.binary_cross_entropy_with_logits})
-# The weights of those are factors; of these they are divided by, for the whole batch at once.
+# Losses whose mean divides by the sum of the weights in the batch.
 _CLASSES = frozenset({F.cross_entropy, F.nll_loss})
-# Of outputs and targets of one shape.
+# Losses of outputs and targets of one shape.
 ALIKE = _WEIGHTED | {F.huber_loss, F.l1_loss, F.mse_loss, F.smooth_l1_loss}
 _MEANS = ALIKE | _CLASSES
-# torch's criteria of these.
+# torch's modules of these losses.
 _CRITERIA = (
     *(torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.CrossEntropyLoss, torch.nn.NLLLoss),
     *(torch.nn.HuberLoss, torch.nn.L1Loss, torch.nn.MSELoss, torch.nn.SmoothL1Loss),
@@ -651,22 +663,22 @@ _CRITERIA = (
 
 
 def is_mean(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a call is one of torch's losses with the mean over all examples."""
+    """True if a call is a torch loss whose mean over the batch is that of each example's loss."""
     if function not in _MEANS or kwargs.get("reduction") != "mean":
         return False
     return function in _WEIGHTED or kwargs.get("weight") is None
 
 
 def own_mean(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A loss of each example: the mean over its own values, in place of that over the batch."""
+    """The loss of each example, (batch,): the mean over its own values, not over the batch."""
     values = of_alike(function, *args, **kwargs)
     return values.flatten(1).mean(1) if values.dim() > 1 else values
 
 
 def of_alike(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A loss of outputs and targets in one shape where one is (B, …, 1) and the other (B, …).
+    """A loss of outputs and targets, brought to one shape if these are (B, …, 1) and (B, …).
 
-    torch would make (B, …, B) of them, every output beside every target.
+    torch would broadcast them to (B, …, B), with every output beside every target.
     """
     return function(*_alike(*args), **kwargs)
 
@@ -684,10 +696,10 @@ def _alike(*args: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class EachMean:
-    """One of torch's criteria with its mean, as the loss of each example.
+    """A torch criterion with ``reduction="mean"``, as the loss of each example.
 
     Args:
-        criterion: with ``reduction="none"``.
+        criterion: the criterion with ``reduction="none"``.
     """
 
     criterion: Callable[..., Any]
@@ -698,9 +710,9 @@ class EachMean:
 
 
 def of_each(loss: Loss) -> Loss:
-    """torch's criteria with their mean over a batch as losses of each example; others as they are.
+    """A torch loss with a mean over the batch as a loss of each example; others unchanged.
 
-    The mean over a batch would divide by how many records were drawn, which is private.
+    The mean over a batch would divide by the number of drawn records, which is private.
     """
     if loss is F.cross_entropy:
         return cross_entropy
@@ -722,7 +734,7 @@ def default_loss(targets: Any) -> Loss:
     """Cross entropy for labels, squared error for floating-point targets.
 
     Raises:
-        TypeError: targets that are no tensor need ``loss=``.
+        TypeError: targets that are no tensor, which need ``loss=``.
     """
     if not isinstance(targets, torch.Tensor):
         kind = type(targets).__name__
@@ -731,8 +743,7 @@ def default_loss(targets: Any) -> Loss:
 
 
 def correct(outputs: Any, targets: Any) -> int | None:
-    """The number of labels that were hit, or None where outputs and targets are no
-    classification."""
+    """The number of correctly predicted labels; None if it is not classification."""
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         return None
     if targets.is_floating_point() or (outputs.ndim, targets.ndim) != (2, 1):
@@ -740,10 +751,10 @@ def correct(outputs: Any, targets: Any) -> int | None:
     return int((outputs.argmax(1) == targets).sum())
 
 
-# Clipped gradients of a linear model: one product with the matrix of records for all of them.
+# Clipped gradients of a linear model: one product with the matrix of all records.
 
 
-# Rows of a product at a time, at most.
+# The most rows of one product.
 ROWS = 1 << 12
 
 Slope = Callable[[Tensor, Tensor], Tensor]
@@ -751,11 +762,12 @@ Slope = Callable[[Tensor, Tensor], Tensor]
 
 
 class LinearModel(torch.nn.Module):
-    """Outputs X @ weight, and the derivative of the loss by them.
+    """A linear model X @ weight with the derivative of its loss by the outputs.
 
     Args:
         inputs, outputs: the weight's shape; it starts at zero, in float64.
-        slope: of the loss. Row b of what it returns must depend on row b of its arguments only.
+        slope: the derivative of the loss. Row b of its result must depend on row b of its arguments
+            only.
     """
 
     def __init__(self, inputs: int, outputs: int, slope: Slope) -> None:
@@ -770,11 +782,11 @@ class LinearModel(torch.nn.Module):
     def slopes(self, features: Tensor, targets: Tensor, examples: int) -> Tensor:
         """The derivative of every record's loss by its outputs, (B, k).
 
-        In blocks whose rows follow from the number of all records, so that a record's bits do not
-        depend on how many others there are.
+        It is computed in blocks whose length follows from the number of all records, so that a
+        record's bits do not depend on the size of the batch.
 
         Args:
-            examples: of which the batch is drawn.
+            examples: number of records from which the batch is drawn.
         """
         blocks = self._blocks.get(examples)
         if blocks is None:
@@ -803,10 +815,13 @@ class LinearModel(torch.nn.Module):
 
 
 class LinearRecords:
-    """Records of a linear model: a matrix in float64, whose rows' norms are taken once.
+    """Records of a linear model: a float64 matrix, whose row norms are computed once.
 
     Args:
-        features: shape (N, d), finite. targets: one row a record.
+        features: shape (N, d), finite. targets: one row for each record.
+
+    Raises:
+        ValueError: features that are no matrix, or another number of targets.
     """
 
     def __init__(self, features: Tensor, targets: Tensor) -> None:
@@ -815,7 +830,7 @@ class LinearRecords:
                 "a linear model needs a matrix of features and one target a row: shapes "
                 f"{tuple(features.shape)} and {tuple(targets.shape)}"
             )
-        # Whole blocks, so that none has to be filled up in every round.
+        # Filled up to whole blocks once, not in every round.
         count, blocks = len(features), even_parts(len(features), ROWS)
         rows = sum(size for _, _, size in blocks.cut(count))
         self.filled = filled((features.double(), targets), 0, count, rows)
@@ -832,8 +847,8 @@ class LinearRecords:
         return self.features[rows], self.targets[rows]
 
     def some(self, indices: Indices) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, targets and proven norms of the rows; all of them without a copy."""
-        if len(indices) == len(self.features):  # every one once: a sum has no order
+        """Features, targets and proven norms of the rows; without a copy if it is all of them."""
+        if len(indices) == len(self.features):  # each record once, in any order: it is a sum
             return self.features, self.targets, self.lengths
         rows = torch.from_numpy(indices)
         return self.features[rows], self.targets[rows], self.lengths[rows]
@@ -844,7 +859,7 @@ class LinearRecords:
 
 @dataclass
 class MeasuredOuter(Outer):
-    """x_b ⊗ s_b in the shape of a linear model's weight, with norms of the x_b that are known.
+    """x_b ⊗ s_b in the shape of a linear model's weight, with known norms of x_b.
 
     ``measured``: proven upper bounds of ‖x_b‖, shape (B,).
     """
@@ -878,7 +893,7 @@ def linear_sums(
         "weight" → float64, shape (d, k); norms before clipping, shape (batch,), float64.
 
     Raises:
-        TypeError: another model, or other records.
+        TypeError: another model, or other records. ValueError: slopes of another shape.
     """
     if not isinstance(model, LinearModel) or not isinstance(records, LinearRecords):
         raise TypeError(

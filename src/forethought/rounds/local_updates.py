@@ -1,4 +1,4 @@
-"""Any optimizer inside a contribution: what a group's records make of the weights, and no trace."""
+"""Local updates: the weight change of a group's records by any optimizer, which leaves no trace."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from forethought.gradients.passes import Alone
 from forethought.gradients.vmap_mode import seeded
 from forethought.values.mechanism import INNER, Local, imported
 
-# Parameters end to end: an inner step is then a few calls of torch, not a few for each of them.
+# Parameters as one vector: an inner step then needs a few calls of torch, not a few for each.
 
 
 class Joined:
-    """Lays tensors of the parameters' shapes end to end.
+    """Concatenates tensors of the parameters' shapes, and splits them again.
 
     Args:
-        parameters: of one type and device, else each stays by itself.
+        parameters: if they have different types or devices, each tensor stays by itself.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -37,24 +37,25 @@ class Joined:
         self._together = len({(p.dtype, p.device) for p in parameters}) == 1
 
     def join(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """A copy of the tensors as one vector, in a list; copies one by one where types differ."""
+        """A list with one vector, a copy of all tensors; with a copy of each if types differ."""
         if not self._together:
             return [tensor.clone() for tensor in tensors]
         return [torch.cat([tensor.flatten() for tensor in tensors])]
 
     def part(self, joined: Sequence[Tensor]) -> list[Tensor]:
-        """The parts that :meth:`join` laid together, in the parameters' shapes, sharing memory."""
+        """The parts of the result of :meth:`join`, in the parameters' shapes, sharing memory."""
         if not self._together:
             return list(joined)
         pieces = torch.split(joined[0], self._sizes)
         return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
 
-# Inner optimizers: torch.optim's own, fresh for every group, stepping a displacement.
+# Inner optimizers: torch.optim's own, new for every group, which update a displacement.
 #
-# The optimizer holds w − w₀, which starts at zero, so that one plain step of size 1 is minus the
-# gradient to the last bit. Weight decay, which is about w, is added here as torch.optim defines it.
-# The same object steps stacked displacements of many groups: all seven rules are elementwise.
+# The optimizer's parameter is w − w₀, which starts at zero, so that one plain step of size 1 is
+# minus the gradient to the last bit. Weight decay acts on w, so it is added here, as torch.optim
+# defines it. One object can also update the stacked displacements of many groups, because all seven
+# rules are elementwise.
 
 
 class Displacement:
@@ -64,7 +65,7 @@ class Displacement:
         local: the algorithm. start: the weights before the first step, in any shapes.
 
     Raises:
-        ValueError: options that torch.optim refuses together.
+        ValueError: options that torch.optim refuses.
 
     Attributes:
         moved: w − w₀, in the shapes of ``start``.
@@ -87,10 +88,10 @@ class Displacement:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        """Step, and write the new weights into ``weights``.
+        """Take one step, and write the new weights into ``weights``.
 
         Args:
-            gradients: at ``weights``.
+            gradients: the gradients at ``weights``.
         """
         for moved, gradient, weight in zip(self.moved, gradients, weights, strict=True):
             slope = gradient
@@ -105,10 +106,10 @@ class Displacement:
             torch.add(start, moved, out=weight)
 
 
-# Networks that hold no code of a user's: torch's own layers, of which each keeps rows apart.
+# Networks without user code: torch's own layers, each of which works on every row by itself.
 
 
-# No state, no branch, nothing across rows, and a batching rule of torch's own.
+# Layers without state or branches, which do not mix rows and have torch's own batching rules.
 LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten),
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.GroupNorm, nn.LayerNorm),
@@ -119,7 +120,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
 
 
 def separable(model: nn.Module, loss: Loss) -> bool:
-    """True if the network and the loss are of parts that are known to keep rows apart."""
+    """True if all parts of the network and the loss are known to work on every row by itself."""
     modules = list(model.named_modules())
     try:
         vmap_mode.hooked(modules)
@@ -135,26 +136,27 @@ def separable(model: nn.Module, loss: Loss) -> bool:
     return known and not hooks and declared_separable(loss)
 
 
-# The place in which one group's algorithm runs: the model itself, and afterwards nothing of it is
-# left.
+# The isolation of one group's algorithm: it runs on the model itself, which is restored afterwards.
 #
-# A group's update may follow from the round's weights, its own records and its own random numbers.
-# So before each group everything that Python can reach from model, loss and algorithm is as it was
-# when the round began: parameters, buffers, attributes, closures, globals, generators.
+# A group's update may depend only on the round's weights, its own records and its own random
+# numbers. So before each group everything that Python can reach from model, loss and algorithm is
+# as at the beginning of the round: parameters, buffers, attributes, closures, globals, generators.
 
 
 Work = Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]]
 
 
 class Bare:
-    """A model without user code (:data:`LAYERS`): nothing but its weights can change in a group.
+    """The isolation for a model without user code (:data:`LAYERS`): only its weights can change.
 
     Args:
-        model: its trainable parameters are what updates are about.
+        model: the model whose trainable parameters are updated.
 
     Attributes:
-        trained: name → trainable parameter. start: name → its value when the round began.
-        joined: lays them end to end. first: what they were when the round began, so laid.
+        trained: name → trainable parameter.
+        start: name → its value at the beginning of the round.
+        joined: the :class:`Joined` of the parameters. first: the values at the beginning of the
+            round, joined.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -174,7 +176,7 @@ class Bare:
 
     @contextmanager
     def _weights_restored(self) -> Iterator[None]:
-        """Weights and gradients are afterwards as they were."""
+        """A context that restores weights and gradients at its end."""
         kept = {name: p.grad for name, p in self.trained.items()}
         try:
             yield
@@ -185,14 +187,14 @@ class Bare:
 
 
 class Enclosure(Bare):
-    """The model as it is at the beginning of a round, user code in it included.
+    """The isolation for a model with user code: it restores all that the code can reach.
 
     Args:
-        model: its trainable parameters are what updates are about. roots: what else user code can
-            remember things in: the loss, the algorithm.
+        model: the model whose trainable parameters are updated.
+        roots: further objects in which user code can keep values: the loss, the algorithm.
 
     Raises:
-        ValueError: hooks that see several groups, or an iterator that cannot be put back.
+        ValueError: hooks that see several groups, or an object that cannot be restored.
     """
 
     @turns
@@ -213,17 +215,18 @@ class Enclosure(Bare):
         """One group's update.
 
         Args:
-            work: the algorithm; runs what the user wrote with the mode that it is given.
-            seed: of what it draws from torch's generators.
+            work: the algorithm; it must run user code inside the context that it is given.
+            seed: of torch's generators.
 
         Raises:
-            ValueError: it writes to what is not its own, or keeps what it computed.
+            ValueError: the model cannot be trained privately, writes to parameters in its forward
+                pass, or user code keeps values of the group.
         """
         seeded(seed)
         alone = self._alone.again()
         try:
             with self._weights_restored():
-                # In a context of its own: what is left in context variables goes with it.
+                # In a copy of the context, so that changes of context variables end with it.
                 found = contextvars.copy_context().run(work, alone)
                 update = {name: value.detach().clone() for name, value in found.items()}
                 del found
@@ -250,7 +253,7 @@ class Enclosure(Bare):
         return update
 
 
-# Groups one after another: each runs its algorithm on the model itself, in an enclosure.
+# Groups one after another: each group's algorithm runs on the model itself, isolated as above.
 
 
 Mode = AbstractContextManager[Any]
@@ -260,11 +263,11 @@ class OneByOne:
     """Computes updates of groups by ordinary passes.
 
     Args:
-        model: at the round's weights. loss: one value a record. local: the algorithm.
+        model: at the round's weights. loss: one value for each record. local: the algorithm.
         held: records whose activations are held at once; a longer step adds up pieces. None: all.
 
     Raises:
-        ValueError: an algorithm that cannot be loaded, or a model that cannot be put back.
+        ValueError: an algorithm that cannot be loaded, or a model that cannot be restored.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, local: Local, held: int | None = None) -> None:
@@ -276,11 +279,11 @@ class OneByOne:
         self._pieces = self._enclosure.joined.part(self._weights)
 
     def update(self, inputs: Any, targets: Any, seed: int) -> dict[str, Tensor]:
-        """Name → weight change that a group's records make, not finite where it overflowed.
+        """Name → weight change by a group's records; not finite if training overflowed.
 
         Args:
-            inputs, targets: the group's records, batch first. seed: of orders, dropout and the
-                like.
+            inputs, targets: the group's records, batch first.
+            seed: of the order of records and of torch's generators.
 
         Raises:
             ValueError: the user's function returns something else than a weight change.
@@ -303,7 +306,7 @@ class OneByOne:
             weight.copy_(value)
         taken = Displacement(self._local, self._enclosure.first)
         for number, order in enumerate(steps(size, self._local, seed)):
-            if number:  # at first they are there, and after the last step nobody looks
+            if number:  # the first step finds the round's weights in the model
                 for parameter, weight in zip(parameters, self._pieces, strict=True):
                     parameter.data.copy_(weight)
             for parameter in parameters:
@@ -339,7 +342,7 @@ class OneByOne:
         self, function: Callable[..., Any], alone: Mode, inputs: Any, targets: Any
     ) -> dict[str, Tensor]:
         with torch.enable_grad(), alone:
-            # A copy, which the function may train in place.
+            # A copy, so that the function may train it in place.
             found = function(copy.deepcopy(self._enclosure.model), (inputs, targets))
         return _checked(found, self._enclosure.trained)
 
@@ -350,9 +353,9 @@ def _slope(parameter: Tensor) -> Tensor:
 
 
 def steps(size: int, local: Local, seed: int) -> Iterator[Tensor | None]:
-    """The records of a group that each inner step takes, in the order of a fresh draw a pass.
+    """The places of the records in each inner step, with a new random order for each pass.
 
-    None: all of them, in their own order.
+    None stands for all records in their own order.
     """
     if local.step is None or local.step >= size:
         yield from (None for _ in range(local.passes))
@@ -385,15 +388,16 @@ def _checked(found: Any, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: found[name].to(p.device, p.dtype) for name, p in trained.items()}
 
 
-# Groups side by side: one vmap over stacked weights makes an inner step of all of them.
+# Groups side by side: one vmap over stacked weights computes an inner step of all groups.
 #
-# Only for networks of torch's own layers that keep rows apart and for the library's own losses:
-# what else runs is computed one group after another. A group's numbers do not depend on the
-# others': each step has ``step`` places whatever a group's size, empty places hold zeros and count
-# nothing, and a group that has taken its steps moves no more.
+# This is done only for networks of torch's own layers that work on every row by itself, with losses
+# that are declared separable; all others run one group after another. A group's numbers do not
+# depend on other groups: each step has ``step`` places for every group size, empty places hold
+# zeros and do not count, and a group that has taken its steps does not change any more.
 
 
-# On a CPU one call for all groups pays where the work of a step is small beside calling torch.
+# On a CPU, one call for all groups is faster only if a step's arithmetic is small beside the cost
+# of calling torch.
 SHORT_STEP, SHORT_CONVOLVED_STEP, FEWEST = 16, 4, 4
 # Bytes of stacked weights, gradients and optimizer state held at once.
 _STACKED_BYTES = 2**28
@@ -401,10 +405,10 @@ _COPIES = 5
 
 
 def side_by_side(model: nn.Module, loss: Loss, local: Local, count: int) -> bool:
-    """True if groups run side by side; nothing in here depends on the records.
+    """True if groups run side by side; the answer does not depend on the records.
 
     Args:
-        count: how many groups the round has.
+        count: number of groups of the round.
     """
     if local.function is not None or local.step is None or count < FEWEST:
         return False
@@ -420,10 +424,13 @@ class SideBySide:
     """Computes updates of several groups together.
 
     Args:
-        model: of :data:`LAYERS`, at the round's weights; is not written to.
-        loss: one value a record. local: with a ``step``.
+        model: a model of :data:`LAYERS`, at the round's weights; it is not changed.
+        loss: one value for each record. local: an algorithm with a ``step``.
         held: records whose activations are held at once. None: as many as :data:`_STACKED_BYTES` of
-            weights allow.
+            stacked weights allow.
+
+    Attributes:
+        lanes: the most groups of one call of :meth:`updates`.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, local: Local, held: int | None = None) -> None:
@@ -439,7 +446,7 @@ class SideBySide:
     def _mean(self, weights: dict[str, Tensor], rows: Tensor, wanted: Tensor, here: Tensor) -> Any:
         outputs = functional_call(self._model, {**weights, **self._rest}, (rows,))
         values = self._loss(outputs, wanted)
-        # Chosen, not multiplied: what stands in an empty place must not count, whatever it is.
+        # Selected, not multiplied by 0: the loss of an empty place may be infinite or NaN.
         return torch.where(here, values, 0.0).sum() / here.sum().clamp(min=1)
 
     @turns
@@ -449,15 +456,16 @@ class SideBySide:
         """Name → weight changes, shape (groups, *parameter shape).
 
         Args:
-            inputs, targets: all records, in front. groups: which of them each group has, of
-                which there are at most :attr:`lanes`. seeds: one a group.
+            inputs, targets: all records, in dimension 0.
+            groups: the records of each group, at most :attr:`lanes` groups.
+            seeds: one for each group.
         """
         lanes, places = len(groups), self._local.step or 1
         taken: list[list[Tensor]] = []
         for at, seed in zip(groups, seeds, strict=True):
             orders = steps(len(at), self._local, seed) if len(at) else ()
             taken.append([at if order is None else at[order] for order in orders])
-        seeded(seeds[0])  # of dropout: every lane draws in every step
+        seeded(seeds[0])  # for dropout, which draws for every lane in every step
         start = [value.expand(lanes, *value.shape) for value in self._trained.values()]
         weights = [value.clone() for value in start]
         taking = Displacement(self._local, start)

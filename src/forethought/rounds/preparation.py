@@ -32,11 +32,11 @@ from forethought.values.plan import (
 )
 from forethought.values.serialisation import Stored, build, plain
 
-# Each record's vector of a private statistic, a function of that record alone.
+# The vector of each record in a private statistic, a function of that record alone.
 
 
 def features_of(inputs: Tensor, count: int) -> Tensor:
-    """Inputs as (records, features, values of each) in float64: channels hold several values.
+    """Inputs as (records, features, values of a feature), float64; a channel has several values.
 
     Raises:
         ValueError: inputs of another number of features or channels.
@@ -50,7 +50,7 @@ def features_of(inputs: Tensor, count: int) -> Tensor:
 
 
 def unit(values: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """Values where the bounds are −1 and 1; what lies beyond counts as the bound."""
+    """Values scaled so that the bounds become −1 and 1; values beyond are clipped to them."""
     low, high = bounds
     return ((values - low) * (2 / (high - low)) - 1).clamp(-1, 1)
 
@@ -59,8 +59,9 @@ class Vectors:
     """Records whose inputs are the vectors of a statistic.
 
     Args:
-        records: the private ones. preparation: what is asked of them. statistic: which of it.
-        centre: of norms, what was released before: the point from which they are taken.
+        records: the private records.
+        preparation: the declared preparation. statistic: one of its statistics.
+        centre: for norms: the released means, from which the distances of records are taken.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Vectors:
         return self.of(inputs, targets).cpu(), targets
 
     def _places(self, inputs: Tensor) -> Ones:
-        """Halves, quarters, … down to the bins: each number of a record is in one of each."""
+        """The places of a record's numbers in halves, quarters, … down to the bins, as Ones."""
         asked = self._asked
         values = features_of(inputs.flatten(1), asked.numbers or 0).squeeze(2).cpu()
         bins = ((unit(values, (-1.0, 1.0)) + 1) * (asked.bins / 2)).clamp(0, asked.bins - 1)
@@ -101,10 +102,10 @@ class Vectors:
         return Ones(places.flatten(1), first * values.shape[1], known)
 
     def of(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Shape (records, length), float64; not a number where a feature is none.
+        """The records' vectors, shape (records, length), float64; NaN for a feature that is NaN.
 
         Raises:
-            ValueError: inputs or targets that are not what was declared.
+            ValueError: inputs or targets of another form than declared.
         """
         asked = self._asked
         if self._statistic == "classes":
@@ -116,14 +117,14 @@ class Vectors:
             flat = features_of(inputs.flatten(1), asked.features or 0).squeeze(2)
             assert asked.reach is not None
             if self._statistic == "means":
-                # A record of zeros stays one; what is not finite counts as nothing in the sum.
+                # A record of zeros stays so; a record that is not finite adds zero to the sum.
                 share: Tensor = (asked.reach / flat.norm(dim=1, keepdim=True)).clamp(max=1)
                 return flat if bool((share == 1).all()) else flat * share
             centre = torch.tensor(self._centre, dtype=torch.float64, device=flat.device)
             left: Tensor = (flat - centre).norm(dim=1, keepdim=True)
             left = left * (REACH / asked.reach / LIKELY)
             limit = math.log(WITHIN)
-            # A record at the centre, whose logarithm is infinite, counts as the nearest one.
+            # The clamp also covers a record at the centre, whose logarithm is −∞.
             return left.log().clamp(-limit, limit)
         values = features_of(inputs, asked.features or 0)
         scaled = unit(values, asked.bounds or (-1.0, 1.0))
@@ -139,26 +140,25 @@ class Vectors:
         return self._records.digest(key)
 
 
-# From noised sums to the constants that inputs are prepared with: post-processing, hence free.
+# Constants for the preparation of inputs from noised sums: post-processing, which costs no privacy.
 
 
 Range = tuple[float, float]
-# The least deviation worth dividing by, in units of half the declared range.
+# The smallest standard deviation that is divided by, in units of half the declared range.
 LEAST_DEVIATION = 0.01
-# Variance, from table to table, of the logarithm of a centred record's norm.
+# Assumed variance, between tables, of the logarithm of a centred record's norm.
 SPREAD = 0.2
 
 
 @dataclass(frozen=True)
 class InputConstants:
-    """The constants that inputs are prepared with: (x − shift)/scale, clipped to [low, high] where
-    these are.
+    """The constants of prepared inputs: (x − shift)/scale, clipped to the limits.
 
     Args:
-        shift, scale: one number a feature; empty where features stay as they are.
-        limits: of what comes out; None for none.
-        shares: of each class, summing to 1; empty where classes were not counted.
-        ranges: the ends between which a table's numbers lie, of [−1, 1]; empty: not released.
+        shift, scale: one number for each feature; empty if features stay as they are.
+        limits: (low, high) of the prepared values; None: no limits.
+        shares: of the classes, summing to 1; empty if classes were not counted.
+        ranges: the usual range of each number of a table, inside [−1, 1]; empty: not released.
     """
 
     shift: tuple[float, ...] = ()
@@ -183,7 +183,7 @@ class InputConstants:
 
 
 def moments(asked: Preparation, means: Tensor) -> InputConstants:
-    """Means and deviations from noised means of x and x², both within what the bounds allow."""
+    """Means and standard deviations from noised means of x and x², kept within the bounds."""
     first, second = means.view(2, -1)
     first = first.clamp(-1, 1)
     variance = (second.clamp(0, 1) - first.square()).clamp(min=LEAST_DEVIATION**2)
@@ -195,12 +195,12 @@ def moments(asked: Preparation, means: Tensor) -> InputConstants:
 
 
 def centre(asked: Preparation, means: Tensor, examples: int) -> InputConstants:
-    """Means, as far as they are to be believed, and the scale at which records have a given norm.
+    """Shrunken means, and the scale at which a usual record gets the declared norm.
 
-    Before the data are seen a mean of norm up to that of a usual record, R = reach/:data:`REACH`,
-    is as likely in one direction as in another; with noise of variance v in each of d features the
-    best linear guess is R²/(R² + d v) of what was released. Where what was released is as long as
-    noise alone would be, it says less: 1 − (d − 2) v/‖m‖² of it (James and Stein 1961).
+    Before the data are seen, a mean with a norm up to that of a usual record, R =
+    reach/:data:`REACH`, is equally likely in every direction. With noise of variance v in each of d
+    features, the best linear estimate is R²/(R² + d v) times the released means m. If m is not much
+    longer than noise alone, a smaller factor is used: 1 − (d − 2) v/‖m‖² (James and Stein 1961).
     """
     assert asked.reach and asked.features and asked.becomes
     usual = asked.reach / REACH
@@ -216,14 +216,14 @@ def centre(asked: Preparation, means: Tensor, examples: int) -> InputConstants:
 def rescaled(
     asked: Preparation, centred: InputConstants, norm: float, examples: int
 ) -> InputConstants:
-    """Means as they are, and the scale at which records of the norm released have the given one.
+    """The same means, and the scale at which records of the released norm get the declared norm.
 
-    Before the data are seen the logarithm of a usual record's norm, against :data:`LIKELY` of what
-    is declared, is as likely above 0 as below, with variance :data:`SPREAD`; the best linear guess
-    from a release with noise of variance v is SPREAD/(SPREAD + v) of it.
+    Before the data are seen, the logarithm of a usual record's norm, divided by :data:`LIKELY`
+    times the declared one, has mean 0 and variance :data:`SPREAD`. The best linear estimate from a
+    release with noise of variance v is SPREAD/(SPREAD + v) times the release.
 
     Args:
-        norm: the noised mean of that logarithm, over so many ``examples``.
+        norm: the noised mean of that logarithm over the ``examples``.
     """
     noise = asked.sigma("norms") * asked.norm("norms") / examples
     limit = math.log(WITHIN)
@@ -233,7 +233,7 @@ def rescaled(
 
 
 def quantiles(asked: Preparation, means: Tensor) -> InputConstants:
-    """From noised histograms the ends between which all but the tails lie, mapped to 0 and 1."""
+    """The range of each feature without its tails, from noised histograms; it becomes [0, 1]."""
     assert asked.bounds is not None
     low, high = asked.bounds
     shares = means.view(asked.features or 0, asked.bins).clamp(min=0)
@@ -246,19 +246,19 @@ def quantiles(asked: Preparation, means: Tensor) -> InputConstants:
     return InputConstants(tuple(start.tolist()), tuple(scale.tolist()), (0.0, 1.0))
 
 
-# Deviations of its noise that a half must be above to hold any records.
+# A half counts as holding records if its share exceeds so many standard deviations of the noise.
 CLEAR = 2.5
-# With noise above this share of the records only ranges that come out so many times narrower than
-# declared count: what seems to lie beyond a smaller cut may be its tail.
+# If the noise exceeds the share LOUD of the records, a range is used only if it is NARROWER times
+# narrower than declared: the part that a smaller cut removes might be a tail of the data.
 LOUD, NARROWER = 0.03, 8
 
 
 def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Range, ...]:
-    """From the noised shares of halves, quarters, … the ends between which each number lies.
+    """The usual range of each number of a table, from the noised shares of halves, quarters, ….
 
-    An end is looked for by halving: in the outer half if that clearly holds records, else in the
-    inner one, until neither does. What is passed over on the way is ``tails`` of the records, and
-    what the noise may hide.
+    Each end is found by bisection: in the outer half if that clearly holds records, else in the
+    inner half, until neither does. The skipped parts hold at most about the share ``tails`` of the
+    records, and records that the noise hides.
     """
     noise = asked.sigma("ranges") * asked.norm("ranges") / examples
     clear = asked.tails / len(asked.steps) + CLEAR * noise
@@ -275,7 +275,11 @@ def usual_ranges(asked: Preparation, means: Tensor, examples: int) -> tuple[Rang
 
 
 def _passed_over(holds: list[Tensor]) -> int:
-    """The number of bins before those that hold records; of each level which nodes do."""
+    """The number of bins before the first ones that hold records.
+
+    Args:
+        holds: for each level, the nodes that hold records, booleans.
+    """
     at, bins = 0, len(holds[-1])
     for level in holds:
         outer, inner = level[2 * at], level[2 * at + 1]
@@ -286,7 +290,7 @@ def _passed_over(holds: list[Tensor]) -> int:
 
 
 def shares(means: Tensor) -> tuple[float, ...]:
-    """Shares of the classes, none of them negative, summing to 1."""
+    """Shares of the classes from noised means: none is negative, and they sum to 1."""
     counted = means.clamp(min=0)
     total = float(counted.sum())
     if not total > 0:
@@ -294,10 +298,10 @@ def shares(means: Tensor) -> tuple[float, ...]:
     return tuple((counted / total).tolist())
 
 
-# **Formal guarantee.** Each statistic is one private sum over all records (:mod:`rounds`): records'
-# own vectors, bounded in norm by what is declared, with Gaussian noise, noted in a transcript under
-# its own name. The constants follow from the noised sums. What a run of the plan then states covers
-# these releases as its first rounds.
+# **Formal guarantee.** Each statistic is one private sum over all records (:mod:`rounds`): the sum
+# of the records' own vectors, whose norms are bounded as declared, with Gaussian noise. Its release
+# is noted in a transcript under its own name. The constants follow from the noised sums. The
+# statement of a run of the plan covers these releases as its first rounds.
 
 
 class Paying(Protocol):
@@ -309,12 +313,12 @@ class Paying(Protocol):
 
 @dataclass(frozen=True)
 class Prepared(Stored):
-    """The release that prepares inputs: public from now on, and made once.
+    """The released constants that prepare inputs; they are public, and released once.
 
     Args:
-        preparation: what was asked for. examples: of how many records.
-        constants: what inputs are prepared with.
-        seeded: whether a person chose the seed of the noise; then there is no guarantee.
+        preparation: the declared preparation. examples: number of records.
+        constants: the constants of the preparation.
+        seeded: True if a person chose the seed of the noise; then there is no guarantee.
         transcript: the releases.
     """
 
@@ -328,17 +332,17 @@ class Prepared(Stored):
     transcript: Transcript
 
     def apply(self, inputs: Any) -> Tensor:
-        """Inputs prepared: those of training, held-out ones and new ones alike."""
+        """Prepared inputs, for training, held-out and new records alike."""
         return self.constants.apply(inputs)
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Noised shares of the classes; empty where they were not counted."""
+        """Noised shares of the classes; empty if they were not counted."""
         return self.constants.shares
 
     @property
     def whole(self) -> bool:
-        """True if all that was asked for has been released."""
+        """True if all statistics of the preparation have been released."""
         return len(self.transcript) == len(self.preparation.statistics)
 
     def _values(self) -> dict[str, Any]:
@@ -361,7 +365,7 @@ class Prepared(Stored):
 
     @classmethod
     def load(cls, path: str | Path) -> Prepared:
-        """The release that was saved; a continued run must not release its statistics again."""
+        """Load a saved release; a continued run must not release its statistics again."""
         return super().load(path)
 
 
@@ -371,18 +375,20 @@ def prepare(
     """Release the statistics that a plan has a budget for.
 
     Args:
-        plan: made with ``preparation=``. data: (inputs, targets), as :func:`forethought.train`
-            takes them, not prepared yet; dimension 1 of the inputs holds features or channels.
-        seeds: of the noise, where a person chooses it; then nothing is guaranteed.
-        paid: the run's reservation, where a ledger pays: ``ft.Ledger(…).paid(plan.mechanism)``,
-            entered with ``with`` around this and the training, which takes it as ``ledger=``.
+        plan: a plan made with ``preparation=``.
+        data: (inputs, targets), as for :func:`forethought.train`, not prepared yet; dimension 1 of
+            the inputs holds features or channels.
+        seeds: a person's seeds of the noise; then nothing is guaranteed. None: the operating
+            system's entropy.
+        paid: the run's reservation, if a ledger pays: ``ft.Ledger(…).paid(plan.mechanism)``. Enter
+            it with ``with`` around this call and the training, which takes it as ``ledger=``.
 
     Returns:
-        The constants with what they cost. Give ``train`` the inputs that :meth:`Prepared.apply`
-        makes and the value itself as ``prepared=``.
+        The constants and the transcript of their releases. Give ``train`` the inputs that
+        :meth:`Prepared.apply` returns, and this value as ``prepared=``.
 
     Raises:
-        ValueError: a plan without preparation, or data that is not what it declares.
+        ValueError: a plan without preparation, or data of another form or size than declared.
     """
     if paid is not None and plan.privacy.preparation is not None:
         paid.ahead(len(plan.privacy.preparation.statistics))
@@ -392,16 +398,17 @@ def prepare(
 def released(
     plan: Paying, records: Records, seeds: Seeds | None = None, after: Prepared | None = None
 ) -> Prepared:
-    """:func:`prepare` of records in the form that training reads.
+    """:func:`prepare` for records in the form that training reads.
 
-    Ranges come by themselves, of records whose inputs are the numbers: with them a table is encoded
-    anew, and of that the rest is released.
+    Ranges of a table are released by a call of their own, from records whose inputs are the
+    numbers. The table is then encoded again with these ranges, and a second call releases the other
+    statistics from the encoded records.
 
     Args:
-        after: the ranges, where they are released already.
+        after: the result of the first call, if ranges are released already.
 
     Raises:
-        ValueError: a plan without preparation, or records that are not what it declares.
+        ValueError: a plan without preparation, or records of another form or number than declared.
     """
     privacy = plan.privacy
     asked, examples = privacy.preparation, privacy.examples
@@ -466,15 +473,15 @@ def _constants(asked: Preparation, released: Mapping[str, Tensor], examples: int
     return found
 
 
-# That what was released to prepare the data is what a plan pays for.
+# Checks that the released preparation is the one that the plan accounts for.
 
 
 def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
     """Refuse a run whose first releases are not those that its plan accounts for.
 
     Raises:
-        ValueError: no preparation where the plan has one, one that the plan does not have, or
-            one that was released otherwise.
+        ValueError: only one of the two has a preparation, or they differ; or the release is
+            incomplete, or has another transcript than the plan accounts for.
     """
     privacy = plan.privacy
     if prepared is None:
@@ -497,10 +504,10 @@ def require_prepared(plan: Paying, prepared: Prepared | None) -> None:
 
 
 def require_unprepared(plan: Paying, what: str) -> None:
-    """Refuse a plan that pays for a preparation where several runs share one accounting.
+    """Refuse a plan with a preparation, for a caller that accounts for training only.
 
     Args:
-        what: the caller, such as ``"train_until"``.
+        what: the caller's name for the message, such as ``"train_until"``.
 
     Raises:
         ValueError: the plan has a preparation.

@@ -1,11 +1,12 @@
-"""A private sum: opened for one round, takes contributions, releases once a noised sum.
+"""A private sum: it is opened for one round, takes contributions, and releases a noised sum once.
 
-**Formal guarantee.** A :class:`NoisedSum` is the round's Gaussian mechanism (sampling, clipping to
-C, noise σC on the sum) and nothing else; where noise is correlated, it is one row of a Gaussian
-mechanism that is all rounds of its part together, and only they, or a beginning of them, have a
-guarantee. Only :meth:`PrivateSum.release` makes one, at most once a round, and notes it in the
-transcript with the numbers that the noise was drawn with. Sum and noise are in float64, or on a
-grid. Optimizers, messages to a server and mixing steps take noised sums and nothing else.
+**Formal guarantee.** A :class:`NoisedSum` is the output of the round's Gaussian mechanism
+(sampling, clipping to C, noise σC on the sum) and nothing else. With correlated noise, it is one
+row of a Gaussian mechanism that consists of all rounds of its part; then only these rounds
+together, or the first ones of them, have a guarantee. Only :meth:`PrivateSum.release` makes a
+noised sum, at most once a round, and notes it in the transcript with the standard deviations of
+its noise. Sum and noise are in float64, or on a grid. Optimizers, messages to a server and mixing
+steps take noised sums and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from forethought.rounds.records import Records, TensorRecords, content
 from forethought.values.mechanism import Correlated, Examples, Sampling
 from forethought.values.plan import Privacy, Round, Transcript, grid
 
-# A model's trainable parameters laid end to end: the vector that is summed and noised.
+# A model's trainable parameters as one flat vector, which is summed and noised.
 
 
 class Layout:
@@ -44,7 +45,7 @@ class Layout:
         parameters: name → trainable parameter, in the order of the vector.
 
     Raises:
-        ValueError: nothing to train, or parameters on several devices.
+        ValueError: there are no parameters, or they are on several devices.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -65,17 +66,18 @@ class Layout:
         return torch.zeros(self.size, dtype=dtype, device=self.device)
 
     def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Name → the parameter's part of a flat vector, in its shape, sharing memory."""
+        """Name → the part of a flat vector, in the parameter's shape, sharing memory."""
         parts = zip(self.names, torch.split(vector, self._lengths), self.shapes, strict=True)
         return {name: piece.view(shape) for name, piece, shape in parts}
 
 
-# The clipping norm from round to round, which the quantile rule moves.
+# The clipping norm from round to round, which the quantile rule changes.
 #
 # Quantile rule (Andrew, Thakkar, McMahan, Ramaswamy 2021): the share of contributions within the
-# norm, released with noise, steers the norm geometrically to the wanted quantile. Each contribution
-# adds ±1/2 to the released count, so its sensitivity is half that of the sum in units of C, and
-# :meth:`forethought.values.plan.Clip.gradient_noise` takes the count's cost from the sum's noise.
+# norm is released with noise, and a geometric update moves the norm to the wanted quantile. Each
+# contribution adds ±1/2 to the released count, so its sensitivity is half that of the sum in units
+# of C. :meth:`forethought.values.plan.Clip.gradient_noise` accounts for the count's release by
+# more noise on the sum.
 
 
 def noised_share(
@@ -88,8 +90,9 @@ def noised_share(
 
     Args:
         count: Σ (1[‖g‖ ≤ C] − 1/2), see :func:`forethought.gradients.sums.centred_count_below`.
-        chosen: the round, whose public divisor the count is divided by (never ``len(norms)``).
+        chosen: the round; the count is divided by its public divisor, never by ``len(norms)``.
         count_noise: σ_b, standard deviation of the noise on the sum.
+        generator: of the noise.
     """
     counted = randomness.noised_count(count, count_noise, 0.5, chosen.noise, generator)
     return 0.5 + counted / chosen.divisor
@@ -100,12 +103,12 @@ class RoundError(RuntimeError):
 
 
 class NoisedSum:
-    """The release of a round: its noised sum. Made by :meth:`PrivateSum.release` only.
+    """The release of a round: its noised sum. Only :meth:`PrivateSum.release` makes it.
 
     Attributes:
-        round: the round. layout: which parameter lies where.
+        round: the round. layout: the place of each parameter in the vector.
         vector: the noised sum, float64, shape (parameters,).
-        next_clip_norm: the norm of the next round.
+        next_clip_norm: the clipping norm of the next round.
     """
 
     __slots__ = ("layout", "next_clip_norm", "round", "vector")
@@ -132,13 +135,13 @@ class NoisedSum:
         return self.vector / self.round.divisor
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The mean by parameter, in the parameters' shapes and precisions."""
+        """Name → the part of :meth:`mean`, in the parameter's shape and precision."""
         views = zip(self.layout.views(self.mean()).items(), self.layout.dtypes, strict=True)
         return {name: view.to(dtype) for (name, view), dtype in views}
 
 
 class Witness(Protocol):
-    """Is shown what a run's sums are made of and what is released, to work them out again."""
+    """An observer that is shown a run's contributions and releases, to recompute its sums."""
 
     def met(
         self,
@@ -147,54 +150,60 @@ class Witness(Protocol):
         records: Records,
         indices: randomness.Indices | None,
     ) -> None:
-        """Records are about to be added at the model's weights; None: all that are left."""
+        """Called before records (None: all that are left) are added at the model's weights."""
         ...
 
     def summed(self, chosen: Round, vector: torch.Tensor, count: float | None) -> None:
-        """The sum is complete, with the count beside it, and has no noise yet."""
+        """Called with the complete sum and the quantile rule's count, before the noise."""
         ...
 
     def released(self, noised: NoisedSum) -> None:
-        """This is what leaves."""
+        """Called with the released sum."""
         ...
 
 
 WITNESS: ContextVar[Callable[[PrivateRounds, randomness.Secrets], Witness | None] | None] = (
     ContextVar("witness", default=None)
 )
-"""Makes the witness of every run that begins while it is set: an audit of the run's owner sets it,
-in the run's own process, and what it is shown is as secret as the run's keys."""
+"""A function that makes the witness of every run that begins while it is set. Only an audit by the
+run's owner sets it, in the run's own process: the data shown to it are as secret as the run's keys.
+"""
 
 
 class PrivateRounds:
-    """Opens the rounds of a plan in order, each once. A context: it leaves torch's generator alone.
+    """Opens the rounds of a plan in order, each once.
+
+    As a context manager it restores the state of torch's generator at the end.
 
     Args:
-        privacy: what is released.
-        parameters: name → trainable parameter of every model that will contribute.
+        privacy: the mechanism, clipping and noise of the plan.
+        parameters: name → trainable parameter, as in every model that will contribute.
         loss: one value per example.
         secrets: of sampling and noise.
         micro_batch: examples whose gradients are held at once; None: the whole batch. It changes
             memory only.
-        transcript: where releases are noted; a continued run's own.
-        note: called with a round's number and what its noise is bound to, before the noise is
-            drawn, for a record on disk; answers how many releases of the round that makes.
-        team: the processes that compute the rounds together.
-        shards: of a sharded model, whose ``local`` the parameters are: then every process has its
+        transcript: the transcript in which releases are noted; None: a new one. A continued run
+            gives its own.
+        team: the processes that compute the rounds together; None: this one alone.
+        batch_dims: the batch dimensions of the model, as its owner declares; an assumption.
+        shards: of a sharded model, whose ``local`` are the parameters: then every process has its
             own shard of sum, noise and step.
-        batch_dims: where the model has its examples, as its owner declares; an assumption.
 
     Raises:
-        ValueError: nothing to train, or a grid too coarse for so many parameters.
+        ValueError: nothing to train, a grid too coarse for so many parameters, ``batch_dims`` with
+            groups, or a sharded model with groups, a grid, ``batch_dims`` or an audit.
 
     Attributes:
+        note: function called with a round's number and the 32 bytes that its noise is bound to,
+            before the noise is drawn, to write them to disk; returns the number of releases of
+            this round. None: nothing is written.
         transcript: see above.
-        clip_norm: norm of the next round; set it when a run continues.
-        bound: what the noise of the rounds so far was bound to, where later noise depends on it;
-            set it when a run continues.
-        how: gradients are computed; another loss counts from the next round that is added to.
-        context: bytes that the noise is bound to besides: what is known to have changed.
-        skips: rounds may be left out: they are never opened, and release nothing.
+        clip_norm: clipping norm of the next round; set it when a run continues.
+        bound: the bytes that the noise of each round so far was bound to, if later noise depends
+            on them; set it when a run continues.
+        how: the computation of gradients; another loss takes effect from the next addition.
+        context: further bytes that the noise is bound to, for example of changed circumstances.
+        skips: True if rounds may be left out; these are never opened and release nothing.
         witness: of an audit, see :data:`WITNESS`.
     """
 
@@ -229,7 +238,7 @@ class PrivateRounds:
         self._parts = randomness.Stream(secrets.sampling, "parts")
         self._secret = secrets.sampling
         self.shards = shards
-        # What all processes draw alike, and what each draws for its own shard.
+        # The noise that all processes draw alike, and the noise of each process's own shard.
         self._common = self._noise = randomness.BoundNoise(secrets.noise)
         if shards is not None:
             self._noise = randomness.BoundNoise(secrets.noise, shard=self.team.rank)
@@ -239,7 +248,7 @@ class PrivateRounds:
         self._correlated: randomness.CorrelatedNoise | None = None
         self.bound: list[bytes] = []
         self._remembers = any(isinstance(part, Correlated) for part in privacy.mechanism)
-        # A copy of this process, which os.fork makes, releases its rounds a second time.
+        # A forked copy of this process releases the rounds a second time, which must be counted.
         self._process, self._copies = os.getpid(), 0
         self._opened = -1
         begun = WITNESS.get()
@@ -273,11 +282,11 @@ class PrivateRounds:
             self._generator.set_state(self._kept.pop())
 
     def open(self, index: int, sampling: Sampling | None = None) -> PrivateSum:
-        """The private sum of round ``index``, with its batch drawn.
+        """Open the private sum of round ``index`` and draw its batch.
 
         Args:
-            sampling: of its batch, in place of the planned one; what it is divided by stays as
-                planned. Then the transcript is not the plan's: a filter has to allow it.
+            sampling: the sampling of this batch in place of the planned one; the divisor stays as
+                planned. The transcript is then not that of the plan, and a filter has to allow it.
 
         Raises:
             RoundError: a round out of order, or opened before.
@@ -302,8 +311,8 @@ class PrivateRounds:
         return PrivateSum(self, chosen, share_of(batch, self.team, even), indices)
 
     def seed_model(self, index: int) -> None:
-        """Set the generator that dropout draws from to a round's own beginning."""
-        # Whether a round is logged must not move its dropout masks: both passes begin alike.
+        """Seed the generator that dropout draws from with a round's own seed."""
+        # Every pass of a round starts from the same seed, so that logging does not change dropout.
         purpose = "model" if self.team.leads else f"model {self.team.rank}"
         self._generator.manual_seed(randomness.seed_of(self._secret, purpose, index))
 
@@ -323,12 +332,12 @@ class PrivateRounds:
         chosen: Round,
     ) -> torch.Tensor:
         self.require_size(records, chosen)
-        with turns:  # of the generator that the model draws from, and of what it touches
+        with turns:  # threads share the generator and the objects that the model uses
             self.seed_model(chosen.index)
             return self._add(contributions.Addition(into, model, records, batch, chosen, self.how))
 
     def _correlated_noise(self, chosen: Round) -> randomness.CorrelatedNoise | None:
-        """The part's noise up to this round, drawn again where a run goes on."""
+        """The correlated noise of the round's part; a continued run draws earlier rounds again."""
         strategy, first = chosen.strategy, chosen.origin
         if strategy is None:
             return None
@@ -341,8 +350,8 @@ class PrivateRounds:
         return kept
 
     def _about(self, chosen: Round) -> bytes:
-        """All of a round but its number, with the layout and the context of the run."""
-        # Of one plan it follows from these, and is the same for many rounds.
+        """A round without its number, the layout and the context of the run, as bytes."""
+        # Within one plan the round follows from this key, which is the same for many rounds.
         key = (chosen.origin, chosen.clip_norm, chosen.sampling, self.context)
         if self._written[0] != key:
             about = (replace(chosen, index=0), self._laid_out, self.context)
@@ -350,7 +359,7 @@ class PrivateRounds:
         return self._written[1]
 
     def _releases(self, index: int, bound: bytes) -> int:
-        """The number of releases of this round with this one; on disk before its noise is."""
+        """The number of releases of this round, this one included; noted before noise is drawn."""
         if os.getpid() != self._process:
             self._process, self._copies = os.getpid(), self._copies + 1
         return self._copies + (1 if self.note is None else self.note(index, bound))
@@ -359,7 +368,7 @@ class PrivateRounds:
         self, chosen: Round, vector: torch.Tensor, norms: torch.Tensor, inputs: bytes
     ) -> NoisedSum:
         std, counted = chosen.noise_std, chosen.count_noise
-        if self.shards is None:  # else each process has the sum of all in its own shard
+        if self.shards is None:  # with shards, each process has the total sum of its own shard
             self.team.add_up(vector)
         count = None
         if counted is not None:
@@ -368,12 +377,13 @@ class PrivateRounds:
             count = float(together)
         if self.witness is not None:
             self.witness.summed(chosen, vector, count)
-        # Correlated noise hides the sums so far: C times what was released is C times them, plus z.
+        # Correlated noise must hide all sums so far: the strategy matrix times the releases is that
+        # matrix times the sums, plus z. So the noise is bound to the earlier sums, too.
         so_far = (chosen.index, count, inputs, self.bound[-1:])
         bound = self._noise.bind(self._about(chosen) + randomness.encoded(so_far), vector)
         if self.shards is not None:
             bound = blake3(self.team.joined(bound)).digest()
-        # Written down first: behind the barrier every process draws noise.
+        # Written first: after the barrier every process draws noise.
         releases = self._releases(chosen.index, bound)
         self.team.require_equal(bound, "sum")
         if self._remembers:
@@ -406,7 +416,7 @@ class PrivateRounds:
 
 
 def _require_sharded(privacy: Privacy, batch_dims: BatchDims | None, witness: object) -> None:
-    """Refuse what the processes of a sharded model cannot do in step, each on its own shard."""
+    """Refuse plans that the processes of a sharded model cannot run, each on its own shard."""
     others = {
         "clips groups or local updates": not isinstance(privacy.contribution, Examples),
         'has noise="grid"': privacy.noise == "grid",
@@ -422,14 +432,14 @@ def _require_sharded(privacy: Privacy, batch_dims: BatchDims | None, witness: ob
 
 
 class PrivateSum:
-    """The sum of one round, while it is secret. Opened by :meth:`PrivateRounds.open`.
+    """The secret sum of one round before its release. :meth:`PrivateRounds.open` makes it.
 
     Attributes:
         round: the round it was opened for.
-        indices: the records of its batch, int64, shape (batch,); of which a process of a team
-            adds its share.
-        rounds: what opened it.
-        input_hash: names the model that was added last.
+        indices: the records of the batch, int64, shape (batch,); each process of a team adds its
+            share of them.
+        rounds: the :class:`PrivateRounds` that opened it.
+        input_hash: 32 bytes that name the model that was added last; empty before.
     """
 
     def __init__(
@@ -444,7 +454,7 @@ class PrivateSum:
         self._left = batch.indices
         self._norms: list[torch.Tensor] = []
         self._closed = False
-        # Made when something is added: a thousand holders' sums are open at once.
+        # Allocated at the first addition, because the sums of many holders are open at once.
         self._vector: torch.Tensor | None = None
         self.input_hash = self._inputs = b""
 
@@ -454,16 +464,17 @@ class PrivateSum:
     def add(
         self, model: torch.nn.Module, records: Records, indices: randomness.Indices | None = None
     ) -> None:
-        """Add clipped contributions at the model's present weights. ``.grad`` is never touched.
+        """Add clipped contributions at the model's present weights. ``.grad`` is not changed.
 
         Args:
-            model: its trainable parameters have the layout of the rounds.
+            model: a model whose trainable parameters have the layout of the rounds.
             records: all of the data.
-            indices: some of the batch's records that were not added yet; whole groups where
-                groups are clipped. None: all that are left.
+            indices: records of the batch that were not added yet; whole groups if groups are
+                clipped. None: all that are left.
 
         Raises:
-            RoundError: released already, or records that were added before.
+            RoundError: the round is closed, the records were added before, the data has another
+                size, or only a part of the batch for a sharded model.
             ValueError: records that are not in the batch, or a model of other parameters.
         """
         if self._closed:
@@ -493,15 +504,15 @@ class PrivateSum:
         self._norms.append(found)
 
     def parts(self, count: int) -> list[randomness.Indices]:
-        """The batch, dealt into parts that may be added at different weights.
+        """The batch, divided at random into ``count`` parts that may be added at different weights.
 
-        Each record is in a part of its own draw, whatever else is in the batch. So with all draws
-        given, a round is the sum of one clipped function of each record, as it is at one model: a
-        record more or less changes its own term and no other, by at most C, and the theorems on
-        sampled sums hold as they are; over the draws, by joint convexity. What a later part's
-        weights are may depend on anything but this client's records beyond what it has released
-        (van Dijk et al., Lemma B.3: they belong to the auxiliary input). In order of the batch a
-        record more would move the others to other parts, and their terms with them.
+        Each record's part is drawn independently of the other records. So for fixed draws a round
+        is the sum of one clipped function of each record, as with one model: adding or removing a
+        record changes only its own term, by at most C, and the theorems on sampled sums hold
+        unchanged; over the draws they hold by joint convexity. The weights of a later part may
+        depend on anything except this client's records beyond its releases (van Dijk et al.,
+        Lemma B.3: they belong to the auxiliary input). Parts in order of the batch would be wrong:
+        one more record would move other records, and their terms, to other parts.
         """
         dealt = self.rounds._parts.at(self.round.index).integers(0, count, len(self.indices))
         return [self.indices[dealt == part] for part in range(count)]
@@ -522,12 +533,12 @@ class PrivateSum:
         return self._batch.indices
 
     def _met(self, hashed: bytes) -> None:
-        """Note the model that is added next; parts at one model's weights are one question."""
+        """Note the model that is added next; consecutive parts at the same weights count once."""
         if hashed != self.input_hash:
             self.input_hash, self._inputs = hashed, self._inputs + hashed
 
     def _took(self, sums: Mapping[str, torch.Tensor], norms: torch.Tensor) -> None:
-        """The result of :meth:`_taken`: the clipped sum of exactly these records, and the norms.
+        """Add the clipped sum of exactly the records of :meth:`_taken`, and note the norms.
 
         Only :func:`forethought.rounds.private_sum.add_together` calls it.
         """
@@ -537,7 +548,7 @@ class PrivateSum:
         self._norms.append(norms)
 
     def _spoil(self) -> None:
-        """Close the round: a part may have been added, and nothing may come of it."""
+        """Close the round without a release, after an error that may have left a partial sum."""
         self._closed, self._vector = True, None
 
     def _so_far(self) -> torch.Tensor:
@@ -547,17 +558,17 @@ class PrivateSum:
 
     @property
     def norms(self) -> torch.Tensor:
-        """Norms before clipping of what was added. Private: for the operator, never released."""
+        """Norms before clipping of the added contributions. Private: never released."""
         if not self._norms:
             empty = 0 if self._batch.member_of is None else self._batch.count
             return torch.zeros(empty, device=self.rounds.layout.device)
         return self._norms[0] if len(self._norms) == 1 else torch.cat(self._norms)
 
     def release(self) -> NoisedSum:
-        """Add the noise and hand the sum over, once; an empty batch releases noise all the same.
+        """Add the noise and return the noised sum, once; an empty batch also releases noise.
 
         Raises:
-            RoundError: released before, or records of the batch are missing.
+            RoundError: the round is closed, or records of the batch are missing.
         """
         if self._closed:
             raise RoundError(
@@ -575,16 +586,18 @@ class PrivateSum:
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """torch's own generator of a device, which dropout and the like draw from."""
+    """torch's default generator of a device, from which dropout draws."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator
 
 
 def input_hash(model: torch.nn.Module) -> bytes:
-    """32 bytes that name the trained weights and the buffers: what contributions depend on."""
-    # How long each parameter is says the layout of the rounds.
-    # Of a sharded model it names this process's shards.
+    """A 32-byte hash of the trained weights and the buffers, on which contributions depend.
+
+    For a sharded model it covers this process's shards.
+    """
+    # The layout of the rounds gives the length of each parameter.
     parts = [content(p) for p in model.parameters() if p.requires_grad]
     for tensor in model.buffers():
         parts += [f"{tensor.dtype}{tuple(tensor.shape)}".encode(), content(tensor)]
@@ -594,7 +607,7 @@ def input_hash(model: torch.nn.Module) -> bytes:
 # Private sums of several holders on one model: one pass over all their examples.
 #
 # Every sum keeps its own batch, clipping, noise and transcript; only the forward and backward
-# passes are shared. Where that cannot be, each holder's contributions are added by themselves.
+# passes are shared. If that is not possible, each holder's contributions are added separately.
 
 
 def add_together(
@@ -603,10 +616,10 @@ def add_together(
     """Add every holder's whole batch to its own sum, at the model's present weights.
 
     Args:
-        sums: one of each holder, none of them added to. records: each holder's data.
+        sums: one open sum of each holder, without additions. records: each holder's data.
 
     Raises:
-        RoundError: a sum that was added to before, or data of another size.
+        RoundError: a sum with additions, data of another size, or unequal numbers of sums and data.
     """
     if len(sums) != len(records):
         raise RoundError(f"{len(sums)} sums and the data of {len(records)} holders")
@@ -647,9 +660,10 @@ def _computed(
 
 
 def _alike(sums: Sequence[PrivateSum], records: Sequence[Records]) -> bool:
-    """True if one pass gives every holder exactly what it would compute by itself.
+    """True if one pass over all examples gives every holder exactly its own separate result.
 
-    All batches are then computed by this process alone, at once, in the plain form.
+    This holds for clipped examples in tensors of one shape, with one norm, rule and loss, and
+    without augmentation, micro-batches, batch dimensions or several processes.
     """
     lead = sums[0].rounds
     return all(
@@ -678,7 +692,7 @@ def share_of(
     """The contributions that one process of a team computes: every ``size``-th.
 
     Args:
-        even: every process gets as many records; the last one of some does not count.
+        even: True to give every process the same number of records; an added one does not count.
     """
     if team.size == 1:
         return batch
@@ -697,9 +711,9 @@ def share_of(
 
 
 if distributed.is_available():
-    # Its functions keep the group of the moment of import as their default. Imported later (as
-    # torch.func does) it holds the group beyond its end, and gloo's threads, still running while
-    # the interpreter shuts down, now and then abort the process.
+    # This module's functions keep the process group at import time as a default argument. If it is
+    # imported later (as torch.func does), it keeps the group alive after its end, and gloo's
+    # threads, which still run while the interpreter shuts down, sometimes abort the process.
     import torch.distributed.nn.functional
 
 _Value = TypeVar("_Value")
@@ -714,8 +728,8 @@ class Team:
     """One process by itself; see :class:`ProcessGroup` for several.
 
     Args:
-        rank: which process this is, from 0. The first one keeps the run folder.
-        size: how many there are.
+        rank: number of this process, from 0. Process 0 keeps the run folder.
+        size: number of processes.
     """
 
     rank: int = 0
@@ -723,41 +737,43 @@ class Team:
 
     @property
     def leads(self) -> bool:
-        """True if this process keeps the folder and reports."""
+        """True if this process keeps the run folder and reports."""
         return self.rank == 0
 
     def first(self, work: Callable[[], _Value]) -> _Value:
-        """The result of ``work`` in the first process, or the error that it raises there, for
-        all."""
+        """Run ``work`` in process 0 only; every process gets its result, or raises its error."""
         return work()
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by its sum over the processes, in place."""
 
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The processes' one-dimensional tensors end to end."""
+        """The one-dimensional tensors of all processes, concatenated."""
         return tensor
 
     def joined(self, found: bytes) -> bytes:
-        """The processes' bytes, as many each, end to end."""
+        """The bytes of all processes, concatenated; each process gives the same number of bytes."""
         return found
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag: whether it is set in any process. All wait for each other."""
+        """For each flag, True if it is set in any process. All processes wait for each other."""
         return flags
 
     def require_same(self, value: object, what: str) -> None:
-        """Refuse processes that differ.
+        """Refuse processes whose values differ, by their ``repr``.
 
         Raises:
-            TeamError: says in what.
+            TeamError: they differ; the message names ``what`` and the process.
         """
 
     def require_equal(self, found: bytes, what: str) -> None:
-        """Refuse processes whose bytes (as many, a multiple of 4) differ; quick, for every round.
+        """Refuse processes whose bytes differ; fast enough for every round.
+
+        Args:
+            found: the same number of bytes in each process, a multiple of 4.
 
         Raises:
-            TeamError: says of what they are.
+            TeamError: they differ; the message names ``what``.
         """
 
 
@@ -821,12 +837,12 @@ class ProcessGroup(Team):
 
 
 def _device() -> str:
-    """The device on which the process group's messages have to be."""
+    """The type of device that the process group's messages need."""
     return "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
 
 def present_team() -> Team:
-    """The processes of torch's default process group where there is one, or this one alone."""
+    """The processes of torch's default process group; without one, this process alone."""
     if distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
         if size > 1:

@@ -1,16 +1,17 @@
-"""One source of randomness per purpose, and the noise that is drawn from it.
+"""One stream of random numbers for each purpose, and the noise that is drawn from it.
 
-Batches follow from (secret, round), noise from its sum.
+Batches follow from the secret and the round; noise follows from the secret and the sum that it
+hides.
 
-A stream is AES-128 in counter mode (FIPS 197, NIST SP 800-38A), whose key is hashed from a 256-bit
-secret and the name of the purpose, and whose 128-bit counter begins at the round's number times
-2⁶⁴. So any round can be drawn again exactly as it was, in any order, and nothing but the secrets
-has to be stored. Uniform bits become normal numbers by NumPy's ziggurat, whose tail beyond 3.65 is
-sampled by itself (Marsaglia and Tsang 2000), in double precision.
+A stream is AES-128 in counter mode (FIPS 197, NIST SP 800-38A). Its key is hashed from a 256-bit
+secret and the name of the purpose; its 128-bit counter begins at the round's number times 2⁶⁴. So
+any round can be drawn again exactly, in any order, and only the secrets have to be stored. NumPy's
+ziggurat turns uniform bits into normal numbers in double precision, and samples the tail beyond
+3.65 separately (Marsaglia and Tsang 2000).
 
-Noise never meets two sums (:class:`BoundNoise`): where its counter begins follows from everything
-that it is about to hide, as in misuse-resistant encryption (Rogaway and Shrimpton 2006). The
-argument is in docs/training.md.
+The same noise is never added to two different sums (:class:`BoundNoise`): the start of its counter
+follows from everything that it will hide, as in misuse-resistant encryption (Rogaway and Shrimpton
+2006). The argument is in docs/training.md.
 """
 
 from __future__ import annotations
@@ -48,32 +49,33 @@ class Stream:
     """Random numbers for one purpose.
 
     Args:
-        secret: 32 bytes; whoever knows them can draw the same numbers.
-        purpose: its name; streams of different purposes are independent under one secret.
+        secret: 32 bytes; anyone who knows them can draw the same numbers.
+        purpose: the name of the purpose; streams of different purposes are independent under one
+            secret.
     """
 
     def __init__(self, secret: bytes, purpose: str) -> None:
         digest = hashlib.blake2b(purpose.encode(), key=secret, digest_size=16).digest()
         self._bits = AESCounter(key=np.frombuffer(digest, dtype=np.uint64))
         self._start = self._bits.state
-        # Four blocks are made at a time: their counters, low word first. The upper words are the
-        # index, so that two indices never share a block.
+        # The generator makes four blocks at a time; these are their counters, low word first. The
+        # upper words are the index, so that two indices never share a block.
         counters = self._start["s"]["counter"]
         counters[0::2] = range(4)
         self._upper = counters[1::2]
         self._generator = np.random.Generator(self._bits)
 
     def at(self, index: int) -> np.random.Generator:
-        """The generator set to the beginning of ``index``'s numbers (2⁶⁴ blocks of 16 bytes).
+        """The generator, set to the first number of ``index`` (2⁶⁴ blocks of 16 bytes).
 
-        The same object is handed out every time: draw what is needed before the next call.
+        Every call returns the same object: draw all numbers before the next call.
         """
         self._upper[:] = index
         self._bits.state = self._start
         return self._generator
 
     def at_place(self, place: bytes) -> np.random.Generator:
-        """:meth:`at`, with 12 bytes that are the upper ones of the counter (2³² blocks)."""
+        """The generator, set to a counter whose upper 12 bytes are ``place`` (2³² blocks)."""
         counters = b"".join([count + place for count in _FOUR])
         self._start["s"]["counter"] = np.frombuffer(counters, dtype=np.uint64)
         self._bits.state = self._start
@@ -85,12 +87,13 @@ _FOUR = tuple(count.to_bytes(4, "little") for count in range(4))
 
 
 class BoundNoise:
-    """Noise that belongs to what it hides: the same value has the same noise, any other its own.
+    """Noise that follows from the value it hides: equal values have equal noise, others their own.
 
     Args:
-        secret: 32 bytes; whoever knows them can draw the noise again.
-        purpose: what the noise is for; purposes are independent under one secret.
-        shard: which shard of a sum it hides, where each has noise of its own; None: the whole.
+        secret: 32 bytes; anyone who knows them can draw the noise again.
+        purpose: the name of the purpose; purposes are independent under one secret.
+        shard: number of the shard of a sum that the noise hides, if each shard has its own noise;
+            None: the whole sum.
     """
 
     def __init__(self, secret: bytes, purpose: str = "noise", shard: int | None = None) -> None:
@@ -99,20 +102,20 @@ class BoundNoise:
         self._key = hashlib.blake2b(name, key=secret, digest_size=SECRET_BYTES).digest()
 
     def bind(self, about: bytes, vector: torch.Tensor) -> bytes:
-        """32 bytes that name what is about to be released; they tell nothing without the secret.
+        """A keyed 32-byte hash of the coming release; it reveals nothing without the secret.
 
         Args:
-            about: all that the release depends on besides, as bytes of :func:`encoded`.
-            vector: the exact sum before the noise, float64, one dimension. It counts by its bits:
-                another zero or another value that is no number is another sum.
+            about: everything else that the release depends on, as bytes of :func:`encoded`.
+            vector: the exact sum before the noise, float64, one dimension. Its bits are hashed: −0
+                and 0 are different sums, and so are different NaNs.
         """
         state = blake3(about, key=self._key)
         return state.update(vector.cpu().numpy().view(np.uint8).data).digest()
 
     def at(self, bound: bytes) -> np.random.Generator:
-        """The generator for what :meth:`bind` named (2³² blocks of 16 bytes).
+        """The generator for the hash ``bound`` of :meth:`bind` (2³² blocks of 16 bytes).
 
-        The same object is handed out every time: draw what is needed before the next call.
+        Every call returns the same object: draw all numbers before the next call.
         """
         if self._shard is not None:
             bound = blake3(encoded((bound, self._shard)), key=self._key).digest()
@@ -120,10 +123,10 @@ class BoundNoise:
 
 
 def encoded(value: object) -> bytes:
-    """Plain values as bytes: equal ones have the same, and no others.
+    """Plain values as bytes; two values have the same bytes exactly if they are equal.
 
     Args:
-        value: None, a number, text, bytes, a tuple or list, or a dataclass of such.
+        value: None, a number, text, bytes, a tuple or list, or a dataclass of these.
 
     Raises:
         TypeError: anything else.
@@ -134,7 +137,7 @@ def encoded(value: object) -> bytes:
 def _written(value: Any) -> str:
     kind = type(value)
     if kind is float:
-        return f"#{(value + 0.0).hex()};"  # zero has one form
+        return f"#{(value + 0.0).hex()};"  # −0 and 0 have one form
     if kind is int and -(2**53) <= value <= 2**53:
         return f"#{float(value).hex()};"
     if value is None:
@@ -148,13 +151,13 @@ def _written(value: Any) -> str:
         return f"{kind.__qualname__}({''.join(held)}"
     if isinstance(value, Real):
         number = float(value)
-        # A whole number that no float is has its digits.
+        # A whole number that is not exact as a float is written in digits.
         return _written(number) if number == value else f"#{value};"
     raise TypeError(f"noise cannot be bound to {kind.__name__}: it has no plain form")
 
 
 def seed_of(secret: bytes, purpose: str, index: int) -> int:
-    """A seed below 2⁶³ for ``index``, for generators that are seeded rather than drawn from."""
+    """A seed below 2⁶³ for ``index``, for a generator that takes a seed."""
     content = purpose.encode() + index.to_bytes(8, "little")
     digest = hashlib.blake2b(content, key=secret, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -166,11 +169,12 @@ def _of_holder(secret: bytes, name: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Numbers that a person chose instead of the operating system's entropy.
+    """Seeds that a person chose instead of the operating system's entropy.
 
     Args:
-        sampling: of batches, groups and dropout. Then no amplification by sampling is claimed.
-        noise: of all noise. Then nothing is guaranteed: whoever finds it can subtract the noise.
+        sampling: seed of batches, groups and dropout. Then no amplification by sampling is claimed.
+        noise: seed of all noise. Then nothing is guaranteed: anyone who finds the seed can subtract
+            the noise.
 
     Raises:
         TypeError, ValueError: a seed that is no whole number of at least 0.
@@ -189,7 +193,7 @@ class Seeds:
                 raise ValueError(f"{name} must be at least 0, not {seed}")
 
     def part(self, index: int) -> Seeds:
-        """Seeds for part ``index`` of something seeded; None stays the system's entropy."""
+        """Derived seeds for part ``index``; None stays None, the system's entropy."""
         return Seeds(_derived(self.sampling, index), _derived(self.noise, index))
 
 
@@ -202,10 +206,10 @@ def _derived(seed: int | None, index: int) -> int | None:
 
 @dataclass(frozen=True)
 class Secrets:
-    """The two secrets of a run, and which of them a person chose.
+    """The two secrets of a run, and flags that say which of them follow from a person's seed.
 
-    Both are needed to keep the guarantee: an attacker who knows the noise can subtract it, and
-    one who knows the sampling takes away its amplification.
+    The guarantee needs both to be secret: an attacker who knows the noise can subtract it, and for
+    one who knows the sampling there is no amplification.
     """
 
     sampling: bytes
@@ -215,7 +219,7 @@ class Secrets:
 
     @classmethod
     def draw(cls, seeds: Seeds) -> Secrets:
-        """Secrets from the operating system's entropy, or from a seed where one is given."""
+        """Secrets from the operating system's entropy, or from the given seeds."""
         return cls(
             sampling=_secret("seed", seeds.sampling),
             noise=_secret("noise_seed", seeds.noise),
@@ -224,7 +228,7 @@ class Secrets:
         )
 
     def of(self, holder: int) -> Secrets:
-        """One holder's own secrets, where one simulation draws for all of them."""
+        """The secrets of one holder, in a simulation that draws for all holders."""
         name = holder.to_bytes(8, "little")
         return replace(
             self, sampling=_of_holder(self.sampling, name), noise=_of_holder(self.noise, name)
@@ -240,12 +244,12 @@ def _secret(name: str, seed: int | None) -> bytes:
 
 # Gaussian noise on a sum of clipped contributions.
 #
-# Noise is drawn in double precision and rounded once, together with the sum. What floating-point
-# numbers leave of the difference between two sums (Mironov 2012) is an assumption of the guarantee,
-# not covered by it.
+# Noise is drawn in double precision and rounded once, together with the sum. Floating-point
+# rounding can reveal differences between two sums (Mironov 2012); that it does not is an assumption
+# of the guarantee.
 
 
-# Small enough to stay in the nearest cache, large enough to hide the call.
+# Small enough to stay in the first-level cache, large enough that the call costs little.
 CHUNK = 1 << 13
 
 
@@ -258,7 +262,7 @@ class GaussianNoise:
         The numbers are drawn on the CPU, so that a round's noise does not depend on the device.
         """
         size = vector.shape[0]
-        # Its own for every call: a thousand clients' buffers would be cold.
+        # A new buffer for every call: one kept for each of many clients would not be in the cache.
         buffer = np.empty(min(size, CHUNK))
         drawn = torch.from_numpy(buffer)
         for start in range(0, size, CHUNK):
@@ -271,11 +275,11 @@ class GaussianNoise:
 # Noise in whole numbers: discrete Gaussian noise on a fixed grid, exactly sampled.
 #
 # **Formal guarantee.** A sum that one contribution moves by at most C (in L2 norm) is released with
-# the noise that is accounted, N(0, (σC)²), or better, and no floating-point number stands between.
+# at least the privacy of the accounted noise N(0, (σC)²), without any floating-point rounding.
 #
 # 1. The sum is rounded to multiples of γ = 2ᵏ (exactly: a power of two only shifts exponents) and
-#    clamped to ±2⁵¹γ, which moves no two values apart. Each of d coordinates moves by at most γ/2,
-#    so one contribution moves the gridded sum by at most C + √d·γ: *the rounding is charged*.
+#    clamped to ±2⁵¹γ, which increases no distance. Rounding moves each of d coordinates by at most
+#    γ/2, so one contribution moves the rounded sum by at most C + √d·γ: *the rounding is charged*.
 # 2. The noise is K·γ, K from the discrete Gaussian of parameter s ≥ σ(C + √d·γ)/γ·(1 + 2⁻³⁰), a
 #    whole number between 2²⁵ and 2²⁷. Canonne, Kamath and Steinke (2020), Algorithms 1 to 3, sample
 #    it exactly from uniform whole numbers.
@@ -284,14 +288,14 @@ class GaussianNoise:
 #    over the integers, seen from any y, is r√(2π)(1 ± τ) with τ = 2.1·exp(−2π²r²) (Micciancio and
 #    Regev 2007, Lemma 4.4; Peikert 2010, Theorem 3.1), so K has the discrete Gaussian's law up to a
 #    factor within 1 ± 3τ. With r = 3, τ < 10⁻⁷⁶; over d coordinates and T rounds, ε and ln δ change
-#    by at most 6τdT, below 10⁻⁵⁰ for any dT below 10²⁵. The slack in point 2 is what √(s² − 9)
-#    takes away and a million times more, and the accountant rounds outward. So every theorem about
-#    real Gaussian noise, subsampled or not, holds for the grid.
+#    by at most 6τdT, below 10⁻⁵⁰ for any dT below 10²⁵. The slack in point 2 is a million times the
+#    loss from s to √(s² − 9), and the accountant rounds outward. So every theorem about real
+#    Gaussian noise, subsampled or not, holds for the grid.
 
 
-# Whole numbers up to here are exact in double precision, with noise added.
+# Whole numbers up to this one are exact in double precision, also with noise added.
 LIMIT = float(1 << 51)
-# Coordinates that are drawn at a time.
+# Coordinates that are drawn at once.
 GRID_CHUNK = 1 << 16
 
 Whole = NDArray[np.int64]
@@ -304,8 +308,9 @@ def add_grid_noise(
 
     Args:
         vector: the sum, float64, shape (parameters,).
-        std: standard deviation σC that is accounted.
-        clip_norm: C, what one contribution can move the sum by.
+        std: the accounted standard deviation σC; 0 leaves the sum as it is.
+        clip_norm: C, the most by which one contribution moves the sum.
+        generator: of the noise.
     """
     if not std:
         return
@@ -322,11 +327,11 @@ def add_grid_noise(
 def noised_count(
     count: float, std: float, most: float, noise: NoiseKind, generator: np.random.Generator
 ) -> float:
-    """A count with Gaussian noise, on the grid where that is the noise.
+    """A count with Gaussian noise, on the grid if ``noise`` is ``"grid"``.
 
     Args:
         std: standard deviation of the noise.
-        most: what one record can move the count by.
+        most: the most by which one record moves the count.
     """
     if noise == "grid":
         vector = torch.tensor([count], dtype=torch.float64)
@@ -353,7 +358,10 @@ def discrete_gaussian(scale: int, size: int, generator: np.random.Generator) -> 
 
 
 def discrete_laplace(scale: int, size: int, generator: np.random.Generator) -> Whole:
-    """Whole numbers y with probability proportional to exp(−|y|/scale): their Algorithm 2."""
+    """``size`` whole numbers y with probability proportional to exp(−|y|/scale).
+
+    Canonne, Kamath and Steinke (2020), Algorithm 2.
+    """
     found = np.empty(size, dtype=np.int64)
     missing = np.arange(size)
     while len(missing):
@@ -362,7 +370,7 @@ def discrete_laplace(scale: int, size: int, generator: np.random.Generator) -> W
         high = _geometric(int(kept.sum()), generator)
         magnitude = low[kept] + scale * high
         negative = generator.integers(2, size=len(magnitude), dtype=np.int8).astype(bool)
-        # Zero has one sign only.
+        # −0 is rejected, so that zero is not twice as likely.
         whole = ~(negative & (magnitude == 0))
         places = missing[kept][whole]
         found[places] = np.where(negative, -magnitude, magnitude)[whole]
@@ -377,14 +385,14 @@ def bernoulli_exp(
 ) -> NDArray[np.bool_]:
     """True with probability exp(−numerator/denominator), for each numerator in [0, denominator].
 
-    Their Algorithm 1: count how many in a row of coins of chance γ/1, γ/2, γ/3, … come up; the
-    first failure at an odd place means yes.
+    Canonne, Kamath and Steinke (2020), Algorithm 1: flip coins with chances γ/1, γ/2, γ/3, …; the
+    result is True if the first failure is at an odd place.
     """
     result = np.zeros(len(numerator), dtype=bool)
     active = np.arange(len(numerator))
     place = 1
     while len(active):
-        # A coin of chance γ/k is one of chance γ and one of chance 1/k.
+        # A coin of chance γ/k is a coin of chance γ and a coin of chance 1/k, both successful.
         up = generator.integers(denominator, size=len(active)) < numerator[active]
         if place > 1:
             up &= generator.integers(place, size=len(active)) == 0
@@ -395,7 +403,7 @@ def bernoulli_exp(
 
 
 def _geometric(size: int, generator: np.random.Generator) -> Whole:
-    """The number of times in a row that a coin of chance 1/e comes up."""
+    """``size`` numbers of successes, each before the first failure, of a coin of chance 1/e."""
     counts = np.zeros(size, dtype=np.int64)
     active = np.arange(size)
     while len(active):
@@ -406,15 +414,15 @@ def _geometric(size: int, generator: np.random.Generator) -> Whole:
 
 
 def _accepted(offset: Whole, scale: int, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """True with probability exp(−offset²/(2·scale²)), each."""
+    """True with probability exp(−offset²/(2·scale²)), for each offset."""
     denominator = 2 * scale * scale
-    # Beyond this the square leaves 64 bits; such proposals are rare and go one by one.
+    # Squares of larger offsets do not fit into 64 bits; they are rare and handled one by one.
     far = np.abs(offset) >= 1 << 31
     square = np.where(far, 0, offset) ** 2
     whole, rest = np.divmod(square, denominator)
     kept = bernoulli_exp(rest, denominator, generator)
     for units in range(1, int(whole.max(initial=0)) + 1):
-        # exp(−γ) for γ above 1 is exp(−1) as often as γ holds 1, and exp of the rest.
+        # exp(−γ) for γ above 1 is exp(−1) to the power of γ's whole part, times exp(−rest).
         again = np.flatnonzero(kept & (whole >= units))
         kept[again] = bernoulli_exp(np.ones(len(again), dtype=np.int64), 1, generator)
     for place in np.flatnonzero(far):
@@ -432,19 +440,19 @@ def accepted_far(offset: int, denominator: int, generator: np.random.Generator) 
 
 # Noise that is correlated over rounds: (C⁻¹z)_t, drawn round by round.
 #
-# Each round's z is bound to that round's sum, and what it takes from the rounds before is kept in
-# as many vectors as C has bands (less one) or buffers. Nothing of them is ever stored: a run that
-# goes on keeps 32 bytes a round and draws the earlier rounds' noise again from the secret, bit for
-# bit.
+# Each round's z is bound to that round's sum. The part of earlier rounds is kept in memory, in as
+# many vectors as C has bands (less one) or buffers. These are never stored: a continued run keeps
+# 32 bytes for each round, and draws the noise of earlier rounds again from the secret, bit for bit.
 
 
 class CorrelatedNoise:
-    """The noise of one part of a mechanism, in order.
+    """The correlated noise of one part of a mechanism, round by round, in order.
 
     Args:
-        size: numbers in a round's noise.
-        strategy: C. noise: where z comes from.
-        bound: what the z of each of the run's rounds is bound to; grows while it is used.
+        size: length of a round's noise.
+        strategy: C. noise: the source of z.
+        bound: the bytes that the z of each of the run's rounds is bound to; the list grows during
+            the run.
         first: number of the part's first round.
     """
 
@@ -462,6 +470,9 @@ class CorrelatedNoise:
 
         The numbers are drawn and combined on the CPU in double precision, so that a round's noise
         does not depend on the device.
+
+        Raises:
+            ValueError: a round before the last one that was drawn.
         """
         if index < self._next - 1:
             raise ValueError(
@@ -477,7 +488,7 @@ class CorrelatedNoise:
     def _step(self) -> None:
         generator = self._noise.at(self._bound[self._next])
         for start in range(0, self._present.size, CHUNK):
-            # The numbers of uncorrelated noise, in the same order.
+            # The same numbers as for uncorrelated noise, in the same order.
             generator.standard_normal(out=self._present[start : start + CHUNK])
         self._memory.pass_on(self._present)
         self._next += 1
@@ -494,7 +505,7 @@ def _memory(strategy: Strategy, size: int) -> _Bands | _Buffers:
 
 
 class _Bands:
-    """y_t = z_t - Σ_i c_i y_{t-i}: the last bands - 1 of them."""
+    """y_t = z_t − Σ_i c_i y_{t−i}, with the last bands − 1 values of y in memory."""
 
     def __init__(self, strategy: Banded, size: int) -> None:
         self._coefficients = strategy.coefficients[1:]
@@ -513,14 +524,14 @@ class _Bands:
 
 
 class _Buffers:
-    """y_t = z_t - Σ_j w_j s_j with s_j ← d_j s_j + y_t."""
+    """y_t = z_t − Σ_j w_j s_j, then s_j ← d_j s_j + y_t."""
 
     def __init__(self, strategy: BufferedToeplitz, size: int) -> None:
         self._weights, self._decays = strategy.weights, strategy.decays
         self._sums = np.zeros((len(self._weights), size))
 
     def pass_on(self, present: Array) -> None:
-        """Turn z_t into y_t, in place, and keep its trace in every buffer."""
+        """Turn z_t into y_t, in place, and add it to every buffer."""
         for weight, buffer in zip(self._weights, self._sums, strict=True):
             present -= weight * buffer
         for decay, buffer in zip(self._decays, self._sums, strict=True):
@@ -528,12 +539,13 @@ class _Buffers:
             buffer += present
 
 
-# The records in a round's batch: Poisson, without replacement, dealt out, in turns, full.
+# The records of a round's batch: Poisson, without replacement, shuffled or allocated by epoch,
+# cyclic, or all records.
 
 
-# Up to so many records several halvings are drawn at once.
+# Up to this number of records, several halvings are drawn at once.
 FEW = 1 << 14
-# Rounds have smaller numbers.
+# Larger than the number of any round.
 _BEYOND_ROUNDS = 1 << 63
 
 Indices = NDArray[np.int64]
@@ -544,15 +556,15 @@ def poisson_count(examples: int, rate: float, generator: np.random.Generator) ->
     """Size of a Poisson batch: Binomial(examples, rate), exactly.
 
     The double ``rate`` is m·2⁻ᵉ with m in [1/2, 1). Halving ``examples`` e times by counting fair
-    bits leaves Binomial(examples, 2⁻ᵉ) candidates; each stays with probability m, decided by a
-    uniform on the grid of 2⁻⁵³ that m lies on. This takes about 2·examples random bits.
+    bits leaves Binomial(examples, 2⁻ᵉ) candidates. Each stays with probability m; a uniform number
+    on the grid of 2⁻⁵³, on which m lies, decides. This takes about 2·examples random bits.
     """
     mantissa, exponent = math.frexp(rate)
     if exponent > 0:  # rate is 1
         return examples
     left = -exponent
     while left and examples:
-        # One halving at a time draws the fewest bits, several the fewest calls.
+        # One halving at a time draws the fewest bits; several at once make the fewest calls.
         halvings = 1 if examples > FEW else min(left, 8)
         examples = _survivors(examples, halvings, generator)
         left -= halvings
@@ -560,7 +572,7 @@ def poisson_count(examples: int, rate: float, generator: np.random.Generator) ->
 
 
 def _survivors(examples: int, halvings: int, generator: np.random.Generator) -> int:
-    """The number of some records that come up heads in each of ``halvings`` fair flips."""
+    """The number of records that survive ``halvings`` fair coin flips each."""
     words, rest = divmod(examples, 64)
     raw = generator.bit_generator.random_raw((words + 1) * halvings)
     if halvings > 1:
@@ -581,10 +593,13 @@ def sampler(sampling: Sampling, examples: int, stream: Stream, first: int = 0) -
         sampling: the kind, with its rate or batch.
         examples: number of records.
         stream: the randomness of sampling.
-        first: number of the part's first round in the whole run. Epochs begin there.
+        first: number of the part's first round in the whole run, at which epochs begin.
 
     Returns:
-        From the number of a round in the whole run to record numbers, int64, shape (batch,).
+        A function from the number of a round in the whole run to record numbers, int64, (batch,).
+
+    Raises:
+        TypeError: another kind of sampling.
     """
     row = SAMPLERS.get(type(sampling))
     if row is None:
@@ -607,7 +622,7 @@ def _everything(sampling: FullBatch, examples: int, stream: Stream, first: int) 
 
 
 class Batches:
-    """Draws every round's batch; keeps what the present part of the plan needs and no other.
+    """Draws every round's batch; keeps the sampler of the plan's present part only.
 
     Args:
         stream: the randomness of sampling.
@@ -627,12 +642,12 @@ class Batches:
 
 
 def _poisson(examples: int, rate: float, generator: np.random.Generator) -> Indices:
-    # Given its size, a Poisson batch is a uniform subset of that size.
+    # Conditioned on its size, a Poisson batch is a uniform subset of that size.
     return uniform_subset(examples, poisson_count(examples, rate, generator), generator)
 
 
 class _Epochs:
-    """Deals the records to the rounds of every epoch anew; keeps only the present epoch's deal."""
+    """Assigns the records to the rounds of each epoch anew; keeps only the present assignment."""
 
     def __init__(
         self, sampling: Shuffled | RandomAllocation, examples: int, stream: Stream, first: int
@@ -658,11 +673,11 @@ class _Epochs:
 
 
 class _DealtTurns:
-    """Deals the records to parts once, and Poisson-samples the part whose turn it is."""
+    """Assigns the records to parts once, and Poisson-samples one part after another."""
 
     def __init__(self, sampling: CyclicPoisson, examples: int, stream: Stream, first: int) -> None:
         self._sampling, self._stream, self._first = sampling, stream, first
-        # A place in the stream that no round has: rounds draw from their own numbers.
+        # A place in the stream that no round uses.
         places = assign_groups(examples, sampling.parts, stream.at(_BEYOND_ROUNDS + first))
         self._dealt = _by_place(places, sampling.parts)
 
@@ -673,7 +688,7 @@ class _DealtTurns:
 
 @dataclass(frozen=True)
 class _Dealt:
-    """Records in the order of the places that they were dealt to, and where each place ends."""
+    """Records sorted by the places that they were assigned to, and the end of each place."""
 
     order: Indices
     ends: Indices
@@ -688,7 +703,7 @@ def _by_place(places: Indices, count: int) -> _Dealt:
     return _Dealt(np.argsort(places, kind="stable"), ends)
 
 
-# (sampling, examples, stream, first) → its sampler, by kind.
+# Kind of sampling → function from (sampling, examples, stream, first) to a sampler.
 SAMPLERS: dict[type[Sampling], Callable[[Any, int, Stream, int], Sampler]] = {
     Poisson: _independently,
     WithoutReplacement: _together,

@@ -16,12 +16,12 @@ from forethought.rounds.randomness import Indices
 # Records that are read and hashed at a time.
 PIECE = 4096
 
-# Where the target of a record is, when it is a dict.
+# Usual keys of the target in records that are dicts.
 LABELS = ("labels", "label", "targets", "target")
 
 
 class Records(Protocol):
-    """The needs of training from data: its size, any batch, and a digest to recognise it by."""
+    """The interface of data for training: its size, any batch, and a digest that identifies it."""
 
     def __len__(self) -> int: ...
 
@@ -30,7 +30,7 @@ class Records(Protocol):
         ...
 
     def digest(self, key: bytes) -> str:
-        """A keyed hash of every record: equal for equal data, and saying nothing without the key.
+        """A keyed hash of all records: equal for equal data; it reveals nothing without the key.
 
         Args:
             key: 32 bytes.
@@ -39,10 +39,10 @@ class Records(Protocol):
 
 
 def picked(rows: torch.Tensor, indices: Indices, device: torch.device) -> torch.Tensor:
-    """A copy of these rows, on ``device``; a model that writes into its input harms no record."""
+    """A copy of these rows on ``device``, so that a model may write into its input."""
     first, count = int(indices[0]), len(indices)
     if 0 <= first <= len(rows) - count and np.array_equal(indices, np.arange(first, first + count)):
-        # A run of rows, as full batches have them, is copied four times faster as one piece.
+        # Consecutive rows, as in full batches, are copied four times faster as one piece.
         run = rows[first : first + count]
         return run.to(device, copy=True, memory_format=torch.contiguous_format)
     index = torch.from_numpy(indices).to(rows.device)
@@ -54,8 +54,11 @@ class NamedRecords:
 
     Args:
         inputs: a dict or tuple of tensors, which may be nested. targets: a tensor.
-        device: where batches go.
-        label: the name that the targets had among the inputs, if they came that way.
+        device: the device of batches.
+        label: the key of the targets, if they came in a dict with the inputs.
+
+    Raises:
+        ValueError: tensors without one row for each record.
     """
 
     def __init__(
@@ -94,8 +97,8 @@ class TensorRecords(NamedRecords):
     """Inputs and targets in memory, one tensor each, picked by index.
 
     Args:
-        inputs, targets: first dimension is the record.
-        device: where batches go.
+        inputs, targets: tensors with the records in dimension 0.
+        device: the device of batches.
     """
 
     inputs: torch.Tensor
@@ -116,11 +119,11 @@ class TensorRecords(NamedRecords):
 
 
 def digest_of(tensors: Sequence[torch.Tensor], key: bytes, structure: str = "") -> str:
-    """A keyed hash of all records in some tensors, and of the structure that these have."""
+    """A keyed hash of all records in some tensors, and of a description of their structure."""
     state = blake3(structure.encode(), key=key)
     for tensor in tensors:
         state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        # In pieces, so that data on a device or with strides is never copied whole.
+        # In pieces, so that data on another device or with strides is not copied as a whole.
         for piece in torch.split(tensor.detach(), PIECE):
             state.update(content(piece))
     return state.hexdigest()
@@ -129,18 +132,22 @@ def digest_of(tensors: Sequence[torch.Tensor], key: bytes, structure: str = "") 
 class DatasetRecords:
     """A map-style torch Dataset of (input, target) pairs, or of dicts, read record by record.
 
-    A record must be the same whenever it is read. A ``collate`` of the user's own gets one record
-    at a time: what it would make of several together (padding to the longest, statistics of the
-    batch) would let one record change another's contribution. So would a batch whose keys or types
-    follow from its members: every record must have those of the first one of the data.
+    Every read of a record must give the same values. The user's own ``collate`` gets one record at
+    a time: given several (padding to the longest, statistics of the batch), it could let one record
+    change another's contribution. For the same reason the keys, shapes and types of every record
+    must be those of record 0.
 
     Args:
-        dataset: anything with a length and records by number. dtype: of the model.
-        device: where batches go.
+        dataset: an object with a length and records by number.
+        dtype: the model's; floating-point values are converted to it.
+        device: the device of batches.
         collate: a list of records → a batch; default: torch's.
 
+    Raises:
+        TypeError: an iterable data set, or one without a length.
+
     Attributes:
-        label: the key of the targets, where records are dicts.
+        label: the key of the targets if records are dicts, known after the first batch; else None.
     """
 
     def __init__(
@@ -199,7 +206,7 @@ class DatasetRecords:
         return torch.utils._pytree.tree_unflatten(joined, structures[0])
 
     def _read(self, index: int) -> Any:
-        """A record as the data set has it, or as the user's own collating makes it by itself."""
+        """One record of the data set; with the user's own ``collate``, a batch of this record."""
         record = self._dataset[index]
         return _plain(record if self._collate is default_collate else self._collate([record]))
 
@@ -232,14 +239,14 @@ _PAD = (
 
 
 def _plain(record: Any) -> Any:
-    """Dicts of other libraries (of a tokenizer, say) as plain ones, their keys in one order."""
+    """Mappings of other libraries (as of a tokenizer) as plain dicts, with sorted keys."""
     if not isinstance(record, Mapping):
         return record
     return {key: _plain(record[key]) for key in sorted(record, key=str)}
 
 
 def _form_of(record: Any) -> Any:
-    """Keys, shapes and types of a record: with them torch's collating is the same for every one."""
+    """Keys, shapes and types of a record; if they are equal, torch collates all records alike."""
     if isinstance(record, torch.Tensor | np.ndarray | np.generic):
         return str(record.dtype), tuple(record.shape)
     if isinstance(record, Mapping):
@@ -250,7 +257,11 @@ def _form_of(record: Any) -> Any:
 
 
 def _together(records: Iterable[Any]) -> Any:
-    """Records as a batch, by torch's own collating, which only stacks."""
+    """Records as a batch, by torch's own collate function, which only stacks them.
+
+    Raises:
+        ValueError: records that cannot be stacked.
+    """
     held = list(records)
     try:
         return default_collate(held)
@@ -260,12 +271,16 @@ def _together(records: Iterable[Any]) -> Any:
 
 
 class ArrowRecords(DatasetRecords):
-    """A ``datasets.Dataset``, on disk or in memory, read by index a batch at a time.
+    """A ``datasets.Dataset``, on disk or in memory, read by index, one batch at a time.
 
-    Columns of text are left out: no tensor can be made of them.
+    Columns of text are left out, because they cannot become tensors.
 
     Args:
-        dataset: with the columns of the model and the target's. dtype, device: as elsewhere.
+        dataset: a data set with the columns of the model's inputs and of the target.
+        dtype, device: as for :class:`DatasetRecords`.
+
+    Raises:
+        TypeError: there is no column of numbers. ValueError: a column has missing entries.
     """
 
     def __init__(
@@ -292,7 +307,7 @@ class ArrowRecords(DatasetRecords):
             raise ValueError(f"{_ONE_FORM}, not {form} beside {self._form}: {_PAD}")
         names = list(columns)
         if len(names) == 2 and any(name in LABELS for name in names):
-            # One column besides the target's is the input itself, as in a table of pairs.
+            # A single column besides the target is the input itself, as in (input, target) pairs.
             target = label_of(columns)
             (other,) = (name for name in names if name != target)
             if other not in _NAMED_INPUTS:
@@ -305,13 +320,13 @@ def _row_forms(columns: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _require_whole(dataset: Any, names: Sequence[str]) -> None:
-    """Refuse missing entries: one would make a block of whole numbers one of floats.
+    """Refuse missing entries: one of them would turn a column of whole numbers into floats.
 
     Raises:
-        ValueError: names the columns.
+        ValueError: columns have missing entries; the message names them.
     """
     in_arrow = dataset.with_format("arrow", columns=list(names))
-    if not any(map(_misses, dataset.data.table.columns)):  # of all rows, also those left out
+    if not any(map(_misses, dataset.data.table.columns)):  # all rows, also those not selected
         return
     if missing := [name for name in names if _misses(in_arrow[:][name])]:
         raise ValueError(
@@ -320,19 +335,19 @@ def _require_whole(dataset: Any, names: Sequence[str]) -> None:
 
 
 def _misses(column: Any) -> bool:
-    """True if a column of Arrow, or of the lists in it, has a null."""
+    """True if an Arrow column, or a list in it, has a null."""
     if column.null_count:
         return True
     listed = "list" in str(column.type).partition("<")[0]
     return listed and any(_misses(chunk.flatten()) for chunk in getattr(column, "chunks", [column]))
 
 
-# Columns that models of text and images take by name, also where there is no other.
+# Columns that models of text and images take by name, even if it is the only input.
 _NAMED_INPUTS = frozenset({"input_ids", "pixel_values", "input_values", "input_features"})
 
 
 def _of_numbers(kind: Any) -> bool:
-    """True if a column's type in Arrow is one of numbers, or of lists of them."""
+    """True if a column's Arrow type is a number, or a list of numbers."""
     while hasattr(kind, "feature"):
         kind = kind.feature
     name = str(getattr(kind, "dtype", ""))
@@ -343,7 +358,7 @@ def label_of(record: Mapping[str, Any]) -> str:
     """The key of the target in a record that is a dict.
 
     Raises:
-        TypeError: none of the usual names, or several.
+        TypeError: the record has none of the usual keys, or several.
     """
     found = [name for name in LABELS if name in record]
     if len(found) != 1:
@@ -355,7 +370,7 @@ def label_of(record: Mapping[str, Any]) -> str:
 
 
 def blank(records: Records, size: int = 2) -> tuple[Any, Any]:
-    """``size`` records of zeros in the form of the given ones: no value of theirs is in them."""
+    """At most ``size`` records of zeros in the form of the given ones, without their values."""
     count = min(size, len(records))
     zeros: tuple[Any, Any] = torch.utils._pytree.tree_map(
         lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, torch.Tensor) else leaf,
@@ -370,16 +385,17 @@ def as_records(
     """Training or held-out data in the form that the loop reads.
 
     Args:
-        data: ``(inputs, targets)``, arrays or tensors, inputs in dicts or tuples as well; a dict of
-            these with the targets under a usual name; a map-style torch Dataset of pairs or dicts,
-            a list of such records, a ``datasets.Dataset``, or anything with a length and records by
-            number; a DataLoader, whose data set and ``collate_fn`` are used and nothing else.
-        dtype: of the model: floating-point values are converted to it.
-        device: where batches go.
-        name: of the argument, for messages.
+        data: ``(inputs, targets)`` as arrays or tensors, with inputs also in dicts or tuples; a
+            dict of these with the targets under a usual key (:data:`LABELS`); a map-style torch
+            Dataset of pairs or dicts; a list of such records; a ``datasets.Dataset``; any object
+            with a length and records by number; or a DataLoader, of which only the data set and
+            ``collate_fn`` are used.
+        dtype: the model's; floating-point values are converted to it.
+        device: the device of batches.
+        name: name of the argument, for messages.
 
     Raises:
-        TypeError: something else. ValueError: shapes that do not fit, or no records at all.
+        TypeError: data of another kind. ValueError: shapes that do not fit, or no records.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -414,14 +430,15 @@ def as_records(
 
 
 def _by_number(data: object) -> bool:
-    # Data sets of other libraries; arrays, sequences and tables have rows in another sense.
+    # True for data sets of other libraries. Indexing arrays, sequences and tables means something
+    # else.
     plain = isinstance(data, (tuple, list, str, bytes, np.ndarray, torch.Tensor))
     table = hasattr(data, "columns")
     return not (plain or table) and isinstance(data, Sized) and hasattr(data, "__getitem__")
 
 
 def _in_arrow(data: Any) -> bool:
-    """True for a ``datasets.Dataset``, unless a function of the user's own makes its records."""
+    """True for a ``datasets.Dataset``, unless the user's own function makes its records."""
     found = getattr(data, "format", None)
     return isinstance(found, Mapping) and found.get("type") != "custom" and hasattr(data, "data")
 
@@ -430,7 +447,7 @@ def _list_of_records(data: object) -> bool:
     """True for a list of records: dicts, or pairs.
 
     Raises:
-        TypeError: two lists of two, which may be inputs and targets or two records.
+        TypeError: a list of two lists of two, which is ambiguous: inputs and targets, or records.
     """
     if not isinstance(data, list) or not data:
         return False
@@ -448,7 +465,7 @@ def _list_of_records(data: object) -> bool:
 
 
 def as_input(tensor: Any, dtype: torch.dtype) -> Any:
-    """Floating-point values in the model's precision; whole numbers (tokens) as they are."""
+    """Floating-point values in the model's precision; whole numbers (tokens) unchanged."""
     if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
         return tensor.to(dtype)
     return tensor
@@ -470,16 +487,16 @@ def _tensor(name: str, part: object) -> torch.Tensor:
             f"{name} must hold numbers, not an array of dtype {array.dtype}; encode text and "
             "categories first"
         )
-    # torch shares the memory, and warns of arrays that cannot be written.
+    # torch shares the memory and warns about read-only arrays; these are copied here.
     return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
-# Kinds of numbers that NumPy has too, which is quicker.
+# Types for which the way through NumPy is faster.
 _IN_NUMPY = {torch.float32, torch.float64, torch.int64}
 
 
 def content(tensor: torch.Tensor) -> bytes:
-    """A tensor's values as bytes; of one that is cut, of this process's shard."""
+    """A tensor's values as bytes; for a sharded tensor, those of this process's shard."""
     tensor = own_part(tensor)
     if tensor.dtype in _IN_NUMPY:
         return tensor.numpy(force=True).tobytes()
