@@ -1,7 +1,7 @@
 """Private training you plan before you run: plan → train → account.
 
-The package is a table of contents. Names are loaded on first use, so that ``import forethought``
-and the accounting stay fast and free of torch.
+The package lists the public names. They are loaded on first use, so that ``import forethought`` and
+the accounting are fast and do not import torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from forethought.moved import Former
 
-# MKL's products of odd widths then have the same bits wherever a row begins in memory, at no cost.
-# It is read when torch computes its first product; gradients/clipped.py finds out if it was not.
+# With this setting MKL's products of odd widths have the same bits wherever a row begins in memory,
+# at no cost. MKL reads it at torch's first product; gradients/clipped.py checks that it did.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 __version__ = "0.2.0"
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from forethought.values.use import Optimizer as Optimizer
     from forethought.values.use import Schedule as Schedule
 
-# Module → the public names that it holds.
+# Module → its public names.
 _HELD = {
     "accounting.adaptive": "NegativeBinomialTrials PoissonTrials",
     "accounting.exact": "calibrate delta epsilon noise_multiplier",
@@ -134,7 +134,7 @@ _HELD = {
 }
 _HOME = {name: module for module, held in _HELD.items() for name in held.split()}
 
-# Rooms whose contents are public under the room's name.
+# Subpackages and modules that are public under their own names.
 _ROOMS = ("accounting", "convex", "data", "errors", "estimators", "gradients", "statistics")
 
 __all__ = ["__version__", *_ROOMS, *sorted(_HOME)]  # noqa: PLE0604 (all strings)

@@ -1,4 +1,4 @@
-"""``python -m forethought``: the command line without its script on the path."""
+"""``python -m forethought``: the command line, where its script is not on the path."""
 
 from forethought.cli import main
 

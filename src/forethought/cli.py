@@ -1,4 +1,4 @@
-"""The command line: its commands, its exit status, its one-line errors. No logic of its own.
+"""The command line: its commands, its exit status and its one-line errors.
 
 Exit status: 0 done, 1 failed, 2 bad usage or a request that cannot be fulfilled, 130 interrupted
 and resumable.
@@ -16,7 +16,7 @@ from rich.console import Console
 from forethought.commands import account, holders, ledger, plan, train
 from forethought.commands.command import app, fail, of_the_system
 
-# As help lists them.
+# The commands in the order of ``--help``.
 COMMANDS: tuple[object, ...] = (
     *(plan.init, plan.plan, plan.compare, train.train, train.release, train.predict, train.export),
     *(account.account, account.audit, account.report, train.tune),
@@ -54,7 +54,7 @@ def _show_warning(message: Warning | str, *_where: object) -> None:
 
 
 def main() -> None:
-    """Entry point: every expected failure is one clear line and an exit status."""
+    """Run the command line; an expected failure prints one line and gives an exit status."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]

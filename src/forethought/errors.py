@@ -1,9 +1,9 @@
-"""Every exception and warning of the library; each is loaded from its room on first use.
+"""Every exception and warning of the library; each is loaded from its module on first use.
 
-What is wrong with an input is a ``ValueError``. Others say that something must not go on: a budget
-that is used up, a release that was not accounted, processes that disagree (``RuntimeError``),
-bounds that cross (``ArithmeticError``), workers that do not meet (``ConnectionError``), an
-interruption (``KeyboardInterrupt``).
+Errors about an input are of type ``ValueError``. The others stop an operation: an exhausted budget,
+a release that was not accounted, processes that disagree (``RuntimeError``), bounds that cross
+(``ArithmeticError``), workers that cannot connect (``ConnectionError``), an interruption
+(``KeyboardInterrupt``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from forethought.values.signing import SignatureError as SignatureError
     from forethought.web.planner import SettingError as SettingError
 
-# Module → the public names that it holds.
+# Module → its public names.
 _HELD = {
     "accounting.adaptive": "BudgetExceededError",
     "accounting.exact": "CertificateError",

@@ -1,6 +1,6 @@
-"""The modules of 0.2 under their former names: they load as before, with a warning.
+"""The modules of version 0.2 under their former names: they load as before, with a warning.
 
-The package puts :class:`Former` behind Python's other finders, so that it is asked last.
+The package appends :class:`Former` to ``sys.meta_path``, so that Python asks it last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Module of today → its former names, all below the package.
+# Present module → its former names, relative to the package.
 _FORMER = {
     "accounting.accountants": "accounting.discrete_gaussian accounting.summed",
     "accounting.adaptive": "accounting.gaussian_filter accounting.profile_selection "
@@ -101,9 +101,9 @@ _FORMER = {
     "values.use": "use assumed optimizers",
     "web.site": "web.server",
 }
-# Former name → name now.
+# Former name → present name.
 MOVED = {former: now for now, names in _FORMER.items() for former in names.split()}
-# Names that are others now, by the module that they were in.
+# Former module → former name of an object → its present name.
 RENAMED: dict[str, dict[str, str]] = {
     "federated.simulator": {"Simulated": "SimulatedStar", "Simulator": "StarSimulator"},
     "gossip.simulator": {
@@ -114,10 +114,10 @@ RENAMED: dict[str, dict[str, str]] = {
 
 
 class Former(MetaPathFinder, Loader):
-    """Finds a module under its former name; what it holds is what the module of today holds."""
+    """Finds a module under its former name; its content is that of the present module."""
 
     def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
-        """A specification where ``fullname`` is a former name in this package."""
+        """The module specification if ``fullname`` is a former name in this package; else None."""
         package, name = fullname.partition(".")[::2]
         if package != __package__ or name not in MOVED:
             return None
@@ -125,7 +125,7 @@ class Former(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=name in packages)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill ``module`` with the names of today's, and warn."""
+        """Fill ``module`` with the names of the present module, and warn."""
         now = f"{__package__}.{MOVED[module.__name__.partition('.')[2]]}"
         warnings.warn(f"{module.__name__} is {now} now", DeprecationWarning, stacklevel=2)
         names = vars(import_module(now))

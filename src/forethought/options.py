@@ -1,11 +1,11 @@
-"""The table of options: what may be said of a private run, and in which ways.
+"""The table of options of a private run, from which keywords, keys and flags are made.
 
-An option is a field of :class:`Keywords` or :class:`JobKeys`: its name, type and default, with a
-:class:`OptionRow` of the rest. From it come the keywords of :func:`forethought.plan` and
+An option is a field of :class:`Keywords` or :class:`JobKeys`, with its name, type and default; an
+:class:`OptionRow` has the rest. The table defines the keywords of :func:`forethought.plan` and
 :class:`~forethought.planning.plan_request.PlanRequest`, the keys of ``[budget]`` and ``[training]``
-in a job file, flags of the command line, the words to what is refused, the stub of keywords that
-editors show, and a table in docs/jobs.md (``python tools/options.py`` writes the last two; a test
-holds them).
+in a job file, flags of the command line, the words of error messages, the stub of keywords for
+editors, and a table in docs/jobs.md (``python tools/options.py`` writes the last two; a test
+compares them).
 """
 
 # ruff: noqa: RUF009 (the calls are fields of dataclasses)
@@ -39,32 +39,32 @@ SizeScheduleName = Literal["constant", "linear", "geometric", "power"]
 PersonAs = Literal["better", "contribution", "group"]
 BasisName = Literal["auto", "none", "hats", "fourier", "both"]
 
-# Where a number stops making sense as a setting. Nobody can tell smaller δ from 0, and further out
-# the accountant's numbers leave a double's range.
+# The limits of settings. A smaller δ cannot be told from 0, and beyond these limits the
+# accountant's numbers leave the range of a double.
 LEAST_DELTA = 1e-60
 MOST_STEP_SIZE = 1e6
 MOST_ROUNDS = 10_000_000
 
-# The commands with a flag.
+# Groups of commands that have a flag for an option.
 PLANNED, ACCOUNTED, TRAINED = ("plan",), ("plan", "account"), ("plan", "train", "tune")
 EVERYWHERE = ("plan", "train", "tune", "account")
 
 
 @dataclass(frozen=True)
 class OptionRow:
-    """Everything of an option but its name, its type and its default.
+    """The properties of an option apart from its name, type and default.
 
     Args:
-        help: for the command line and docs/jobs.md.
-        above, least, below, most: the range of a number; whole numbers begin at 1.
-        section: the table of a job file that it is a key of; None: it is none.
-        must: be this, in words; it is then an instance of its type.
-        key: the key's type, where that is another than the keyword's.
+        help: text for the command line and docs/jobs.md.
+        above, least, below, most: the range of a number; whole numbers begin at 1 by default.
+        section: the table of a job file that has it as a key; None: it is no key.
+        must: the required type in words, for errors; "": the type is not checked.
+        key: the key's type in a job file, if it differs from the keyword's.
         flags: the commands that have a flag for it.
-        part: the keyword that a key is a part of, and the name that it has there.
-        choice: True if giving it chooses a number of the plan; facts and promises do not.
+        part: the keyword that a key is a part of, and its name there.
+        choice: True if the option chooses a number of the plan; facts and guarantees do not.
         candidate: True if the candidates of a search may differ in it.
-        linear: True if it is about linear models: jobs with another leave it out.
+        linear: True if it is for linear models only: jobs with another model ignore it.
     """
 
     help: str
@@ -83,12 +83,12 @@ class OptionRow:
 
 
 def _option(help: str, *, default: Any = None, **row: Any) -> Any:
-    """A field with its row."""
+    """A dataclass field with its OptionRow."""
     return field(default=default, metadata={"row": OptionRow(help, **row)})
 
 
 def _known(help: str, *, default: Any = None, **row: Any) -> Any:
-    """The same of a fact or a promise, which is no key of a job file."""
+    """A dataclass field for a fact or a guarantee, which is no key of a job file."""
     return _option(help, default=default, section=None, choice=False, **row)
 
 
@@ -97,7 +97,7 @@ _BOOL, _SUCH = "True or False", 'a forethought.{0}, such as {0}("{1}")'
 
 @dataclass(frozen=True, kw_only=True)
 class Keywords:
-    """The options of a plan, as keywords: what is known and what is wanted."""
+    """The options of a plan as keywords: known facts and goals."""
 
     examples: int = _known("Records to train on.", default=MISSING, flags=ACCOUNTED)
     budget: Budget | None = _known("Privacy wanted: ε and δ.", must="a forethought.Budget(ε, δ)")
@@ -223,7 +223,7 @@ class Keywords:
 
 @dataclass(frozen=True, kw_only=True)
 class JobKeys:
-    """Keys of a job file that are no keywords by themselves."""
+    """The keys of a job file that are no keywords of :func:`forethought.plan`."""
 
     epsilon: float | None = _option("Budget: ε.", above=0, section="budget", flags=TRAINED)
     class_weights: tuple[float, ...] | Literal["prevalence"] | None = _option(
@@ -264,12 +264,13 @@ class JobKeys:
 
 @dataclass(frozen=True)
 class Option:
-    """An option as the table has it.
+    """An option of the table.
 
     Args:
-        kind: its type without None, which ``optional`` says.
-        words: that it is one of; empty: it takes others.
-        range: the ends of a number's range that there are, by their names in :class:`OptionRow`.
+        name: of the option. kind: its type without None. optional: whether None is allowed.
+        default: its default. row: its other properties.
+        words: the allowed words; (): it is not restricted to words.
+        range: the given limits of a number, by their names in :class:`OptionRow`.
     """
 
     name: str
@@ -281,10 +282,10 @@ class Option:
     range: dict[str, float]
 
     def checked(self, value: Any) -> Any:
-        """The value of a keyword, as it is computed with.
+        """The value of a keyword after its checks, converted to its type.
 
         Raises:
-            TypeError, ValueError: it is of another type, or outside the range.
+            TypeError, ValueError: another type, or a value outside the range.
         """
         if value is None and self.optional:
             return None
@@ -293,7 +294,7 @@ class Option:
         elif self.kind is float:
             return real(self.name, value, **self.range)
         elif self.kind is int:
-            # An expected batch, rate × examples, is whole up to rounding.
+            # An expected batch size, rate × examples, may differ from a whole number by rounding.
             if self.name == "batch" and isinstance(value, float) and math.isfinite(value):
                 value = round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
             return whole(self.name, value, **self.range)  # type: ignore[arg-type]
@@ -328,12 +329,12 @@ def keys(section: str) -> dict[str, Option]:
 
 
 def flags(command: str) -> dict[str, Option]:
-    """The options that a command has a flag for, by name."""
+    """The options with a flag of a command, by name."""
     return {name: option for name, option in _given().items() if command in option.row.flags}
 
 
 @cache
 def _given() -> dict[str, Option]:
-    """Every option as files and commands have it, beginning with the promise."""
+    """All options as files and commands have them, with ε first."""
     own = table(JobKeys)
     return {"epsilon": own["epsilon"], **table(Keywords), **own}

@@ -1,1 +1,1 @@
-"""One file a command; forethought.cli puts them together."""
+"""The commands of the command line, which forethought.cli combines."""

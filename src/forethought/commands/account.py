@@ -100,7 +100,7 @@ def account(
             envelope = jobs.sign(path, sign)
             page = envelope.with_name("statement.html")
             if envelope.stem == "statement.intoto" and page.is_file() and not page.is_symlink():
-                write_statement(envelope.parent)  # the page says who signed
+                write_statement(envelope.parent)  # the page names the signing key
         if checks:
             verification = jobs.verified(path, public_key, ledger=ledger)
             statement = jobs.again(verification.statement, group=group, delta=delta)
@@ -258,7 +258,10 @@ def _end_refuted(found: Audit) -> None:
 
 
 def watching(replay: int | None, rounds: int) -> AbstractContextManager[Replay | None]:
-    """The replay of so many of a run's ``rounds``, evenly spread, the last among them."""
+    """A context that replays ``replay`` of a run's ``rounds``, evenly spread, with the last one.
+
+    It yields None where ``replay`` is None.
+    """
     if replay is None:
         return nullcontext()
     from forethought.auditing.replay import replaying
@@ -268,7 +271,7 @@ def watching(replay: int | None, rounds: int) -> AbstractContextManager[Replay |
 
 
 def saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audit | None:
-    """The result of a replay, as audit.json in the run folder."""
+    """Write the result of a replay as audit.json into the run folder, and return it."""
     if seen is None:
         return None
     from forethought.jobs.audit import of_replay, save
@@ -279,7 +282,7 @@ def saved(seen: Replay | None, plan: Plan, folder: Path, seconds: float) -> Audi
 
 
 def judge(console: Console, found: Audit | None) -> None:
-    """Print what was replayed, and end the command where it refutes the run."""
+    """Print the result of a replay, and end the command if it refutes the run."""
     from forethought.report.audit import show_audit
 
     if found is not None:
@@ -314,7 +317,7 @@ def report(
         values = unfinished.to_dict()
         terminal.show_unfinished(console, unfinished)
     elif there("federation.json", "gossip.json") or not there("transcript.json"):
-        # Of one who took part with others: a statement, and no run of its own.
+        # The folder of a member of a federation or gossip has a statement but no run of its own.
         page = write_statement(folder)
         statement = Statement.load(folder / "statement.json")
         values = json.loads(statement.to_json())

@@ -1,4 +1,4 @@
-"""Parts that every command shares: the program, rows of options, output, one-line errors."""
+"""Parts that all commands share: the program, flags from the table of options, output, errors."""
 
 from __future__ import annotations
 
@@ -61,11 +61,13 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def takes(name: str, *, before: str) -> Callable[[_Command], _Command]:
-    """A command whose ``**flags`` are its rows in the table of options; None is one not given.
+    """A decorator that replaces a command's ``**flags`` by its flags in the table of options.
+
+    A flag that is not given is None.
 
     Args:
         name: of the command in the table.
-        before: the command's own option that they stand before in its help.
+        before: the command's own option before which its help lists the flags.
     """
 
     def made(command: _Command) -> _Command:
@@ -92,41 +94,44 @@ def takes(name: str, *, before: str) -> Callable[[_Command], _Command]:
 
 
 class UsageError(ValueError):
-    """A combination of arguments that makes no sense; the message says what to give."""
+    """An invalid combination of arguments; the message says which arguments to give."""
 
 
 def refuse(wrong: object, words: str) -> None:
-    """Refuse a combination of arguments, in so many words, where it is ``wrong``."""
+    """Raise a UsageError with these words if the combination of arguments is ``wrong``."""
     if wrong:
         raise UsageError(words)
 
 
 def together(*pairs: tuple[str, object, str, object]) -> None:
-    """Refuse flags without those that they go with: each by name, and whether it is given."""
+    """Refuse a flag without the one that it needs.
+
+    Args:
+        pairs: (flag, its value, name of the flag that it needs, value of that flag).
+    """
     for flag, given, needs, other in pairs:
         refuse(given and not other, f"{flag} goes with {needs}: add that, or drop it")
 
 
 def new_file(path: Path, overwrite: bool, flag: str = "--out") -> None:
-    """Refuse to write over a file that is there, unless that is asked for."""
+    """Refuse a path that exists, unless ``overwrite`` is set."""
     refuse(path.exists() and not overwrite, f"{path} exists: give another {flag}, or --overwrite")
 
 
 def writable(path: Path) -> None:
-    """Refuse a file that could not be written, before anything is computed for it."""
+    """Refuse a file that cannot be written, before its content is computed."""
     refuse(path.is_dir(), f"{path} is a folder: give the name of a file")
     refuse(not path.parent.is_dir(), f"{path}: there is no folder {path.parent}: make it first")
     refuse(not os.access(path.parent, os.W_OK), f"{path}: {path.parent} cannot be written")
 
 
 def console_for(quiet: bool) -> Console:
-    """The console that a command prints to; none when quiet."""
+    """The console that a command prints to; it prints nothing if ``quiet``."""
     return Console(quiet=quiet, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def show_request(console: Console, request: Any, advice: str | None = None) -> None:
-    """Say what was put in place of the job's own, what was chosen when its data were seen, and what
-    it might have instead."""
+    """Print the flags that replace the job's keys, the choices made for its data, and advice."""
     for text in request.overrides:
         console.print(f"[yellow]from the command line[/yellow]: {text}")
     for text in request.settled:
@@ -136,20 +141,20 @@ def show_request(console: Console, request: Any, advice: str | None = None) -> N
 
 
 def print_json(values: Any) -> None:
-    """One JSON object on standard output."""
+    """Print values as JSON on standard output."""
     print(json.dumps(values, indent=2))
 
 
 def show_files(console: Console, paths: Sequence[Path], what: str = "figure") -> None:
-    """A line for each file that was written."""
+    """Print a line for each file that was written."""
     for path in paths:
         console.print(f"{what}  {path}")
 
 
 def of_the_system(error: OSError) -> str:
-    """The operating system's refusal, by the file's own name and with a remedy if there is one.
+    """The operating system's error in words, with a remedy if one is known.
 
-    Files are written under a name of their own first; what is told is the name they would get.
+    Files are first written under a temporary name; the message has their final name.
     """
     if error.filename is None or error.strerror is None:
         return str(error)
@@ -166,7 +171,7 @@ def of_the_system(error: OSError) -> str:
 
 
 def fail(message: object, status: int) -> int:
-    """Print one line on standard error and hand back the exit status."""
+    """Print one line on standard error and return the exit status."""
     Console(stderr=True).print("[bold red]error[/bold red]", end=": ")
     print(message, file=sys.stderr)
     return status

@@ -60,11 +60,11 @@ MemberFolder = Annotated[
 ]
 
 
-# What both families do.
+# Commands of both `federate` and `gossip`.
 
 
 def _kind(context: typer.Context) -> Kind:
-    """The kind whose family a command was called in."""
+    """The kind of the command group in which a command was called."""
     family = context.parent and context.parent.info_name
     return "gossip" if family == gossip.info.name else "federation"
 
@@ -278,7 +278,11 @@ def _take_part(
     replay: int | None,
     **options: Any,
 ) -> tuple[str, Any, Audit | None]:
-    """A member's name, what ``take`` came to, and what a replay found; all shown as it comes."""
+    """Run ``take`` for a member and print its progress and result.
+
+    Returns:
+        The member's name, the result of ``take``, and the audit of a replay (None: no replay).
+    """
     from forethought.jobs.job import from_file, paying
     from forethought.jobs.members import Membership
 
@@ -298,7 +302,11 @@ def _take_part(
 
 
 def _progress(console: Console, told: Callable[..., tuple[object, str]]) -> Callable[..., None]:
-    """Print a line whenever the first part of what is ``told`` of a state is another one."""
+    """A callback that prints a state whenever its key changes.
+
+    Args:
+        told: state → (key, text).
+    """
     shown: object = None
 
     def look(*state: Any) -> None:
@@ -337,7 +345,7 @@ def _of_cluster(updates: list[int]) -> tuple[object, str]:
 
 
 def _show_part(console: Console, took: TookPart, folder: Path) -> None:
-    """The alarms of somebody who took part, and what was spent."""
+    """Print a member's alarms and its spent ε."""
     for *_, code, text in took.alarms:
         console.print(f"[yellow]alarm[/yellow] {code}: {text}", highlight=False)
     spent, outsider = took.statement, took.outsider
@@ -357,7 +365,7 @@ def _paused() -> typer.Exit:
     return typer.Exit(command.fail("paused; the same command goes on where it was", 130))
 
 
-# With a server.
+# Commands of a federation, with a server.
 
 
 @federate.command(
@@ -520,7 +528,7 @@ def _policy(epsilon: float | None, delta: float | None) -> Policy | None:
     return Policy(epsilon, delta)
 
 
-# Without one.
+# Commands of a gossip, without a server.
 
 
 @gossip.command("train", epilog="Example: forethought gossip train job.toml --out runs/cluster")

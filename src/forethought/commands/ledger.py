@@ -36,12 +36,12 @@ TokenFile = Annotated[
 
 
 def url_of(place: str) -> str:
-    """The address of a book: a file's name is one of SQLite."""
+    """The address of a ledger; a file's name becomes an SQLite address."""
     return place if "://" in place else f"sqlite:///{place}"
 
 
 def _book(place: str, token_file: Path | None = None, key: Path | None = None) -> Book:
-    """The book at a place, for reading and for writing."""
+    """The ledger at an address, for reading and writing."""
     from forethought.ledger.paid_run import book_at
 
     if key is not None:
@@ -50,7 +50,7 @@ def _book(place: str, token_file: Path | None = None, key: Path | None = None) -
 
 
 def _store(place: str, key: Path | None) -> Store:
-    """A book whose database is at hand."""
+    """The ledger in a database, for commands that a ledger service does not offer."""
     from forethought.ledger.paid_run import stored
 
     url = url_of(place)

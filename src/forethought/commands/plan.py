@@ -286,7 +286,7 @@ def utility(
     loaded.require_rows("a utility graph")
     console = command.console_for(quiet or as_json)
     scale: float | str = noise_scale
-    with contextlib.suppress(ValueError):  # a name
+    with contextlib.suppress(ValueError):  # no number: the name of a scale
         scale = float(noise_scale)
     settings: dict[str, Any] = {
         "draws": draws,
@@ -415,7 +415,7 @@ def ui(
             f"--port {port}: {why}. Leave it out for any that is free"
         ) from None
     console = command.console_for(quiet)
-    # Not opened by itself: what a browser is started with, other people here can see.
+    # The browser is not started here: other users could see the token in its arguments.
     console.print(f"Open this address in your browser; it is for you alone:\n{server.address}")
     console.print("Ctrl-C ends it.")
     with server, contextlib.suppress(KeyboardInterrupt):

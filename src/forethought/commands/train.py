@@ -14,7 +14,7 @@ from forethought.commands import command
 from forethought.commands.account import judge, saved, watching
 from forethought.values.checks import without_none
 
-# Rows of one statistic that are printed.
+# Largest number of rows of one statistic that are printed.
 ROWS = 12
 
 
@@ -176,7 +176,7 @@ def tune(
 
 
 def _result(run: Any) -> dict[str, Any]:
-    """A plan that was run, and its statement, JSON-ready."""
+    """A plan that was run and its statement, as a JSON-ready mapping."""
     return {"plan": run.plan.to_dict(), "statement": json.loads(run.statement.to_json())}
 
 

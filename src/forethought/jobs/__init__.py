@@ -1,1 +1,1 @@
-"""From a request to data, plan, run and folder: one way for the command line and for Python."""
+"""Jobs: data, plans, runs and run folders of a request, for the command line and for Python."""

@@ -1,4 +1,4 @@
-"""The statement of a plan, a run, a file or a bare description, recomputed on demand."""
+"""The statement of a plan, a run, a file or a job without data, computed or verified on demand."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from forethought.papers.comparison import ComparisonRow
 
 PLAN, STATEMENT, MODEL = "plan.json", "statement.json", "model.safetensors"
-# Accountants that count on the noise of other holders, or on what they hide.
+# Accountants that rely on the noise of other holders, or on the secrecy of their updates.
 OF_OTHERS = frozenset({AGGREGATE, NETWORK, SECURE_AGGREGATION})
-# The entry of a verification that compares with the data set's book.
+# The entry of a verification that compares with the data set's ledger.
 BOOK = "total of the data set"
-# Seconds that a stranger's statement may take, and bytes that a model file may have.
+# Limits for untrusted input: seconds of a verification, and bytes of a model file.
 LONGEST, LARGEST_MODEL = 300.0, 1 << 36
-# Sets of observers that are tried.
+# Largest number of sets of observers to search.
 MOST_OBSERVERS = 2000
 
 
 def compared(statement: Statement) -> list[ComparisonRow]:
-    """The words of every analysis about a statement's mechanism, for as many records."""
+    """The results of every analysis for a statement's mechanism and group size."""
     from forethought.papers.comparison import compare
 
     return compare(statement.mechanism, statement.delta, statement.examples, statement.group)
@@ -76,7 +76,7 @@ def statement_of(path: Path, *, group: int | None = None, delta: float | None = 
 
     Args:
         path: run folder, plan.json or statement.json.
-        group, delta: account again for another group size or δ; None: its own.
+        group, delta: compute it for another group size or δ; None: its own.
 
     Raises:
         ValueError: neither a plan nor a statement.
@@ -91,7 +91,7 @@ def statement_of(path: Path, *, group: int | None = None, delta: float | None = 
 def again(
     statement: Statement, *, group: int | None = None, delta: float | None = None
 ) -> Statement:
-    """The statement for another group size or δ; as it is where both are its own."""
+    """The statement for another group size or δ; unchanged where both are its own."""
     group = statement.group if group is None else group
     if group == statement.group and delta in (None, statement.delta):
         return statement
@@ -120,22 +120,21 @@ def verified(
     ledger: str | None = None,
     token_file: Path | None = None,
 ) -> verification.Verification:
-    """Recompute the statement of a run folder or a file, with what the run wrote beside it.
+    """Recompute the statement of a run folder or a file, with the run's other files.
 
-    The folder may be a stranger's: files are read up to a size, never through links, and nothing
-    is written.
+    The folder may come from an untrusted source: files are read up to a size, never through links,
+    and nothing is written.
 
     Args:
-        path: run folder, with everything in it that the statement rests on; or statement.json,
-            which may be alone.
+        path: run folder with all evidence of the statement; or statement.json, which may be alone.
         public_key: PEM file of the key that must have signed it.
-        seconds: after which it gives up.
-        ledger: address of the book that the run was paid from, from which the data set's total
-            after the run is recomputed. token_file: of a service.
+        seconds: time limit.
+        ledger: address of the ledger that the run reserved its budget from; the data set's total
+            after the run is recomputed from it. token_file: of a ledger service.
 
     Raises:
-        ValueError: no statement, or one that does not hold or is not signed with that key, or a
-            book that was set back or changed since.
+        ValueError: no statement, one that does not hold or is not signed with that key, or a
+            ledger that was reset or changed since.
         OSError: no such file.
     """
     found = _file_of(path)
@@ -175,7 +174,7 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> verification
     alone = not texts and not whole
     files = {name: content_hash(held.encode()) for name, held in texts.items()}
     if not alone:
-        # Before anything is made of them.
+        # Checked before the files are parsed.
         verification.require_evidence(statement, files)
     plan = Plan.from_json(texts[PLAN]) if PLAN in texts else None
     transcript = None
@@ -213,7 +212,7 @@ def _verified(found: Path, public_key: Path | None, whole: bool) -> verification
 
 
 def _require_words(text: str, statement: Statement) -> None:
-    """Refuse a statement that says otherwise of its data set's total than its evidence."""
+    """Refuse a statement whose total of the data set differs from its evidence."""
     if Caveat("in-the-book", in_words(parse(text))) not in statement.caveats:
         raise StatementError(
             f"the statement does not say of the data set's total what the {IN_BOOK} says that it "
@@ -224,10 +223,10 @@ def _require_words(text: str, statement: Statement) -> None:
 def _in_book(
     found: Path, statement: Statement, place: str, token_file: Path | None
 ) -> verification.ComparedEntry:
-    """The data set's total after a run, recomputed from its book.
+    """The data set's total after a run, recomputed from its ledger.
 
     Raises:
-        StatementError: the run is not in the book as it says, or the book was set back or changed.
+        StatementError: the ledger has another run than the statement, or was reset or changed.
     """
     path = found.with_name(IN_BOOK)
     if not path.is_file():
@@ -248,7 +247,7 @@ def _in_book(
         paying = [book.reservation(one) for one in noted.get("also", ())]
         points = history(book.entries(), noted["data"], head).points
     ran = statement.mechanism
-    if "part" in noted:  # of a series, which may still go on
+    if "part" in noted:  # one part of a series, which may not have ended
         first, end = noted["part"]
         rest = planned.after(first) if first else planned
         own, done = rest.first(len(ran)), held.mark if held.released is None else held.released
@@ -268,7 +267,7 @@ def _in_book(
     for other in paying:
         charged = other.released, other.charge.mechanism, other.charge.selection
         same = same and charged == (held.released, held.charge.mechanism, held.charge.selection)
-    # What else paid for it paid whole, once, from the same account.
+    # All other reservations of the run must be of the same account, different and fully released.
     more = (*earlier, *again)
     same = same and len({held.number, *(one.number for one in more)}) == 1 + len(more)
     same = same and all(one.data == held.data and one.released == one.charge.rounds for one in more)
@@ -284,7 +283,10 @@ def _in_book(
 
 
 def _paid_again(ran: Mechanism, planned: Mechanism, again: Sequence[Mechanism]) -> bool:
-    """True if every round that is not as planned was paid for anew with so little noise."""
+    """True if further reservations cover every round that has less noise than planned.
+
+    Such a round was released again; one reserved round must have at most its noise multiplier.
+    """
     if len(ran) != len(planned) or any(not isinstance(one, Rounds) for one in (*ran, *planned)):
         return False
     spare = [replace(part, count=1) for one in again for part in one for _ in range(part.count)]
@@ -307,20 +309,20 @@ def _one_by_one(mechanism: Mechanism) -> Iterator[Rounds]:
 
 
 def _require_policy(text: str, statement: Statement) -> None:
-    """Refuse a statement of more than its holder allowed.
+    """Refuse a statement whose ε exceeds its holder's policy.
 
     Raises:
-        StatementError: names both figures. ValueError, KeyError: no policy.
+        StatementError: it does; the message names both figures. ValueError, KeyError: no policy.
     """
     values = parse(text)
     if values["schema"] != POLICY_SCHEMA:
         raise StatementError(f"{POLICY} has another schema than {POLICY_SCHEMA}")
-    if values["epsilon"] is None:  # what the plan spends
+    if values["epsilon"] is None:  # the policy allows what the plan spends
         return
     allowed = real("policy epsilon", values["epsilon"], above=0)
     delta = values["delta"] or statement.delta
     spent = again(statement, delta=real("policy delta", delta, above=0, below=1)).guarantee
-    # As far as two machines agree.
+    # The tolerance allows for numerical differences between machines.
     if spent > allowed * (1 + 2e-3):
         raise StatementError(
             f"{POLICY} allows ε = {at_least(allowed)} at δ = {at_most(delta, '.6g')}; the stated "
@@ -329,7 +331,7 @@ def _require_policy(text: str, statement: Statement) -> None:
 
 
 def _texts_of(found: Path, statement: Statement) -> dict[str, str]:
-    """Name → text of what lies beside a statement and it may rest on."""
+    """The possible evidence beside a statement, as file name → text."""
     named = () if statement.evidence is None else statement.evidence.files
     names = dict.fromkeys((*named, *OF_RUN, *OF_HOLDERS))
     paths = [found.with_name(name) for name in names]
@@ -337,7 +339,7 @@ def _texts_of(found: Path, statement: Statement) -> dict[str, str]:
 
 
 def _model(path: Path) -> str | None:
-    """Hash of a model file, if there is one."""
+    """The SHA-256 of a model file, after ``sha256:``; None: there is no file."""
     if not _there(path):
         return None
     with opened_outside(path, LARGEST_MODEL) as file:
@@ -351,10 +353,10 @@ def _envelope_of(found: Path) -> Path:
 def _signer(
     found: Path, text: str, statement: Statement, texts: Mapping[str, str], key: Path | None
 ) -> verification.SignatureOwner | None:
-    """The owner of the signature that fits the statement and every file that was signed with it.
+    """The owner of the signature of the statement and its files; None: it is not signed.
 
     Raises:
-        ValueError: it fits others, or there is none and a key was given.
+        ValueError: the signature is of other files, or there is none and a key was given.
     """
     if statement.signature is not None:
         signing.check(statement.signature, statement.content(), key)
@@ -368,7 +370,7 @@ def _signer(
     present = {name: content_hash(held.encode()) for name, held in texts.items()}
     present[found.name] = content_hash(text.encode())
     for name in signed.subjects:
-        if name == MODEL:  # which may be kept back; the statement names it
+        if name == MODEL:  # the model may be withheld; the statement has its hash
             present[name] = _model(found.with_name(name)) or f"sha256:{signed.subjects[name]}"
     differs = [name for name, value in present.items() if signed.subjects.get(name) != value[7:]]
     missing = [name for name in signed.subjects if name not in present]
@@ -381,7 +383,7 @@ def _signer(
 
 
 def _transcript(text: str, statement: Statement) -> tuple[Releases, ...]:
-    """Rows of a transcript, which must be rounds of the stated sampling and clipping too."""
+    """The releases of a transcript, after a check that its rounds are those of the statement."""
     transcript = Transcript.from_json(text)
     stopped = any(caveat.code in STOPPED for caveat in statement.caveats)
     try:
@@ -396,10 +398,10 @@ def _transcript(text: str, statement: Statement) -> tuple[Releases, ...]:
 def _agreed_by_others(
     federation: Federation | None, gossip: Gossip | None, statement: Statement
 ) -> str:
-    """The file of what all holders agreed on in which the accountant's details were found again.
+    """The name of the file with the agreed terms from which the accountant's details follow.
 
     Raises:
-        StatementError: nothing beside the statement says that others took part, or not so.
+        StatementError: there is no such file beside the statement, or they do not follow from it.
     """
     if federation is not None:
         made = (
@@ -425,7 +427,11 @@ def _agreed_by_others(
 
 
 def _views_of(gossip: Gossip, worker: int, statement: Statement) -> Iterator[dict[str, Any] | None]:
-    """The accountants that a worker's statement may have: against outsiders, and any observers."""
+    """The accountants that a worker's statement may have: against outsiders or any observers.
+
+    Raises:
+        StatementError: too many possible sets of observers.
+    """
     if statement.accountant["kind"] == AGGREGATE:
         yield {"kind": AGGREGATE, "gain": outsider_gain(gossip, worker)}
     if statement.accountant["kind"] != NETWORK:
@@ -453,10 +459,10 @@ def _among(statement: Statement, made: Iterable[Mapping[str, Any] | None], where
 
 @contextmanager
 def _in_time(seconds: float) -> Iterator[None]:
-    """Stop what takes longer. Only the main thread can be stopped, and only where there are timers.
+    """Limit the time of a block; only in the main thread and where the system has timers.
 
     Raises:
-        StatementError: it took longer.
+        StatementError: the block took longer.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
@@ -482,7 +488,7 @@ def _in_time(seconds: float) -> Iterator[None]:
 
 
 class _TooLong(BaseException):
-    """The time is over; no handler of errors on the way takes it for one."""
+    """Ends a block at its time limit; a BaseException, so that no handler of errors catches it."""
 
 
 def _there(path: Path) -> bool:
@@ -490,7 +496,7 @@ def _there(path: Path) -> bool:
 
 
 def sign(path: Path, key: Path) -> Path:
-    """Verify a statement, and sign it with all that lies beside it as an in-toto attestation.
+    """Verify a statement, and sign it and the files beside it as an in-toto attestation.
 
     Args:
         path: run folder or statement.json. key: PEM file of an Ed25519 private key.
@@ -499,7 +505,7 @@ def sign(path: Path, key: Path) -> Path:
         The envelope's file, beside the statement.
 
     Raises:
-        ValueError: no statement, one that does not hold, or no such key.
+        ValueError: no statement, one that does not hold, or no Ed25519 key.
         OSError: no such file.
     """
     found, signed = _file_of(path), _envelope_of(_file_of(path))

@@ -1,4 +1,4 @@
-"""Audit what a path names: a job, a plan or a run folder."""
+"""Audits and replays of a job, a plan or a run folder, by its path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Audited:
-    """An audit, the plan that it was of, and where its files belong."""
+    """An audit, the plan that was audited, and the folder for its files."""
 
     audit: Audit
     plan: Plan
@@ -40,12 +40,12 @@ def audit(
 ) -> Audited:
     """Audit a job file, a plan file or a run folder.
 
-    A job, and a run folder with its job, is audited with its own model and data; a plan by itself
-    on planted models only.
+    A job, or a run folder with its job, is audited with its own model and data; a plan alone is
+    audited on planted models only.
 
     Args:
         path: job.toml, plan.json or a run folder.
-        out: where the files belong; default: the run folder, or runs/NAME-audit.
+        out: folder for the files; default: the run folder, or runs/NAME-audit.
         level, false_alarm, seed, progress: as in :func:`forethought.audit`.
         one_run: attack one run instead, with canaries of this kind
             (:func:`forethought.auditing.one_run.one_run`).
@@ -86,16 +86,16 @@ def replay(
 ) -> Audited:
     """Replay rounds against the slow reference (:mod:`forethought.auditing.replay`).
 
-    Of a job: its first rounds, run on its data in a folder of their own that is wiped afterwards,
-    stopped before the last one and resumed. Of a run folder whose run is not finished: the next
+    For a job: its first rounds, run on its data in a temporary folder that is wiped afterwards,
+    stopped before the last one and resumed. For a run folder whose run is not finished: the next
     rounds after its last checkpoint, on a copy of the folder with its keys. They are the releases
-    that the run itself makes next, so nothing is spent; the copy is wiped, too.
+    that the run itself makes next, so no budget is spent; the copy is wiped, too.
 
     Args:
-        path: job.toml, or a run folder. rounds: how many.
+        path: job.toml, or a run folder. rounds: number of rounds.
 
     Raises:
-        ValueError: a plan by itself, or a finished run, whose keys are gone.
+        ValueError: a plan alone, or a finished run, whose keys are deleted.
     """
     import shutil
     import tempfile
@@ -145,10 +145,10 @@ def replay(
 
 
 def of_replay(found: Replay, plan: Plan, folder: Path, seconds: float) -> Audited:
-    """The findings of a replay, as an audit of a run in ``folder``.
+    """The findings of a replay as an audit of a run in ``folder``.
 
     Raises:
-        ValueError: nothing was replayed; says why.
+        ValueError: nothing was replayed; the message has the reason.
     """
     from forethought.auditing.replay import SECRET
     from forethought.auditing.verdict import Audit
@@ -167,7 +167,7 @@ def _home(path: Path, what: str) -> Path:
 
 
 def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, str]:
-    """The plan, the job's data and model where there is one, and what was missing."""
+    """The plan, the loaded job (None: there is none), and a note on missing files ("": none)."""
     if path.is_dir():
         if not (path / PLAN).is_file():
             raise ValueError(f"{path} is no run folder: there is no {PLAN} in it")
@@ -182,7 +182,11 @@ def read_run(path: Path, data_dir: Path | None) -> tuple[Plan, Loaded | None, st
 
 
 def save(audited: Audited) -> tuple[Path, Path | None]:
-    """Write audit.json and, where games were played, the figure; returns their paths."""
+    """Write audit.json.
+
+    Returns:
+        Its path, and the path for the figure of the attack; None: there was no attack.
+    """
     audited.folder.mkdir(parents=True, exist_ok=True)
     path = audited.folder / "audit.json"
     audited.audit.save(path)

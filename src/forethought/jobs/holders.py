@@ -1,6 +1,6 @@
-"""From a job with a [federation] or a [gossip] to its shares, its simulation and its costs.
+"""The shares, the simulation and the costs of a job with a [federation] or a [gossip].
 
-Where a job leaves rounds, batch or step size open, they are chosen as for n·√K records: the noised
+Where a job leaves out rounds, batch or step size, they are chosen as for n·√K records: the noised
 sums of K holders together have the signal of K·n records and √K times one holder's noise.
 """
 
@@ -59,7 +59,7 @@ Kind = Literal["federation", "gossip"]
 Agreed: TypeAlias = Federation | Gossip
 Section: TypeAlias = FederationSection | GossipSection
 Parts: TypeAlias = tuple[np.ndarray[Any, np.dtype[np.int64]], ...]
-# Keys of a section that what is agreed on has under the same name.
+# Keys of a section that the agreed federation or gossip has under the same name.
 FEDERATION_KEYS = (
     "rule",
     "cohort",
@@ -74,17 +74,17 @@ GOSSIP_KEYS = (
     *("rule", "exchanges", "weights", "momentum", "tracking", "window", "settle", "point"),
     *("pause", "stagger", "clock", "seed"),
 )
-# The paper's cases: how much slower a worker is, and what batch and step size are multiplied by.
+# The paper's cases: factors on the time of a worker, and on batch and step size.
 HICCUP, LARGE = 2.0, 2.0
 
 
 @dataclass(frozen=True)
 class Network:
-    """All that what is agreed on takes from the model.
+    """The facts about the model that the agreed terms depend on.
 
     Args:
         parameters, architecture: of the model. start: digest of its first weights.
-        noise_borne: norm of noise that its weights bear, where it could be tried.
+        noise_borne: norm of the noise that its weights tolerate; None: linear, or not known.
     """
 
     parameters: int
@@ -94,21 +94,21 @@ class Network:
 
     @classmethod
     def of(cls, loaded: load.Loaded, shared: SharedModel) -> Network:
-        """A job's, loaded."""
+        """The facts about a loaded job's model."""
         start = digest_of(shared.read())
         return cls(shared.layout.size, shared.architecture, loaded.noise_borne, start)
 
 
 @dataclass(frozen=True)
 class Holders:
-    """A job of several holders, its data dealt out, ready to be simulated or run.
+    """A job of several holders with its data divided, ready to be simulated or run.
 
     Args:
         loaded: the job, its data set and model.
-        shared: the model, its weights as one vector.
+        shared: the model, with its weights as one vector.
         parts: each holder's record numbers.
-        speeds: records a second, against 1.
-        agreed: what everybody agrees on. budgets: what each holder asked for.
+        speeds: records per second of each holder, relative to 1.
+        agreed: the agreed federation or gossip. budgets: the budget of each holder.
         times: of a simulation.
     """
 
@@ -118,21 +118,21 @@ class Holders:
     speeds: tuple[float, ...]
     agreed: Agreed
     budgets: tuple[Budget, ...]
-    times: Any  # of a gossip GraphTimes
+    times: Any  # simulator.Times; for a gossip, simulator.GraphTimes
 
     @property
     def topology(self) -> Topology:
-        """The star or the graph of what was agreed."""
+        """The topology of the agreed federation (a star) or gossip (a graph)."""
         return topology_of(self.agreed)
 
     @property
     def gossip(self) -> Gossip:
-        """The gossip that workers agreed on."""
+        """The agreed gossip; only for jobs with one."""
         return cast(Gossip, self.agreed)
 
     @property
     def fused(self) -> bool:
-        """True if a simulation makes one private sum of a cohort."""
+        """True if a simulation makes one private sum for a whole cohort."""
         federation = self.loaded.request.job.federation
         star = isinstance(self.agreed, Federation)
         return star and federation is not None and federation.fused
@@ -166,11 +166,14 @@ def section_of(job: Job, kind: str) -> Section:
 def deal(
     request: JobRequest, section: Section, data_dir: Path | None = None
 ) -> tuple[load.Loaded, Parts]:
-    """Load a job's data, and deal it out: each holder's record numbers.
+    """Load a job's data and divide it among the holders.
+
+    Returns:
+        The job, and each holder's record numbers.
 
     Raises:
-        JobError: nobody says how many take part, or data that several holders cannot train on.
-        ValueError: what data or model refuse.
+        JobError: no number of holders, or data that several holders cannot train on.
+        ValueError: as for :func:`forethought.jobs.load.load_job`.
     """
     load.require_possible(request.job)
     loaded = load.load_job(request, data_dir)
@@ -185,11 +188,11 @@ def deal(
 
 
 def holders_of(request: JobRequest, kind: Kind, data_dir: Path | None = None) -> Holders:
-    """Load a job's data, deal it out, and plan every holder's part.
+    """Load a job's data, divide it among the holders, and plan every holder's part.
 
     Raises:
-        JobError: no such section, and see :func:`deal`.
-        ValueError: what data, model, planner, graph, federation or gossip refuse.
+        JobError: no such section, and as for :func:`deal`.
+        ValueError: errors of data, model, planner, graph, federation or gossip.
     """
     section = section_of(request.job, kind)
     loaded, parts = deal(request, section, data_dir)
@@ -213,8 +216,11 @@ def simulate_job(
     """Simulate a job's federation or gossip with real training.
 
     Returns:
-        The run, and the virtual seconds that synchronous rounds of the same number take; of an
-        asynchronous federation where every client computes on the same share of its records.
+        The run, and the virtual seconds of as many synchronous rounds (for an asynchronous
+        federation: in which every client computes on the same share of its records).
+
+    Raises:
+        JobError: the job has a ``[ledger]``.
     """
     loaded, times = held.loaded, held.times
     if loaded.request.job.ledger is not None:
@@ -242,17 +248,17 @@ def simulate_job(
         progress=progress,
     )
     if isinstance(held.agreed, Federation) and held.agreed.rule == "asynchronous":
-        # Sample sizes matched to speed hide how slow a client is: undo that.
+        # Sample sizes are matched to speeds; for the comparison all clients have the same share.
         typical, middle = float(np.median(times.compute)), float(np.median(held.speeds))
         times = replace(times, compute=[typical * middle / speed for speed in held.speeds])
     return run, synchronous_seconds(held.agreed, times)
 
 
 def plan_job(held: Holders, observers: Sequence[str] = ()) -> FederatedPlan | GossipPlan:
-    """The costs of a job's federation or gossip.
+    """The predicted costs of a job's federation or gossip.
 
     Args:
-        observers: names of distant workers who tell each other what they see.
+        observers: names of distant workers who share what they see.
 
     Raises:
         JobError: an observer that is no worker. NetworkViewError: see
@@ -271,10 +277,10 @@ def plan_job(held: Holders, observers: Sequence[str] = ()) -> FederatedPlan | Go
 
 
 def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
-    """Each holder's records a second, against 1.
+    """Each holder's records per second, relative to 1.
 
     Raises:
-        JobError: a list of another length, or words that say nothing.
+        JobError: a list of another length, or an unknown text.
     """
     if section.tables:
         return tuple(table.speed for table in section.tables)
@@ -296,7 +302,7 @@ def speeds_of(section: HoldersSection, holders: int) -> tuple[float, ...]:
             return tuple(float(speed) for speed in listed)
 
 
-# What everybody agrees on.
+# The terms that all holders agree on.
 
 
 def agreed(
@@ -309,11 +315,12 @@ def agreed(
     """The federation or the gossip of a job, and each holder's budget; nothing private is read.
 
     Args:
-        sizes: records of each holder, or persons where the job names them.
-        speeds: see :func:`speeds_of`.
+        sizes: number of records of each holder, or of persons where the job names them.
+        speeds: see :func:`speeds_of`. network: facts about the model.
 
     Raises:
-        JobError: no budget, too little data for a worker, or what several holders cannot do.
+        JobError: no budget, too little data for a worker, or settings that several holders do not
+            support.
     """
     job = request.job
     load.require_possible(job)
@@ -366,7 +373,7 @@ def _federation(
     def batch(client: int, size: int) -> int:
         if section.rule == "synchronous":
             return max(1, round(rate * size))
-        # Every client's round takes as long as that of the typical one.
+        # A batch in proportion to the speed: all clients' rounds take the same time.
         return min(size, max(1, round(rate * size * speeds[client] / typical)))
 
     def planned(size: int, batch: int, budget: Budget) -> Plan:
@@ -408,7 +415,7 @@ def _federation(
 
 
 def _phase_lengths(section: FederationSection, rounds: int) -> tuple[int, ...]:
-    """The global rounds of each phase, as equal as can be; (): no phases."""
+    """The number of global rounds of each phase, as equal as possible; (): no phases."""
     count = section.phases if isinstance(section.phases, int) else len(section.phases or ())
     if count > rounds:
         raise JobError(f"{rounds} rounds do not make {count} phases: ask for more rounds")
@@ -416,7 +423,7 @@ def _phase_lengths(section: FederationSection, rounds: int) -> tuple[int, ...]:
 
 
 def _taken(section: FederationSection, phases: int) -> tuple[tuple[int, ...], ...]:
-    """For each client the phases that it takes part in, from 0; (): all do in all."""
+    """The phases, from 0, of each client; (): all clients take part in all phases."""
     if all(table.phases is None for table in section.client):
         return ()
     everything = tuple(range(phases))
@@ -488,7 +495,7 @@ def _each_once(
     batches: Sequence[int],
     budgets: Sequence[Budget],
 ) -> tuple[list[int], tuple[Plan, ...]]:
-    """The place of each holder's plan, and the plans: one for all who ask for the same."""
+    """The index of each holder's plan, and the plans; equal requests share a plan."""
     asked = list(zip(sizes, batches, budgets, strict=True))
     known = {key: place for place, key in enumerate(dict.fromkeys(asked))}
     return [known[key] for key in asked], tuple(planned(*key) for key in known)
@@ -497,14 +504,14 @@ def _each_once(
 def _reference(
     job: Job, budget: Budget, sizes: Sequence[int], network: Network, gradients: bool
 ) -> Plan:
-    """The plan of one machine whose signal and noise are those of all holders together."""
+    """The plan of one machine that has the signal-to-noise ratio of all holders together."""
     more = len(sizes) ** 0.5
     asked = load.asked_of(job, round(int(np.median(sizes)) * more), network.parameters)
     changes: dict[str, Any] = {"budget": budget, "delta": None, "noise_borne": network.noise_borne}
     if asked.batch is not None:
         changes["batch"] = max(1, round(asked.batch * more))
     if gradients and asked.options is None and kind_of(asked.optimizer).descends:
-        changes["options"] = {"momentum": 0.0}  # the server steps along each gradient by itself
+        changes["options"] = {"momentum": 0.0}  # the server steps along each gradient separately
     return plan(asked.with_(**changes))
 
 
@@ -533,9 +540,10 @@ def _with_step_size(lead: Plan, rate: float) -> Plan:
 
 
 def _half_of_the_longest(lead: Plan, parameters: int) -> Plan:
-    """The plan with steps of at most half of what SYNC bears, where the planner chose them.
+    """The plan with at most half of SYNC's longest step size, where the planner chose it.
 
-    A gradient that is a round old bears η times the curvature below 1; a fresh one below 2.
+    With gradients that are one round old, descent is stable for η times the curvature below 1; with
+    fresh gradients, below 2.
     """
     chosen = lead.assumed
     if chosen is None or "step size" not in chosen.chosen:
@@ -548,10 +556,10 @@ def mixing_of(section: GossipSection, workers: int, folder: Path | None = None) 
     """The graph and the mixing that a job names.
 
     Args:
-        folder: where its files are.
+        folder: of the job's files.
 
     Raises:
-        GraphError, MixingError: a graph or a matrix that cannot be. OSError: no such file.
+        GraphError, MixingError: an invalid graph or matrix. OSError: no such file.
     """
     here = folder or Path()
     if section.edges is not None:
@@ -564,7 +572,7 @@ def mixing_of(section: GossipSection, workers: int, folder: Path | None = None) 
 
 
 def compression_of(section: GossipSection) -> Compression:
-    """The compression of a job. Raises JobError: words that say nothing."""
+    """The compression of a job. Raises JobError for an unknown text."""
     words = section.compression
     kind, colon, share = words.partition(":")
     try:
@@ -575,7 +583,7 @@ def compression_of(section: GossipSection) -> Compression:
         ) from None
 
 
-# How long everything takes in a simulation.
+# Times of a simulation.
 
 
 def times_of(
@@ -584,10 +592,10 @@ def times_of(
     speeds: Sequence[float],
     folder: Path | None = None,
 ) -> simulator.Times:
-    """The duration of everything in a simulation: records over speed, messages by size.
+    """The times of a simulation: computation by records over speed, messages by size.
 
     Raises:
-        JobError: an outage of somebody who is not there.
+        JobError: an outage of an unknown worker.
     """
     seconds = [
         section.record_seconds * plan.epochs * plan.examples

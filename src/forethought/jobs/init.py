@@ -1,4 +1,4 @@
-"""A first job file from a look at a table or at images, for the owner to correct."""
+"""A first job file for a table or for images, made by reading them, for the owner to correct."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from forethought.data.sources import shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.job import toml_key, toml_value
 
-# A first job file from a look at a table, on its owner's machine, for the owner to correct.
+# A first job file for a table, made on its owner's machine, for the owner to correct.
 #
-# Whatever it writes was taken from private records: the file says so, the job carries
-# ``columns_measured = true``, and a Statement names it, until the owner has put what they know in
-# its place. Ranges are rounded outward to 1, 2 or 5 times a power of ten.
+# Everything in it was taken from private records: the file says so, the job has
+# ``columns_measured = true``, and a Statement names it, until the owner replaces it by declarations
+# from their own knowledge. Ranges are rounded outward to 1, 2 or 5 times a power of ten.
 
 
 _HEAD = """\
@@ -46,11 +46,11 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
 
     Args:
         path: CSV with any usual separator, Parquet or Excel.
-        label: the column to predict, or several labels of 1 and 0; none: the last column, with a
-            question.
+        label: the column to predict, or several labels of 1 and 0; None: the last column, with a
+            question in the file.
 
     Raises:
-        DataError: damaged, or no such column.
+        DataError: a damaged file, fewer than two columns, or no such column.
     """
     kind, form = _form(path)
     seen: dict[str, Seen] = {}
@@ -117,7 +117,7 @@ def _columns(
     given_away: Mapping[str, str],
     nearly: Mapping[str, str],
 ) -> Iterator[str]:
-    """A line for each column: what it is proposed to be, and why."""
+    """A line for each column, with the proposed declaration and its reason."""
     dropped = True
     for name, column in seen.items():
         value, why = proposal(name, column)
@@ -137,7 +137,7 @@ def _columns(
 ALL_DROPPED = (
     "# Every column is dropped, so there is nothing to learn from: say of one at least what it is"
 )
-# A class of a smaller share than this is rare: shares and costs are proposed.
+# A class with a smaller share is rare: the file then proposes shares and costs.
 RARE = 0.1
 _PREVALENCE = "  # counted in the file: give what you know without it, and take away the first #"
 _COSTS = (
@@ -148,7 +148,7 @@ _LOUDER = "  # records of a rare class count for more, which clipping takes back
 
 
 def _first(table: Table) -> Iterator[pl.DataFrame]:
-    """The first rows of a file, as many as are looked at."""
+    """The first rows of a file: the LOOKED rows that are examined."""
     rows = 0
     for frame in table.pieces():
         yield frame.head(LOOKED - rows)
@@ -158,14 +158,14 @@ def _first(table: Table) -> Iterator[pl.DataFrame]:
 
 
 def _entries(column: pl.Series, classes: Sequence[str] = ()) -> pl.Series:
-    """Entries as words, null where they are missing; these words are ``classes`` none the less."""
+    """The entries as words, null where they are missing; words in ``classes`` are never missing."""
     text = column.cast(pl.String).str.strip_chars()
     absent = text.str.to_lowercase().is_in(list(MISSING_WORDS)) & ~text.is_in(list(classes))
     return text.set(absent.fill_null(True), None)
 
 
 def _shares(seen: Seen) -> list[float]:
-    """The share of each class, to two digits; the largest takes what they lack to 1."""
+    """The share of each class, to two digits; the largest is adjusted so that the sum is 1."""
     if seen.several or len(seen.words) < 2:
         return []
     found = [float(f"{seen.words[word] / seen.present:.2g}") for word in _classes(seen)]
@@ -174,18 +174,18 @@ def _shares(seen: Seen) -> list[float]:
     return found
 
 
-# Rows, and rows of a class, below which nothing is said of a column that follows the label.
+# Least numbers of rows, of rows of a class, and of rows per value, for a check of label leakage.
 _ENOUGH, _OF_A_CLASS, _OF_A_VALUE = 50, 5, 5
 
 
 def _giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
-    """Columns that the label follows from, each with how.
+    """The columns that determine the label (label leakage), each with the reason.
 
-    Either each value, of several rows, goes with one label; or along a column of numbers every
-    class has a stretch of its own, or a label of numbers only rises, or only falls.
+    Either every value of a column, each in several rows, goes with one label only. Or, sorted by a
+    column of numbers, every class is one interval, or a label of numbers only rises or only falls.
 
     Args:
-        seen: of the label.
+        seen: the summary of the label.
     """
     if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
         return {}
@@ -210,20 +210,20 @@ def _giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
     return found
 
 
-# Of the mistakes that always saying the most frequent class makes, or of the spread of a label of
-# numbers, a column that is asked about leaves so much. Numbers are looked at in at most so many
-# parts, of so many rows or more.
+# The file asks about a column that leaves at most the share _MISTAKES of the errors of a constant
+# answer, or of the spread of a label of numbers. Numbers are divided into at most _PARTS parts of
+# at least _OF_A_PART rows.
 _MISTAKES, _PARTS, _OF_A_PART = 1 / 20, 64, 25
 
 
 def _nearly_giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str, str]:
-    """Columns from which the label follows in all but a few rows.
+    """The columns that determine the label in all but a few rows, each with a question.
 
-    By the most frequent class beside each word, or in each of a few parts of a column of numbers;
-    of a label of numbers, by how nearly it rises or falls along a column.
+    The label is predicted by the most frequent class for each word, or in each part of a column of
+    numbers; a label of numbers, by its rank correlation with the column.
 
     Args:
-        seen: of the label.
+        seen: the summary of the label.
     """
     if not seen.several and min(seen.words.values()) < _OF_A_CLASS:
         return {}
@@ -239,7 +239,7 @@ def _nearly_giving_away(frame: pl.DataFrame, label: str, seen: Seen) -> dict[str
 
 
 def _left_along(rows: pl.DataFrame) -> float:
-    """The share of a label's spread, in ranks, that a line along a column of numbers leaves."""
+    """The share of a label's rank variance that a column of numbers leaves: 1 − ρ² (Spearman)."""
     numbers = rows.select(pl.all().cast(pl.Float64, strict=False))
     if sum(numbers.null_count().row(0)):
         return 1.0
@@ -248,7 +248,7 @@ def _left_along(rows: pl.DataFrame) -> float:
 
 
 def _left_of_mistakes(rows: pl.DataFrame) -> float:
-    """The share of the mistakes that a column's words, or parts of its numbers, leave."""
+    """The errors of predictions from a column, over those of the most frequent class."""
     if len(rows) < _OF_A_VALUE * len(rows.unique()):
         numbers = rows["x"].cast(pl.Float64, strict=False)
         if numbers.null_count():
@@ -262,7 +262,7 @@ def _left_of_mistakes(rows: pl.DataFrame) -> float:
     return wrong / usual if usual else 1.0
 
 
-# Names that people give to the column that says whom a row is about.
+# Usual names of the column with the person of a row.
 _PERSONS = re.compile(
     r"(^|[_\s])(patient|person|subject|customer|client|user|member|participant|household|family|"
     r"employee|student|pupil|policy_?holder|owner|donor|animal|case|account|card|device|name|id|"
@@ -271,7 +271,7 @@ _PERSONS = re.compile(
 )
 
 
-# Columns that say when a row was written: a file may be sorted by them.
+# Usual names of columns with the time of a row: a file may be sorted by them.
 _WHEN = re.compile(
     r"(^|[^a-z])(year|month|quarter|week|day|date|time|hour|period|wave|visit|round|trend)",
     re.IGNORECASE,
@@ -279,10 +279,10 @@ _WHEN = re.compile(
 
 
 def _persons(frame: pl.DataFrame, seen: dict[str, Seen]) -> list[str]:
-    """Columns that may say whose a row is.
+    """The columns that may identify the person of a row.
 
-    A column that follows from another one of them, such as a person's sex, is left out, unless its
-    name is one that people give to persons; of two that follow from each other, the later one.
+    A column that another one of them determines, such as a person's sex, is left out, unless its
+    name is usual for persons; of two columns that determine each other, the later one is left out.
     """
     found = [name for name, column in seen.items() if _of_persons(name, column)]
     kinds = {name: frame[name].n_unique() for name in found}
@@ -310,11 +310,11 @@ def _of_persons(name: str, seen: Seen) -> bool:
         return False
     if any(map(seen.mostly, seen.days.values())):
         return False
-    if seen.step > 1 and not _PERSONS.search(name):  # 10°, 20°: measured
+    if seen.step > 1 and not _PERSONS.search(name):  # multiples such as 10°, 20° are measurements
         return False
     if not seen.mostly(seen.numbers):
         return True
-    # A measured number repeats as well, but neither in runs nor under such a name.
+    # Measured numbers repeat as well, but not in consecutive rows, nor under a name for persons.
     return seen.whole and (seen.in_runs or bool(_PERSONS.search(name)))
 
 
@@ -323,7 +323,7 @@ def _target(seen: Seen) -> list[str]:
 
 
 def _unlabelled(seen: Seen) -> list[str]:
-    """The key that leaves records without a label out, where there are any."""
+    """The key that leaves out records without a label, if there are such records."""
     if not seen.missing:
         return []
     if len(seen.words) == 1 and seen.blanks:
@@ -359,7 +359,7 @@ def _kind_of_target(seen: Seen) -> list[str]:
 
 
 def _classes(seen: Seen) -> list[str]:
-    # Beside one word alone, such as yes, "none" is a class and no missing entry.
+    # Where there is only one other word, such as yes, "none" is a class and no missing entry.
     return sorted([*seen.words, *(seen.blanks if len(seen.words) == 1 else ())], key=_order)
 
 
@@ -371,7 +371,7 @@ def _order(word: str) -> tuple[int, float, str]:
 
 
 def _form(path: Path) -> tuple[Kind, TableFormat]:
-    """The kind of a file, and the way in which a text is written."""
+    """The kind of a file and its text format."""
     if not path.is_file():
         raise DataError(f"no file {path}")
     kind = kind_of(path)
@@ -385,7 +385,7 @@ def _form(path: Path) -> tuple[Kind, TableFormat]:
     fractions = re.compile(r"(^|[;\t|])\s*-?\d+,\d+\s*($|[;\t|])")
     comma = separator != "," and any(fractions.search(line) for line in lines[1:])
     first = lines[0].split(separator) if lines else []
-    # A line of numbers names nothing: columns are then numbered, from 0.
+    # A first line of numbers is no header: columns are then numbered from 0.
     plain = (entry.strip().strip("\"'").replace(",", ".") for entry in first)
     header = not first or sum(map(is_number, plain)) <= len(first) / 2
     return kind, TableFormat(separator, "," if comma else ".", encoding, header=header)
@@ -402,10 +402,10 @@ def _encoding(path: Path, start: bytes) -> str:
     return "utf-8"
 
 
-# A first job file for images: which features a linear model should have of them, and why.
+# A first job file for images: the fixed features for a linear model, with the reason.
 #
-# Nothing but sizes is read: the headers of the arrays. No record and no label decides what is
-# written.
+# Only sizes are read, from the headers of the arrays. The file does not depend on records or
+# labels.
 
 
 _IDX = ("-idx", ".idx")
@@ -418,36 +418,36 @@ _HEAD_IDX = """\
 """
 _KEPT = "# Trained on as it is, {shape} numbers a record."
 _AXES = " Images are (N, channels, height, width); those in other order are not known for images."
-# The files of LeCun et al. (1998), as the loaders of these sets want them.
+# Data sets in the file format of LeCun et al. (1998) that have loaders of their own.
 _ORIGINAL = ("mnist", "fashion-mnist")
 
 
 @dataclass(frozen=True)
 class _Array:
-    """Of an array in an archive: shape and type."""
+    """The shape and the type of an array in an archive."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
 
 def holds_arrays(path: Path) -> bool:
-    """True if a file's name says that it holds arrays, or images in the idx format."""
+    """True if a file has the name of a file of arrays, or of images in the idx format."""
     name = path.name.lower()
     return path.suffix.lower() in (".npz", ".npy") or any(mark in name for mark in _IDX)
 
 
 def job_for_arrays(path: Path) -> str:
-    """The text of a job file for an archive of NumPy arrays, or for MNIST's files and their like.
+    """The text of a job file for an archive of NumPy arrays, or for files in MNIST's format.
 
-    Images of a size that fixed features take get them by name, with the reason; other arrays stay
-    as they are.
+    For images of a suitable size the job names fixed features, with the reason; other arrays are
+    used as they are.
 
     Args:
         path: ``.npz`` with ``x`` and ``y`` or ``x_train`` and ``y_train``; or training images in
-            the idx format, the three files that belong to them beside it.
+            the idx format, with the three other files of the data set in the same folder.
 
     Raises:
-        DataError: no such file, no archive, no such arrays, or an array alone, which has no labels.
+        DataError: no such file, no archive, no such arrays, or a single array, without labels.
     """
     if not path.is_file():
         raise DataError(f"no file {path}")
@@ -496,7 +496,7 @@ def _of_idx(path: Path) -> str:
 
     folder = path.parent
     name = folder.name if folder.name in _ORIGINAL else "mnist"
-    # The four files must be there and fit each other: that is what the loader says.
+    # The loader checks that the four files exist and fit each other.
     shape = load_idx(name, folder).train.inputs.shape
     lines = [
         _HEAD_IDX.format(name=path.name),
@@ -509,7 +509,7 @@ def _of_idx(path: Path) -> str:
 
 
 def _headers(path: Path) -> dict[str, _Array]:
-    """Shapes and types of an archive's arrays, without reading them."""
+    """The shapes and types of an archive's arrays, from their headers alone."""
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,

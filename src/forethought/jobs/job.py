@@ -1,4 +1,4 @@
-"""A user's request, a TOML file or keyword arguments: validated, with errors in their words."""
+"""A user's request, from a TOML file or keyword arguments, validated with errors in their terms."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from forethought.planning.plan_request import PlanRequest
 
 
-# ``[about]`` of a job: what the Statement says of it in its owner's words.
+# ``[about]`` of a job: what the Statement quotes in its owner's words.
 
 
 _Line = Field(default=None, min_length=1, max_length=LONGEST)
@@ -67,8 +67,7 @@ class _Section(BaseModel):
 
 
 class AboutSection(_Section):
-    """The data, their date, the purpose, and the person who answers for it. Nobody checks any of
-    it."""
+    """The data, their date, the purpose and the responsible person, in words that nobody checks."""
 
     data: StrictStr | None = _Line
     date: StrictStr | None = _Line
@@ -78,7 +77,7 @@ class AboutSection(_Section):
     @field_validator("date", mode="before")
     @classmethod
     def _of_toml(cls, value: object) -> object:
-        # TOML has dates of its own.
+        # TOML has a type for dates.
         return value.isoformat() if isinstance(value, datetime.date) else value
 
     @field_validator("data", "date", "purpose", "responsible")
@@ -89,21 +88,26 @@ class AboutSection(_Section):
         return value
 
     def about(self) -> About | None:
-        """The same for a Statement; None where nothing is said."""
+        """The section as an About of a Statement; None where it is empty."""
         values = self.model_dump()
         return About(**values) if any(values.values()) else None
 
 
-# Validation errors of a job file in its author's words.
+# Validation errors of a job file in terms of the file.
 
 
-_WANTED = "input should be "  # as pydantic begins
-# The kind of value that was tried, which pydantic puts behind the key as if it were one below it.
+_WANTED = "input should be "  # the beginning of pydantic's messages
+# The type that pydantic tried; it appends this to the location as if it were a key.
 _TRIED = re.compile(r"(constrained-|literal\[|(str|int|float|bool|tuple|list|dict)(\[|$))")
 
 
 def explain_errors(name: str, text: str, rows: Sequence[Any], root: type[BaseModel]) -> str:
-    """Validation errors in the user's words; where a value may be several things, all in one."""
+    """Validation errors in the user's terms, joined for a value that may have several types.
+
+    Args:
+        name: the file's name in errors, or "". text: its content. rows: pydantic's errors.
+        root: the model that was validated.
+    """
     found: dict[str, list[str]] = {}
     for row in rows:
         place = row["loc"]
@@ -117,7 +121,7 @@ def explain_errors(name: str, text: str, rows: Sequence[Any], root: type[BaseMod
 
 
 def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
-    """One validation error in the user's words: file, line, key, what is allowed."""
+    """One validation error in the user's terms: file, line, key and the allowed values."""
     place = [str(part) for part in row["loc"]]
     line = _line_of(text, place)
     where = f"{name}, line {line}: " if line else f"{name}: " if name else ""
@@ -130,7 +134,7 @@ def explain_error(name: str, text: str, row: Any, root: type[BaseModel]) -> str:
     found = row.get("input")
     bounds = row.get("ctx", {})
     for bound, words in (("ge", "at least"), ("le", "at most")):
-        if bound in bounds:  # pydantic writes 1e-60 with sixty noughts
+        if bound in bounds:  # pydantic would write 1e-60 with sixty zeros
             return f"{where}{key} = {found!r}: must be {words} {bounds[bound]:g}"
     return f"{where}{key} = {found!r}: {row['msg'][:1].lower()}{row['msg'][1:]}"
 
@@ -139,7 +143,7 @@ def _known_keys(place: list[str], root: type[BaseModel]) -> list[str]:
     section = root
     for part in place:
         inner = section.model_fields[part].annotation if part in section.model_fields else None
-        # A section that may be left out is one of several things, a model among them.
+        # An optional section is a union of a model and None.
         inner = next((kind for kind in get_args(inner) if isinstance(kind, type)), inner)
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
@@ -148,7 +152,7 @@ def _known_keys(place: list[str], root: type[BaseModel]) -> list[str]:
 
 
 def _line_of(text: str, place: list[str]) -> int | None:
-    # tomllib keeps no positions; a job file is flat enough to find the key under its table.
+    # tomllib keeps no line numbers; a job file is flat enough to search for the key in its table.
     table: list[str] = []
     header_line = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -166,7 +170,7 @@ def _line_of(text: str, place: list[str]) -> int | None:
     return header_line
 
 
-# ``[federation]`` and ``[gossip]``: who takes part, by which rule, how fast everything is.
+# ``[federation]`` and ``[gossip]``: the members, the rule, and the speeds of a simulation.
 
 
 _Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -174,10 +178,10 @@ _Int = Annotated[int, Field(strict=True)]
 
 
 class MemberTable(_Section):
-    """One ``[[federation.client]]`` or ``[[gossip.worker]]``: what differs from the others.
+    """One ``[[federation.client]]`` or ``[[gossip.worker]]``: the settings of one member.
 
     ``examples`` and ``folder`` are for a member that brings its own records; ``speed`` is records
-    a second against the others' 1.
+    per second relative to the default of 1.
     """
 
     name: str
@@ -188,25 +192,28 @@ class MemberTable(_Section):
 
 
 class ClientTable(MemberTable):
-    """One ``[[federation.client]]``; ``phases``: the numbers, from 1, of those that it takes part
-    in, fixed before the run; by default all."""
+    """One ``[[federation.client]]``.
+
+    ``phases``: numbers, from 1, of the phases in which it takes part, fixed before the run; default
+    all.
+    """
 
     phases: tuple[Annotated[int, Field(strict=True, ge=1)], ...] | None = None
 
 
 class WorkerTable(MemberTable):
-    """One ``[[gossip.worker]]``; ``address`` is host:port, where neighbours reach it."""
+    """One ``[[gossip.worker]]``; ``address`` is the host:port at which neighbours reach it."""
 
     address: str | None = None
 
 
 class HoldersSection(_Section):
-    """Everything of several holders that a federation and a gossip have in common.
+    """The settings that a federation and a gossip have in common.
 
-    ``shares`` says how records are dealt out, ``weights`` whether holders count by public "size"
-    or are "equal". Of simulations: ``speeds`` (records a second against the others' 1, or
-    "lognormal:0.5"), ``slow`` holders of ``slow_factor``, ``record_seconds``, ``latency``,
-    ``bandwidth`` and ``straggling``.
+    ``shares`` is the division of records among holders; ``weights`` are the public "size" of each
+    holder or "equal". For simulations: ``speeds`` (records per second relative to 1, or
+    "lognormal:0.5"), ``slow`` (number of holders that are ``slow_factor`` times slower),
+    ``record_seconds``, ``latency``, ``bandwidth`` and ``straggling``.
     """
 
     kind: ClassVar[str]
@@ -227,23 +234,23 @@ class HoldersSection(_Section):
 
     @property
     def tables(self) -> tuple[MemberTable, ...]:
-        """The words on each member by itself; empty: nothing."""
+        """The tables of single members; empty where there are none."""
         found: tuple[MemberTable, ...] = getattr(self, self.member)
         return found
 
     @property
     def count(self) -> int | None:
-        """The number of those who take part, where the section says."""
+        """The number of members; None where the section does not give it."""
         return getattr(self, f"{self.member}s") or len(self.tables) or None
 
     @property
     def brings_own(self) -> bool:
-        """True if every member brings records of its own: their number is in the job then."""
+        """True if every member brings its own records; the job then has their numbers."""
         return bool(self.tables) and all(table.examples is not None for table in self.tables)
 
     @property
     def slowed(self) -> tuple[int, float]:
-        """The number of slow ones, and how many times as long they take."""
+        """The number of slow holders, and the factor on their time."""
         return self.slow, self.slow_factor
 
     @model_validator(mode="after")
@@ -260,7 +267,7 @@ class HoldersSection(_Section):
 
 
 class ServerTable(_Section):
-    """``[federation.server]``: what the mean of a round's updates does to the model."""
+    """``[federation.server]``: the server's step along the mean of a round's updates."""
 
     kind: ServerKind = "avg"
     rate: _Float = Field(default=1.0, gt=0)
@@ -270,7 +277,7 @@ class ServerTable(_Section):
 
 
 class RobustTable(_Section):
-    """``[federation.robust]``: which mean of a round's updates."""
+    """``[federation.robust]``: the (robust) mean of a round's updates."""
 
     kind: RobustKind = "mean"
     share: _Float = Field(default=0.1, ge=0, lt=0.5)
@@ -278,24 +285,24 @@ class RobustTable(_Section):
 
 
 class DelayTable(_Section):
-    """``[federation.delay]``: how far a client's round may run ahead of the newest model."""
+    """``[federation.delay]``: the largest lead of a client's round over the newest model."""
 
     kind: str = "one"
     most: _Int = Field(default=1, ge=0)
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        Delay(self.kind, self.most)  # refuses what is none
+        Delay(self.kind, self.most)  # raises for an invalid delay
         return self
 
     @property
     def value(self) -> Delay:
-        """The delay as a federation holds it."""
+        """The delay as the value that a federation holds."""
         return Delay(self.kind, self.most)
 
 
 class SizesTable(_Section):
-    """``[federation.sizes]``: how clients choose their sample sizes within a filter."""
+    """``[federation.sizes]``: the rule by which clients choose sample sizes within a filter."""
 
     kind: str = "signal"
     most: _Float = Field(default=4.0, ge=1, le=1000)
@@ -303,27 +310,27 @@ class SizesTable(_Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        Sizes(self.kind, self.most, self.delay)  # refuses what is none
+        Sizes(self.kind, self.most, self.delay)  # raises for an invalid rule
         return self
 
     @property
     def value(self) -> Sizes:
-        """The rule as a federation holds it."""
+        """The rule as the value that a federation holds."""
         return Sizes(self.kind, self.most, self.delay)
 
 
 class FederationSection(HoldersSection):
-    """Everything of a federation that is not data, model, budget or training.
+    """The settings of a federation apart from data, model, budget and training.
 
-    ``rounds`` are global rounds (of each client, where updates are asynchronous); ``local_rounds``
-    are private rounds (steps) in one of them, or a list: of a client's first updates, the last
-    number holds for all later ones. ``local_epochs`` says the same in passes over the client's
-    own records. ``growth`` is the last sample size over the first. ``phases`` cuts the rounds into
-    so many phases of one budget, with less and less noise (each ``shrink`` times that of the one
-    before), or, as a list, into one phase for each epsilon, a budget of its own.
+    ``rounds`` are global rounds (of each client, where updates are asynchronous). ``local_rounds``
+    are private rounds (steps) in one global round, or a list with one number for each of a client's
+    first updates, whose last number holds for all later updates. ``local_epochs`` gives the same in
+    passes over the client's own records. ``growth`` is the last sample size over the first.
+    ``phases`` is a number of phases that share one budget, with decreasing noise (``shrink`` times
+    that of the phase before), or a list with ε of each phase, each with its own budget.
 
-    Of simulations: ``fused`` (one private sum a cohort: the law of the global model at the cost of
-    one machine, and no statement of any client).
+    For simulations: ``fused`` (one private sum per cohort: the global model has the same
+    distribution at the cost of one machine, and clients get no statements).
     """
 
     kind = "federation"
@@ -367,11 +374,11 @@ class FederationSection(HoldersSection):
         return self
 
 
-SLOW = 10.0  # times as long, of the one slow worker in the paper's case II
+SLOW = 10.0  # factor on the time of the one slow worker in the paper's case II
 
 
 class OutageTable(_Section):
-    """One ``[[gossip.outage]]`` of a simulation: who is away from when to when, in seconds."""
+    """One ``[[gossip.outage]]`` of a simulation: the absence of a worker, in virtual seconds."""
 
     worker: str
     begin: _Float = Field(ge=0)
@@ -379,20 +386,20 @@ class OutageTable(_Section):
 
 
 class GossipSection(HoldersSection):
-    """Everything of a gossip that is not data, model, budget or training.
+    """The settings of a gossip apart from data, model, budget and training.
 
     ``rounds`` are R: all together make workers · R updates, and each plans ``headroom`` times R.
     ``weights`` are those of the workers' steps, "equal" in the paper.
-    ``exchanges`` are mixing steps a round, of the synchronous rule. ``edges`` is a file with the
-    graph, ``matrix`` one with the mixing. ``compression`` of exchanged weights is "none", "bf16"
-    or "top-k:0.1" (the share that is sent). ``largest`` and ``difference`` say what of a
-    neighbour's weights is refused and how far one moves a worker. ``point`` says where gradients
-    are taken: at the worker's "own" weights, as in the paper, or at its estimate of the "average".
+    ``exchanges`` are mixing steps per round, under the synchronous rule. ``edges`` is a file with
+    the graph, ``matrix`` one with the mixing. ``compression`` of exchanged weights is "none",
+    "bf16" or "top-k:0.1" (the share that is sent). Neighbours' weights above ``largest`` are
+    refused, and ``difference`` limits how far a neighbour moves a worker. Gradients are taken at
+    ``point``: the worker's "own" weights, as in the paper, or its estimate of the "average".
     ``stagger`` and ``clock`` are those of :class:`~forethought.gossip.gossip.Gossip`.
 
-    Of simulations: ``case`` (the paper's "I", "II", "III"), ``hiccup`` (one worker, drawn anew in
-    every round, takes so many times as long), ``trace`` (a file of factors), ``exchange`` (seconds
-    between exchanges), ``deadline``.
+    For simulations: ``case`` (the paper's "I", "II", "III"), ``hiccup`` (factor on the time of one
+    worker, drawn anew in every round), ``trace`` (a file of factors), ``exchange`` (seconds between
+    exchanges), ``deadline``.
     """
 
     kind = "gossip"
@@ -427,7 +434,7 @@ class GossipSection(HoldersSection):
 
     @property
     def slowed(self) -> tuple[int, float]:
-        """The number of slow ones, and how many times as long they take."""
+        """The number of slow workers, and the factor on their time."""
         return (1, SLOW) if self.case == "II" else super().slowed
 
     @model_validator(mode="after")
@@ -441,20 +448,17 @@ class GossipSection(HoldersSection):
         return self
 
 
-# A user's request, as a TOML file or keyword arguments: validated, with errors in their words.
-#
-# A job says where the data is, which model, which budget and how to train. Whatever it leaves out
-# the planner chooses.
+# A job: the data, the model, the budget and the training. The planner chooses what it leaves out.
 
 
-ROWS_OF_A_PERSON = 4  # are kept, where a job does not say how many
+ROWS_OF_A_PERSON = 4  # number of rows of a person that are kept by default
 
 
 class JobError(ValueError):
     """A job file that cannot be used; the message names the file, the line and what to do."""
 
 
-# A number is a number: "2" and true are not.
+# Strict types: "2" and true are refused as numbers.
 _Number = _Int | _Float
 _Fixed = Literal[
     "scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed"
@@ -463,14 +467,14 @@ _Features = _Fixed | Literal["auto", "pixels"]
 
 
 def _key(help: str, default: Any = None, **rules: Any) -> Any:
-    """A field with what docs/jobs.md says of it."""
+    """A field with its text in docs/jobs.md, ``help``."""
     return Field(default=default, description=help, **rules)
 
 
 class DataSection(_Section):
-    """The source of the training data, and the declarations of it.
+    """The source of the training data, and the declarations about it.
 
-    From ``columns`` on, keys are about tables whose columns are declared.
+    The keys from ``columns`` on are for tables with declared columns.
     """
 
     source: str = Field(description="A named data set, or csv:FILE, parquet:, excel:, npz:, …")
@@ -519,13 +523,13 @@ class DataSection(_Section):
     )
 
     def preparation(self, features: int | None) -> Preparation | None:
-        """The release of the data that standardises it, and is paid for.
+        """The private release by which inputs are standardised; None where the job asks for none.
 
         Args:
-            features: how many features or channels the loaded data have.
+            features: number of features or channels of the loaded data; None: no data are loaded.
 
         Raises:
-            JobError: no bounds, or no data.
+            JobError: a deviation that is not above 0, no bounds, or no data.
         """
         if isinstance(self.standardise, tuple) and not self.standardise[1] > 0:
             raise JobError(
@@ -546,7 +550,7 @@ class DataSection(_Section):
 
     @property
     def most_of_one_person(self) -> int:
-        """The largest number of records that may be one person's."""
+        """The largest number of records of one person."""
         if self.records_per_person is None:
             return 1 if self.person is None else ROWS_OF_A_PERSON
         return self.records_per_person
@@ -555,7 +559,7 @@ class DataSection(_Section):
         """The declaration of the columns; None where nothing is declared.
 
         Raises:
-            JobError: keys that go with declared columns, without any.
+            JobError: a key that needs declared columns, where none are declared.
             forethought.data.DataError: a declaration that cannot be used.
         """
         form = {
@@ -589,9 +593,10 @@ class DataSection(_Section):
 class PredictSection(_Section):
     """The use of a classifier's outputs: in predictions, in the report, in exports.
 
-    ``prevalence`` is the share of each class where the model is used, class 0 first, against that
-    of ``[data] prevalence``. ``costs`` says of each class what it costs to take one of its records
-    for another: answers are then the cheapest, not the likeliest.
+    ``prevalence`` is the share of each class where the model is used, class 0 first; ``[data]
+    prevalence`` is that of the training data. ``costs`` has for each class the cost of a wrong
+    answer for one of its records: the model then gives the answer of least expected cost instead of
+    the likeliest one.
     """
 
     prevalence: tuple[_Number, ...] | None = None
@@ -606,12 +611,12 @@ class ModelSection(_Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that the model's builder is handed."""
+        """The options that are passed to the model's builder."""
         return dict(self.model_extra or {})
 
     @property
     def linear(self) -> bool:
-        """True if it is linear in the features, which an additive model's table has more of."""
+        """True if the model is linear in its features; an additive model adds features itself."""
         return self.name in ("linear", "additive")
 
 
@@ -620,7 +625,7 @@ _BOUNDS = {"above": "gt", "least": "ge", "below": "lt", "most": "le"}
 
 
 def _keys_of(section: str) -> Any:
-    """A section with the keys that the table of options has for it."""
+    """A section with its keys from the table of options."""
     found: dict[str, Any] = {}
     for name, option in keys(section).items():
         kind = option.row.key or _STRICT.get(option.kind, option.kind)
@@ -635,15 +640,18 @@ def _keys_of(section: str) -> Any:
 
 
 class BudgetSection(_keys_of("budget")):  # type: ignore[misc]
-    """The promise wanted. δ defaults to 1/(10 · examples): rows, also where it is persons'."""
+    """The wanted guarantee. δ is by default 1/(10 · examples), where examples are always rows."""
 
 
 class TrainingSection(_keys_of("training")):  # type: ignore[misc]
-    """The training. The planner chooses what is left out."""
+    """The training. The planner chooses the keys that are left out."""
 
 
 class RunSection(_Section):
-    """Speed and bookkeeping: nothing here can change the guarantee."""
+    """Settings of the execution.
+
+    Of these only the seeds concern the guarantee: a person who knows them can subtract the noise.
+    """
 
     seed: _Int | None = None
     noise_seed: _Int | None = None
@@ -655,11 +663,12 @@ class RunSection(_Section):
 
 
 class LedgerSection(_Section):
-    """The book that the run is paid from: everything that it can release is reserved first.
+    """The ledger whose budget the run spends: all that the run can release is reserved first.
 
-    ``token_file`` is for a service (https://…); ``partition`` says that only records of one part
-    are touched: "site=A". ``also`` names other accounts of persons who are in these data: they
-    pay too. ``identity`` is the file of the key by which records and persons are recognised.
+    ``token_file`` is for a service (https://…). ``partition`` declares that only records of one
+    part are used: "site=A". ``also`` names other accounts of persons who are in these data; they
+    are charged, too. ``identity`` is the file of the key by which records and persons are
+    recognised.
     """
 
     url: StrictStr
@@ -673,13 +682,13 @@ class LedgerSection(_Section):
     @field_validator("url")
     @classmethod
     def _without_password(cls, value: str) -> str:
-        # A job is kept in its run folder, which is there to be handed on.
+        # A job is stored in its run folder, which may be passed on.
         if urlsplit(value).password is not None:
             raise ValueError("has a password in it: leave it to PGPASSWORD or ~/.pgpass")
         return value
 
     def ledger(self, purpose: str | None) -> Ledger:
-        """The book, with the job's own purpose where the section says none."""
+        """The ledger; its purpose is the section's, or else ``purpose``."""
         from forethought.ledger.paid_run import Ledger
 
         words = self.purpose or purpose or ""
@@ -688,10 +697,10 @@ class LedgerSection(_Section):
 
 
 class Job(_Section):
-    """A whole request. ``Job.load(path)`` reads a TOML file, ``Job(**tables)`` the same in Python.
+    """A whole request: ``Job.load(path)`` from a TOML file, ``Job(**tables)`` from Python.
 
     Raises:
-        JobError: from :meth:`load`, with the file, the line and the nearest known key.
+        JobError: from :meth:`load`, with the file, the line and the most similar known key.
         pydantic.ValidationError: from the constructor.
     """
 
@@ -726,7 +735,10 @@ class Job(_Section):
         return cls.parse(text, str(path))
 
     def load_data(self, folder: Path | None = None) -> Dataset:
-        """The data set that the job names; ``folder`` goes before the job's own folder.
+        """The data set that the job names.
+
+        Args:
+            folder: folder of the files, in place of the job's own.
 
         Raises:
             forethought.data.DataError: missing, damaged or unsuitable data.
@@ -750,20 +762,20 @@ class Job(_Section):
 
     @property
     def payer(self) -> Ledger | None:
-        """The book that the job's runs are paid from; None: it names none."""
+        """The ledger whose budget the job's runs spend; None: the job names none."""
         return None if self.ledger is None else self.ledger.ledger(self.about.purpose)
 
     def recognise(self, folder: Path | None, dataset: Dataset | None = None) -> None:
-        """Ask the job's book whether another data set has the job's records or persons.
+        """Ask the job's ledger whether another data set has the job's records or persons.
 
-        A table is compared as its file has it, whatever the job makes of it; others as loaded.
+        A table is compared as it is in its file, before the job's encoding; other data as loaded.
 
         Args:
-            folder: as for :meth:`load_data`. dataset: what it loaded; None: only a table is asked
-                about.
+            folder: as for :meth:`load_data`. dataset: the loaded data set; None: only a table is
+                compared.
 
         Raises:
-            forethought.errors.BookError: it has, and the job does not say that it pays too.
+            forethought.errors.BookError: another one has, and ``[ledger] also`` does not name it.
         """
         payer, section = self.payer, self.data
         if payer is None or payer.identity is None:
@@ -792,8 +804,8 @@ class Job(_Section):
     def features(self) -> int | str | None:
         """``[data] features``; ``"auto"`` where the job leaves images and model to the planner.
 
-        That is a job that says nothing of features, model, holders or pixels, and no step size,
-        which would be one for pixels.
+        It does so if it sets no features, standardisation, model, holders or augmentation, and no
+        step size, feature norm or centring, which would be meant for pixels.
         """
         asked, data = self.training, self.data
         settings = (
@@ -807,22 +819,22 @@ class Job(_Section):
 
     @property
     def _site(self) -> str | None:
-        """The column that says which client or worker holds a record, where one does."""
+        """The column with the client or worker that holds each record; None: there is none."""
         holders = self.federation or self.gossip
         how, _, column = (holders.shares if holders else "").partition(":")
         return column or None if how == "column" else None
 
     def with_(self, section: str, **values: Any) -> Job:
-        """The same with other values of some keys of a section."""
+        """The job with other values of some keys of a section."""
         changed = getattr(self, section).model_copy(update=values)
         return self.model_copy(update={section: changed})
 
     def without_ranges(self) -> Job:
-        """The same, where what is planned pays for no ranges unless the job asks for them."""
+        """The job with ``ranges = false`` in ``[training]``, unless it asks for them."""
         return self if self.training.ranges else self.with_("training", ranges=False)
 
     def budget_of(self, examples: int) -> Budget | None:
-        """The promise wanted for so many records; None: the job names no ε."""
+        """The budget for ``examples`` records; None: the job gives no ε."""
         from forethought.planning import defaults
 
         if self.budget.epsilon is None:
@@ -839,9 +851,14 @@ class Job(_Section):
         """The job's request to the planner.
 
         Args:
-            examples: training records. parameters: how many the model trains, if known.
-            features: of the loaded data, or channels, where a preparation of them is asked for.
-            persons: how many different persons they are of, where the data say.
+            examples: number of training records. parameters: number of trained weights, if known.
+            features: number of features or channels of the loaded data, for a preparation of them.
+            persons: number of different persons in the data, if known.
+
+        Raises:
+            JobError: augmentations of features that are no pixels; see also
+                :meth:`DataSection.preparation`.
+            forethought.planning.solve.PlanError: keys that contradict each other.
         """
         from forethought.planning.plan_request import PlanRequest
 
@@ -886,7 +903,7 @@ class Job(_Section):
             examples, parameters: as for :meth:`plan_request`.
 
         Raises:
-            forethought.planning.solve.PlanError: too much or too little is asked for.
+            forethought.planning.solve.PlanError: too much or too little is given.
         """
         from forethought.planning.solve import plan
 
@@ -910,10 +927,10 @@ class Job(_Section):
 
     @classmethod
     def parse(cls, text: str, name: str = "job") -> Job:
-        """Read a job from TOML text; ``name`` is what errors call it.
+        """Read a job from TOML text; errors call it ``name``.
 
         Raises:
-            JobError: as :meth:`load`.
+            JobError: as for :meth:`load`.
         """
         if text.lstrip().startswith("{"):
             raise JobError(
@@ -927,7 +944,7 @@ class Job(_Section):
         return _validated(tables, name, text)
 
 
-# Tables as TOML text: Python reads TOML and does not write it.
+# Tables as TOML text: the standard library reads TOML and does not write it.
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -957,12 +974,12 @@ def to_toml(tables: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def toml_key(name: str) -> str:
-    """A key, in quotes where it needs them."""
+    """A TOML key, in quotes where it needs them."""
     return name if _BARE.fullmatch(name) else _text(name)
 
 
 def toml_value(value: Any) -> str:
-    """A value on one line."""
+    """A TOML value on one line."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -979,7 +996,7 @@ def toml_value(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    # The escapes of JSON are TOML's too, but for the one control character it leaves bare.
+    # The escapes of JSON are valid in TOML, but JSON does not escape the control character DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -990,7 +1007,7 @@ JOB_NAME = "job.toml"
 SEEDS = ("seed", "noise_seed")
 # Flags that are keys of [budget]; the others are keys of [training].
 _BUDGET = ("epsilon", "delta")
-# Keys of which one takes the place of the other.
+# Each key replaces the other one.
 _INSTEAD = {"epochs": "rounds", "rounds": "epochs"}
 
 
@@ -1000,11 +1017,11 @@ class JobRequest:
 
     Args:
         name: of the job, for its run folder.
-        text: what was read; empty for a request without a file.
-        job: what it says.
-        overrides: in words, what the command line put in place of the file's own.
-        folder: where the file is; a model of one's own may lie next to it.
-        settled: in words, what the file left to this version, for the released job to say.
+        text: of the file; "" for a request without a file.
+        job: the job.
+        overrides: the changes by the command line, in words.
+        folder: folder of the file; the user's own model may be a module there.
+        settled: the choices of this version for keys that the file leaves out, in words.
     """
 
     name: str
@@ -1016,8 +1033,10 @@ class JobRequest:
 
     @property
     def question(self) -> str | None:
-        """The question that ``forethought init`` left open in the file: whether several rows are
-        one person's; None: it left none, or it is answered."""
+        """The open question of ``forethought init`` in the file: do persons have several rows?
+
+        None where the file has no such question, or it is answered.
+        """
         found = re.findall(r"(?m)^#\s*person\s*=\s*[\"']?([^\"'#\n]+)", self.text)
         if self.job.data.person is not None or self.job.data.most_of_one_person > 1 or not found:
             return None
@@ -1028,9 +1047,9 @@ class JobRequest:
         )
 
     def released_text(self) -> str:
-        """The job as a TOML text that may be shown: as written, or without its seeds.
+        """The job as a TOML text that may be published: the file's text, or one without seeds.
 
-        Whoever knows a seed can subtract the noise, and a run folder is there to be handed on.
+        A run folder may be passed on, and a person who knows a seed can subtract the noise.
         """
         run = self.job.run.model_dump(exclude_unset=True)
         if not (self.overrides or self.settled) and not any(name in run for name in SEEDS):
@@ -1047,29 +1066,30 @@ def from_file(path: Path) -> JobRequest:
 
 
 def built_in(name: str) -> JobRequest:
-    """A built-in job, of scikit-learn's handwritten digits.
+    """A built-in job on scikit-learn's handwritten digits.
 
     Args:
-        name: ``demo`` (ε = 3), ``federated_demo`` (over ten clients, one of them slow,
-            asynchronously) or ``gossip_demo`` (over eight workers, one of them slow).
+        name: ``demo`` (ε = 3), ``federated_demo`` (ten clients, one of them slow, asynchronous) or
+            ``gossip_demo`` (eight workers, one of them slow).
     """
     text = resources.files("forethought").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return JobRequest(name, text, Job.parse(text, f"{name}.toml"))
 
 
 def resumed(folder: Path) -> JobRequest:
-    """The job of a run folder, with what it had. Raises JobError when the folder holds none."""
+    """The job of a run folder, as it was run. Raises JobError when the folder holds none."""
     path = folder / JOB_NAME
     if not path.is_file():
         raise JobError(
             f"{folder} holds no interrupted run that can be resumed: there is no {JOB_NAME} in it"
         )
-    # What was chosen for it is in the file: a run whose file says nothing is older.
+    # The file has all choices of the run; a file without them is of an older version, which made
+    # none.
     return replace(as_encoded(on_pixels(from_file(path))), name=folder.name)
 
 
 def on_pixels(request: JobRequest) -> JobRequest:
-    """The request without features of images that its file does not name."""
+    """The request with pixels as features where its file would leave the choice to the planner."""
     job = request.job
     if job.data.features is not None or job.features is None:
         return request
@@ -1077,7 +1097,7 @@ def on_pixels(request: JobRequest) -> JobRequest:
 
 
 def as_encoded(request: JobRequest) -> JobRequest:
-    """The request without a basis that its file does not name, and without ranges likewise."""
+    """The request without a basis or ranges that the planner would add."""
     job = request.job.without_ranges()
     if job.training.basis == "auto":
         job = job.with_("training", basis="none")
@@ -1085,14 +1105,14 @@ def as_encoded(request: JobRequest) -> JobRequest:
 
 
 def with_basis(request: JobRequest, name: str, why: str) -> JobRequest:
-    """The request with the basis that was taken in place of ``"auto"``."""
+    """The request with the basis that was chosen for ``"auto"``, and the reason for it."""
     why += '; what each column adds (predict --why) is told by model = "additive"'
     settled = (*request.settled, f'basis = "{name}": {why}')
     return replace(request, job=request.job.with_("training", basis=name), settled=settled)
 
 
 def with_features(request: JobRequest, name: str) -> JobRequest:
-    """The request with the features that were taken in place of ``"auto"``, or of nothing said."""
+    """The request with the features that were chosen for ``"auto"`` or by default."""
     if request.job.data.features == name:
         return request
     from forethought.data.features import reason_for  # loads torch
@@ -1108,7 +1128,7 @@ def from_numbers(
     records_per_person: int | None = None,
     **training: Any,
 ) -> JobRequest:
-    """A request without data: a budget and keys of a job's ``[training]``; None is left out.
+    """A request without data, from a budget and keys of ``[training]``; values None are left out.
 
     Raises:
         JobError: an unknown key or a value that is not allowed.
@@ -1122,11 +1142,11 @@ def from_numbers(
 
 
 def overridden(request: JobRequest, flags: Mapping[str, Any]) -> JobRequest:
-    """The request with flags in place of what its file says, each change in words.
+    """The request with flags in place of its file's values, and each change in words.
 
     Args:
-        flags: keys of ``[budget]`` and ``[training]``; None is left out. A length takes the place
-            of the other way to give it.
+        flags: keys of ``[budget]`` and ``[training]``; values None are left out. ``epochs``
+            replaces ``rounds`` and the reverse.
 
     Raises:
         JobError: a value that is not allowed.
@@ -1150,11 +1170,11 @@ def overridden(request: JobRequest, flags: Mapping[str, Any]) -> JobRequest:
 
 
 def paying(request: JobRequest, ledger: str | None) -> JobRequest:
-    """The request with another book than its file's.
+    """The request with another ledger than its file's.
 
     Args:
         ledger: its address, with ``#`` and the account's name where the file names none, and with
-            ``+`` before each other account that pays too.
+            ``+`` before each further account that is charged. None: the request as it is.
 
     Raises:
         JobError: no account is named.
@@ -1178,7 +1198,7 @@ def paying(request: JobRequest, ledger: str | None) -> JobRequest:
 
 
 def _validated(tables: Mapping[str, Any], name: str = "", text: str = "") -> Job:
-    """The job of tables; errors say where in a text of that name they stand."""
+    """The job of these tables; errors name the place in ``text``, which has the name ``name``."""
     try:
         return Job.model_validate(tables)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""From a request to its data and its model: the one way in which a job's records are read."""
+"""The data and the model of a job's request; a job's records are read here only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forethought.training.records import Arranged
 
 
-# What a run folder says of its model besides the weights: enough to apply it to new records.
+# The model card of a run folder: with the weights it is enough to apply the model to new records.
 
 
 PREPARED = "prepared.json"
@@ -43,19 +43,19 @@ PREPARED = "prepared.json"
 
 @dataclass(frozen=True)
 class ModelCard(Stored):
-    """Architecture and encoding; the weights are in ``model.safetensors`` beside it.
+    """Architecture and encoding of a model; its weights are in ``model.safetensors`` next to it.
 
     Args:
         name, options: the model, as a job names it.
-        inputs: shape of one example. classes: how many there are; None for a regression.
-        features: what images were turned into, such as ``"scattering"``; None: nothing.
-        standardise: a public mean and deviation that inputs are standardised with, or a file beside
-            this one that holds what was released for it; None: neither.
-        encoder: how a row of a table becomes features; None: the data was no table.
+        inputs: shape of one example. classes: number of classes; None for a regression.
+        features: fixed features that replace images, such as ``"scattering"``; None: none.
+        standardise: a public mean and deviation to standardise inputs with, or the name of a file
+            in the same folder with the constants that were released; None: neither.
+        encoder: encodes a row of a table as features; None: the data was no table.
         multilabel: whether ``classes`` counts labels, of which a record has several or none.
         images: shape of one image that features are made of; None: no features, or an older card.
-        decisions: how a classifier's outputs become probabilities and answers; None: by softmax,
-            and the likeliest.
+        decisions: turns a classifier's outputs into probabilities and answers; None: softmax, and
+            the likeliest class.
     """
 
     SCHEMA: ClassVar[str] = "forethought/model/1"
@@ -78,7 +78,7 @@ class ModelCard(Stored):
         """Read a card.
 
         Raises:
-            JobError: no such file, or damaged; says what to do.
+            JobError: no such file, or a damaged one; the message says what to do.
         """
         try:
             return super().load(path)
@@ -92,7 +92,7 @@ class ModelCard(Stored):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        # Cards of 0.2 do not know of several labels.
+        # Cards of version 0.2 have no field ``multilabel``.
         return super().from_dict({"multilabel": False, **values})
 
     @classmethod
@@ -117,15 +117,16 @@ _DECISIONS = Caveat("declared-shape", "the shares of the classes and the costs o
 
 @dataclass(frozen=True)
 class Loaded:
-    """A request with its data and a fresh model.
+    """A request with its data and a new model.
 
-    Everything that is planned from a job's data goes through :meth:`with_caveats`, so that what
-    loading read from private records reaches the Statement whichever way the plan is used.
+    Every plan from a job's data passes :meth:`with_caveats`, so that the Statement names what
+    loading read from private records, whatever the plan is used for.
 
     Attributes:
-        read: the request, and few records of the table, as they were before functions of its
-            numbers stood beside them.
-        counted: the records that it is planned for; None: those that it has.
+        request, dataset, model: the request, its data and its untrained model.
+        read: the request and two records of the table before basis functions of its numbers were
+            added; None: the data was no table.
+        counted: number of records to plan for; None: those of the data set.
     """
 
     request: JobRequest
@@ -135,9 +136,10 @@ class Loaded:
     counted: int | None = None
 
     def resized(self, examples: int, budget: Budget) -> Loaded:
-        """The job as it would be with another number of records, or budget, to plan with.
+        """The job for another number of records and another budget, to plan with.
 
-        What stands beside a table's columns follows from both. It has few records of the data.
+        The basis functions of a table follow from both. If they change, the result has two records
+        only.
         """
         if self.read is None:
             return self
@@ -148,24 +150,25 @@ class Loaded:
 
     @property
     def examples(self) -> int:
-        """Training records, rows of a table."""
+        """The number of training records (rows of a table)."""
         return self.counted or len(self.dataset.train)
 
     @property
     def persons(self) -> int | None:
-        """The number of different persons that they are of, where the data say."""
+        """The number of different persons of the records; None: the data have no persons."""
         return None if self.dataset.persons is None else len(set(self.dataset.persons.tolist()))
 
     def plan(self, chosen: Mapping[str, Any] | None = None) -> Plan:
-        """The plan that the job asks for these data and this model, with what loading read.
+        """The job's plan for these data and this model, with the caveats of loading.
 
         Args:
-            chosen: as for :meth:`forethought.jobs.job.Job.make_plan`.
+            chosen: fields of the :class:`~forethought.planning.plan_request.PlanRequest` to
+                replace.
         """
         return self.with_caveats(plan(self.plan_request().with_(**(chosen or {}))))
 
     def plan_request(self) -> PlanRequest:
-        """The same as a request."""
+        """The request to the planner for these data and this model."""
         asked = self.request.job.plan_request(
             self.examples, self.parameters, self.features, self.persons
         )
@@ -185,17 +188,17 @@ class Loaded:
         return asked.with_(feature_norm=norm, feature_norm_known=True)
 
     def with_ranges(self, asked: PlanRequest) -> PlanRequest:
-        """The request with ranges that are released as its budget and its records pay for them."""
+        """The request with a release of ranges, if the job asks for it or it is worth its cost."""
         wanted = self.request.job.training.ranges
         if asked.preparation is not None and asked.preparation.statistics == ("ranges",):
-            asked = asked.with_(preparation=None)  # of other numbers
+            asked = asked.with_(preparation=None)  # it was made for another budget or size
         return asked.with_(preparation=self._ranges(asked, wanted) or asked.preparation)
 
     def _ranges(self, asked: PlanRequest, wanted: bool | None) -> Preparation | None:
-        """The release of where the numbers lie, as it is wanted, or where it pays.
+        """The release of the ranges of numbers, if it is wanted or worth its cost; else None.
 
         Raises:
-            JobError: it is asked for and not possible.
+            JobError: the job asks for it, and it is not possible.
         """
         job = self.request.job
         numbers = () if self.dataset.encoder is None else self.dataset.encoder.numbers
@@ -221,7 +224,7 @@ class Loaded:
 
     @property
     def _unreleased(self) -> bool:
-        """True if ranges could be released and are not, since that would say too little."""
+        """True if a release of ranges is possible, but not worth its cost."""
         job = self.request.job
         asked = job.plan_request(self.examples, self.parameters, self.features, self.persons)
         able = _plans_itself(job, self.dataset) and self._ranges(asked, True) is not None
@@ -229,13 +232,13 @@ class Loaded:
 
     @property
     def _standardised_norm(self) -> float | None:
-        """Usual norm of a standardised record, around any mean: a feature is about 1."""
+        """The usual norm of a standardised record, whose features have size 1; None: not so."""
         scaled = self.request.job.data.standardise is not None
         return math.sqrt(math.prod(self.dataset.shape)) if scaled else None
 
     @cached_property
     def noise_borne(self) -> float | None:
-        """Norm of noise that the weights of a network bear; None: linear, or not to be tried."""
+        """The norm of the noise that a network's weights tolerate; None: linear, or not known."""
         if self.request.job.model.linear:
             return None
         radius = self._standardised_norm or table_radius(self.dataset.feature_norm)
@@ -243,24 +246,26 @@ class Loaded:
 
     @property
     def held_out(self) -> tuple[Any, Any] | None:
-        """Records held out as arrays; None: there are none."""
+        """The held-out records as arrays (inputs, targets); None: there are none."""
         test = self.dataset.test
         return None if test is None else (test.inputs, test.targets)
 
     @property
     def parameters(self) -> int:
-        """The count of numbers that the model trains."""
+        """The number of weights that the model trains."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     @property
     def features(self) -> int:
-        """Features or channels of a record."""
+        """The number of features or channels of a record."""
         return self.dataset.shape[0]
 
     @property
     def forecast_features(self) -> int | None:
-        """Features of a linear model of two classes, of which the noise's cost is known
-        (:mod:`forethought.planning.forecast`); None: another model."""
+        """The number of features of a linear model of two classes; None: another model.
+
+        For such a model :mod:`forethought.planning.forecast` knows the cost of the noise.
+        """
         data = self.dataset
         linear = self.request.job.model.name == "linear" and not self.request.job.model.options
         two = data.classes == 2 and not data.multilabel and data.fixed_features is None
@@ -268,7 +273,7 @@ class Loaded:
 
     @property
     def loss(self) -> Loss | None:
-        """One value a row; None: the usual one for its targets."""
+        """The job's loss, one value for each row; None: the usual one for the targets."""
         weights = self.class_weights
         if weights is None:
             return usual_loss(self.dataset)
@@ -276,10 +281,12 @@ class Loaded:
 
     @property
     def class_weights(self) -> tuple[float, ...] | None:
-        """Weights of the loss, one a class: as given, or one over the declared shares.
+        """The weights of the loss, one for each class; None: unweighted.
+
+        They are given, or inversely proportional to the declared shares.
 
         Raises:
-            JobError: the shares are not declared, or no shares.
+            JobError: the shares are not declared, or invalid.
         """
         given = self.request.job.training.class_weights
         if given != "prevalence":
@@ -293,13 +300,14 @@ class Loaded:
         return tuple(1 / (len(shares) * share) for share in shares)
 
     def decisions(self, plan: Plan | None = None) -> Decisions | None:
-        """The way from outputs to probabilities and answers; None: as they come.
+        """The rule from outputs to probabilities and answers; None: softmax, the likeliest class.
 
         Args:
-            plan: what is trained by; None: only what is declared is looked at.
+            plan: the plan of the training, whose clipping changes what the model learns; None: only
+                the declarations are used.
 
         Raises:
-            JobError: shares or costs that are none, or of another number of classes.
+            JobError: invalid shares or costs, or another number of them than classes.
         """
         here, used = (self._of_classes(name, "prevalence") for name in ("data", "predict"))
         costs = self._of_classes("predict", "costs") or ()
@@ -323,7 +331,7 @@ class Loaded:
         return None if found == Decisions() else found
 
     def _of_classes(self, section: str, name: str) -> tuple[float, ...] | None:
-        """One declared number a class, of shares as such that sum to 1."""
+        """The declared numbers, one for each class; shares are normalised to the sum 1."""
         given = getattr(getattr(self.request.job, section), name)
         if given is None:
             return None
@@ -342,12 +350,13 @@ class Loaded:
         return tuple(share / math.fsum(given) for share in given)
 
     def require_metrics(self) -> None:
-        """Refuse figures that there are not before anything is trained.
+        """Refuse unknown ``[run] metrics`` and invalid decisions before anything is trained.
 
         Raises:
-            JobError: says which there are.
+            JobError: an unknown metric (the message names the known ones), or as for
+                :meth:`decisions`.
         """
-        data, _ = self.dataset, self.decisions()  # refuses what is none
+        data, _ = self.dataset, self.decisions()  # raises for invalid decisions
         task = "multilabel" if data.multilabel else "classification"
         try:
             chosen_measures(
@@ -357,10 +366,13 @@ class Loaded:
             raise JobError(f"[run] {error}") from None
 
     def require_rows(self, what: str) -> None:
-        """Refuse a job that promises something to persons where only rows are known.
+        """Refuse a job that protects persons, where only rows are supported.
+
+        Args:
+            what: the operation that supports rows only, for the error.
 
         Raises:
-            JobError: names what cannot be done.
+            JobError: the job protects persons.
         """
         if self.dataset.persons is not None or self.request.job.data.most_of_one_person > 1:
             raise JobError(
@@ -370,7 +382,7 @@ class Loaded:
 
     @property
     def advice(self) -> str | None:
-        """A choice that would do better with these data than the job's; None: nothing known."""
+        """A better choice than the job's for these data, in words; None: none is known."""
         data, job = self.dataset, self.request.job
         if job.training.ranges is None and not job.data.columns_measured and self._unreleased:
             return (
@@ -388,7 +400,7 @@ class Loaded:
         )
 
     def card(self, plan: Plan | None = None) -> ModelCard:
-        """The card that says how to apply the trained model to new records, besides its weights.
+        """The model card, for the application of the trained model to new records.
 
         Args:
             plan: as for :meth:`decisions`.
@@ -408,7 +420,7 @@ class Loaded:
         )
 
     def with_caveats(self, plan: Plan) -> Plan:
-        """The plan with what loading read from the private data, each thing once."""
+        """The plan with a caveat for everything that loading read from the private data."""
         declared = self.request.job.data.standardise
         own = () if declared is None else (_DECLARED,)
         if self._of_classes("data", "prevalence") or self._of_classes("predict", "costs"):
@@ -422,18 +434,19 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
     """Read the data of a job and build its model; nothing is released yet.
 
     Args:
-        data_dir: goes before the job's own folder.
+        data_dir: folder of the data, in place of the job's own.
 
     Raises:
         forethought.data.DataError: missing, damaged or unsuitable data.
-        ValueError: no such model, or options it does not have; no such permissible delay.
+        ValueError: no such model, options it does not have, or an invalid delay of a federation.
     """
     dataset = request.job.load_data(data_dir)
     if dataset.fixed_features is not None:
         request = with_features(request, dataset.fixed_features)
     with importable_from(request.folder or Path.cwd()):
         if request.job.federation is not None:
-            request.job.federation.delay.value.permits(0, 0)  # may be a function of the user's own
+            # The delay may be a function of the user's, which must be importable.
+            request.job.federation.delay.value.permits(0, 0)
         few = None
         if dataset.encoder is not None:
             rows = Split(dataset.train.inputs[:2], dataset.train.targets[:2])
@@ -444,14 +457,14 @@ def load_job(request: JobRequest, data_dir: Path | None = None) -> Loaded:
         return Loaded(request, dataset, request.job.build_model(dataset), few)
 
 
-# Records, and the budget, that the functions beside a table's columns are chosen for.
+# Number of records and budget, from which the basis functions of a table are chosen.
 _Sizes = tuple[int, Budget | None]
 
 
 def _with_functions(
     request: JobRequest, dataset: Dataset, sizes: _Sizes
 ) -> tuple[JobRequest, Dataset]:
-    """The table with what stands beside its columns, and the request that says which it is."""
+    """The request with the chosen basis functions of a table, and the table with them."""
     add = _with_curves if request.job.model.name == "additive" else _with_basis
     return add(request, dataset, sizes)
 
@@ -459,13 +472,13 @@ def _with_functions(
 def _with_curves(
     request: JobRequest, dataset: Dataset, sizes: _Sizes
 ) -> tuple[JobRequest, Dataset]:
-    """The table with an additive model's features, and the request that says which they are.
+    """The request with an additive model's options, and the table with its features.
 
-    Pairs are taken or left by the number of records and ε. Where several holders train one model
-    these are not the same for all, and there are none unless the job asks for them.
+    The number of records and ε decide whether pairs of columns are used. Several holders of one
+    model have different numbers, so that they use pairs only where the job asks for them.
 
     Raises:
-        JobError: data without declared columns, or options that the model does not have.
+        JobError: data without declared columns, or settings that do not fit the model.
     """
     job = request.job
     encoder = dataset.encoder
@@ -502,10 +515,12 @@ def _with_curves(
 
 
 def _with_basis(request: JobRequest, dataset: Dataset, sizes: _Sizes) -> tuple[JobRequest, Dataset]:
-    """The table with the functions of its numbers that the job names, or that suit its sizes.
+    """The request with its basis, and the table with the basis functions of its numbers.
+
+    The job names the basis, or its sizes decide.
 
     Raises:
-        JobError: a basis for data that have no declared numbers.
+        JobError: a basis for data without declared numbers.
     """
     job, name = request.job, request.job.training.basis
     numbers = () if dataset.encoder is None else dataset.encoder.numbers
@@ -529,7 +544,7 @@ def _with_basis(request: JobRequest, dataset: Dataset, sizes: _Sizes) -> tuple[J
 
 
 def _plans_itself(job: Job, dataset: Dataset) -> bool:
-    """True if all that depends on a linear model's features is left to the planner."""
+    """True if the planner chooses everything that depends on a linear model's features."""
     asked = job.training
     given = asked.learning_rate, asked.feature_norm, asked.clip_norm, job.data.standardise
     return (
@@ -542,18 +557,18 @@ def _plans_itself(job: Job, dataset: Dataset) -> bool:
     )
 
 
-# What members of a federation or a gossip train on: records, or persons with all their rows.
+# The examples of members of a federation or a gossip: records, or persons with all their rows.
 #
-# Where the job names a ``person``, a member's examples are its persons, and everything that a
-# member has of one person is one contribution; a deal gives each person to one member, rows and
-# all.
+# Where the job names a ``person``, a member's examples are its persons, and all rows that a member
+# has of one person are one contribution. When data is divided among members, all rows of a person
+# go to one member.
 
 
 def require_possible(job: Job) -> None:
-    """Refuse what a federation, or a gossip, cannot do with its members' data.
+    """Refuse settings that a federation or a gossip does not support for its members' data.
 
     Raises:
-        JobError: says what, and what would go.
+        JobError: names the setting and an alternative.
     """
     if isinstance(job.data.standardise, str):
         raise JobError(
@@ -578,7 +593,7 @@ def require_possible(job: Job) -> None:
 
 
 def asked_of(job: Job, size: int, parameters: int | None) -> PlanRequest:
-    """The job's request to the planner for a client of so many records, or persons."""
+    """The job's request to the planner for a client with ``size`` records or persons."""
     request = job.plan_request(size, parameters)
     return request if job.data.person is None else of_persons(request)
 
@@ -586,7 +601,7 @@ def asked_of(job: Job, size: int, parameters: int | None) -> PlanRequest:
 def dealt(
     dataset: Dataset, clients: int | None, how: str, generator: np.random.Generator
 ) -> list[Indices]:
-    """The records that each client holds, no person at two of them; see :func:`shares`."""
+    """The record numbers of each client, with each person at one client; see :func:`shares`."""
     targets, persons = dataset.train.targets, dataset.persons
     if persons is None:
         return shares(targets, clients, how, generator, dataset.sites)
@@ -597,7 +612,7 @@ def dealt(
 
 
 def count_of(dataset: Dataset, part: Indices | None = None) -> int:
-    """The number of records, or different persons, of a client."""
+    """The number of records, or of different persons, of a client (part None: of all data)."""
     if dataset.persons is None:
         return len(dataset.train) if part is None else len(part)
     own = dataset.persons if part is None else dataset.persons[part]
@@ -605,12 +620,12 @@ def count_of(dataset: Dataset, part: Indices | None = None) -> int:
 
 
 def module_of(loaded: Loaded) -> nn.Module:
-    """The model that members exchange and train; see :class:`PerPerson` where they are persons."""
+    """The model that members exchange and train; a :class:`PerPerson` where data have persons."""
     if loaded.dataset.persons is None:
         return loaded.model
     return PerPerson(loaded.model, loaded.dataset.train.inputs.shape[1:])
 
 
 def arranged_for(loaded: Loaded, own: Dataset, plan: Plan) -> Arranged:
-    """A member's data as its plan counts them, and the loss of these."""
+    """A member's data as the examples of its plan, with their loss."""
     return arranged(own.records, plan, loaded.loss)

@@ -1,4 +1,4 @@
-"""From a job to the processes of its members: keys and roster, the server, clients and workers.
+"""The processes of the members of a job: keys and roster, the server, clients and workers.
 
 Clients reach their server by gRPC or by Flower; workers reach each other on a Ray cluster, under
 torchrun, or between sites.
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 MODEL, FIRST, FIRST_PORT = "model.safetensors", "first.npy", 8760
 SERVER_NAME = "server"
 DEFAULT_ADDRESS, SUPERLINK = "127.0.0.1:8750", "127.0.0.1:8000"
-# What carries frames between a federation's server and its clients.
+# The transports between a federation's server and its clients.
 ENGINES = ("grpc", "flower")
 Look = Callable[[WorkerOutcome], None]
 
@@ -82,8 +82,9 @@ class Membership:
     """The content of a member's folder of keys.
 
     Args:
-        keys: its own. roster, agreed: everybody's.
-        first: the first weights of a gossip; a federation's server has them.
+        keys: its own keys. roster: all members' public keys. agreed: the agreed federation or
+            gossip.
+        first: the first weights, for a gossip only; in a federation the server has them.
     """
 
     keys: Keys
@@ -96,7 +97,7 @@ class Membership:
         """Read a folder that ``forethought federate keys`` or ``forethought gossip keys`` made.
 
         Raises:
-            OSError: something is missing. ValueError: something is damaged.
+            OSError: a file is missing. ValueError: a file is damaged.
         """
         keys = Keys.load(folder)
         if kind == "federation":
@@ -107,7 +108,7 @@ class Membership:
 
     @property
     def place(self) -> int:
-        """Its own place in the roster."""
+        """The member's own place in the roster."""
         own = self.keys.identity.name if isinstance(self.roster, Roster) else self.keys
         found: int = self.roster.place(own)
         return found
@@ -116,13 +117,16 @@ class Membership:
 def make_everybody(
     request: JobRequest, kind: holders.Kind, out: Path, data_dir: Path | None = None
 ) -> Roster | PeerRoster:
-    """Keys for all members in one place, for a trial: whoever has the folder can act for anyone.
+    """Make the keys of all members in one place, for a trial.
+
+    A person who has the folder ``out`` can act for every member.
 
     Returns:
-        The roster; it and everything that was agreed on are in every member's folder, ``out/NAME``.
+        The roster. Every member's folder, ``out/NAME``, holds it and the agreed terms.
 
     Raises:
-        FileExistsError: there are keys. JobError and what data and planner refuse.
+        FileExistsError: there are keys already. JobError: as for :func:`planned`; and all errors of
+            data and planner.
     """
     found, first = planned(request, kind, data_dir)
     names = _names(found)
@@ -138,13 +142,13 @@ def join(
     out: Path,
     data_dir: Path | None = None,
 ) -> Roster | PeerRoster:
-    """A roster and what is agreed on, from the identities that members made and handed over.
+    """Write the roster and the agreed terms, from the identities that members made.
 
     Args:
-        identities: files, a server's among them; in any order.
+        identities: files of all members, for a federation also the server's, in any order.
 
     Raises:
-        OSError: no such file. JobError: other members than the job's. RosterError: keys twice.
+        OSError: no such file. JobError: other members than the job's. RosterError: a repeated key.
     """
     agreed_on, first = planned(request, kind, data_dir)
     wanted = _names(agreed_on)
@@ -160,10 +164,13 @@ def join(
 def planned(
     request: JobRequest, kind: holders.Kind, data_dir: Path | None = None
 ) -> tuple[holders.Agreed, Vector]:
-    """A job's federation or gossip, not signed by anybody yet, and the first weights.
+    """A job's federation or gossip, without signatures, and the first weights.
 
-    Where every member's number of examples is in the job, nothing but the model's shape is taken
-    from the data at hand, which may be a public sample; else the data is dealt out.
+    Where the job has every member's number of examples, only the model's shape is taken from the
+    data here, which may be a public sample; otherwise the data is divided among the members.
+
+    Raises:
+        JobError: the rule is "allreduce".
     """
     section = holders.section_of(request.job, kind)
     if section.rule == "allreduce":
@@ -194,7 +201,7 @@ def _hand_out(
     identities: Sequence[Identity],
     folders: Sequence[Path],
 ) -> Roster | PeerRoster:
-    """Put the roster, and what was agreed on under its keys, into folders."""
+    """Write the roster, and the agreed terms with its keys, into folders."""
     roster: Roster | PeerRoster
     if isinstance(agreed, Federation):
         roster = Roster.of(identities[0], identities[1:])
@@ -214,7 +221,7 @@ def _hand_out(
     return roster
 
 
-# A member: its own records, and the model that it leaves.
+# A member: its own records, and the model that it saves.
 
 
 def own_records(
@@ -225,9 +232,10 @@ def own_records(
     data_dir: Path | None,
     out: Path,
 ) -> tuple[Loaded, Dataset]:
-    """A member's own records: those it brings, or its share of what all deal out alike.
+    """The job and a member's own records: those it brings, or its share of the job's data.
 
-    A member's book is asked about those that it brings, before it has a reservation in ``out``.
+    All members divide the job's data in the same way. For records that it brings, ``[ledger]`` of
+    the job is asked whether it knows them, unless ``out`` has a reservation already.
     """
     if not section.brings_own:
         loaded, parts = holders.deal(request, section, data_dir)
@@ -241,7 +249,7 @@ def own_records(
 
 
 def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> float | None:
-    """The model's accuracy on the job's held-out data, if it has any."""
+    """The model's accuracy on the job's held-out data; None: there are none."""
     if loaded.held_out is None:
         return None
     first = next(iter(shared.parameters.values()))
@@ -251,7 +259,7 @@ def _accuracy(loaded: Loaded, shared: SharedModel, loss: Loss | None = None) -> 
 
 
 def _save_model(shared: SharedModel, out: Path) -> None:
-    """Leave the model's weights in a folder, whole or not at all."""
+    """Write the model's weights into a folder, atomically."""
     from safetensors.torch import save_file
 
     part = out / f".{MODEL}.part"
@@ -271,12 +279,12 @@ def _as_member(
     allowed: tuple[float | None, float | None] = (None, None),
     witness: Path | None = None,
 ) -> TookPart:
-    """Take part with a member's own records; leave the model in ``out`` where nothing can follow.
+    """Take part with a member's own records; write the model to ``out`` once its part is over.
 
     Args:
-        part: takes part, given the member's share, and what its statement is made from.
+        part: takes part, given the member's share and the terms for its statement.
         allowed: (epsilon, delta) that a worker's plan may spend.
-        witness: folder for the count that a restored ledger is told by.
+        witness: folder for the count by which a restored ledger is recognised.
     """
     first, run = next(iter(shared.parameters.values())), loaded.request.job.run
     found = arranged_for(loaded, own, agreed.plan(me))
@@ -310,16 +318,17 @@ def serve_job(
     carry: CarryServer | None = None,
     **options: Any,
 ) -> tuple[Served, float | None]:
-    """Serve a job's federation; leave the model in ``out`` when it is finished.
+    """Serve a job's federation; write the model to ``out`` when it is finished.
 
     Args:
         folder: the server's keys, with roster and federation. out: journal and results.
         address: host:port to listen on; the job's by default.
-        carry: another way than gRPC to take frames to the clients and back.
+        carry: another transport than gRPC.
         options: of :func:`forethought.holders.server.over_grpc`.
 
     Returns:
-        What came of it, and the model's accuracy on the job's held-out data if it has any.
+        The outcome, and the model's accuracy on the job's held-out data (None: no data, or not
+        finished).
     """
     member = Membership.load(folder, "federation")
     loaded = load_job(request, data_dir)
@@ -358,25 +367,29 @@ def take_part_in_job(
     witness: Path | None = None,
     **options: Any,
 ) -> TookPart:
-    """Take part in a job's federation; leave statement and model in ``out``.
+    """Take part in a job's federation as a client; write statement and model to ``out``.
 
     Args:
         folder: the client's keys, with roster and federation. out: ledger, secrets and results.
         policy: the most that this client allows; the job's budget by default.
-        data_dir: where the job's data is: this client's own, or what all deal out alike.
-        address: host:port of the server; the job's by default. Of Flower's SuperLink for "flower".
-        engine: what carries frames to the server and back, "grpc" or "flower".
+        data_dir: folder of the job's data: this client's own, or the data that all members divide.
+        address: host:port of the server; the job's by default. For "flower", of its SuperLink.
+        engine: transport to the server, "grpc" or "flower".
         certificates, node_key: of :func:`forethought.holders.flower.node_stream`.
-        carry: another way than an engine's.
-        witness: folder for the count that a restored ledger is told by; the keys' by default.
+        carry: another transport than an engine's.
+        witness: folder for the count by which a restored ledger is recognised; ``folder`` by
+            default.
         options: of :func:`forethought.holders.driving.over_streams`.
+
+    Raises:
+        JobError: no such engine. FederationError: the federation has other terms than the job.
     """
     require_engine(engine)
     member = Membership.load(folder, "federation")
     federation, name, me = member.agreed, member.keys.identity.name, member.place
     section = holders.section_of(request.job, "federation")
     if request.job.payer is not None and not (out / RESERVATION).is_file():
-        request.job.payer.require()  # a used-up budget is told before the data are read
+        request.job.payer.require()  # report an exhausted budget before the data are read
     loaded, own = own_records(request, section, me, name, data_dir, out)
     shared = SharedModel(module_of(loaded))
     count = len(federation.members)
@@ -405,7 +418,7 @@ def take_part_in_job(
 def _own_terms(
     request: JobRequest, agreed_on: holders.Agreed, loaded: Loaded, shared: SharedModel
 ) -> Any:
-    """The terms that a member's own job comes to, for as many records of each as was agreed on."""
+    """The terms that follow from a member's own job, for the agreed numbers of records."""
     topology = topology_of(agreed_on)
     section = holders.section_of(request.job, agreed_on.CALLED)
     sizes = [plan.examples for plan in topology.plans]
@@ -424,36 +437,36 @@ def _policy(request: JobRequest, federation: Federation, me: int) -> Policy:
 
 
 def _address(request: JobRequest, address: str | None, engine: str = "grpc") -> str:
-    """The address of the server, or of the SuperLink; the job's is the server's."""
+    """The address of the server (by default the job's), or of the SuperLink."""
     section = request.job.federation
     own = DEFAULT_ADDRESS if section is None or section.address is None else section.address
     return address or (own if engine == "grpc" else SUPERLINK)
 
 
 def require_engine(name: str) -> None:
-    """Refuse an engine that does not exist.
+    """Refuse an unknown engine.
 
     Raises:
-        JobError: it names those that do.
+        JobError: the engine is unknown; the message names the known ones.
     """
     if name not in ENGINES:
         raise JobError(f"no engine {name!r}: {' or '.join(ENGINES)}")
 
 
-# Flower as an engine: the same machines in a ServerApp, and in a ClientApp for Flower's SuperNode.
+# Flower as a transport: the same state machines in a ServerApp and in a ClientApp of a SuperNode.
 #
-# Who sent frames, their signatures, ledger, journal and statements are those of a federation over
-# gRPC. A ServerApp that is started again goes on from its journal.
+# Authentication, signatures, ledger, journal and statements are those of a federation over gRPC. A
+# ServerApp that is restarted continues from its journal.
 #
-# Configuration of the run: ``job`` (the job file), ``keys`` (the server's folder of keys), ``out``
-# (its journal and results). Of each SuperNode (``--node-config``): the same, for its client.
+# Run configuration: ``job`` (the job file), ``keys`` (the server's folder of keys), ``out`` (its
+# journal and results). Each SuperNode has the same keys for its client in ``--node-config``.
 
 
 ENDED = "ended"
 
 
 def server_app() -> ServerApp:
-    """The ServerApp of a federation; its run config says which."""
+    """The ServerApp of the federation that the run configuration names."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -469,7 +482,7 @@ def server_app() -> ServerApp:
 
 
 def client_app() -> ClientApp:
-    """The ClientApp of a federation; its node config says whose."""
+    """The ClientApp of the client that the node configuration names."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
@@ -484,13 +497,17 @@ def client_app() -> ClientApp:
 
 
 def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
-    """A client's answer to one request, and its statement up to date in its folder.
+    """A client's answer to one request; its statement in its folder is updated.
 
     Args:
-        config: of the node. frames: of the request.
+        config: the node configuration. frames: of the request.
+
+    Returns:
+        The frames of the answer.
 
     Raises:
-        JobError: the configuration names no job, keys or folder.
+        JobError: the configuration names no job, keys or folder. FederationError: the federation
+            has a cadence or secure aggregation.
     """
     job, keys, out = _places(config)
     terms = Federation.load(keys / FEDERATION)
@@ -500,7 +517,7 @@ def answered(config: Mapping[str, Any], frames: list[bytes]) -> list[bytes]:
             "starts one for every message: use federate client --engine flower in its place"
         )
     if (out / ENDED).exists():
-        # Its secrets are gone; it says that it is here, so that the server can let it go.
+        # Its secrets are deleted; it reports its presence, so that the server can dismiss it.
         return [] if frames else [(out / ENDED).read_bytes()]
     replies: list[bytes] = []
     last_words = b""
@@ -539,7 +556,7 @@ class PeerResult:
     """The outcome of a worker of a job.
 
     Args:
-        name: its. took: what became of it.
+        name: of the worker. took: its outcome.
         accuracy: of its own model on the job's held-out data; None: there are none.
     """
 
@@ -548,7 +565,7 @@ class PeerResult:
     accuracy: float | None
 
     def summary(self) -> dict[str, Any]:
-        """The outcome, JSON-ready."""
+        """The outcome as a JSON-ready mapping."""
         took = self.took
         return {
             "name": self.name,
@@ -571,24 +588,23 @@ def cluster_workers(
     data_dir: Path | None = None,
     look: Callable[[list[int]], None] | None = None,
 ) -> list[PeerResult]:
-    """Train a job's gossip on a Ray cluster, to the end of all workers.
+    """Train a job's gossip on a Ray cluster until all workers have ended.
 
-    SIGINT and SIGTERM pause all; the same call goes on where they were.
+    SIGINT and SIGTERM pause all workers; the same call continues the run.
 
     Args:
-        out: what all agree on, and a folder of each worker, ``out/NAME``, on the node where it
-            runs.
-        address: of a cluster ("auto": the one that runs here); None: of processes of this machine.
-        data_dir: where the job's data is, on every node.
-        look: called about once a second with every worker's updates.
+        out: folder for the agreed terms; each worker's folder is ``out/NAME`` on its node.
+        address: of a cluster ("auto": the one that runs here); None: processes of this machine.
+        data_dir: folder of the job's data on every node.
+        look: called about once a second with the number of updates of every worker.
 
     Returns:
-        What became of every worker, in the order of the job.
+        The outcome of every worker, in the order of the job.
 
     Raises:
         GossipError: ``out`` is of another gossip.
         HolderError: no Ray, no cluster, or too small a one. JobError: the rule is "allreduce".
-        Exception: what the first of the workers raised that failed, once all have ended.
+        Exception: the error of the first worker that failed, once all have ended.
     """
     from forethought.holders.cluster import cluster, run_workers
 
@@ -613,13 +629,13 @@ def cluster_workers(
 def begun_in(
     request: JobRequest, gossip: Gossip, first: Vector, out: Path
 ) -> tuple[Gossip, Vector]:
-    """The gossip and the first weights with which these workers began, kept in ``out``.
+    """The gossip and the first weights with which these workers began, stored in ``out``.
 
-    Step sizes follow from weights that may be drawn, so another planning finds other ones: those
-    of the beginning hold.
+    Step sizes depend on first weights that may be random, so another planning gives other ones; a
+    run that continues keeps those of its beginning.
 
     Raises:
-        JobError, GossipError: the job says otherwise now.
+        JobError, GossipError: the job has other terms now.
     """
     if not (out / GOSSIP).exists():
         out.mkdir(parents=True, exist_ok=True)
@@ -649,13 +665,14 @@ def cluster_worker(
     data_dir: Path | None,
     here: ActorContext,
 ) -> PeerResult:
-    """Be one worker in an actor; see :func:`cluster_workers`.
+    """Run one worker in a Ray actor; see :func:`cluster_workers`.
 
     Args:
-        gossip, first: what was planned, and the first weights. out: folder of all workers.
-        data_dir: where the job's data is, on its node. here: of the actor.
+        gossip, first: the planned gossip, and the first weights. me: the worker's place.
+        out: folder of all workers. data_dir: folder of the job's data on its node.
+        here: context of the actor.
     """
-    # The same job planned this gossip: nobody else's word is taken, and nothing planned again.
+    # The gossip was planned from this very job, so its terms need no check.
     section, name = holders.section_of(request.job, "gossip"), gossip.members[me].name
     loaded, own = own_records(request, section, me, name, data_dir, out / name)
     shared = SharedModel(module_of(loaded))
@@ -674,15 +691,17 @@ def launched_worker(
     *,
     data_dir: Path | None = None,
 ) -> PeerResult:
-    """Be the worker of SYNC that torchrun says, of a job whose data all processes can read.
+    """Run the worker of SYNC with this process's rank under torchrun.
+
+    All processes must be able to read the job's data.
 
     Args:
-        out: each worker has a folder of its own in it, ``out/NAME``.
+        out: folder of all workers; each worker's own folder is ``out/NAME``.
 
     Raises:
         PeersError: torchrun did not start this process, or a worker was lost.
-        GossipError: a process has another gossip than the first one, or a worker is back.
-        JobError: another rule than "allreduce"; and what data, planner and gossip refuse.
+        GossipError: a process has another gossip than the first one, or a lost worker came back.
+        JobError: another rule than "allreduce"; and all errors of data, planner and gossip.
     """
     here = Launched.here()
     if holders.section_of(request.job, "gossip").rule != "allreduce":
@@ -692,7 +711,7 @@ def launched_worker(
         )
     held = holders.holders_of(request, "gossip", data_dir)
     shared, name = held.shared, held.topology.names[here.rank]
-    # One that is back finds nobody to join: it is told why before it tries.
+    # A lost worker cannot join again: it gets this error before it tries.
     if (out / name / LEDGER).exists() and counted(FolderStorage(out / name)):
         raise GossipError(
             f"{out / name} holds releases, and under the rule 'allreduce' a worker that was lost "
@@ -718,16 +737,20 @@ def site_worker(
     look: Look | None = None,
     witness: Path | None = None,
 ) -> PeerResult:
-    """Be one site's worker; leave statement and model in ``out``.
+    """Run one site's worker; write statement and model to ``out``.
 
-    SIGINT and SIGTERM pause it; the same call goes on where it was.
+    SIGINT and SIGTERM pause it; the same call continues the run.
 
     Args:
         folder: its keys, with roster, gossip and first weights. out: ledger, secrets and results.
         listen: host:port to listen on; its address in the roster by default.
         epsilon, delta: the most that its plan may spend; the job's budget by default.
-        data_dir: where the job's data is: this worker's own, or what all deal out alike.
-        witness: folder for the count that a restored ledger is told by; the keys' by default.
+        data_dir: folder of the job's data: this worker's own, or the data that all members divide.
+        witness: folder for the count by which a restored ledger is recognised; ``folder`` by
+            default.
+
+    Raises:
+        GossipError: roster, model or plan do not fit the gossip. JobError: the job has other terms.
     """
     member = Membership.load(folder, "gossip")
     gossip, me, first = member.agreed, member.place, member.first
@@ -743,7 +766,7 @@ def site_worker(
     shared = SharedModel(module_of(loaded))
     if first is None or len(first) != shared.layout.size:
         raise GossipError("the job's model is not the gossip's: another number of parameters")
-    # Noise, rates and rounds are not compared: their ε is held against the budget.
+    # Noise, rates and rounds are not compared here: their ε is compared with the budget later.
     own_terms = promised(_own_terms(request, gossip, loaded, shared).plan(me))
     if (problem := other_terms(own_terms, promised(gossip.plan(me)), GOSSIP)) is not None:
         raise GossipError(problem)
@@ -760,10 +783,10 @@ def site_worker(
 
 
 def _require_same(request: JobRequest, gossip: Gossip) -> None:
-    """Refuse a job that says otherwise than the gossip that was agreed on: it would not be heeded.
+    """Refuse a job with other settings than the agreed gossip, since they would have no effect.
 
     Raises:
-        JobError: names what differs.
+        JobError: a setting differs; the message names it.
     """
     section = holders.section_of(request.job, "gossip")
     compared: dict[str, tuple[object, object]] = {

@@ -1,4 +1,4 @@
-"""A finished run as one ONNX file: encoding, preparation, network, answers."""
+"""Export of a finished run as one ONNX file: encoding, standardisation, network, answers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from forethought.jobs.predict import Predictor
 
 
-# A table's encoding as ONNX: from named columns to features, as :mod:`forethought.data` has it.
+# A table's encoding as ONNX, from named columns to features, equal to :mod:`forethought.data`.
 #
-# ONNX cannot stop at a bad entry, so what a declaration refuses is marked, row by row.
+# ONNX cannot raise an error for a bad entry, so rows with entries outside the declarations are
+# marked.
 
 
 ML = "ai.onnx.ml"
@@ -34,25 +35,25 @@ ML = "ai.onnx.ml"
 
 @dataclass
 class OnnxGraph:
-    """Nodes in order, each with one output."""
+    """An ONNX graph under construction: nodes in order, each with one output."""
 
     nodes: list[NodeProto] = field(default_factory=list)
     constants: list[TensorProto] = field(default_factory=list)
     inputs: list[ValueInfoProto] = field(default_factory=list)
 
     def input(self, name: str, kind: type, about: str = "", shape: tuple[Any, ...] = ("N",)) -> str:
-        """A named input; ``about`` says in words what it is."""
+        """Add a named input with the description ``about``; returns its name."""
         self.inputs.append(helper.make_tensor_value_info(name, _type(kind), shape, about))
         return name
 
     def constant(self, value: Any, kind: type = np.float64) -> str:
-        """A constant of its own name."""
+        """Add a constant; returns its name."""
         name = f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value, kind), name))
         return name
 
     def add(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """The name of an operator's output."""
+        """Add an operator; returns the name of its output."""
         name = f"{operator.lower()}_{len(self.nodes)}"
         self.nodes.append(
             helper.make_node(operator, list(inputs), [name], domain=domain, **attributes)
@@ -60,15 +61,15 @@ class OnnxGraph:
         return name
 
     def cast(self, value: str, kind: type) -> str:
-        """In another type."""
+        """Add a cast to another type; returns the name of its output."""
         return self.add("Cast", value, to=_type(kind))
 
 
 def encoded(graph: OnnxGraph, encoder: Encoder) -> tuple[str, str | None]:
-    """Names of the features, float32 (N, features), and of whether a row is refused, bool (N,).
+    """The names of the features, float32 (N, features), and of the marks of bad rows, bool (N,).
 
-    The latter is None where nothing can be refused. Inputs are one a column that becomes features,
-    by its name; see :meth:`forethought.data.columns.Column.to_onnx`.
+    The latter is None where no row can be refused. The graph gets one input for each column that
+    becomes features, with its name; see :meth:`forethought.data.columns.Column.to_onnx`.
     """
     features: list[str] = []
     refused: list[str] = []
@@ -96,34 +97,34 @@ def _type(kind: type) -> int:
     )
 
 
-# Needs the extra ``onnx``. What is written is compared with what :class:`Predictor` answers before
-# the file gets its name.
+# Needs the extra ``onnx``. The network is compared with the answers of :class:`Predictor` before
+# the file is written.
 
 
-# Rows that the written network is compared on, and how far two runtimes' rounding may differ.
+# Number of rows of this comparison, and the tolerance for rounding in two runtimes.
 ROWS, ROUNDING = 64, 1e-4
 
 
 def write_onnx(predictor: Predictor, out: Path) -> ModelProto:
     """Write the model as ONNX.
 
-    A run on a declared table becomes a graph from its columns to answers; any other one from
-    ``inputs``, float32 (N, …). A run on fixed features of images takes those features, not images:
-    the file's metadata say so (``features`` and ``before``), and
-    :func:`forethought.data.features_of` makes them. Outputs: ``probabilities``, float32
-    (N, classes), and ``prediction``, the likeliest class's name or number (of several labels 0 or
-    1 each); of a regression ``prediction``, float64 (N,), alone. A row with an entry that the
-    declarations refuse has NaN for them, and "" or −1 as its prediction.
+    The graph of a run on a declared table has its columns as inputs; any other graph has
+    ``inputs``, float32 (N, …). For a run on fixed features of images these are the features, not
+    images: the file's metadata say so (``features`` and ``before``), and
+    :func:`forethought.data.features_of` computes them. Outputs: ``probabilities``, float32
+    (N, classes), and ``prediction``, the likeliest class's name or number (for several labels, 0 or
+    1 each); for a regression only ``prediction``, float64 (N,). A row with an entry outside the
+    declarations has NaN as its numbers, and "" or −1 as its class.
 
     Args:
-        out: the file; replaced if it is there.
+        predictor: the model. out: the file; replaced if it exists.
 
     Returns:
-        What was written.
+        The ONNX model that was written.
 
     Raises:
-        JobError: the extra is not installed, a network that torch cannot export, or one that
-            answers otherwise in ONNX. OSError: the file cannot be written.
+        JobError: the extra is not installed, torch cannot export the network, or its answers in
+            ONNX differ. OSError: the file cannot be written.
     """
     try:
         import onnx
@@ -154,7 +155,7 @@ def network_of(predictor: Predictor) -> ModelProto:
     rows = torch.export.Dim.DYNAMIC
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about itself
+            warnings.simplefilter("ignore")  # torch warns about its own internals
             program = torch.onnx.export(
                 predictor.model,
                 (torch.zeros(2, *shape),),
@@ -176,7 +177,7 @@ def network_of(predictor: Predictor) -> ModelProto:
 
 
 def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
-    """Encoding before the network, answers behind it."""
+    """The network with the encoding before it and the answers after it."""
     from onnx import helper
 
     graph, card = OnnxGraph(), predictor.card
@@ -216,8 +217,7 @@ def whole_model(predictor: Predictor, network: ModelProto) -> ModelProto:
 
 
 def before(predictor: Predictor) -> dict[str, str]:
-    """The steps that the file's metadata say have to be done to records before it; empty:
-    nothing."""
+    """The file's metadata on steps that its user must do first; {} where there are none."""
     card = predictor.card
     if card.features is None:
         return {}
@@ -231,7 +231,7 @@ def before(predictor: Predictor) -> dict[str, str]:
 
 
 def _prepared(graph: OnnxGraph, features: str, predictor: Predictor) -> str:
-    """Inputs as :meth:`forethought.rounds.preparation.InputConstants.apply` has them."""
+    """Add the standardisation of :meth:`forethought.rounds.preparation.InputConstants.apply`."""
 
     constants = predictor.constants
     if not constants.shift:
@@ -249,7 +249,7 @@ def _prepared(graph: OnnxGraph, features: str, predictor: Predictor) -> str:
 
 
 def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> list[Any]:
-    """The meaning of the network's outputs, as named outputs of the graph."""
+    """Add the answers from the network's outputs, as named outputs of the graph."""
     from onnx import TensorProto, helper
 
     card, outputs = predictor.card, "outputs"
@@ -309,7 +309,7 @@ def _answers(graph: OnnxGraph, predictor: Predictor, refused: str | None) -> lis
 
 
 def _compare(predictor: Predictor, session: Any) -> None:
-    """Refuse a file that answers otherwise than the model, on rows spread over what is declared."""
+    """Refuse an ONNX model whose answers differ from the model's on rows from declared ranges."""
     generator = np.random.default_rng(0)
     encoder = predictor.card.encoder
     if encoder is None:
@@ -339,7 +339,7 @@ def _compare(predictor: Predictor, session: Any) -> None:
 def _rows(
     encoder: Encoder, generator: np.random.Generator
 ) -> tuple[dict[str, NDArray[Any]], pl.DataFrame]:
-    """Made-up rows spread over what is declared: for ONNX, and as a table."""
+    """Synthetic rows over the declared ranges: as inputs for ONNX, and as a table."""
     given: dict[str, NDArray[Any]] = {}
     frame: dict[str, Any] = {}
     for name, kind in encoder.columns:

@@ -1,4 +1,4 @@
-"""A finished run as a model for new records: from Python, and file to file."""
+"""Predictions of a finished run's model for new records, in Python and from file to file."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from forethought.training.folder import CARD, STATEMENT, RunFolder
 from forethought.training.metrics import Decisions, outputs_of
 from forethought.values.checks import importable_from
 
-# Records of an array that are turned into features at once.
+# Number of records of an array that are processed at once.
 _PIECE = 1_000
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A trained model with everything that turns new records into its inputs.
+    """A trained model with the encoding of new records into its inputs.
 
     Args:
         model: with the released weights, in evaluation mode.
-        card: architecture and encoding. statement: what was guaranteed to the training records.
-        folder: of the run. constants: what inputs are standardised with.
+        card: architecture and encoding. statement: the guarantee for the training records.
+        folder: of the run. constants: of the standardisation of inputs.
     """
 
     model: torch.nn.Module
@@ -58,35 +58,38 @@ class Predictor:
         return encoder.classes
 
     def predict(self, records: object) -> NDArray[Any]:
-        """The class of each record, by its name, or the value of a regression: the likeliest, or
-        the cheapest where the job declares costs.
+        """The answer for each record: the name of its class, or the value of a regression.
 
-        Of several labels: whether a record has each, of 0 and 1, (N, labels), in the order of
-        ``classes``.
+        The class is the likeliest one, or the one of least expected cost where the job declares
+        costs.
 
         Args:
             records: for a table a polars or pandas frame, a mapping of columns, a sequence of
-                mappings, or a file's path; for other data an array (N, …) of the inputs, images too
-                where their fixed features were trained on. Columns beyond those of training, the
-                label among them, are left alone.
+                mappings, or a file's path; for other data an array (N, …) of the inputs. Where the
+                model was trained on fixed features of images, images are accepted, too. Other
+                columns than those of training, such as the label, are ignored.
+
+        Returns:
+            Shape (N,). For several labels, 1 where a record has the label and 0 otherwise, shape
+            (N, labels), in the order of ``classes``.
 
         Raises:
-            DataError: a column is not there, or an entry that no declaration covers.
+            DataError: a missing column, or an entry outside the declarations.
         """
         return self.answers(self.outputs(self._inputs(records)))
 
     def predict_proba(self, records: object) -> NDArray[np.float64]:
-        """The probability of each class or label, float64, (N, classes), in their order.
+        """The probability of each class or label, float64, (N, classes), ordered as ``classes``.
 
         Raises:
-            DataError: as :meth:`predict`. JobError: a regression has no classes.
+            DataError: as for :meth:`predict`. JobError: a regression has no classes.
         """
         if self.card.classes is None:
             raise JobError("a regression has no probabilities: use predict")
         return self.shares(self.outputs(self._inputs(records)))
 
     def shares(self, outputs: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The probabilities that the network's outputs (N, classes) stand for."""
+        """The probabilities (N, classes), float64, from the network's outputs (N, classes)."""
         if self.card.multilabel:
             return np.asarray(1 / (1 + np.exp(-outputs.astype(np.float64))))
         return self._decisions.shares(outputs)
@@ -96,13 +99,13 @@ class Predictor:
         return self.card.decisions or Decisions()
 
     def why(self, records: object) -> pl.DataFrame:
-        """The part of each column in each answer, float64: of a linear or an additive model.
+        """The contribution of each column to each answer, for a linear or an additive model.
 
-        Of two classes to the log-odds of class 1, of more to the score of the likeliest class,
-        which ``class`` names, against the mean of all; of a regression to its value, before that is
-        kept in its range. Counted from ``intercept``, where every column adds its mean over what
-        was declared, and one of which nothing is declared its 0: a row's sum is its answer.
-        ``pairs`` is what the surfaces over two columns add together, where the model has any.
+        With two classes, the contribution to the log-odds of class 1. With more, to the score of
+        the likeliest class (named in ``class``) minus the mean score. For a regression, to the
+        value before it is clipped to its range. ``intercept`` is the answer where every column adds
+        its mean over the declared range, or 0 without a declaration. The sum of a row is its
+        answer. ``pairs`` is the sum of all surfaces over two columns, if the model has any.
 
         Args:
             records: as for :meth:`predict`.
@@ -139,22 +142,22 @@ class Predictor:
         return pl.DataFrame(found)
 
     def predict_file(self, source: Path, out: Path, why: bool = False) -> int:
-        """A CSV file with a row for each record: ``prediction`` and one column a class.
+        """Write a CSV file with a row for each record: ``prediction`` and one column per class.
+
+        For several labels ``prediction`` lists those that a record has, separated by "; ". The file
+        is written in pieces under a temporary name and renamed at the end.
 
         Args:
-            source: a table; or, of a run on arrays, ``.npy`` or ``.npz`` with ``x_test`` or ``x``,
-                read as in training: images are turned into the features that were trained on.
-            why: add the columns of :meth:`why`, "why_" before their names.
-
-        Of several labels ``prediction`` lists those that a record has, with "; " between.
-
-        Written piece by piece under another name, and given its own at the end.
+            source: a table; or, for a run on arrays, ``.npy`` or ``.npz`` with ``x_test`` or ``x``,
+                read as in training: images are turned into the features of training.
+            out: the file; replaced if it exists.
+            why: add the columns of :meth:`why`, with "why_" before their names.
 
         Returns:
-            How many rows.
+            The number of rows.
 
         Raises:
-            DataError: as :meth:`predict`. JobError: a table, and trained on other data.
+            DataError: as for :meth:`predict`. JobError: a table, but the model has no encoding.
         """
         part = out.with_name(f".{out.name}.part")
         rows = 0
@@ -186,7 +189,7 @@ class Predictor:
         return pl.DataFrame(columns)
 
     def answers(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
-        """The classes, labels or values that the network's outputs stand for."""
+        """The classes, labels or values from the network's outputs (N, …); see :meth:`predict`."""
         encoder = self.card.encoder
         if self.classes is None:
             values = outputs.reshape(len(outputs), -1)[:, 0]
@@ -207,7 +210,7 @@ class Predictor:
     def _encoded(
         self, pieces: Iterable[tuple[pl.DataFrame, int]], where: str
     ) -> Iterator[NDArray[np.float32]]:
-        """Features of frames, each with the number of its first row; a warning at the end."""
+        """The features of frames, given with the numbers of their first rows; warns at the end."""
         outside, rows = Outside(), 0
         for frame, first in pieces:
             yield self._encoder().encode(frame, where, first, outside)
@@ -220,7 +223,7 @@ class Predictor:
         if given.dtype == np.uint8 and len(self.card.inputs) == 3:  # bytes are pixels
             found = found / np.float32(255)
         if self.card.features is not None and found.shape[1:] != self.card.inputs:
-            # Of other images there may be features of the very same shape.
+            # Images of another shape could give features of the same shape, unnoticed.
             if self.card.images is not None and found.shape[1:] != self.card.images:
                 raise DataError.unexpected(
                     "the records",
@@ -243,7 +246,7 @@ class Predictor:
         return self.card.encoder
 
     def _read(self, source: Path) -> Iterator[NDArray[np.float32]]:
-        """Inputs of the network, piece by piece."""
+        """The inputs of the network from a file, in pieces."""
         if self.card.encoder is None and source.suffix.lower() in (".npy", ".npz"):
             records = load_records(source)
             for at in range(0, len(records), _PIECE):
@@ -260,7 +263,7 @@ class Predictor:
             first += len(frame)
 
     def outputs(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The network's outputs for encoded inputs (N, …), before they are prepared."""
+        """The network's outputs for encoded inputs (N, …), which are standardised here."""
         if not len(inputs):
             return np.empty((0, self.card.classes or 1), np.float32)
         return outputs_of(self.model, self.constants.apply(inputs))
@@ -269,15 +272,15 @@ class Predictor:
 def load(folder: str | Path) -> Predictor:
     """The model of a finished run, ready for new records.
 
-    Nothing in the folder is executed: plain JSON and safetensors. A model of one's own
-    (``module:function``) is built by importing that module, from next to the folder as well.
+    The folder holds plain JSON and safetensors; nothing in it is executed. A user's own model
+    (``module:function``) is built by importing its module, which may lie next to the folder.
 
     Args:
-        folder: what ``forethought train`` left.
+        folder: a run folder of ``forethought train``.
 
     Raises:
         JobError: no finished run, or a damaged file.
-        forethought.errors.CheckpointError: the weights are gone, damaged or of another model.
+        forethought.errors.CheckpointError: the weights are missing, damaged or of another model.
     """
     path = Path(folder)
     run = RunFolder(path)
@@ -305,7 +308,7 @@ def _constants(card: ModelCard, path: Path) -> InputConstants:
 
 
 def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
-    """Rows that somebody holds in memory, as a frame."""
+    """Rows in memory, in any accepted form, as a polars frame."""
     if isinstance(records, pl.DataFrame):
         return records
     if isinstance(records, pl.LazyFrame):
@@ -323,7 +326,7 @@ def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
         keys = {key: None for row in records for key in row}
         records = {key: [row.get(key) for row in records] for key in keys}
     columns = getattr(records, "columns", None)
-    if columns is not None:  # pandas, and what looks like it
+    if columns is not None:  # a pandas frame, or an object with the same interface
         records = {str(name): records[name] for name in columns}  # type: ignore[index]
     if not isinstance(records, Mapping):
         raise TypeError("records are a frame, a mapping of columns, or a sequence of mappings")
@@ -332,7 +335,7 @@ def _frame_of(records: object, encoder: Encoder) -> pl.DataFrame:
 
 def _series(values: Any) -> pl.Series:
     entries = values.tolist() if hasattr(values, "tolist") else list(values)
-    # Pandas writes a missing word as a number that is none.
+    # Pandas represents a missing word as NaN.
     known = [None if entry is None or entry != entry else entry for entry in entries]
     if any(isinstance(entry, str) for entry in known):
         known = [None if entry is None else str(entry) for entry in known]

@@ -1,7 +1,7 @@
-"""Trying a job out on a public proxy of its data: a named public data set, or synthetic data.
+"""Rehearsals of a job on a public proxy of its data: a named public data set, or synthetic data.
 
-Rehearsals and utility graphs train without paying for it, so they run on a proxy of the private
-data's shape. What they read of the private data itself is its shape, classes and size.
+Rehearsals and utility graphs train without a privacy budget, so they run on a proxy of the private
+data's shape. Of the private data itself they use only its shape, classes and size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from forethought.utility.rehearsal import Measure, Rehearsal
 
 SYNTHETIC = "synthetic"
-# Clip norms and noise that a utility graph tries when none are given.
+# Default clip norms and noise multipliers of a utility graph.
 UTILITY_GRID = {
     "clip_norms": (0.01, 0.03, 0.1, 0.3, 1.0),
     "noise_multipliers": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
@@ -61,14 +61,18 @@ def rehearse_job(
 
     Args:
         proxy: a named public data set; None or ``"synthetic"`` draws data of the job's shape.
-        relation: how a named proxy stands to the private data, as declared.
+        repeats: number of runs.
+        relation: declared relation of a named proxy to the private data.
+
+    Raises:
+        JobError: the job protects persons. ValueError: a proxy of another shape, or too small.
     """
     from forethought.utility.rehearsal import rehearse
 
     loaded.require_rows("a public proxy")
     private = loaded.dataset
     shape = private.train.inputs.shape[1:]
-    if plan.preparation is not None:  # a public table's ranges are those that are declared
+    if plan.preparation is not None:  # a public table keeps its declared ranges
         plan = plan.with_(preparation=plan.preparation.unmeasured)
     return rehearse(
         plan,
@@ -93,9 +97,10 @@ def utility_of(
     """The utility graph of a job's model on a public proxy of its data.
 
     Args:
-        proxy: a named public data set; ``"synthetic"`` draws one of the job's shape; None takes
+        proxy: a named public data set; ``"synthetic"`` draws one of the job's shape; None uses
             the private data itself, which needs ``leaks``.
         settings: clip_norms, noise_multipliers, draws, batch, epochs, optimizer, seed.
+        leaks: accept that a graph from the private data reveals something about them.
     """
     loaded.require_rows("a public proxy")
     private = loaded.dataset
@@ -118,7 +123,7 @@ def utility_of(
     )
 
 
-# Several models for one job, before anything private is spent.
+# Comparison of several models for one job, before any privacy budget is spent.
 
 
 @dataclass(frozen=True)
@@ -126,9 +131,9 @@ class ComparedModel:
     """A model for a job.
 
     Args:
-        name: as ``[model] name`` has it. parameters: how many it trains. plan: what would run.
-        noise: that reaches its weights, against the most that the data can say; public numbers.
-        rehearsal: the plan on data that nobody has to protect.
+        name: as in ``[model] name``. parameters: number of trained weights. plan: its plan.
+        noise: noise-to-signal ratio of its weights, from public numbers.
+        rehearsal: of the plan on public data.
     """
 
     name: str
@@ -140,11 +145,12 @@ class ComparedModel:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models beside each other, each with its own plan within one budget.
+    """A comparison of models, each with its own plan within the same budget.
 
     Args:
-        candidates: the best rehearsed first. of_trial: ε of one trial of a private search for the
-            best of as many, within the same budget; None: the job has no such budget.
+        candidates: the models, the best in the rehearsal first.
+        of_trial: ε of one trial of a private search with as many trials on average, within the same
+            budget; None: no such search can be planned.
     """
 
     candidates: tuple[ComparedModel, ...]
@@ -152,7 +158,7 @@ class Comparison:
 
     @property
     def alike(self) -> tuple[ComparedModel, ...]:
-        """Those that two standard errors do not tell from the best, itself among them."""
+        """The models within two standard errors of the best one, which is included."""
         best = self.candidates[0].rehearsal
         found = []
         for one in self.candidates:
@@ -164,11 +170,11 @@ class Comparison:
 
     @property
     def chosen(self) -> ComparedModel:
-        """The smallest model of those that are alike: it is the easiest to explain."""
+        """The smallest of the models that are alike; it is the easiest to explain."""
         return min(self.alike, key=lambda one: one.parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """A JSON-ready mapping."""
         return {
             "chosen": self.chosen.name,
             "alike": [one.name for one in self.alike],
@@ -186,7 +192,7 @@ class Comparison:
         }
 
     def text(self) -> str:
-        """The models beside each other and the one to take, in sentences."""
+        """The models and the chosen one, in sentences."""
         lead = self.candidates[0].rehearsal
         of, form = "" if lead.measure == "accuracy" else f"{lead.measure} ", lead.form
         lines = [
@@ -234,7 +240,7 @@ def compare_models(
     """Plan a job with each of several models, and rehearse every plan on the same public data.
 
     Args:
-        names: of models, as in ``[model]``; that of the job itself keeps its options.
+        names: of models, as in ``[model]``; the job's own model keeps its options.
         proxy, repeats, relation: as for :func:`rehearse_job`.
 
     Raises:
@@ -268,7 +274,7 @@ def compare_models(
 
 
 def _of_a_trial(loaded: Loaded, plan: Plan, trials: int) -> float | None:
-    """ε of one trial, where a private search makes so many in the mean."""
+    """ε of one trial of a private search with ``trials`` trials on average; None: not possible."""
     drawn = NegativeBinomialTrials.of_mean(trials, shape=0)
     rates = [{"learning_rate": plan.optimizer.learning_rate}]
     try:
@@ -278,7 +284,7 @@ def _of_a_trial(loaded: Loaded, plan: Plan, trials: int) -> float | None:
     return exact.epsilon(tuned.mechanism, tuned.delta).upper
 
 
-# Many holders, whole, on public data.
+# Whole federations and gossips on public data.
 
 
 def public_shares(
@@ -288,11 +294,11 @@ def public_shares(
     repeat: int,
     data_dir: Path | None = None,
 ) -> tuple[list[tuple[Any, Any]], tuple[Any, Any] | None]:
-    """Public data in the place of a job's, dealt to several holders at random, and held-out ones.
+    """Public data in place of a job's, divided at random among holders, and held-out records.
 
     Args:
         proxy: a named public data set; None or ``"synthetic"`` draws one for every ``repeat``.
-        sizes: how many records each holder needs.
+        sizes: number of records of each holder.
 
     Raises:
         ValueError: a proxy of another shape, or with too few records.
@@ -332,10 +338,10 @@ def _named(loaded: Loaded, name: str, data_dir: Path | None) -> Dataset:
 
 @dataclass(frozen=True)
 class FederatedRehearsal:
-    """Accuracies of the federation on data that nobody has to protect.
+    """Accuracies of the federation on public data.
 
     Args:
-        source: of the data. accuracies: of each repeat, in [0, 1]. seconds: virtual, of each.
+        source: of the data. accuracies: of each repeat, in [0, 1]. seconds: virtual time of each.
     """
 
     source: str
@@ -344,7 +350,7 @@ class FederatedRehearsal:
 
     @property
     def predicted(self) -> float:
-        """Mean accuracy."""
+        """The mean accuracy."""
         return float(np.mean(self.accuracies))
 
     def text(self) -> str:
@@ -356,21 +362,22 @@ class FederatedRehearsal:
         )
 
 
-# A graph is good enough where the average model comes so close to SYNC's accuracy.
+# A graph is good enough if its average model's accuracy is at most this far below SYNC's.
 WITHIN = 0.01
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One graph and mixing on public data, means over the repeats.
+    """The results of one graph and mixing on public data, as means over the repeats.
 
     Args:
         graph, mixing: their kinds; "all" and "allreduce" for SYNC.
-        accuracy: of the average model at the end. worst: of the worst worker's.
-        seconds: virtual, until the average model's accuracy (its mean over the repeats) first came
-            within ``WITHIN`` of SYNC's last; None: never. whole: until the end.
-        error: standard error of its accuracy less SYNC's: from how the repeats differ, or from the
-            number of held-out records, as if both erred independently, where that is more.
+        accuracy: of the average model at the end. worst: of the worst worker's model.
+        seconds: virtual time until the average model's accuracy (its mean over the repeats) first
+            came within ``WITHIN`` of SYNC's final one; None: never. whole: until the end.
+        error: standard error of its accuracy minus SYNC's: the larger one of that from the
+            differences between repeats, and that from the number of held-out records, as if both
+            erred independently.
     """
 
     graph: str
@@ -384,11 +391,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class GossipRehearsal:
-    """SYNC and every graph on data that nobody has to protect; the quickest good one first.
+    """The results of SYNC and every graph on public data.
 
     Args:
-        source: of the data. synchronous: SYNC itself. tried: graphs, as they rank.
-        repeats, records: what the accuracies rest on: runs of each, held-out records of a run.
+        source: of the data. synchronous: of SYNC. tried: of the graphs, the quickest one within
+            ``WITHIN`` first.
+        repeats, records: number of runs of each graph, and of held-out records of a run.
     """
 
     source: str
@@ -399,21 +407,25 @@ class GossipRehearsal:
 
     @property
     def chosen(self) -> Tried | None:
-        """The graph that came within reach of SYNC in the least time; None: none did."""
+        """The graph that came within ``WITHIN`` of SYNC in the least time; None: none did."""
         best = self.tried[0]
         return None if best.seconds is None else best
 
     @property
     def certain(self) -> bool:
-        """True if the chosen graph comes within ``WITHIN`` of SYNC at the end even where its
-        accuracy is two standard errors less than was seen."""
+        """True if the chosen graph's final accuracy minus two standard errors is within reach.
+
+        Within reach means at most ``WITHIN`` below SYNC's.
+        """
         best, least = self.chosen, self.synchronous.accuracy - WITHIN
         return best is not None and best.accuracy - 2 * best.error >= least
 
     @property
     def alike(self) -> tuple[Tried, ...]:
-        """Graphs that would be the quickest as well as the chosen one if their accuracies were two
-        standard errors better: those that never came so far, but may."""
+        """The graphs that would be within reach only with two standard errors more accuracy.
+
+        Any of them could be the quickest as well as the chosen one.
+        """
         least = self.synchronous.accuracy - WITHIN
         return tuple(
             one
@@ -429,15 +441,14 @@ def rehearse(
     data_dir: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FederatedRehearsal | GossipRehearsal:
-    """Simulate a job's federation, whole, on a public proxy of its data; of a gossip, SYNC and the
-    gossip on every graph.
+    """Simulate a job's whole federation, or its gossip with SYNC and every graph, on public data.
 
-    Every holder gets as many records as its own plan is for, dealt at random: label skew and other
+    Every holder gets as many records as its own plan has, drawn at random: label skew and other
     differences between holders are not rehearsed.
 
     Args:
         proxy: a named public data set of the same shape; None or ``"synthetic"`` draws one.
-        repeats: each with its own records, first weights, batches and noise.
+        repeats: number of repeats, each with its own records, first weights, batches and noise.
 
     Raises:
         ValueError: a proxy of another shape, or with too few records.
@@ -476,7 +487,7 @@ def rehearse(
 def _trainer(
     held: Holders, proxy: str | None, repeat: int, data_dir: Path | None
 ) -> tuple[Callable[[Agreed], SimulatedRun], int]:
-    """Train on the repeat's records, the same whatever is tried; how many are held out."""
+    """A function that trains on the records of one repeat, and the number of held-out records."""
     import torch
 
     job = held.loaded.request.job
@@ -506,7 +517,7 @@ def _tried(
     whole = float(np.mean([run.simulated.seconds for run in runs]))
     reached = _first(runs, target)
     if reached is None and accuracy >= target:
-        reached = whole  # by the exchanges after the last update
+        reached = whole  # reached in the exchanges after the last update
     worst = float(np.mean([min(run.each, default=math.nan) for run in runs]))
     error = standard_error(
         [run.accuracy or 0.0 for run in runs], [run.accuracy or 0.0 for run in sync], records
@@ -518,10 +529,13 @@ def _tried(
 def standard_error(
     ours: Sequence[float], theirs: Sequence[float], records: int, measure: Measure = "accuracy"
 ) -> float:
-    """Of the difference of two mean accuracies, or R², of paired runs; see :class:`Tried`.
+    """The standard error of the difference of two mean accuracies, or R², of paired runs.
 
-    A record adds p(1 − p) to the variance of an accuracy p, 4R²(1 − R²)² to that of R² (Olkin and
-    Finn 1995, "Correlations redux").
+    It is the larger of two estimates, see :class:`Tried`. A record adds p(1 − p) to the variance of
+    an accuracy p, 4R²(1 − R²)² to that of R² (Olkin and Finn 1995, "Correlations redux").
+
+    Args:
+        records: number of held-out records of a run.
     """
     count = len(ours)
     spread = 0.0
@@ -537,8 +551,7 @@ def standard_error(
 
 
 def _first(runs: Sequence[SimulatedRun], target: float) -> float | None:
-    """The time at which the mean of the runs' accuracies, taken at the same counts, is the
-    target."""
+    """The mean time at which the runs' mean accuracy first reaches the target; None: never."""
     for points in zip(*(run.accuracies for run in runs), strict=False):
         if np.mean([accuracy for _, _, accuracy in points]) >= target:
             return float(np.mean([seconds for seconds, _, _ in points]))

@@ -1,4 +1,4 @@
-"""From a job with ``[[statistics]]`` to a folder with what was released of a table."""
+"""The release of a job's ``[[statistics]]`` of a table into a folder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def release_job(
     request: JobRequest, out: Path, data_dir: Path | None = None
 ) -> tuple[Released, Statement]:
-    """Release the statistics that a job asks for; leave result and statement in ``out``.
+    """Release the statistics that a job asks for; write result and statement to ``out``.
 
-    Where the job names a book, its budget is asked before a record is read.
+    Where the job has a ``[ledger]``, the budget is reserved before a record is read.
 
     Raises:
-        JobError: no statistics, no budget, or no table. ValueError: columns that are not what was
-            declared, a folder that holds a release, or a budget that has not so much left.
+        JobError: no statistics, no budget, no table, or a folder that holds a release.
+        ValueError: columns that differ from their declaration, or too little budget left.
     """
     from forethought.statistics import request as asked_of
     from forethought.statistics.released import RESULT
@@ -42,7 +42,7 @@ def release_job(
     path = table_of(job, data_dir or job.data.folder)
     if (out / "statement.json").exists():
         raise JobError(f"{out} holds a release already: choose another folder for this one")
-    # ε of one round does not depend on the number of records; intervals do.
+    # ε of one round does not depend on the number of records, so 1 will do; intervals depend on it.
     planned = asked_of(
         job.statistics,
         examples=1,

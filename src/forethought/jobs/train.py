@@ -1,4 +1,4 @@
-"""From a request to a plan, a run folder or a private search, from commands and from Python."""
+"""Plans, runs and private searches for a job's request, for the commands and for Python."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from forethought.training.search import Tuned
 
 
-# A plan for a request and what stands beside it, before anything private is trained on.
+# A plan for a request with its alternatives and costs, before anything private is trained on.
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,11 @@ class Proposal:
     """A plan with its alternatives.
 
     Args:
-        loaded: the job with its data; None: the request was made of numbers.
-        front: what the plan was chosen from, if plans were searched.
-        seconds: that training will take here, where that was tried.
-        cost: memory and time of a network's rounds, where they were tried.
+        plan: the plan. alternatives: plans near it.
+        front: the front that the plan was chosen from; None: no search.
+        loaded: the job with its data; None: the request consists of numbers alone.
+        seconds: time of training on this machine; None: not measured.
+        cost: memory and time of a network's rounds; None: not measured.
     """
 
     plan: Plan
@@ -89,20 +90,19 @@ class Proposal:
     cost: Cost | None = None
 
     def costs(self, gpu_memory: float | None) -> str:
-        """Memory and time in words; none where they were not tried."""
+        """Memory and time in words; "" where they were not measured."""
         return "" if self.cost is None else self.cost.text(gpu_memory)
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
-        """The cost of the noise, by what a model without privacy is supposed to reach; none of
-        models that it is not known of."""
+        """The forecasts, one for each supposed AUC without privacy; () for other models."""
         features = None if self.loaded is None else self.loaded.forecast_features
         if features is None or self.plan.noise_multiplier == 0:
             return ()
         return tuple(forecast(self.plan, features, without) for without in SUPPOSED)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: the plan with its exact ε, its alternatives, the front, what to expect."""
+        """A JSON-ready mapping: the plan with its exact ε, alternatives, front and forecasts."""
         plan = self.plan
         epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
         return {
@@ -135,29 +135,29 @@ def propose(
     timed: bool = False,
     measured: bool = False,
 ) -> Proposal:
-    """The plan for a request: of its data, or of so many records where it is made of numbers.
+    """The plan for a request, from its data, or for given numbers without data.
 
     Args:
-        examples, parameters, persons: as for :meth:`~forethought.jobs.job.Job.plan_request`; None:
-            the job's data are read.
-        utility: saved utility graph. Noise and clip norm are taken from it; in a search the loss of
-            accuracy that it predicts takes the place of the noise.
-        tolerance: share of accuracy that it may lose.
-        limits: search plans that no other beats, within these: what the request fixes is kept, its
-            budget is a limit. None: make one plan, with neighbours.
-        weights: of the objectives, by which one of them is chosen.
-        out: run folder that training would get; it is not made.
-        timed: try how long training will take here, and how much memory a network takes.
-        measured: the latter of any model, or say why not.
+        examples, parameters, persons: as for :meth:`~forethought.jobs.job.Job.plan_request`;
+            ``examples`` None: the job's data are read.
+        utility: file of a utility graph. Noise and clip norm are taken from it; in a search its
+            predicted loss of accuracy replaces the noise as an objective.
+        tolerance: share of accuracy that noise and clip norm may cost by the utility graph.
+        limits: search the non-dominated plans within these limits; the numbers that the request
+            fixes are kept, and its budget is a limit. None: make one plan, with neighbours.
+        weights: of the objectives, to choose one of these plans.
+        out: run folder of the training; it is checked and not made.
+        timed: measure the time of training here, and the memory of a network's rounds.
+        measured: measure the memory for every model; raise where that is not possible.
 
     Raises:
         ValueError: a request that no plan fulfils, or a job that training would refuse.
-        OSError: ``out`` that training could not write.
+        OSError: training could not write ``out``.
     """
     if out is not None:
         require_folder(out)
     if limits is not None:
-        request = replace(request, job=request.job.without_ranges())  # a search pays for no more
+        request = replace(request, job=request.job.without_ranges())  # a search releases no ranges
     loaded = load_job(request, data_dir) if examples is None else None
     if loaded is None:
         asked = request.job.plan_request(examples or 0, parameters, persons=persons)
@@ -191,25 +191,25 @@ def propose(
 
 
 def cost_of(loaded: Loaded, plan: Plan, required: bool = False) -> Cost | None:
-    """Memory and time of a job's rounds here; None: of a plan of which they are not known.
+    """Memory and time of a job's rounds on this machine; None: they cannot be measured.
 
     Args:
-        required: refuse such a plan, in words.
+        required: raise the error in place of None.
     """
     try:
         held = loaded.request.job.run.micro_batch
         return cost(loaded.model, loaded.dataset.records, plan, loss=loaded.loss, micro_batch=held)
-    except Exception:  # no memory for the trial, say: a plan needs none
+    except Exception:  # for example too little memory for the trial, which a plan does not need
         if required:
             raise
         return None
 
 
 def require_trainable(loaded: Loaded, plan: Plan) -> None:
-    """Refuse a job whose training would be refused; its device may be another machine's.
+    """Refuse a job whose training would be refused; the job's device is not checked.
 
     Raises:
-        ValueError, TypeError: a model that mixes examples, records that it cannot take, ...
+        ValueError, TypeError: a model that mixes examples, records that do not fit it, …
     """
     own, test = arranged(loaded.dataset.records, plan, loaded.loss), loaded.held_out
     opened_task(own.wrapped(loaded.model), own.data, test, plan, own.loss, Execution())
@@ -217,11 +217,11 @@ def require_trainable(loaded: Loaded, plan: Plan) -> None:
 
 
 def require_folder(out: Path, overwrite: bool = False) -> None:
-    """Refuse a run folder that a run could not begin in; nothing is left.
+    """Refuse a run folder in which a run could not begin; the check leaves no files.
 
     Raises:
-        RunFolderExistsError: a file, or a folder that holds something, which is not to be replaced.
-        OSError: it cannot be made or written.
+        RunFolderExistsError: a file or a folder with content, and no permission to replace it.
+        OSError: the folder cannot be made or written.
     """
     RunFolder(out).require_free(overwrite)
     made: list[Path] = []
@@ -232,35 +232,35 @@ def require_folder(out: Path, overwrite: bool = False) -> None:
         try:
             with tempfile.TemporaryFile(dir=out):
                 pass
-        except OSError as error:  # names a file that nobody asked for
+        except OSError as error:  # its message names the temporary file
             raise type(error)(error.errno, error.strerror, str(out)) from None
     finally:
         for folder in reversed(made):
-            with contextlib.suppress(OSError):  # somebody else has begun to use it
+            with contextlib.suppress(OSError):  # another process uses it by now
                 folder.rmdir()
 
 
 # Time of a run, from its first rounds on synthetic records of the same shape.
 #
-# The run itself is begun, with its folder, its model and its plan, and left as soon as enough of
-# its rounds are seen: what comes before the first of them is its own as well. Nothing of the
-# private records is used but how many there are and what shape they have.
+# The real run is started, with a temporary folder, its model and its plan, and stopped after a few
+# rounds, so that its start is measured, too. Only the number and the shape of the private records
+# are used.
 
 
-# Rounds that are tried, and seconds after which a trial ends.
+# Largest number of rounds of a trial, and seconds after which a trial ends.
 TRIED_ROUNDS, TRIED_SECONDS = 40, 1.5
-# Larger data and dearer rounds are not tried: bytes, and products of a record with a weight.
+# Limits of a trial: bytes of the data, and products of a record with a weight per round.
 MOST_TRIED_BYTES, MOST_TRIED_PRODUCTS = 1 << 30, 3e10
 
 
 class _EnoughRounds(Exception):  # noqa: N818 (no error: it ends a trial)
-    """Enough of the rounds."""
+    """Ends a trial: enough rounds have been measured."""
 
 
 def seconds_of(loaded: Loaded, plan: Plan) -> float | None:
-    """The seconds that training takes on this machine, tried; None: too dear to try.
+    """The measured seconds that training takes on this machine; None: too costly to measure.
 
-    Beside other work on the machine a run takes as much longer as that work takes of it.
+    Other work on the machine during the trial or the run changes the result.
     """
     inputs = loaded.dataset.train.inputs
     products = plan.mean_batch * loaded.parameters
@@ -290,7 +290,7 @@ def seconds_of(loaded: Loaded, plan: Plan) -> float | None:
 
 
 def _like(dataset: Dataset) -> Dataset:
-    """Synthetic records in the place of a data set's own, as many and of the same shape."""
+    """The data set with synthetic records in place of its own, as many and of the same shape."""
     random = np.random.default_rng(0)
 
     def made(split: Split) -> Split:
@@ -307,7 +307,7 @@ def _like(dataset: Dataset) -> Dataset:
     return replace(dataset, train=made(dataset.train), test=test, persons=persons)
 
 
-# From a request to a finished run folder: the same from the command line and from Python.
+# From a request to a finished run folder, for the command line and for Python.
 
 
 Records = tuple[Any, Any] | PersonRows
@@ -340,16 +340,17 @@ def prepare(
 
     Args:
         until: run in phases until this accuracy on held-out data.
-        max_epsilon: their budget together; the job's by default.
-        resume: folder of a run that is continued: its plan.json is the plan, whatever the planner
-            of this version would choose, and its accuracy that of the run if it is in phases.
-        saved_plan: a plan file that goes before what the planner would choose.
-        out, overwrite: the run folder, to be told of before the data are read if it cannot be used.
+        max_epsilon: budget of all phases together; the job's by default.
+        resume: folder of a run to continue: its plan.json is used instead of the planner, and for a
+            run in phases its accuracy, too.
+        saved_plan: a plan file to use instead of the planner.
+        out, overwrite: the run folder; it is checked before the data are read.
 
     Raises:
         JobError: a run until an accuracy without a budget, or without held-out data; a saved plan
             for another number of records.
         ValueError: a device that this machine does not have.
+        RunFolderExistsError, OSError: as for :func:`require_folder`.
     """
     if out is not None and resume is None:
         require_folder(out, overwrite)
@@ -361,12 +362,12 @@ def prepare(
         limit = real("max_epsilon", max_epsilon, above=0)
         request = overridden(request, {"epsilon": limit})
     if request.job.payer is not None and resume is None:
-        request.job.payer.require()  # a used-up budget is told before the data are read
+        request.job.payer.require()  # report an exhausted budget before the data are read
     loaded = load_job(request, data_dir)
     loaded.require_metrics()
     if until is not None:
         own = replace(loaded.request, job=loaded.request.job.without_ranges())
-        loaded = replace(loaded, request=own)  # phases pay for the rounds alone
+        loaded = replace(loaded, request=own)  # a run in phases releases no ranges
     if resume is None:
         request.job.recognise(data_dir, loaded.dataset)
     else:
@@ -424,12 +425,12 @@ def _saved(path: Path, loaded: Loaded) -> Plan:
 def _standardised(
     asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]
 ) -> Records:
-    """Training data as prepared, and ``options`` with held-out data and files to match."""
+    """The prepared training data; ``options`` get the prepared held-out data and the files."""
     given = asked.loaded.request.job.data.standardise
     prepared = asked.plan.preparation
     if prepared is not None and prepared.measures:
         return _ranged(asked, data, folder, options)
-    if prepared is None or prepared.centres:  # means that centre are the run's own business
+    if prepared is None or prepared.centres:  # the run itself releases the means for centring
         if not isinstance(given, tuple):
             return data
         shift, scale = ((value,) * asked.loaded.features for value in given)
@@ -450,7 +451,10 @@ def _standardised(
 def _released_once(
     asked: PreparedJob, data: Any, folder: Path, options: Mapping[str, Any]
 ) -> Prepared:
-    """The releases that a plan pays for first: of the continued run, or made by one process."""
+    """The plan's releases before training: those of the continued run, or new ones.
+
+    In a run of several processes one process makes them.
+    """
     from forethought.rounds.preparation import prepare
 
     kept = folder / PREPARED
@@ -464,7 +468,7 @@ def _released_once(
 
 
 def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, Any]) -> Records:
-    """The table encoded anew by the ranges that are released of its numbers, and paid for."""
+    """The table, encoded with the ranges of its numbers that are released now."""
     encoder = asked.loaded.dataset.encoder
     assert encoder is not None and not isinstance(data, PersonRows)
     basis = encoder.basis or Basis(encoder.numbers)
@@ -476,7 +480,7 @@ def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, 
     card = asked.loaded.card(asked.plan)
     card = replace(card, encoder=replace(encoder, basis=own))
     options["prepared"] = found
-    # First what was released: a run that goes on takes it from there, and releases nothing anew.
+    # The releases come first among the files: a continued run reads them and makes no new ones.
     first = {PREPARED: found.to_json() + "\n"}
     options["files"] = {**first, **options["files"], CARD: card.to_json()}
     if options["test"] is not None:
@@ -485,9 +489,9 @@ def _ranged(asked: PreparedJob, data: Records, folder: Path, options: dict[str, 
 
 
 def _counted(data: Records, plan: Plan) -> tuple[Any, Any]:
-    """The records that a plan counts, as arrays: of each person one row, where these are persons.
+    """The plan's examples as arrays: one row of each person, where a person is a contribution.
 
-    Statistics of one row each are as far moved by one person as those of single records by one.
+    One person then moves a statistic by at most as much as one record does.
     """
     if not isinstance(data, PersonRows):
         return data
@@ -505,9 +509,14 @@ def run(
     overwrite: bool = False,
     progress: Callable[[Any], None] | None = None,
 ) -> Run:
-    """Train what was prepared and leave a run folder."""
+    """Train a prepared job and write its run folder.
+
+    Args:
+        folder: the run folder. resume: continue the run in it. overwrite: replace its content.
+        progress: called with the events of training.
+    """
     loaded = prepared.loaded
-    if not resume:  # before a book is charged, and before anything is released
+    if not resume:  # before a ledger is charged, and before anything is released
         require_trainable(loaded, prepared.plan)
     settings = loaded.request.job.run
     options: dict[str, Any] = {
@@ -527,8 +536,7 @@ def run(
     with contextlib.ExitStack() as held:
         held.enter_context(threads(_threads(loaded, folder, resume)))
         options["ledger"] = _payer(prepared, folder, options, held)
-        # Bare arrays: the plan has the caveats of loading already, in the words of when it was
-        # made.
+        # Arrays without caveats: the plan has the caveats of loading since it was made.
         data = _standardised(prepared, loaded.dataset.records, folder, options)
         if prepared.until is None:
             found = train(loaded.model, data, prepared.plan, **options)
@@ -544,7 +552,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Advised:
-    """A job's book, whose refusal names what the planner would plan instead."""
+    """A job's ledger; its refusal names the largest ε that the job could still have."""
 
     ledger: Ledger
     advice: Advice | None
@@ -557,7 +565,10 @@ class _Advised:
 def _payer(
     prepared: PreparedJob, folder: Path, options: Mapping[str, Any], held: contextlib.ExitStack
 ) -> Any:
-    """The book that pays for the run; begun here where statistics come before the training."""
+    """The ledger that the run reserves its budget from; None: the job names none.
+
+    Where statistics are released before training, the reservation is made here.
+    """
     ledger = prepared.loaded.request.job.payer
     if ledger is None:
         return None
@@ -581,12 +592,12 @@ def _payer(
     return paid
 
 
-# Plans that are tried for the largest ε that still fits.
+# Largest number of plans in the search for the largest ε that still fits.
 _TRIED = 8
 
 
 def _advice(prepared: PreparedJob) -> Advice:
-    """The same job with the largest ε that still fits, in words."""
+    """The advice on the largest ε with which the same job still fits into its ledger."""
     loaded = prepared.loaded
     asked = loaded.request.job.budget.epsilon or 0.0
 
@@ -598,10 +609,10 @@ def _advice(prepared: PreparedJob) -> Advice:
 
 
 def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> Advice:
-    """Words on the largest ε below ``asked`` whose plan still fits.
+    """A function that gives, in words, the largest ε below ``asked`` whose plan still fits.
 
     Args:
-        charged: the plan of an ε, and what it is charged.
+        charged: ε → its plan and the charge for it.
     """
 
     def advice(fits: Callable[[Charge], bool], left: float) -> str | None:
@@ -634,13 +645,13 @@ def _largest(asked: float, charged: Callable[[float], tuple[Plan, Charge]]) -> A
 
 
 def _rounded(epsilon: float) -> float:
-    """To three digits, downwards."""
+    """ε, rounded down to three digits."""
     step = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
     return float(f"{math.floor(epsilon / step * (1 + 1e-12)) * step:.3g}")
 
 
 def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
-    """The job's number, that of the run that is continued, or as many as are free."""
+    """The number of threads: the job's, that of the continued run, or as many as are free."""
     import torch
 
     settings = loaded.request.job.run
@@ -652,8 +663,8 @@ def _threads(loaded: Loaded, folder: Path, resume: bool) -> int:
 
 
 def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, folder: Path) -> None:
-    """Write what the model is worth on held-out records beside it."""
-    # What layers that mix records would be evaluated with is not for a file of results to choose.
+    """Write the model's results on held-out records to the run folder."""
+    # Layers that mix records, such as batch normalisation, need a choice of statistics first.
     if test is None or any(mixing_layers(found.model)):
         return
     encoder = loaded.dataset.encoder
@@ -673,11 +684,11 @@ def _keep_results(loaded: Loaded, found: Run, test: tuple[Any, Any] | None, fold
 
 
 def _called(loaded: Loaded) -> Sequence[Any] | None:
-    """The classes by the names that a page may show; None for a regression."""
+    """The names of the classes that a page may show; None for a regression."""
     if loaded.dataset.classes is None:
         return None
-    # Labels that were found in the data are not for a page that is handed on. Likewise those that
-    # forethought init found, until their owner has declared them.
+    # A page may be passed on, so it must not show labels that were found in the data, not even
+    # those that forethought init found and their owner has not declared yet.
     section, encoder = loaded.request.job.data, loaded.dataset.encoder
     declared: Sequence[Any] | None = None if section.columns_measured else section.classes
     if loaded.dataset.multilabel:
@@ -686,13 +697,13 @@ def _called(loaded: Loaded) -> Sequence[Any] | None:
 
 
 def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
-    """Write what each column adds to an additive model's answer, which its weights say."""
+    """Write the curve of each column of an additive model, which follows from its weights."""
     data, encoder = loaded.dataset, loaded.dataset.encoder
     if encoder is None or not isinstance(encoder.basis, Curves):
         return
     noise = weight_noise(plan)
     if noise is not None and (folder / CENTRED).is_file():
-        # Weights of centred features are divided by what these were divided by.
+        # The weights of scaled features are divided by the scale, and so is their noise.
         noise /= min(Prepared.load(folder / CENTRED).constants.scale or (1.0,))
     called = _called(loaded)
     unit = "score of a class, against the mean of all"
@@ -708,9 +719,9 @@ def _keep_shapes(loaded: Loaded, found: Run, plan: Plan, folder: Path) -> None:
 
 
 def named(results: Results | None, loaded: Loaded) -> Results | None:
-    """Results for the terminal of whoever trains: classes by the names that the job has for them.
+    """Results for the terminal, with the job's own names of the classes.
 
-    Files that are handed on have names that their owner declared, and no others.
+    Files, which may be passed on, have only the names that their owner declared.
     """
     names = loaded.request.job.data.classes
     if results is None or names is None or len(names) != len(results.classes):
@@ -739,15 +750,19 @@ def tune_job(
     overwrite: bool = False,
     data_dir: Path | None = None,
 ) -> Tuned:
-    """A private search for the best step size of a job; its budget covers the whole search.
+    """Run a private search for the best step size of a job; its budget covers the whole search.
+
+    Args:
+        folder: of the search. learning_rates: the step sizes to try.
+        trials: distribution of the number of trials. scoring: as for ``forethought.tune``.
 
     Raises:
-        JobError: no budget, or no held-out data to score on. OverBudgetError: a book is to pay, and
-            has not so much left.
+        JobError: no budget, or no held-out data to score on. OverBudgetError: the job's ledger has
+            too little budget left.
     """
     if request.job.payer is not None:
-        request.job.payer.require()  # a used-up budget is told before the data are read
-    # Step sizes that are given would be others for features.
+        request.job.payer.require()  # report an exhausted budget before the data are read
+    # The given step sizes are meant for the job's own inputs, so the planner adds no features.
     request = as_encoded(on_pixels(request))
     job = request.job
     loaded = load_job(request, data_dir)

@@ -1,1 +1,1 @@
-"""From what a user has (data size, model, budget) to Plans: everything chosen beforehand."""
+"""The planner: Plans from the number of records, the model and the budget, before training."""

@@ -1,4 +1,4 @@
-"""Many plans at once: those that no other beats, those of a search, those of phases."""
+"""Several plans at once: a Pareto front, the plans of a private search, and phases of a run."""
 
 from __future__ import annotations
 
@@ -38,33 +38,38 @@ from forethought.values.plan import Plan
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords
 
-# Many targets at once: the plans that no other plan beats in every respect.
+# Several objectives: the plans that no other plan dominates.
 #
 # Batch × rounds × σ (× C, × records in a group) are searched for the plans that are non-dominated
-# in privacy, predicted utility, communication and computation. Which grid points to keep is decided
-# with the central limit theorem's ε (:mod:`forethought.papers.closed_form`), which takes no time;
-# of what is left at most twenty plans that differ visibly are certified exactly, and only those are
-# returned.
+# in privacy, predicted utility, communication and computation. Grid points are filtered by ε of the
+# central limit theorem (:mod:`forethought.papers.closed_form`), which is fast to compute. Of the
+# remaining plans at most twenty, spread over the front, are certified exactly and returned.
 
 
-# What is minimised. Utility from a utility graph enters as the loss 1 − F(w + n)/F(w).
+# The objectives to minimise. Utility from a utility graph enters as the loss 1 − F(w + n)/F(w).
 OBJECTIVES = ("epsilon", "noise", "rounds", "gradients")
-# What :meth:`Front.best` weighs by: ε and noise trade one for one whatever the plan, so noise must
-# count more or the emptiest plan wins; cost decides between plans that are otherwise alike.
+# Default weights of :meth:`Front.best`. The product of ε and noise is about the same for all plans,
+# so with equal weights the plan with the most noise could win: noise must count more. Rounds and
+# gradients decide between plans that are otherwise alike.
 OBJECTIVE_WEIGHTS = {"epsilon": 1.0, "noise": 2.0, "rounds": 0.1, "gradients": 0.1}
 LEAST_BATCH = 32
-# Limits where none is given: the largest ε that the defaults were measured at, and as many passes
-# over the data as they take at most.
+# Default limit: the largest ε that the defaults were measured at.
 MOST_EPSILON = 8.0
 MOST_PLANS = 20
-# How far beyond the limit the approximate ε may be of a plan whose exact one is looked at.
+# Factor by which a plan's approximate ε may exceed the limit and the exact one is still computed.
 _SLACK = 1.25
 _IDLE = 50
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One plan of the front, with what it costs."""
+    """One plan of the front with its objectives.
+
+    Args:
+        plan: the plan. epsilon: its certified upper ε.
+        noise: noise-to-signal ratio, or the predicted loss of utility.
+        rounds: number of rounds. gradients: expected number of per-example gradients.
+    """
 
     plan: Plan
     epsilon: float
@@ -87,8 +92,8 @@ class Front:
 
     Args:
         candidates: at most twenty, spread over the front.
-        considered: how many plans were looked at.
-        limits: objective → the most allowed, those by default among them.
+        considered: number of plans that were compared.
+        limits: objective → largest allowed value, default limits included.
     """
 
     candidates: tuple[Candidate, ...]
@@ -100,10 +105,10 @@ class Front:
         return {"front": [row.to_dict() for row in self.candidates], "limits": dict(self.limits)}
 
     def best(self, weights: Mapping[str, float] | None = None) -> Candidate:
-        """The plan with the least weighted sum of log costs.
+        """The plan with the least weighted sum of the logarithms of its objectives.
 
         Args:
-            weights: objective → weight; those left out count 0. Default: :data:`OBJECTIVE_WEIGHTS`.
+            weights: objective → weight; missing ones count 0. Default: :data:`OBJECTIVE_WEIGHTS`.
 
         Raises:
             ValueError: an unknown objective, a negative weight, or an empty front.
@@ -124,18 +129,20 @@ class Front:
 
 @dataclass(frozen=True)
 class SearchGrid:
-    """The values that a front is searched over; ten of each, evenly spaced in the logarithm, by
-    default.
+    """The values that a front is searched over.
 
     Args:
-        batches, rounds, noise_multipliers: the values to try.
-        clip_norms: norms to try; only with ``loss_of_utility``, since noise relative to signal
+        batches, rounds, noise_multipliers: the values to try; None: ten, geometrically spaced.
+        clip_norms: norms to try; only with ``loss_of_utility``, since the noise-to-signal ratio
             does not depend on C.
-        group_sizes: records in a group to try, with clipping="group" and no groups of the
-            request's own. Noise and gradients are all that the objectives see, and larger groups
-            lower neither: sizes below the least that an inner algorithm needs have no place here.
+        group_sizes: numbers of records in a group to try, with clipping="group" and without
+            ``groups`` in the request. No objective improves with larger groups, so leave out sizes
+            that are too small for the inner algorithm: the search would prefer them.
         loss_of_utility: from (C, σ) to the predicted share of utility lost, for example from a
-            utility graph; then it is the objective "noise".
+            utility graph; it then replaces the objective "noise".
+
+    Raises:
+        ValueError, TypeError: a value outside its range, or clip norms without that function.
     """
 
     batches: Sequence[int] | None = None
@@ -182,21 +189,21 @@ def pareto(
     """Search batch × rounds × σ (× C, × records in a group) for the non-dominated plans.
 
     Args:
-        request: what is known and wanted, as for :func:`forethought.plan`. What it fixes (batch,
-            length, noise, clipping, optimizer, step size, …) every plan keeps; its budget is a
+        request: the known facts and goals, as for :func:`forethought.plan`. Every plan keeps what
+            it fixes (batch, length, noise, clipping, optimizer, step size, …); its budget is a
             limit on ε.
         batches, rounds, noise_multipliers, clip_norms, group_sizes, loss_of_utility: see
             :class:`SearchGrid`.
-        limits: objective → the most allowed, for example ``{"epsilon": 3, "rounds": 500}``.
-            Without one on ε, :data:`MOST_EPSILON`; without one on the length or the gradients,
-            30 passes over the data.
-        keywords: of :func:`forethought.plan`, in place of ``request`` or going before it.
+        limits: objective → largest allowed value, for example ``{"epsilon": 3, "rounds": 500}``.
+            Default for ε: :data:`MOST_EPSILON`. Default for the gradients, where neither length
+            nor batch is limited or given: 30 passes over the data.
+        keywords: of :func:`forethought.plan`, in place of ``request`` or replacing its fields.
 
     Returns:
-        The front. Every row's plan can be saved and run.
+        The front. Every candidate's plan can be saved and run.
 
     Raises:
-        ValueError, PlanError: an argument outside its range, or limits that nothing meets.
+        ValueError, PlanError: an argument outside its range, or limits that no plan meets.
     """
     grid = SearchGrid(batches, rounds, noise_multipliers, clip_norms, loss_of_utility, group_sizes)
     request = PlanRequest.of(**keywords) if request is None else request.with_(**keywords)
@@ -210,7 +217,7 @@ def pareto(
     if not allowed:
         raise PlanError(_out_of_reach(approximate, limits))
     kept = [allowed[row] for row in _front(allowed)]
-    # Plans that spend next to nothing of what is allowed are left out where there are others.
+    # Plans with less than 1/_IDLE of the allowed ε are left out where there are enough others.
     useful = [row for row in kept if row.epsilon >= limits["epsilon"] / _IDLE]
     chosen = _spread_out(useful if len(useful) >= MOST_PLANS else kept, MOST_PLANS)
     certified = [row for row in map(_certified, chosen) if _within(row, limits, 1.0)]
@@ -235,7 +242,7 @@ def _limits(
 
 
 def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
-    """One for each point of the grid; what the request fixes has no grid."""
+    """One request for each point of the grid; numbers that the request fixes are not varied."""
     N = request.examples
     least = min(N, max(LEAST_BATCH, N / 1000))
     batches = grid.batches or _geometric(least, max(least, N / 4))
@@ -254,7 +261,7 @@ def _requests(request: PlanRequest, grid: SearchGrid) -> list[PlanRequest]:
             rounds=length,
             noise_multiplier=float(sigma),
             clip_norm=request.clip_norm if norm is None else norm,
-            # That these numbers were searched is no choice of the user's.
+            # Settled here, since numbers of the grid are no choice of the user's.
             hyperparameters=request.chosen_by(),
         )
         for batch, sigma, norm, length, each in product(
@@ -303,14 +310,18 @@ def _approximate(
 
 
 def approximate_epsilons(plans: Sequence[Plan]) -> NDArray[np.float64]:
-    """ε of plans with one δ by the central limit theorem: to sort them by, never a guarantee."""
+    """ε of plans with one δ by the central limit theorem, to compare them; not a guarantee.
+
+    Returns:
+        Shape (plans,).
+    """
     delta = plans[0].delta
     found = np.array(
         [approximate_clt_mu(made.mechanism) * made.records_per_person for made in plans]
     )
     mu = np.minimum(found, 1e4)
     low, high = np.zeros(len(mu)), mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    for _ in range(40):  # Chernoff's bound is halved until its end is as good as exact
+    for _ in range(40):  # bisection from Chernoff's bound
         middle = (low + high) / 2
         above = gaussian_delta(middle, mu) > delta
         low, high = np.where(above, middle, low), np.where(above, high, middle)
@@ -335,7 +346,10 @@ def _front(rows: Sequence[Candidate]) -> NDArray[np.intp]:
 
 
 def _spread_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
-    """The best in each respect and by default, then always the row furthest from all so far."""
+    """At most ``most`` rows: the best of each objective and of the default weights, then others.
+
+    Each further row is the one with the largest distance to all rows chosen before.
+    """
     if len(rows) <= most:
         return list(rows)
     costs = np.log(np.maximum([row.costs() for row in rows], 1e-300))
@@ -350,7 +364,9 @@ def _spread_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
 
 
 def non_dominated(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """True for each row that no other beats: at most as costly everywhere and cheaper somewhere.
+    """True for each row that no other row dominates.
+
+    A row dominates another one if no cost is higher and one is lower.
 
     Args:
         costs: shape (plans, objectives), less is better.
@@ -389,15 +405,15 @@ def _out_of_reach(found: Sequence[Candidate], limits: Mapping[str, float]) -> st
     return f"no plan meets all limits at once; the least each reaches alone: {text}"
 
 
-# Plans for a search that is paid for: the noise of one trial such that the whole search fits.
+# Plans for a private search: the noise of one trial such that the whole search keeps the budget.
 #
 # A search runs a random number of trials, each with one of several plans, and shows the best. With
 # the same noise it costs more than one run; here the noise of a trial is solved for, so that the
 # search as a whole keeps the budget. Source: Papernot and Steinke 2022, Theorems 2 and 6.
 
 
-# What candidates may differ in: all of it works on sums that are already noised and clipped, or
-# is the clipping itself, whose bound the noise follows.
+# The arguments in which candidates may differ: they concern post-processing of noised sums, or
+# clipping, whose norm the noise is proportional to.
 FREE = tuple(name for name, option in table().items() if option.row.candidate)
 NOISE_TOLERANCE = 1e-3
 
@@ -413,19 +429,21 @@ def plan_tuning(
     """One plan for each candidate, all with the least noise at which the search keeps the budget.
 
     Args:
-        request: what all candidates share, as for :func:`forethought.plan`; its budget is what
-            the whole search may cost.
-        trials: how the number of trials will be drawn.
-        candidates: for each the arguments of :func:`forethought.plan` in which it differs, out of
+        request: the arguments that all candidates share, as for :func:`forethought.plan`; its
+            budget is that of the whole search.
+        trials: distribution of the number of trials.
+        candidates: for each, its own arguments of :func:`forethought.plan`, from
             clip_norm, clip_rule, quantile, optimizer, learning_rate, options, schedule, averaging.
-        shared: keywords of :func:`forethought.plan`, in place of ``request`` or going before it.
+        shared: keywords of :func:`forethought.plan`, in place of ``request`` or replacing its
+            fields.
 
     Returns:
         Plans for :func:`forethought.tune`, in the order of the candidates, with one mechanism.
 
     Raises:
-        PlanError: a candidate that would change what is released, a noise multiplier that is
-            given, or a request that no plan fulfils.
+        PlanError: a candidate that would change the releases, a given noise multiplier or
+            preparation, or a request that no plan fulfils.
+        TypeError: ``trials`` is no distribution of a number of trials.
 
     >>> from forethought.accounting.adaptive import NegativeBinomialTrials
     >>> plans = plan_tuning(
@@ -470,7 +488,7 @@ def plan_tuning(
             "one record"
         )
     parts = alone.mechanism.rounds
-    # Noise that changes over the run keeps its shape: this is that of the first rounds.
+    # Noise that changes over the run keeps its shape, relative to the noise of the first rounds.
     single = parts[0].noise_multiplier
 
     def mechanism(sigma: float) -> Mechanism:
@@ -532,39 +550,40 @@ def _floor(trials: adaptive.Trials) -> str:
     return f"the {kind} number of trials, of mean {trials.mean:.3g}, costs that much by itself"
 
 
-# Phases: continue with less noise and a new sample size while accuracy is not reached.
+# Phases: a run continues with less noise and a new sample size until the accuracy is reached.
 #
-# The next phase follows from the phases so far by exact accounting, compared with the paper's own
-# calculator. Source: van Dijk et al., "Proactive DP", Appendix E (Figure 15) and E.1.
+# Exact accounting of the phases so far determines the next phase, which is compared with the
+# paper's own calculator. Source: van Dijk et al., "Proactive DP", Appendix E (Figure 15) and E.1.
 #
-# Two ways to decide, two ways to account:
+# There are two ways to decide, with two ways to account:
 #
 # - :func:`plan_phases` fixes the whole sequence before the first round, and only the time of
 #   stopping depends on results. A stopped run is a function of the full one, so the exact ε of the
-#   full sequence holds whenever it stops.
-# - :func:`next_by_shortfall`, or any rule that looks at results, chooses noise or sample size as
-#   they come in. Then only a filter that was set beforehand holds.
+#   full sequence holds at whatever time it stops.
+# - :func:`next_by_shortfall`, or any rule that looks at results, chooses noise or sample size
+#   during the run. Then only a privacy filter that was set beforehand gives a guarantee.
 
 
-# σ of a phase against that of the one before. With it every phase can be worth twice the one
-# before by growing its sample size by about the same factor.
+# σ of a phase over that of the phase before. With this factor every phase can be worth twice the
+# budget of the one before, if its sample size grows by about the same factor.
 SHRINK = 0.85
-# The adaptive rule: by this much less noise when the accuracy is near, or far; what is left of the
-# filter is spent by halves until this share is used; a rest below the last one is left alone.
+# The adaptive rule: accuracy within NEAR of the wanted one counts as near, and the factors on σ
+# where it is near or far. Each phase spends half of the filter's rest until the share
+# HALVE_UNTIL is used; above the share ENOUGH no further phase runs.
 NEAR, NEAR_SHRINK, FAR_SHRINK = 0.03, 0.9, 0.7
 HALVE_UNTIL, ENOUGH = 0.5, 0.95
 
 
 @dataclass(frozen=True)
 class NextPhase:
-    """A phase that fits, with what the closed form says of the same request.
+    """A phase that keeps the budget, and the result of the closed form for the same request.
 
     Args:
-        rounds: what to run.
-        epsilon: certified upper end of ε of all phases up to this one, as if fixed in advance.
-        closed_form: what Appendix E.1 allows for the same gradients and noise; None where
-            Theorem B.4 allows nothing, or does not speak of this sampling.
-        remark: why ``closed_form`` is None, otherwise empty.
+        rounds: the rounds of the phase.
+        epsilon: certified upper ε of all phases up to this one, as if fixed in advance.
+        closed_form: the phase that Appendix E.1 allows for the same gradients and noise; None where
+            Theorem B.4 allows none, or does not cover this sampling.
+        remark: the reason why ``closed_form`` is None, otherwise "".
     """
 
     rounds: Rounds
@@ -583,16 +602,16 @@ def next_phase(
     like: Rounds,
     adjacency: Adjacency = "add-or-remove",
 ) -> NextPhase:
-    """The largest sample size of the next phase with which all phases keep the budget, exactly.
+    """The next phase with the largest sample size for which all phases keep the budget.
 
     Args:
         earlier: the phases so far; None before the first.
-        examples: N.
-        rounds: T_j of the phase.
-        noise_multiplier: σ_j that was chosen for it.
+        examples: number of records N.
+        rounds: number of rounds T_j of the phase.
+        noise_multiplier: noise multiplier σ_j of the phase.
         budget: of all phases together.
-        like: rounds whose kind of sampling and clipping the phase takes over.
-        adjacency: of the first phase; later ones keep it.
+        like: rounds whose kind of sampling and clipping the phase has.
+        adjacency: of the first phase; later phases keep it.
 
     Raises:
         PlanError: not even a sample size of 1 fits (or, with full batches, the phase itself).
@@ -621,18 +640,18 @@ def next_phase(
             f"{smallest}: raise the noise multiplier, run fewer rounds, or stop here"
         )
     size = N if fits(N) else int(calibrate(total, budget, (smallest, N), integer=True, warn=False))
-    while not fits(size):  # the interval that a Statement shows is wider than the solver's
+    while not fits(size):  # the solver's interval of ε is narrower than that of a Statement
         size -= 1
     return _stated(earlier, part(size), total(size), N, size, budget)
 
 
 def _like(like: Rounds, sigma: float, count: int, sampling: Sampling) -> Rounds:
-    """Independent rounds that clip what others do."""
+    """Independent rounds with the clipping of ``like``."""
     return Rounds(sigma, count, sampling, like.clipping, groups=like.groups)
 
 
 def _behind(earlier: Mechanism | None, part: Rounds, adjacency: Adjacency) -> Mechanism:
-    """The phases so far, whose adjacency is kept, and one more."""
+    """The phases so far and one more; the adjacency is that of the phases so far, if any."""
     if earlier is None:
         return Mechanism(part, adjacency=adjacency)
     return earlier + Mechanism(part, adjacency=earlier.adjacency)
@@ -646,7 +665,7 @@ def _stated(
     size: int,
     budget: Budget,
 ) -> NextPhase:
-    """The phase with its certified ε and what the closed form says of it."""
+    """The phase with its certified ε and the result of the closed form."""
     found, remark = _closed_form(earlier, part, examples, size, budget)
     interval = exact.epsilon(total, budget.delta)
     warn_if_wide(interval)
@@ -670,17 +689,18 @@ def _closed_form(
 def in_phases(
     plan: Plan, lengths: Sequence[int], phases: int | Sequence[float] | None, shrink: float = SHRINK
 ) -> Plan:
-    """A holder's plan in phases of so many rounds each.
+    """A holder's plan, divided into phases of the given lengths.
 
     Args:
         plan: with one kind of rounds and a budget.
-        lengths: rounds of each phase, together the plan's.
-        phases: how many, of one budget: see :func:`plan_phases`. Or the ε of each, a budget of its
-            own at the plan's δ, whose noise is then the least that keeps it. shrink: see there.
+        lengths: number of rounds of each phase; their sum is the plan's number of rounds.
+        phases: the number of phases, which share one budget, see :func:`plan_phases`. Or ε of each
+            phase, its own budget at the plan's δ: its noise is then the least that keeps it.
+        shrink: as for :func:`plan_phases`.
 
     Raises:
-        PlanError: what :func:`plan_phases` refuses; or all phases together spend more than the
-            plan's budget.
+        PlanError: a plan that :func:`plan_phases` refuses, or phases that together spend more than
+            the plan's budget.
     """
     if isinstance(phases, int):
         return plan_phases(plan, phases=phases, shrink=shrink, lengths=lengths)
@@ -720,17 +740,19 @@ def plan_phases(
     shrink: float = SHRINK,
     lengths: Sequence[int] | None = None,
 ) -> Plan:
-    """A plan's rounds and budget, spread over phases of less and less noise.
+    """The plan with its rounds and budget divided into phases of decreasing noise.
 
-    Every phase has as many rounds, σ smaller by ``shrink``, the largest sample size that exact
-    accounting allows, and is worth about twice the budget of the one before (in squared Gaussian
-    μ); the last one uses up what is left. Hand the result to ``forethought.train_until``, which
-    stops as soon as the accuracy is reached, or to ``forethought.train``.
+    All phases have about as many rounds. In each phase σ is ``shrink`` times that of the phase
+    before, the sample size is the largest that exact accounting allows, and the budget is about
+    twice that of the phase before (in squared Gaussian μ); the last phase spends the rest. Pass the
+    result to ``forethought.train_until``, which stops as soon as the accuracy is reached, or to
+    ``forethought.train``.
 
     Args:
         plan: with one kind of rounds and a budget; clipping, optimizer and the rest are kept.
-        phases: how many. shrink: in (0, 1).
-        lengths: rounds of each, together the plan's; default: as equal as can be.
+        phases: number of phases. shrink: factor on σ from phase to phase, in (0, 1).
+        lengths: number of rounds of each phase; their sum is the plan's number of rounds. Default:
+            as equal as possible.
 
     Raises:
         PlanError: no budget, several parts, or fewer rounds than phases.
@@ -805,7 +827,7 @@ def _solved(
         size = round(phase.rounds.sampling.expected_batch(N))
         if size < N:
             return phase
-    # The sample size is given, or cannot grow: what is left is taken from the noise.
+    # The sample size is given, or cannot grow: the noise is reduced until the budget is spent.
     sampling = like.sampling.resized(size or N, N)
 
     def part(sigma: float) -> Rounds:
@@ -825,19 +847,19 @@ def _solved(
         least /= 1.5
     sigma = calibrate(total, within, (0.9 * least, most), warn=False)
     while not fits(sigma):
-        sigma *= 1 + 1e-4  # the interval that a Statement shows is wider than the solver's
+        sigma *= 1 + 1e-4  # the solver's interval of ε is narrower than that of a Statement
     return _stated(done, part(sigma), total(sigma), N, size or N, within)
 
 
 def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:
-    """A rule for ``forethought.train_until`` that looks at how much accuracy is missing.
+    """The next phase by the missing accuracy, as a rule for ``forethought.train_until``.
 
-    Close to the wanted accuracy σ falls by a tenth, further away by three tenths. The phase is as
-    long as the one before, and its sample size the largest that leaves half of what the filter
-    has left, until half is used, and nothing after that.
+    Near the wanted accuracy σ falls by a tenth, otherwise by three tenths. The phase is as long as
+    the one before. Its sample size is the largest that spends half of the filter's remaining
+    budget, or all of it once half of the budget is used.
 
     Returns:
-        The next phase, or None when no sample size fits or hardly anything is left.
+        The next phase, or None when no sample size fits or almost nothing is left.
     """
     last, accuracy = progress.done[-1]
     ledger = progress.filter
@@ -845,7 +867,7 @@ def next_by_shortfall(progress: adaptive.Progress) -> Rounds | None:
         return None
     near = progress.wanted - accuracy <= NEAR
     sigma = last.noise_multiplier * (NEAR_SHRINK if near else FAR_SHRINK)
-    # Half of what is left holds twice the rounds.
+    # Half of the rest is spent if the rest allows twice the rounds.
     spread = 2 if ledger.fraction_used < HALVE_UNTIL else 1
 
     def part(size: int, times: int) -> Rounds:

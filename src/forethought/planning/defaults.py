@@ -1,4 +1,4 @@
-"""The planner's choices where the user leaves a number out, and their reasons."""
+"""The planner's rules for the numbers that the user leaves out, and their reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, assert_never
 
 import numpy as np
-import scipy  # its signal room loads at first use: half a second that other plans need not wait
+import scipy  # scipy.signal loads at first use, since it takes half a second
 from scipy.optimize import brentq, minimize
 
 from forethought.accounting.dominating_pair import gaussian_mu
@@ -20,39 +20,45 @@ from forethought.values.plan import Plan, Statistic
 from forethought.values.strategies import Array, Banded, BufferedToeplitz, Strategy
 from forethought.values.use import USUAL_RATE, kind_of
 
-# Strategies of correlated noise for a workload: the least error for the same promise.
+# Strategies of correlated noise for a workload: the least error for the same guarantee.
 #
-# What an optimizer makes of the noised sums is a workload A, lower triangular and Toeplitz: prefix
-# sums for plain SGD, sums of momentum's running sums for SGD with momentum. Noise σC⁻¹z reaches the
-# weights as σAC⁻¹z, and σ goes with the strategy's sensitivity, so the error to keep small is
+# The optimizer's linear map from noised sums to weights is a workload A, lower triangular and
+# Toeplitz: prefix sums for plain SGD, sums of momentum's running sums for SGD with momentum. Noise
+# σC⁻¹z reaches the weights as σAC⁻¹z, and σ is proportional to the strategy's sensitivity, so the
+# error to minimise is
 #
 #     sensitivity(C)² · (1/n) ‖AC⁻¹‖²_F,
 #
-# the mean over the rounds of the squared error a coordinate has (Denisov et al. 2022, Equation 2;
+# the mean over the rounds of the squared error of a coordinate (Denisov et al. 2022, Equation 2;
 # Choquette-Choo et al. 2023, Section 3). Nothing here needs the data.
 
 
-# More bands cost memory and gain little; rounds beyond are alike for a strategy.
+# More bands cost memory and gain little.
 MOST_BANDS = 64
+# Longer runs get the strategy of this number of rounds: the best one hardly changes from there.
 LONGEST = 4096
 BUFFERS = 3
 INDEPENDENT = Banded((1.0,))
 
 
 def workload(count: int, momentum: float = 0.0) -> Array:
-    """First column of A: how a round's sum counts in the weights so many rounds later."""
+    """The first column of A: the weight of a round's sum in the weights 0, 1, … rounds later.
+
+    Returns:
+        Shape (count,).
+    """
     impulse = np.zeros(count)
     impulse[0] = 1
     return np.asarray(np.cumsum(scipy.signal.lfilter([1.0], [1.0, -momentum], impulse)))
 
 
 def error(strategy: Strategy, count: int, separation: int, momentum: float = 0.0) -> float:
-    """Root mean square of the noise in the weights at unit ε, in units of a round's clip norm.
+    """The root mean square of the noise in the weights at unit ε, in units of the clip norm.
 
-    Relative to other strategies' of the same participation only.
+    Only comparable with strategies for the same participation.
 
     Args:
-        count: rounds. separation: rounds from one turn of a record to its next.
+        count: number of rounds. separation: rounds from one turn of a record to its next.
         momentum: of torch's SGD.
     """
     return sensitivity_over_turns(strategy, count, separation) * math.sqrt(
@@ -61,19 +67,20 @@ def error(strategy: Strategy, count: int, separation: int, momentum: float = 0.0
 
 
 def gain(strategy: Strategy, count: int, momentum: float = 0.0) -> float:
-    """Noise in the weights over that of independent noise with the same noise multiplier."""
+    """The noise in the weights over that of independent noise with the same noise multiplier."""
     own = _mean_square(strategy, count, momentum)
     return math.sqrt(own / _mean_square(INDEPENDENT, count, momentum))
 
 
 @lru_cache(maxsize=64)
 def banded(bands: int, count: int, separation: int, momentum: float = 0.0) -> Banded:
-    """The strategy of ``bands`` bands that has the least :func:`error`, by gradient descent.
+    """The strategy of ``bands`` bands with the least :func:`error`, found by L-BFGS-B.
+
+    The search starts at the banded square root of the prefix sums (Kalinin and Lampert 2024).
 
     Args:
-        bands: at most ``separation``, so that a record's turns do not overlap.
-
-    Begins at the banded square root of the prefix sums (Kalinin and Lampert 2024).
+        bands: reduced to ``separation``, so that a record's turns do not overlap.
+        count, separation, momentum: as for :func:`error`.
     """
     n = min(count, LONGEST)
     bands = min(bands, separation, n)
@@ -87,7 +94,7 @@ def banded(bands: int, count: int, separation: int, momentum: float = 0.0) -> Ba
         through = scipy.signal.lfilter([1.0], column, work)
         twice = scipy.signal.lfilter([1.0], column, through)
         mean, size = float(weights @ through**2), float(column @ column)
-        # d through / d c_j is -(through C⁻¹) moved by j.
+        # d through / d c_j is −(through C⁻¹), shifted by j.
         slope = scipy.signal.correlate(weights * through, twice, mode="full", method="fft")[n - 1 :]
         slope = -2 * slope[1:bands]
         return math.log(mean) + math.log(size), slope / mean + 2 * free / size
@@ -107,7 +114,7 @@ def banded(bands: int, count: int, separation: int, momentum: float = 0.0) -> Ba
 
 @lru_cache(maxsize=64)
 def buffered(buffers: int, count: int, separation: int, momentum: float = 0.0) -> BufferedToeplitz:
-    """The strategy of ``buffers`` buffers that has the least :func:`error` found."""
+    """The strategy of ``buffers`` buffers with the least :func:`error` found by L-BFGS-B."""
     n = min(count, LONGEST)
 
     def strategy(free: Array) -> BufferedToeplitz:
@@ -131,10 +138,11 @@ def buffered(buffers: int, count: int, separation: int, momentum: float = 0.0) -
 def best(
     count: int, separation: int, momentum: float = 0.0, *, sampled: bool = False
 ) -> tuple[Strategy, float]:
-    """The strategy of the least error among independent, banded and buffered ones.
+    """The strategy with the least error among independent, banded and buffered noise.
 
     Args:
-        sampled: a record's turns are sampled, which only bands are proven for.
+        count, separation, momentum: as for :func:`error`.
+        sampled: whether records are sampled in their turns; only bands are proven for this.
 
     Returns:
         The strategy, and its error over that of independent noise.
@@ -150,13 +158,13 @@ def best(
 
 
 def _mean_square(strategy: Strategy, count: int, momentum: float) -> float:
-    """(1/n) ‖AC⁻¹‖²_F."""
+    """The mean square (1/n) ‖AC⁻¹‖²_F."""
     column = _through(workload(count, momentum), strategy)
     return float(_weights(count) @ column**2)
 
 
 def _through(work: Array, strategy: Strategy) -> Array:
-    """First column of AC⁻¹."""
+    """The first column of AC⁻¹."""
     match strategy:
         case Banded():
             return np.asarray(scipy.signal.lfilter([1.0], strategy.coefficients, work))
@@ -167,7 +175,7 @@ def _through(work: Array, strategy: Strategy) -> Array:
 
 
 def _through_buffers(work: Array, strategy: BufferedToeplitz) -> Array:
-    # As a power series C is 1 + x Σ w_j/(1 - d_j x): a quotient of short polynomials.
+    # The power series of C is 1 + x Σ w_j/(1 − d_j x), a quotient of short polynomials.
     below = np.ones(1)
     for decay in strategy.decays:
         below = np.convolve(below, [1.0, -decay])
@@ -181,26 +189,25 @@ def _through_buffers(work: Array, strategy: BufferedToeplitz) -> Array:
 
 
 def _weights(count: int) -> Array:
-    """The count of each entry of a Toeplitz matrix's first column, over n."""
+    """The number of times that a Toeplitz matrix has each entry of its first column, over n."""
     return np.asarray(1 - np.arange(count) / count)
 
 
-# How loud the noise of a plan is against the signal: the predicted utility without data.
+# The noise-to-signal ratio of a plan: the predicted utility, without data.
 
 
 def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
-    """Noise that reaches the weights over the whole run, against the most the data can say.
+    """The noise in the weights over the whole run, over the largest possible signal.
 
     Round t adds N(0, σ_t² C² I_d) to a sum of at most B_t contributions of norm C, and divides by
     B_t. Over the run the noise has norm √(Σ (σ_t/B_t)²) C √d and the contributions at most T C, so
     the ratio is √(d Σ (σ_t/B_t)²) / T; with equal rounds σ √d / (B √T). Group clipping counts
-    groups, not records.
-    A preparation of the data says nothing to the weights and is left out.
+    groups, not records. A preparation of the data adds no noise to the weights and is left out.
     Correlated noise counts as independent noise that leaves the same mean square in the weights,
     under the plan's momentum.
 
     Args:
-        plan: what will run. parameters: d, the number of trained parameters; 1 compares plans for
+        plan: the plan. parameters: d, the number of trained parameters; 1 compares plans for
             the same model.
     """
     momentum = plan.optimizer.momentum
@@ -210,22 +217,22 @@ def noise_to_signal(plan: Plan, parameters: int = 1) -> float:
 
 
 def _of_a_round(plan: Plan, part: Rounds, momentum: float) -> float:
-    """Noise of one round's mean, in clipping norms."""
+    """The noise of one round's mean, in clipping norms."""
     signal = plan.contribution.expected(part.sampling.expected_batch(plan.examples))
-    # The rest of the noise in the weights under correlation.
+    # The share of the noise that correlation leaves in the weights.
     left = gain(part.strategy, part.count, momentum) if isinstance(part, Correlated) else 1.0
     return part.noise_multiplier * left / signal
 
 
 def weight_noise(plan: Plan) -> float | None:
-    """Deviation that the plan's noise puts on each weight over the whole run, at most.
+    """An upper bound on the standard deviation of the noise in each weight after the whole run.
 
-    That is what would be left if no later step took any of it back. Gradient descent of a convex
-    loss with steps that do not swing only takes noise back, and so do averages and falling steps.
+    The bound would be reached if no later step reduced the noise. Gradient descent of a convex loss
+    with steps that do not oscillate only reduces it, and so do averages and falling step sizes.
 
     Returns:
-        None for optimizers that are no gradient descent, for groups with an algorithm inside, and
-        where clip norms follow records.
+        None for optimizers that are no gradient descent, for groups with an algorithm inside, for
+        gradient filters, and where clip norms depend on records.
     """
     optimizer, clip = plan.optimizer, plan.clip
     plain = plan.local is None and plan.gradient_filter is None and clip.rule != "quantile"
@@ -236,38 +243,40 @@ def weight_noise(plan: Plan) -> float | None:
 
 
 def gradient_computations(plan: Plan) -> float:
-    """Expected number of per-example gradients that the whole run computes.
+    """The expected number of per-example gradients that the whole run computes.
 
-    An inner algorithm computes one for each record in each of its passes; what a function of the
-    user's own computes is not known, and counts as one pass.
+    An inner algorithm computes one for each record in each of its passes. A function of the user's
+    own counts as one pass, since its work is not known.
     """
     passes = 1 if plan.local is None else plan.local.passes
     return plan.epochs * plan.examples * passes
 
 
-# Step sizes of Adam and its kin under noise: gradient descent's, in units of what they divide by.
+# Step sizes of Adam and similar optimizers under noise: gradient descent's times their divisor.
 #
-# Where noise of variance φ outweighs the gradients, Adam's second moment is φ in every coordinate,
-# so a step is that of gradient descent with an averaged gradient divided by √φ (Tang, Shpilevskiy
-# and Lécuyer 2023: "DP-Adam is actually DP-SGD"). So η for gradient descent, which the planner
-# knows how to choose, is η√φ for Adam. With the noise taken out (their DP-AdamBC) such a coordinate
-# is divided by the root of the floor instead. φ is public, so no record is looked at.
+# Where noise of variance φ is larger than the gradients, Adam's second moment is φ in every
+# coordinate, so a step is that of gradient descent with an averaged gradient divided by √φ (Tang,
+# Shpilevskiy and Lécuyer 2023: "DP-Adam is actually DP-SGD"). So the planner's η for gradient
+# descent corresponds to η√φ for Adam. With the noise subtracted (their DP-AdamBC) such a coordinate
+# is divided by the root of the floor instead. φ is public, so no record is used.
 
 
-# The longest of a network of which nothing is known. Chosen on the small language models of
-# experiments/large_models, of whose four columns it is near the best in three; not held out.
+# The largest step size for a network about which nothing is known. Chosen on the small language
+# models of experiments/large_models, where it is near the best in three of four columns; not tested
+# on other models.
 UNTRIED_RATE = 0.01
 
 
 def adaptive_rate(plan: Plan, optimizer: str, options: Mapping[str, Any], rate: float) -> float:
-    """The step size with which an optimizer goes as far as gradient descent with ``rate``.
+    """The step size with which an optimizer moves as far as gradient descent with ``rate``.
 
     Args:
-        plan: all but its optimizer. rate: of gradient descent without momentum.
+        plan: the plan; its own optimizer is not used. optimizer, options: the optimizer.
+        rate: step size of gradient descent without momentum.
 
     Returns:
-        At least :data:`~forethought.values.use.USUAL_RATE`; that where there is no noise or rounds'
-        noises cancel each other.
+        At least :data:`~forethought.values.use.USUAL_RATE`; exactly that without noise, under
+        correlated noise, and for optimizers with an unknown divisor.
     """
     divides = kind_of(optimizer).divides
     if divides is None or any(isinstance(p, Correlated) for p in plan.privacy.mechanism):
@@ -277,9 +286,9 @@ def adaptive_rate(plan: Plan, optimizer: str, options: Mapping[str, Any], rate: 
 
 
 def _variance(plan: Plan) -> float:
-    """Of the noise on a coordinate of a mean, in the mean over the rounds."""
+    """The mean over the rounds of the variance of the noise on a coordinate of a mean."""
     index, variance = 0, 0.0
-    for part in plan.privacy.mechanism:  # the rounds differ little within β₂
+    for part in plan.privacy.mechanism:  # rounds within Adam's memory (β₂) differ little
         variance += part.count * plan.round(index).mean_variance / plan.rounds
         index += part.count
     if plan.gradient_filter is not None:
@@ -287,80 +296,83 @@ def _variance(plan: Plan) -> float:
     return variance
 
 
-# The rules look at the number of records, the number of parameters and the budget; never at data.
+# The rules use the number of records, the number of parameters and the budget; never the data.
 # Notation: N records, p parameters, rate q, T rounds, noise multiplier σ, clip norm C, μ the
 # Gaussian-DP parameter that the budget is worth. docs/defaults.md has the reasoning and the
 # figures.
 #
-# - *Noise against signal.* Over the run the noise in the weights has, against the path that the
-#   data's part of the steps may lead them along, the ratio ν = σ √(p/T)/(q N)
+# - *Noise-to-signal ratio.* Over the run the norm of the noise in the weights, over the length of
+#   the path that the data's part of the steps can take, is ν = σ √(p/T)/(q N)
 #   (:func:`forethought.planning.defaults.noise_to_signal`). No plan gets below √p/(μ N).
 # - *Step size.* A path of length L leaves noise of norm ν L in the weights. L is chosen so that
-#   this norm is :data:`NOISE`: travel as far as the noise allows, at most :data:`STEP` clip norms a
-#   round. For a linear model whose features have a known norm R the noise that counts is that of
-#   its scores, ν L √(R² + 1)/√p: L is chosen so that this is :func:`score_noise`. Scaling the
-#   features then scales the weights and changes nothing else. For a network that could be tried
-#   (:mod:`forethought.planning.plan_request`) the norm is what it bears, which
-#   :attr:`~forethought.planning.plan_request.PlanRequest.size` turns into weights.
-# - *Rounds.* With σ/q near its limit ν does not depend on T, and neither does accuracy from 50
-#   rounds on: :data:`ROUNDS`.
+#   this norm is :data:`NOISE`, with at most :data:`STEP` clip norms per round. For a linear model
+#   whose features have a known norm R the noise in its scores decides, ν L √(R² + 1)/√p: L is
+#   chosen so that this is :func:`score_noise`. Scaling the features then scales the weights and
+#   changes nothing else. For a network that could be tried
+#   (:mod:`forethought.planning.plan_request`) the norm is the noise that it tolerates, which
+#   :attr:`~forethought.planning.plan_request.PlanRequest.size` converts into a number of weights.
+# - *Rounds.* With σ/q near its limit ν does not depend on T, and from 50 rounds on accuracy does
+#   not either: :data:`ROUNDS`.
 # - *Batch.* ν falls with q towards its limit. A larger batch never costs accuracy, only gradients:
 #   the batch is the smallest whose ν is within :data:`WASTE` of the limit, or half of what the
 #   longest path can use. At least :data:`BATCH` (a smaller one saves no time), at least one pass,
 #   at most :data:`EPOCHS_LIMIT` passes.
 # - *Clipping.* Automatic normalisation (Bu et al. 2022): there is no norm to tune. For a linear
-#   model of known R flat clipping, at :data:`SCORE_CLIP` of the longest feature vector's usual
-#   norm: it is as loud as normalisation while a record's label is in doubt, but lets go of records
-#   whose label is settled and never counts a wrong one for more than that, so that intercept and
-#   directions find their balance at scores of about 1 where normalisation needs 5.
-# - *Averaging, schedule.* The exponential average of the iterates takes most of the last rounds'
-#   noise away, so a constant step size does as well as a decaying one.
+#   model of known R flat clipping, at :data:`SCORE_CLIP` of the usual norm of a feature vector with
+#   its intercept. While a record's label is uncertain its contribution is as large as under
+#   normalisation. It falls once the label is predicted well, and a wrong label counts no more than
+#   an uncertain one. So intercept and weights are balanced at scores of about 1, where
+#   normalisation needs 5.
+# - *Averaging, schedule.* The exponential average of the iterates removes most of the noise of the
+#   last rounds, so a constant step size does as well as a decaying one.
 #
 # Poisson sampling's central limit theorem (Bu et al. 2020), μ = q √(T (e^(1/σ²) − 1)), is accurate
-# enough to *choose* with; the noise itself is always calibrated exactly.
+# enough for these choices; the noise itself is always calibrated exactly.
 
 
 ROUNDS = 200
 FEWEST_ROUNDS = 50
 NOISE = 30.0
 STEP = 30.0
-# The share of that noise, in a network's weights or a linear model's scores, that is left where the
-# outputs are values in [−1, 1] and not the scores of classes: it shows in every answer. Chosen on
-# the first tables of experiments/tables/values.py.
+# The factor on that noise, in a network's weights or a linear model's scores, where the outputs are
+# values in [−1, 1] and not scores of classes: every prediction then shows the noise. Chosen on the
+# first tables of experiments/tables/values.py.
 OF_VALUES = 0.1
-# For a linear model with features of known norm: deviation of the noise in the scores of two
-# classes, the longest step a round in units of the scores of a model of up to STEP_WEIGHTS weights,
-# beyond which descent of a logistic loss swings, and the clip norm in units of a record's usual
-# norm with its intercept.
+# For a linear model with features of known norm: standard deviation of the noise in the scores of
+# two classes; the longest step per round, in units of a score, of a model of up to STEP_WEIGHTS
+# weights (longer steps make the descent of a logistic loss oscillate); and the clip norm in units
+# of a record's usual norm with its intercept.
 SCORE_NOISE, SCORE_STEP, SCORE_CLIP = 2.25, 40.0, 0.25
 STEP_WEIGHTS = 100
-# Declared ranges overstate the norm, most often by a factor of two, and paths for declared norms
-# allow for that. Where the norm is released: the noise in a score against that, and the clip norm
-# in units of a record's norm, on short paths and on long ones.
+# Declared ranges overstate the norm, most often by a factor of two, and the rules for declared
+# norms allow for that. Where the norm is released: the factor on the noise in a score, and the clip
+# norm in units of a record's norm, on short paths and on long ones.
 RELEASED_SHORT, RELEASED_LONG = (0.7, SCORE_CLIP), (0.42, 0.5)
-FEATURES = 50  # how many have that noise
-# Of more features than these the sixth root of score_noise says nothing: features of images, 3,969
-# or 16,384 of them, want the same noise.
+FEATURES = 50  # number of features for which SCORE_NOISE holds
+# Larger numbers count as this one in :func:`score_noise`: 3,969 and 16,384 features of images need
+# the same noise.
 MOST_FEATURES = 1_000
 WASTE = 0.1
 BATCH = 256
 EPOCHS_LIMIT = 30.0
-# Error of a private mean, in units of half the declared range, and the most that it may cost.
+# Error of a private mean, in units of half the declared range, and the largest share of the
+# budget's μ² that the preparation may cost.
 PRECISION, PREPARATION = 0.01, 0.1
-# A mean's error, in units of the declared norm, that is not worth having.
+# Means with a larger error, in units of the declared norm, are not released.
 LEAST_CENTRE = math.sqrt(3.0)
 
 
 @dataclass(frozen=True)
 class CentringChoice:
-    """The centring of a linear model's features.
+    """The rule for centring a linear model's features.
 
     Args:
-        error: of the means, in units of the declared norm: better is not worth paying for.
-        share: of the budget's μ², the most that is paid.
-        path, norm: on a path longer than this, in units of a score, features are scaled to this
-            norm beside an intercept of 1, so that thresholds are learnt; else they would be noise.
-        statistics: what is released.
+        error: the wanted error of the means, in units of the declared norm.
+        share: largest share of the budget's μ² that the release may cost.
+        path, norm: on a path longer than ``path``, in units of a score, features are scaled to
+            ``norm`` beside an intercept of 1, so that the intercept is learnt; on a shorter path it
+            would be mostly noise.
+        statistics: the statistics to release.
     """
 
     error: float
@@ -370,31 +382,34 @@ class CentringChoice:
     statistics: tuple[Statistic, ...]
 
 
-# What stands beside a table's numbers, and where they lie in their ranges: from public numbers.
+# The basis functions that are added to a table's numbers, and the release of their ranges: both are
+# chosen from public numbers.
 #
-# A basis has more weights, and noise grows with their number: it is taken where records times μ are
-# many against it: sooner for hats, which bend each number by itself, than for Fourier features,
-# which see all at once. Where numbers lie is released as shares of halves, quarters, … of their
-# ranges, to :data:`RANGE_ERROR` of the records, for at most :data:`RANGES` of the budget's μ².
-# Where noise is larger the last of these are left out: a range ten times too wide shows in the
-# first four.
+# A basis adds weights, and noise grows with their number: it is used where records times μ are many
+# per weight. Hat functions, one set for each number, need fewer records than Fourier features,
+# which depend on all numbers at once. The shares of records in halves, quarters, … of the declared
+# ranges are released with an error of :data:`RANGE_ERROR`, for at most :data:`RANGES` of the
+# budget's μ². Where the noise is too large for 256 bins, 16 are used: the first four halvings are
+# enough to recognise a range that is ten times too wide.
 
 
 HATS, WAVES = 8, 300
 RANGES, RANGE_ERROR = 0.1, 0.002
-# Bins of a range, and the noise of a share beyond which they say less than the declaration does.
+# Number of bins → largest noise of a share at which the release is still better than the declared
+# range alone.
 RANGE_BINS = {256: 0.03, 16: 0.06}
-# Records times μ, for each weight, that hats want, and that waves want beside them.
+# Records times μ, per weight, needed for hat functions, and for Fourier features with them.
 HATS_SIGNAL, WAVES_SIGNAL = 0.3, 1.5
 
 
 def basis_for(
     examples: int, budget: Budget | None, features: int, numbers: int, classes: int
 ) -> tuple[BasisName, str]:
-    """The basis that suits a table's sizes, and why.
+    """The basis for a table, and the reason for it.
 
     Args:
-        features: encoded, of which so many are ``numbers``. classes: of the label.
+        features: number of encoded features. numbers: how many of them are numbers.
+        classes: number of classes of the label.
     """
     if budget is None or not numbers:
         return "none", ""
@@ -411,11 +426,12 @@ def basis_for(
 def ranges_release(
     examples: int, budget: Budget, numbers: int, sensitivity: float = 1.0, wanted: bool = False
 ) -> tuple[int, float] | None:
-    """Bins and σ of the shares that say where numbers lie; None: not worth their price.
+    """The number of bins and σ of the release of ranges; None: not worth its cost.
 
     Args:
-        sensitivity: how far a record moves their sum, in norms: 2 where one takes another's place.
-        wanted: whatever they are worth.
+        numbers: number of columns that have a range.
+        sensitivity: in units of a record's norm: 2 where one record replaces another.
+        wanted: return bins and σ even where the release is not worth its cost.
     """
     least = sensitivity * least_preparation_noise(budget, 1, RANGES)
     for bins, worst in RANGE_BINS.items():
@@ -426,59 +442,62 @@ def ranges_release(
     return (bins, sigma) if wanted else None
 
 
-# Features of images have much the norm that is declared: only their means are released.
+# Fixed features of images have about the declared norm, so only their means are released.
 OF_IMAGES = CentringChoice(0.2, PREPARATION, 1000.0, 3.0, ("means",))
 _OF_TABLES = CentringChoice(0.1, 0.15, 450.0, 2.0, ("means", "norms"))
-# Records in a group on which an inner algorithm runs.
+# Number of records of a group on which an inner algorithm runs.
 GROUP = 32
-# Records in a step of an inner algorithm that is given by name.
+# Number of records of a step of an inner algorithm that is given by name.
 INNER_STEP = 8
-# When nobody says how large the model is: a large linear model or a small network.
+# The number of weights where it is not given: a large linear model or a small network.
 PARAMETERS = 10_000
 
 
 def groups_for(batch: float) -> int:
-    """The number of groups of :data:`GROUP` records that a batch is dealt into, at least one."""
+    """The number of groups of about :data:`GROUP` records in a batch, at least 1."""
     return max(1, round(batch / GROUP))
 
 
 def least_preparation_noise(budget: Budget, releases: float, share: float = PREPARATION) -> float:
-    """σ of so many releases at which all of them spend this share of the budget's μ²."""
+    """The σ at which ``releases`` releases together spend ``share`` of the budget's μ²."""
     return math.sqrt(releases / share) / budget_mu(budget)
 
 
 def default_delta(examples: int) -> float:
-    """δ when only ε is given: 1/(10 N), well below the 1/N at which one record may be leaked."""
+    """The default δ, 1/(10 N): well below 1/N, at which publishing a random record is allowed."""
     return 1 / (10 * examples)
 
 
 @lru_cache(maxsize=256)
 def budget_mu(budget: Budget) -> float:
-    """The μ for which a Gaussian mechanism just meets the budget (Dong et al. 2022)."""
+    """The Gaussian-DP parameter μ that corresponds to the budget (Dong et al. 2022)."""
     return gaussian_mu(budget.epsilon, budget.delta)
 
 
 @lru_cache(maxsize=8)
 def _allowed_x(waste: float) -> float:
-    """The x = μ²/(q² T) at which ν is 1 + ``waste`` times its limit: √(x/log(1 + x)) times."""
+    """The x = μ²/(q² T) with √(x/log(1 + x)) = 1 + ``waste``, that is, ν over its limit."""
     return float(brentq(lambda x: math.sqrt(x / math.log1p(x)) - 1 - waste, 1e-9, 1e6))
 
 
 def _signal(examples: int, parameters: int, mu: float, rounds: float, rate: float) -> float:
-    """1/ν by the central limit theorem."""
+    """The signal-to-noise ratio 1/ν by the central limit theorem."""
     inverse_sigma = math.sqrt(math.log1p(mu**2 / (rate**2 * rounds)))
     return math.sqrt(rounds / parameters) * rate * examples * inverse_sigma
 
 
 def score_noise(classes: int, features: int | None = None) -> float:
-    """Deviation of noise that each score of a linear model may carry.
+    """The standard deviation of noise that each score of a linear model may have.
 
-    A record goes wrong where the loudest of K − 1 rivals' scores is, and the largest of so many
-    normal numbers grows as √log K: with more classes each score may carry less. The root of that
-    lies between what ten and twenty classes want where noise is strong and where it is weak. Few
-    features tend to be of unequal use, which takes a longer path to find, many rare ones are best
-    told apart by their means, which takes a short one: the sixth root is what the sets that were
-    looked at (experiments/defaults/sets.py) want; beyond :data:`MOST_FEATURES` it is left alone.
+    A record is misclassified if the largest of the K − 1 other scores exceeds its own, and the
+    largest of K normal numbers grows as √log K: with more classes each score may have less noise.
+    The root of that factor is used, between the best values for ten and twenty classes under strong
+    and weak noise. With few features their weights differ much and need a longer path; with many
+    rare features the class means are enough, on a short path. The sixth root fits the development
+    sets (experiments/defaults/sets.py); from :data:`MOST_FEATURES` on it stays constant.
+
+    Args:
+        classes: number K of classes. features: number of features; None: :data:`FEATURES`.
     """
     of_features = (
         1.0 if features is None else math.pow(FEATURES / min(features, MOST_FEATURES), 1 / 6)
@@ -488,17 +507,18 @@ def score_noise(classes: int, features: int | None = None) -> float:
 
 
 def centring(images: bool) -> CentringChoice:
-    """The rule for fixed features of images, or for columns of tables."""
+    """The centring rule for fixed features of images, or for columns of tables."""
     return OF_IMAGES if images else _OF_TABLES
 
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """The consequences for a linear model of the noise that its scores may carry.
+    """The rule for a linear model's path and clipping.
 
     Args:
-        noise: deviation in each score. clip: clip norm in units of a record's usual norm.
-        long: whether the budget pays for a path on which thresholds are learnt.
+        noise: standard deviation of the noise in each score, at which the path ends.
+        clip: clip norm in units of a record's usual norm.
+        long: whether the budget allows a path on which the intercept is learnt.
     """
 
     noise: float
@@ -515,31 +535,33 @@ def score_rule(
     *,
     released: bool,
 ) -> ScoreRule:
-    """The rule for features whose norm is declared, or ``released`` with the means.
+    """The rule for a linear model's path and clipping, from public numbers.
 
     Args:
-        images: whether they are fixed features of images.
+        images: whether the features are fixed features of images.
+        released: whether their norm is released with the means; otherwise it is declared.
     """
     declared = score_noise(classes, features)
     long = budget is not None and declared * budget_mu(budget) * examples > centring(images).path
     if not released:
         return ScoreRule(declared, SCORE_CLIP, long)
     factor, clip = RELEASED_LONG if long else RELEASED_SHORT
-    # Around means and a norm that are known more classes bear more noise, not less.
+    # With known means and norm, more classes tolerate more noise, not less.
     return ScoreRule(declared * factor * math.sqrt(math.log2(max(2, classes))), clip, long)
 
 
 def linear_clip(feature_norm: float, share: float = SCORE_CLIP) -> float:
-    """Clip norm for a linear model whose features, an intercept beside them, have a usual norm."""
+    """The clip norm for a linear model, from the features' usual norm without intercept."""
     return share * math.hypot(feature_norm, 1.0)
 
 
 class Trained(NamedTuple):
-    """The model that is trained, as the rules of choice count it.
+    """The facts about the trained model that the rules use.
 
     Args:
-        parameters: how many weights. feature_norm: usual norm of a record's features, where the
-            model is linear. scores: noise that each of its scores may carry, :func:`score_noise`.
+        parameters: number of weights. feature_norm: usual norm of a record's features; None: the
+            model is not linear or the norm is unknown. scores: standard deviation of the noise
+            that each of its scores may have, :func:`score_noise`.
     """
 
     parameters: int = PARAMETERS
@@ -548,41 +570,42 @@ class Trained(NamedTuple):
 
     @property
     def noise(self) -> float:
-        """The norm of noise in the weights that a path may leave."""
+        """The norm of the noise that a path may leave in the weights."""
         if self.feature_norm is None:
             return NOISE
         return self.scores * math.sqrt(self.parameters) / self._usual(self.feature_norm)
 
     @property
     def step(self) -> float:
-        """The weights' longest step in a round, in clip norms."""
+        """The longest step of the weights in a round, in clip norms."""
         if self.feature_norm is None:
             return STEP
         return longest_score_step(self.parameters) / self._usual(self.feature_norm)
 
     def _usual(self, feature_norm: float) -> float:
-        return math.hypot(feature_norm, 1.0)  # the bias is a feature, too
+        return math.hypot(feature_norm, 1.0)  # the intercept counts as a feature of size 1
 
 
-# Of a size that nobody says.
+# A model of unknown size.
 UNKNOWN = Trained()
 
 
 def longest_rate(plan: Plan, parameters: int, feature_norm: float | None = None) -> float:
-    """The largest η of a plan, beyond which its steps along newest gradients would swing.
+    """The largest η of a plan; with a larger one, steps along the gradients would oscillate.
 
     Args:
-        parameters: how many are trained. feature_norm: usual norm of a linear model's features.
+        parameters: number of trained weights. feature_norm: usual norm of a linear model's
+            features; None: no linear model, or unknown.
     """
     return Trained(parameters, feature_norm).step / plan.clip.norm
 
 
 def longest_rate_of_squares(feature_norm: float, momentum: float = 0.0) -> float:
-    """The largest η along the squared error (y − θ·x)², whose curvature is 2 x xᵀ.
+    """The largest η for the squared error (y − θ·x)², whose curvature is 2 x xᵀ.
 
-    Steps swing from 1/‖x‖² on where all features lie along one direction. Three quarters of it
+    Steps above 1/‖x‖² oscillate where all features lie along one direction. Three quarters of that
     leave room for records of larger norm. Chosen on the first tables of experiments/newcomer, where
-    shorter steps did not arrive and longer ones gained little.
+    shorter steps did not converge in time and longer ones gained little.
 
     Args:
         feature_norm: usual norm ‖x‖ of a linear model's features. momentum: of torch's SGD.
@@ -591,17 +614,17 @@ def longest_rate_of_squares(feature_norm: float, momentum: float = 0.0) -> float
 
 
 def longest_score_step(parameters: int) -> float:
-    """The longest step a round of a linear model, in units of a score.
+    """The longest step per round of a linear model, in units of a score.
 
-    A step swings where it is long against the largest curvature. That is the usual squared norm of
-    a record's features where all of them lie along one direction, and a d-th of it where they are
-    spread over d: the root of the number lies between.
+    Steps that are too long for the largest curvature oscillate. The curvature is the usual squared
+    norm of a record's features where all of them lie along one direction, and 1/d of it where they
+    are spread over d directions: a factor of √d on the step lies between the two.
     """
     return SCORE_STEP * math.sqrt(max(1.0, parameters / STEP_WEIGHTS))
 
 
 def _enough(examples: int, model: Trained, mu: float, rounds: float, rate: float) -> float:
-    """The smallest rate, up to ``rate``, that has twice the signal the longest path can use."""
+    """The smallest rate, up to ``rate``, with twice the signal that the longest path can use."""
     wanted = 2 * rounds * model.step / model.noise
 
     def excess(log_rate: float) -> float:
@@ -619,7 +642,7 @@ def _batch(examples: int, rate: float) -> int:
 
 
 def batch_for_rounds(examples: int, budget: Budget, rounds: int, model: Trained = UNKNOWN) -> int:
-    """The batch for a given number of rounds: as large as it pays, see the module's text.
+    """The batch size for a given number of rounds, by the rule *Batch* above.
 
     Returns:
         Between 1 and ``examples``.
@@ -628,15 +651,15 @@ def batch_for_rounds(examples: int, budget: Budget, rounds: int, model: Trained 
     rate = min(1.0, mu / math.sqrt(_allowed_x(WASTE) * rounds))
     rate = _enough(examples, model, mu, rounds, rate)
     rate = min(max(rate, 1 / rounds, BATCH / examples), max(EPOCHS_LIMIT, 1.0) / rounds)
-    # The limit of passes is about time, and the smallest sensible batch takes none.
+    # The limit of passes saves time, and below BATCH no time is saved.
     return _batch(examples, max(rate, min(BATCH, examples) / examples))
 
 
 def batch_of_image_features(examples: int, rounds: int) -> int:
-    """The batch for linear models on fixed features of images: all passes that are taken at most.
+    """The batch size for linear models on fixed features of images: that of EPOCHS_LIMIT passes.
 
-    Such features are computed once and kept, so that a pass is one product of matrices: there is no
-    reason to leave :data:`WASTE` of the signal in the noise.
+    Such features are computed once and kept, so that a pass is one product of matrices and costs
+    little: there is no reason to accept noise of :data:`WASTE` above the limit.
 
     Returns:
         Between 1 and ``examples``.
@@ -646,9 +669,9 @@ def batch_of_image_features(examples: int, rounds: int) -> int:
 
 
 def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
-    """The batch for a given number of passes: the most rounds that their batches do not waste.
+    """The batch size for a given number of passes: as many rounds as waste no noise.
 
-    At least :data:`FEWEST_ROUNDS`, even where the batch then is below :data:`BATCH`.
+    There are at least :data:`FEWEST_ROUNDS`, even where the batch is then below :data:`BATCH`.
 
     Returns:
         Between 1 and ``examples``.
@@ -659,23 +682,26 @@ def batch_for_epochs(examples: int, budget: Budget, epochs: float) -> int:
 
 
 def rounds_for_batch(examples: int, budget: Budget, batch: int) -> int:
-    """As many rounds as the batch serves without waste: between :data:`ROUNDS` and the limit."""
+    """The number of rounds for a given batch size: as many as waste no noise.
+
+    At least :data:`FEWEST_ROUNDS`; otherwise from :data:`ROUNDS` up to :data:`EPOCHS_LIMIT` passes.
+    """
     rate = batch / examples
     useful = budget_mu(budget) ** 2 / (_allowed_x(WASTE) * rate**2)
     return max(FEWEST_ROUNDS, round(min(max(useful, ROUNDS), EPOCHS_LIMIT / rate)))
 
 
 def batch_for_noise(examples: int, budget: Budget, noise_multiplier: float) -> int:
-    """The batch for which the budget lasts about :data:`ROUNDS` rounds at a given σ."""
+    """The batch size for which the budget lasts about :data:`ROUNDS` rounds at a given σ."""
     spread = math.sqrt(ROUNDS * math.expm1(min(1 / noise_multiplier**2, 700)))
     return _batch(examples, budget_mu(budget) / spread)
 
 
 def path_length(plan: Plan, model: Trained = UNKNOWN) -> float:
-    """The distance, in all, that the data's part of the steps may carry the weights.
+    """The total length of the path that the data's part of the steps may take, in clip norms.
 
-    As far as leaves noise of norm :data:`NOISE` in them, but at most :data:`STEP` a round; with a
-    linear model's ``feature_norm``, as far as leaves ``scores`` in each score.
+    It leaves noise of norm :data:`NOISE` in the weights, but has at most :data:`STEP` per round;
+    with a linear model's ``feature_norm``, it leaves noise ``scores`` in each score.
     """
     most = model.step * plan.rounds
     ratio = noise_to_signal(plan, model.parameters)
@@ -683,12 +709,13 @@ def path_length(plan: Plan, model: Trained = UNKNOWN) -> float:
 
 
 def learning_rate(plan: Plan, model: Trained = UNKNOWN, momentum: float = 0.0) -> float:
-    """η for which the plan's rounds, contributions of norm C, follow :func:`path_length`.
+    """The η for which the plan's rounds, with contributions of norm C, cover :func:`path_length`.
 
-    With momentum m the weights have moved by η (T − m (1 − mᵀ)/(1 − m))/(1 − m) unit steps.
+    With momentum m the weights move by η (T − m (1 − mᵀ)/(1 − m))/(1 − m) unit steps.
 
     Args:
-        plan: all but its optimizer. model: what is trained. momentum: of torch's SGD, below 1.
+        plan: the plan; its step size is not used. model: the facts about the trained model.
+        momentum: of torch's SGD, below 1.
     """
     rounds = plan.rounds
     lag = momentum * (1 - momentum**rounds) / (1 - momentum)

@@ -1,17 +1,17 @@
-"""The cost and traffic of a federation or a gossip, before anybody trains: a row a holder.
+"""Predicted costs of a federation or a gossip before training, one row for each holder.
 
-ε is certified for each holder's own plan. Seconds come from the simulator, driven through virtual
+ε is certified for each holder's own plan. Seconds come from the simulator, which runs in virtual
 time without data.
 
-How often a federation talks is a choice between communication and accuracy: with the same private
-rounds in all, fewer global rounds of more local ones send less. That one local epoch a global round
-is best (Bhaskar et al., Theorem 2) minimises an upper bound and is an observation, not a proof;
-docs/federation.md has what it was worth in experiments.
+The number of global rounds of a federation trades communication for accuracy: with the same private
+rounds in all, fewer global rounds of more local ones send less. One local epoch per global round is
+said to be best (Bhaskar et al., Theorem 2); it minimises an upper bound and is an observation, not
+a proof. docs/federation.md has the experiments.
 
-In a gossip fast workers do what slow ones leave, so each plans *headroom*: more rounds than the R
-that all make on average, at the noise that its budget has room for with all of them. What the
-headroom costs is the ε of R rounds against that of the whole plan, at one noise. Which graph is
-best is a matter of accuracy as well: that is rehearsed on public data.
+In a gossip fast workers do rounds that slow ones leave, so each worker plans *headroom*: more
+rounds than the average R, with the noise at which its budget allows all of them. The cost of the
+headroom is the difference between ε of R rounds and of the whole plan, at the same noise. The best
+graph depends on accuracy as well, which is rehearsed on public data.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from forethought.values.checks import whole
 from forethought.values.mechanism import Budget, LocalRounds, first_round, updates_of
 from forethought.values.serialisation import entries
 
-# Updates that a prediction of time simulates at most; longer runs are scaled up from their
-# beginning.
+# The largest number of updates that a prediction of time simulates; the time of a longer run is
+# extrapolated from its beginning.
 _MOST_UPDATES = 20_000
 
 
@@ -45,18 +45,18 @@ _FEWEST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class ClientCost:
-    """The work and the spending of one client.
+    """The predicted work and ε of one client.
 
     Args:
-        name: of the client. examples: its records n. budget: what it asked for.
-        speed: records a second, against the others'.
+        name: of the client. examples: number of its records n. budget: its budget.
+        speed: records per second, relative to the other clients.
         batch: expected sample size s of a private round; asynchronously it fits the speed.
-        rounds: private rounds. updates: messages with a release, one a global round.
+        rounds: private rounds. updates: messages with a release, one per global round.
         noise_multiplier: σ of its own rounds, the largest where they differ.
-        epsilon: certified, against a server that sees every update.
-        secure_epsilon: against the server under secure aggregation; None where there is none.
-        outsider_epsilon: against whoever sees the models only.
-        megabytes: models received and updates sent, 10⁶ bytes.
+        epsilon: certified ε against a server that sees every update.
+        secure_epsilon: ε against the server under secure aggregation; None without it.
+        outsider_epsilon: ε against an observer who sees the models only.
+        megabytes: models received and updates sent, in 10⁶ bytes.
     """
 
     name: str
@@ -75,12 +75,14 @@ class ClientCost:
 
 @dataclass(frozen=True)
 class RoundSplit:
-    """One way to cut the same private rounds into global ones: the same ε, another cost.
+    """One division of the same private rounds into global rounds: the same ε at another cost.
 
     Args:
-        local_rounds: E in steps. local_epochs: the same in passes over a typical client's records.
-        rounds: global rounds R. updates: of one client. megabytes: of one client, both ways.
-        seconds: predicted virtual wall-clock. chosen: whether it is the federation's own.
+        local_rounds: E, the private rounds of a global round. local_epochs: E in passes over a
+            typical client's records.
+        rounds: number of global rounds R. updates: of one client.
+        megabytes: of one client, sent and received, in 10⁶ bytes.
+        seconds: predicted virtual wall-clock time. chosen: whether it is the federation's own.
     """
 
     local_rounds: LocalRounds
@@ -94,7 +96,7 @@ class RoundSplit:
 
 @dataclass(frozen=True)
 class FederatedPlan:
-    """The findings of :func:`predict`. ``to_dict`` is JSON-ready."""
+    """The result of :func:`predict`: costs of the clients, divisions into rounds, and notes."""
 
     federation: Federation
     clients: tuple[ClientCost, ...]
@@ -103,7 +105,7 @@ class FederatedPlan:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; the federation itself under its own schema."""
+        """A JSON-ready mapping, with the federation under its own schema."""
         return entries(self)
 
 
@@ -113,11 +115,12 @@ def predict(
     speeds: Sequence[float],
     times: simulator.Times,
 ) -> FederatedPlan:
-    """Costs of a federation, a row a client, and of other splits into global rounds.
+    """The costs of a federation for each client, and of other divisions into global rounds.
 
     Args:
-        federation: what everybody would agree on.
-        budgets, speeds: of each client. times: of its simulation, for its own local rounds.
+        federation: the settings that all holders would agree on.
+        budgets, speeds: of each client. times: of the simulation, for the federation's own local
+            rounds.
     """
     known: dict[int, ClientCost] = {}
     clients = []
@@ -138,27 +141,27 @@ def predict(
 
 
 def megabytes(federation: Federation, updates: int) -> float:
-    """Models received and updates sent, with their acknowledgements, in 10⁶ bytes."""
+    """The traffic of one client: models received, updates and acknowledgements, in 10⁶ bytes."""
     vector = 4 * federation.parameters
     if federation.secure is not None:
-        # Ring elements up; keys, shares and unmasking besides, some 200 bytes a pair of clients.
+        # Ring elements are sent; keys, shares and unmasking add some 200 bytes per pair of clients.
         bits, others = int(federation.secure["bits"]), int(federation.secure["clients"])
         return updates * (-(-bits // 8) * federation.parameters + vector + 200 * others) / 1e6
     return updates * (2 * vector + 3 * simulator.OVERHEAD) / 1e6
 
 
 def predicted_seconds(federation: Federation, times: simulator.Times) -> float:
-    """Virtual wall-clock of the whole run.
+    """The predicted wall-clock time of the whole run, in virtual seconds.
 
-    Long runs are simulated from their beginning, and the rest is taken to go on at the same pace.
+    Only the beginning of a long run is simulated; the rest is assumed to take as long per round.
 
     Raises:
-        SimulationError: the federation waits for something that never comes.
+        SimulationError: the federation waits for a message that never arrives.
     """
     members = len(federation.members)
     rounds = federation.rounds
     shown = min(rounds, max(_FEWEST_ROUNDS, _MOST_UPDATES // members))
-    # Only times matter: vectors of one parameter, whose way takes as long as the real one's.
+    # Only times matter: vectors of one parameter are sent, with the latency of the real ones.
     way = times.way
     if way.bandwidth is not None:
         way = replace(way, latency=way.latency + 4 * federation.parameters / way.bandwidth)
@@ -168,7 +171,7 @@ def predicted_seconds(federation: Federation, times: simulator.Times) -> float:
 
 
 def _alike(federation: Federation) -> bool:
-    # Equal plans cost the same against everybody where their weights are equal too.
+    # Clients with equal plans have equal costs if their weights are equal, too.
     return not federation.taking and len(
         {(member.plan, member.weight) for member in federation.members}
     ) == len({member.plan for member in federation.members})
@@ -202,7 +205,7 @@ def _cost(federation: Federation, client: int, budget: Budget, speed: float) -> 
 
 
 def _splits(federation: Federation, times: simulator.Times) -> list[RoundSplit]:
-    """The federation's own split, and others of the same private rounds where they are possible."""
+    """The federation's own division into global rounds, and others that are possible."""
     total = federation.first_round(federation.rounds)
     mean = total / federation.rounds
     typical = federation.plan(len(federation.members) // 2)
@@ -263,7 +266,7 @@ def _notes(federation: Federation) -> list[str]:
     return notes
 
 
-# Graphs and mixings that are compared with the gossip's own, where the number of workers allows.
+# Graphs and mixings to compare with the gossip's own, where the number of workers allows them.
 ROUTES: tuple[tuple[GraphKind, MixingKind], ...] = (
     ("complete", "matchings"),
     ("exponential", "exponential"),
@@ -280,18 +283,19 @@ _DEGREE = 4
 
 @dataclass(frozen=True)
 class WorkerCost:
-    """The work and the spending of one worker.
+    """The predicted work and ε of one worker.
 
     Args:
-        name: of the worker. examples: its records. budget: what it asked for.
-        batch: expected sample size. rounds: R. cap: the most rounds it makes, its headroom with it.
+        name: of the worker. examples: number of its records. budget: its budget.
+        batch: expected sample size. rounds: R. cap: largest number of rounds, headroom included.
         noise_multiplier: σ, the largest where rounds differ.
-        epsilon: certified, of all rounds up to the cap, against its neighbours.
-        epsilon_without_headroom: the same of the first R rounds, at the same noise.
-        outsider_epsilon: against whoever sees final models only.
-        paper_epsilon: what A(DP)²SGD's theorem counts, not claimed; None where it has no reading.
-        network_epsilon: against the observers that were named; None: none were, or it is one.
-        expected_rounds: in a simulation of the whole gossip. busy: its share of that time.
+        epsilon: certified ε of all rounds up to the cap, against its neighbours.
+        epsilon_without_headroom: ε of the first R rounds, at the same noise.
+        outsider_epsilon: ε against an observer who sees final models only.
+        paper_epsilon: ε by the theorem of A(DP)²SGD, not claimed; None where it does not apply.
+        network_epsilon: ε against the named observers; None: none were named, or it is one.
+        expected_rounds: number of rounds in a simulation of the whole gossip. busy: share of that
+            time in which the worker computes.
     """
 
     name: str
@@ -315,10 +319,11 @@ class Route:
     """One graph with one mixing, for the same plans and the same ε.
 
     Args:
-        graph, mixing: their kinds. neighbours: of the worker with most.
-        eigenvalue: by which a step shrinks the squared disagreement at least, in expectation.
-        steps: until the disagreement is a hundredth of what it was.
-        seconds: virtual, of the whole gossip. megabytes: sent by all. own: the gossip's own.
+        graph, mixing: their kinds. neighbours: largest number of neighbours of a worker.
+        eigenvalue: bound on the expected factor by which a step reduces the squared disagreement.
+        steps: number of steps until the disagreement is a hundredth of its start.
+        seconds: virtual time of the whole gossip. megabytes: sent by all, in 10⁶ bytes.
+        own: whether it is the gossip's own.
     """
 
     graph: str
@@ -333,7 +338,7 @@ class Route:
 
 @dataclass(frozen=True)
 class GossipPlan:
-    """The findings of :func:`predict_gossip`. ``to_dict`` is JSON-ready."""
+    """The result of :func:`predict_gossip`: costs of the workers, other graphs, and notes."""
 
     gossip: Gossip
     workers: tuple[WorkerCost, ...]
@@ -343,23 +348,23 @@ class GossipPlan:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; the gossip itself under its own schema."""
+        """A JSON-ready mapping, with the gossip under its own schema."""
         return entries(self)
 
 
 def predict_gossip(
     gossip: Gossip, budgets: Sequence[Budget], times: simulator.Times, observers: Sequence[int] = ()
 ) -> GossipPlan:
-    """Costs of a gossip, a row a worker, and the graphs that it could run on.
+    """The costs of a gossip for each worker, and of other graphs that it could run on.
 
     Args:
-        gossip: what everybody would agree on. budgets: of each worker.
-        times: of its simulation.
-        observers: distant workers who tell each other what they see; see
+        gossip: the settings that all workers would agree on. budgets: of each worker.
+        times: of the simulation.
+        observers: distant workers who share what they see; see
             :func:`~forethought.gossip.statements.worker_statement`.
 
     Raises:
-        NetworkViewError: no theorem covers what these observers see of this gossip.
+        NetworkViewError: no theorem covers the view of these observers in this gossip.
     """
     idle = _idle(gossip, times)
     known: dict[int, WorkerCost] = {}
@@ -389,7 +394,7 @@ def predict_gossip(
 
 
 def mixings(gossip: Gossip) -> list[Mixing]:
-    """The gossip's own mixing, and others on which as many workers could run."""
+    """The gossip's own mixing, and others that are possible for as many workers."""
     own = gossip.mixing
     found, seen = [own], {(own.graph.kind, own.kind)}
     for graph, kind in ROUTES:
@@ -400,14 +405,14 @@ def mixings(gossip: Gossip) -> list[Mixing]:
             other = make(graph, gossip.workers, degree=degree, seed=own.seed)
             found.append(Mixing(kind, other, own.seed))
         except (GraphError, MixingError, ValueError):
-            continue  # this graph has no so many workers
+            continue  # this graph does not exist for as many workers
     return found
 
 
 def headroom(gossip: Gossip, worker: int) -> tuple[float, float]:
-    """ε of a worker's first R rounds and of its whole plan, at the plan's noise and δ.
+    """The upper ε of a worker's first R rounds and of its whole plan, at the plan's noise and δ.
 
-    120 rounds at a rate of 0.2 and σ = 4.54 are ε = 2.00; a tenth more of them is 2.11.
+    For example, 120 rounds at rate 0.2 and σ = 4.54 have ε = 2.00, and a tenth more rounds 2.11.
     """
     plan = gossip.plan(worker)
     first = plan.mechanism.first(whole("rounds", min(gossip.rounds, plan.rounds)))
@@ -466,7 +471,7 @@ def _route(gossip: Gossip, mixing: Mixing, times: simulator.Times) -> Route:
 
 
 def _idle(gossip: Gossip, times: simulator.Times) -> simulator.SimulatedGraph:
-    """The whole gossip through virtual time: vectors of one parameter that travel like the real."""
+    """A simulation of the whole gossip: vectors of one parameter, with the latency of real ones."""
     way = times.way
     if way.bandwidth is not None:
         travel = (4 * (gossip.coordinates - 1) + simulator.OVERHEAD) / way.bandwidth
@@ -476,7 +481,10 @@ def _idle(gossip: Gossip, times: simulator.Times) -> simulator.SimulatedGraph:
 
 
 def undisturbed(times: simulator.Times) -> simulator.Times:
-    """For SYNC, which would wait for ever for a worker that is away, and stops at no deadline."""
+    """The same times without outages and deadline, for SYNC.
+
+    SYNC would wait for ever for an absent worker, and it does not stop at a deadline.
+    """
     always = replace(times, outages=())
     return replace(always, deadline=None) if isinstance(always, simulator.GraphTimes) else always
 

@@ -1,4 +1,4 @@
-"""A typed request: what is known and wanted of a private run."""
+"""The typed request for a plan: the known facts and the goals of a private run."""
 
 from __future__ import annotations
 
@@ -41,49 +41,53 @@ from forethought.values.strategies import Strategy
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords
 
-# How much noise the weights of a network bear, found out on synthetic inputs before planning.
+# The noise that the weights of a network tolerate, measured on synthetic inputs before planning.
 #
-# A network is no linear model: noise of deviation s in all weights moves its scores by about s^D
-# where D layers amplify one another, and by less where pooling averages. What matters is the same
-# as for a linear model, though: what noise does to the scores of one input against another's. So
-# the network itself is asked. Copies with noise in their weights are run on synthetic inputs of the
-# data's shape, and s is the one at which their scores move by :data:`SPREAD`, what all inputs share
-# left out. Bounded units (tanh, sigmoid) lose their signal sooner: noise that reaches the ends of
-# their range erases what they carry. Their scores grow only in proportion where noise is large, by
-# which such networks are told apart; they bear :data:`BOUNDED_SPREAD`. The best spread differs from
-# data set to data set; both constants keep the worst of those that may be looked at nearest to its
-# best (experiments/defaults/network_paths.py).
+# A network is no linear model: noise of standard deviation s in all weights moves its scores by
+# about s^D where D layers amplify one another, and by less where pooling averages. As for a linear
+# model, the relevant effect is that on the scores of one input relative to another's. So the
+# network itself is measured. Copies with noise in their weights are run on synthetic inputs of the
+# data's shape, and s is chosen such that their scores move by :data:`SPREAD`, without the movement
+# that all inputs share. Bounded units (tanh, sigmoid) tolerate less: noise that reaches the ends of
+# their range erases the signal that they carry. Such networks are recognised by scores that grow
+# only in proportion to large noise; they get :data:`BOUNDED_SPREAD`. The best spread differs from
+# data set to data set; both constants minimise the worst loss against the best spread on the
+# development sets (experiments/defaults/network_paths.py).
 #
-# Tables come in any units, and two layers bear half the noise where features are four times as
-# large: where a table's owner declared a norm, the synthetic inputs lie :data:`RADIUS` of it from
-# their mean. Nothing is read of the data but that and the shape of a record. Written without torch,
-# as all of planning is.
+# Tables come in any units, and two layers tolerate half the noise where features are four times as
+# large: where a table's owner declared a norm, the synthetic inputs lie :data:`RADIUS` times it
+# from their mean. Only that norm and the shape of a record are used, no data. Like all of planning,
+# this runs without importing torch.
 
 
 SPREAD, BOUNDED_SPREAD = 1.8, 1.2
-# How far a table's records lie from their mean, in units of the norm that their owner declared: 0.2
-# to 1 on the sets that may be looked at, where paths for half of it are nearest to the best.
+# The distance of a table's records from their mean over the norm that their owner declared. It is
+# 0.2 to 1 on the development sets, where paths for one half come nearest to the best.
 RADIUS = 0.5
 # Larger models are not copied and tried.
 MOST_PARAMETERS = 2_000_000
 _INPUTS, _DRAWS = 32, 4
-# In networks that were tried the norm is 2.5 to 5.5 times the fourth root of the weights, as in
-# theory with two layers. Normalised layers hide noise from the scores: far beyond, nobody knows.
+# In the networks that were tried the norm is 2.5 to 5.5 times the fourth root of the number of
+# weights, as theory has it for two layers. Normalisation layers hide noise from the scores, so a
+# result far above is not trusted.
 _USUAL = 6.0
-# Deviations of noise that are looked at, in logarithms, and how finely.
+# The range of log standard deviations of the noise that is searched, and the precision.
 _LEAST, _MOST, _STEP = math.log(1e-4), math.log(10.0), 0.02
 
 
 def noise_borne(model: Any, shape: tuple[int, ...], radius: float | None = None) -> float | None:
-    """The norm of noise that a network's weights bear, to two digits; None: it cannot be tried.
+    """The norm of the noise that a network's weights tolerate, to two digits.
 
     Args:
         model: a torch module; it is copied, not changed.
         shape: of one record: (features,) or (channels, height, width) of floating-point numbers.
-        radius: how far a table's records usually lie from their mean, see :func:`table_radius`;
-            images are pixels in [0, 1], whatever it is. None: unknown, features are of order one.
+        radius: usual distance of a table's records from their mean, see :func:`table_radius`; not
+            used for images, which have pixels in [0, 1]. None: unknown, features are of order one.
+
+    Returns:
+        None where the network cannot be tried, or the result is not trusted.
     """
-    from forethought.data import synthetic  # brings polars along, which numbers do without
+    from forethought.data import synthetic  # imports polars, which other planning does not need
 
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if len(shape) not in (1, 3) or not 0 < trained <= MOST_PARAMETERS:
@@ -96,16 +100,16 @@ def noise_borne(model: Any, shape: tuple[int, ...], radius: float | None = None)
         if radius is not None and len(shape) == 1:
             scaled = records * np.float32(radius / _radius(records))
             found = _solved(_spread_of(copy.deepcopy(model).eval(), scaled))
-    except Exception:  # a model of one's own can do anything with inputs that it was not made for
+    except Exception:  # a user's model may raise anything on inputs that it was not made for
         return None
     return None if found is None else float(f"{found * math.sqrt(trained):.2g}")
 
 
 def table_radius(feature_norm: float | None) -> float | None:
-    """The usual distance of records from their mean: :data:`RADIUS` of the norm that is declared.
+    """The usual distance of records from their mean: :data:`RADIUS` times the declared norm.
 
     Args:
-        feature_norm: usual norm of a record's features, declared; None: unknown.
+        feature_norm: declared usual norm of a record's features; None: unknown.
     """
     return None if feature_norm is None else RADIUS * feature_norm
 
@@ -115,8 +119,8 @@ def _radius(records: NDArray[np.float32]) -> float:
 
 
 def _solved(spread: Callable[[float], float]) -> float | None:
-    """The deviation at which the scores move as far as they may."""
-    # Behind bounded units twice the noise is twice the scores; a power, where layers amplify.
+    """The standard deviation of the noise at which the scores move by the tolerated spread."""
+    # After bounded units twice the noise doubles the scores; layers that amplify give a power.
     large, larger = spread(_MOST - math.log(2)), spread(_MOST)
     if not large > 0:
         return None  # one score for every input
@@ -133,7 +137,10 @@ def _solved(spread: Callable[[float], float]) -> float | None:
 
 
 def _spread_of(model: Any, records: NDArray[np.float32]) -> Callable[[float], float]:
-    """Log deviation of the noise → root mean square of what it does to scores, input by input."""
+    """A function: log standard deviation of the noise → root mean square movement of the scores.
+
+    The movement that all inputs share is subtracted.
+    """
     weights = [p for p in model.parameters() if p.requires_grad]
     for p in model.parameters():
         p.requires_grad_(requires_grad=False)
@@ -155,7 +162,7 @@ def _spread_of(model: Any, records: NDArray[np.float32]) -> Callable[[float], fl
     return spread
 
 
-# What ``data=``, ``model=`` and ``shape=`` of :func:`forethought.plan` stand for.
+# The facts that ``data=``, ``model=`` and ``shape=`` of :func:`forethought.plan` stand for.
 
 
 def _sizes(shape: object) -> tuple[int, ...]:
@@ -167,10 +174,11 @@ def _sizes(shape: object) -> tuple[int, ...]:
 
 
 def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords with ``data`` and ``model`` replaced by what they stand for.
+    """Keywords with ``data``, ``model`` and ``shape`` replaced by the facts they stand for.
 
     Raises:
-        PlanError: what they say is given as well. TypeError: they are something else.
+        PlanError: a fact is given by a keyword of its own as well. TypeError: ``data`` is no
+            Dataset, or ``model`` no torch module.
     """
     found = dict(keywords)
     data, model = found.pop("data", None), found.pop("model", None)
@@ -213,15 +221,15 @@ def opened(keywords: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# What is known and wanted of a private run: one typed value for planning, fronts and searches.
+# The known facts and the goals of a private run: one typed value for planning, fronts and searches.
 
 
 MOST_RELEASES = 1_000_000_000
 
 
 # Appendix D of van Dijk et al. 2022 keeps each group with probability 1/2. A record then takes part
-# with probability kept · rate, and two neighbouring rounds share all but that: the combined curve
-# at distance 2 (Balle, Barthe and Gaboardi 2018, Theorem 2).
+# with probability kept · rate, and the round on a neighbouring data set is otherwise the same: its
+# privacy curve is the subsampled one at distance 2 (Balle, Barthe and Gaboardi 2018, Theorem 2).
 NO_FILTER = (
     "a probabilistic filter of groups is not offered: keeping each group with probability p of a "
     "batch at rate q amplifies as batches at rate p·q do, has a larger ε, since what is left out "
@@ -231,13 +239,13 @@ NO_FILTER = (
 
 
 def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
-    """The algorithm inside a group, from itself, an optimizer's name, or its fields.
+    """The algorithm inside a group, from a Local, a name or a mapping of its fields.
 
-    With the name alone the planner chooses: one pass in steps of :data:`defaults.INNER_STEP`
-    records, with the optimizer's usual step size.
+    A name is an optimizer's or a ``"module:function"``. For an optimizer's name the planner
+    chooses one pass in steps of ``defaults.INNER_STEP`` records at its usual step size.
 
     Raises:
-        PlanError: anything else. ValueError, TypeError: fields outside their range.
+        PlanError: another value. ValueError, TypeError: fields outside their range.
     """
     if given is None or isinstance(given, Local):
         return given
@@ -260,20 +268,20 @@ def local_of(given: Local | str | Mapping[str, Any] | None) -> Local | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest(Keywords):
-    """The known facts and the wishes for a private run. The planner chooses what is None.
+    """The known facts and the goals of a private run. The planner chooses the fields that are None.
 
-    The fields are those of :class:`~forethought.options.Keywords`; :func:`forethought.plan` says
-    what each means.
+    The fields are those of :class:`~forethought.options.Keywords`; :func:`forethought.plan`
+    explains each.
 
     Raises:
-        PlanError: fields that contradict each other; names which to drop.
+        PlanError: fields that contradict each other; the message names those to drop.
         TypeError, ValueError: a field outside its range.
     """
 
     def __post_init__(self) -> None:
         settle(self, local=local_of(self.local))
         settle(self, augment=Augmentation.of(self.augment, self.augmentations))
-        settle(self, augmentations=None)  # it is in there now
+        settle(self, augmentations=None)  # ``augment`` includes it now
         settle(self, gradient_filter=use.GradientFilter.of(self.gradient_filter))
         for name, option in table().items():
             settle(self, **{name: option.checked(getattr(self, name))})
@@ -353,10 +361,12 @@ class PlanRequest(Keywords):
 
     @classmethod
     def of(cls, **keywords: Unpack[PlanKeywords]) -> PlanRequest:
-        """A request from keywords.
+        """A request from the keywords of :func:`forethought.plan`.
 
         Raises:
-            TypeError: an unknown keyword, with the nearest known one, or no ``examples``.
+            TypeError: an unknown keyword (the message names the most similar one), or no
+                ``examples``.
+            PlanError, ValueError: as for the class.
         """
         given = opened(keywords)
         if "filter" in given:
@@ -377,12 +387,12 @@ class PlanRequest(Keywords):
 
     @property
     def weights(self) -> int:
-        """Trained parameters, or the guess where nobody says how many."""
+        """The number of trained parameters, or the planner's guess where it is not given."""
         return defaults.PARAMETERS if self.parameters is None else self.parameters
 
     @property
     def size(self) -> int:
-        """The same as the rules of choice count them: who bears twice the noise, as a quarter."""
+        """The number of weights for the rules: a quarter where they tolerate twice the noise."""
         borne = self.noise_borne or defaults.NOISE
         if self.squared_error and self.feature_norm is None:
             borne *= defaults.OF_VALUES
@@ -390,7 +400,7 @@ class PlanRequest(Keywords):
 
     @property
     def assumed(self) -> use.Assumed | None:
-        """The model that step size or batch are chosen for, where either is."""
+        """The model that step size or batch are chosen for; None: the planner chooses neither."""
         to_length = self.budget is not None and self.noise_multiplier is None
         free_batch = self.batch is None and self.parts is None and self.sampling != "full-batch"
         kind = use.kind_of(self.optimizer)
@@ -404,34 +414,36 @@ class PlanRequest(Keywords):
 
     @property
     def classes(self) -> int:
-        """Outputs of a linear model, from its sizes; 2 where they are not known."""
+        """The number of outputs of a linear model, at least 2; 2 where sizes are not known."""
         if self.features is None or self.parameters is None:
             return 2
         return max(2, round(self.parameters / (self.features + 1)))
 
     @property
     def score_rule(self) -> defaults.ScoreRule:
-        """A linear model's path and clipping, by the noise in its scores."""
+        """The rule for path length and clipping of a linear model, from the noise in its scores."""
         released = self.preparation is not None and "norms" in self.preparation.statistics
         known = self.examples, self.budget, self.classes, self.features, self.image_features
         return defaults.score_rule(*known, released=released)
 
     @property
     def usual_norm(self) -> float | None:
-        """Usual norm of a linear model's features as it trains on them, where it is known."""
+        """The usual norm of the features that a linear model trains on; None: unknown."""
         centred = self.preparation is not None and "means" in self.preparation.statistics
         return self.preparation.becomes if self.preparation and centred else self.feature_norm
 
     @property
     def trained(self) -> defaults.Trained:
-        """The model, as the rules of choice count it."""
+        """The facts about the model that the planner's rules use."""
         share = defaults.OF_VALUES if self.squared_error else 1.0
         return defaults.Trained(self.size, self.usual_norm, share * self.score_rule.noise)
 
     @property
     def by_scores(self) -> bool:
-        """True if clipping follows from the noise in a linear model's scores, as the step size does
-        that the planner chooses."""
+        """True if clipping follows from the noise in a linear model's scores.
+
+        The step size that the planner chooses then follows from that noise, too.
+        """
         asked = self.learning_rate is None or self.centre is True
         chosen = self.feature_norm is not None and asked
         rows = self.persons is None and self.records_per_person == 1
@@ -441,16 +453,20 @@ class PlanRequest(Keywords):
 
     @property
     def protected(self) -> int:
-        """The number of examples that the budget is for together."""
+        """The number of examples that the budget protects together."""
         return 1 if self.person_as == "contribution" else self.records_per_person
 
     @property
     def timed(self) -> bool:
-        """True if the length is given."""
+        """True if the length of the run (rounds or epochs) is given."""
         return self.rounds is not None or self.epochs is not None
 
     def settled_delta(self) -> float:
-        """δ: the budget's, the one given, or the default. Warns when it allows publishing one."""
+        """The δ of the budget, the given one, or the default.
+
+        Warns:
+            UserWarning: δ is above 1/examples, which allows publishing a random record.
+        """
         default = defaults.default_delta(self.examples)
         delta = default if self.delta is None else real("delta", self.delta, above=0, below=1)
         if self.budget is not None:
@@ -465,10 +481,10 @@ class PlanRequest(Keywords):
         return delta
 
     def chosen_by(self) -> Caveat | str:
-        """The chooser of the plan's numbers, for the Statement.
+        """The caveat on the choice of the plan's numbers, for the Statement.
 
-        The planner looks at no data. What the user gives is "as declared": whether the private
-        data were looked at, nobody but the user knows.
+        The planner looks at no data. Numbers from the user are "as declared": only the user knows
+        whether the private data were looked at.
         """
         if self.hyperparameters is not None:
             return self.hyperparameters
@@ -485,7 +501,11 @@ class PlanRequest(Keywords):
         return Caveat("declared-as", f"{named}; the planner chose the rest from no data")
 
     def sampling_of(self, batch: int) -> Sampling:
-        """The sampling of batches of an expected size."""
+        """The sampling of batches of expected size ``batch``.
+
+        Raises:
+            PlanError: such batches do not exist.
+        """
         try:
             return SAMPLINGS[self.sampling].sized(batch, self.examples, self.parts)
         except ValueError as error:
@@ -495,7 +515,7 @@ class PlanRequest(Keywords):
         """The number of rounds in the given length with batches of this size.
 
         Raises:
-            PlanError: no length is given, or one shorter than a batch.
+            PlanError: no length is given, or it is shorter than half a batch.
         """
         if self.rounds is not None:
             return self.rounds
@@ -512,26 +532,26 @@ class PlanRequest(Keywords):
 
     @property
     def neighbouring(self) -> Adjacency:
-        """The adjacency given, or the sampling's own."""
+        """The given adjacency, or the usual one of the sampling."""
         return self.adjacency or SAMPLINGS[self.sampling].usual_adjacency
 
     @property
     def course(self) -> Course:
-        """The change of sample size and noise over the run."""
+        """The change of sample sizes and noise over the run."""
         fall, growth, power = self.noise_fall, self.size_growth, self.size_power
         given: dict[str, Any] = without_none({"fall": fall, "growth": growth, "power": power})
         return Course(noise=self.noise_schedule, sizes=self.size_schedule, **given)
 
     @property
     def momentum(self) -> float:
-        """Of plain SGD, given or by default; 0 for other optimizers."""
+        """The momentum of SGD, given or by default; 0 for other optimizers."""
         kind = use.kind_of(self.optimizer)
         if not kind.descends:
             return 0.0
         return use.momentum_of(dict(kind.options) if self.options is None else self.options)
 
     def strategy(self, batch: int, rounds: int) -> Strategy | None:
-        """The best correlation of the noise of so many rounds; None: none."""
+        """The best strategy of correlated noise for ``rounds`` rounds; None: independent noise."""
         sampling = self.sampling_of(batch)
         if self.noise != "correlated" or not isinstance(sampling, CyclicPoisson):
             return None
@@ -539,14 +559,14 @@ class PlanRequest(Keywords):
         return defaults.best(rounds, sampling.parts, self.momentum, sampled=sampled)[0]
 
     def mechanism(self, noise_multiplier: float, batch: int, rounds: int) -> Mechanism:
-        """Rounds of this request's kind, behind the preparation's releases.
+        """The mechanism of the preparation's releases and then rounds of this request's kind.
 
         Args:
-            noise_multiplier: where noise changes over the run, that of its middle.
-            batch: where sizes change, the mean one.
+            noise_multiplier: σ; where noise changes over the run, σ in its middle.
+            batch: expected batch size; where sizes change, their mean. rounds: their number.
 
         Raises:
-            PlanError: sizes that change and go beyond the data.
+            PlanError: a changing sample size exceeds the data.
         """
         release = Rounds(noise_multiplier, rounds, self.sampling_of(batch), self.clipping)
         strategy = self.strategy(batch, rounds)
@@ -559,31 +579,29 @@ class PlanRequest(Keywords):
         return training if self.preparation is None else self.preparation.before(training)
 
 
-# The change of sizes and noise over a run, within limits, and the least noise that keeps a
-# budget.
+# The change of sample sizes and noise over a run, and the least noise that keeps a budget.
 
 
 class PlanError(ValueError):
     """A request that no plan fulfils: over- or under-determined, or out of reach."""
 
 
-# Noise that falls (or grows) over a run of subsampled rounds, at the exact cost of each.
+# Noise that falls (or grows) over a run of subsampled rounds.
 #
-# Weights of late rounds' noise stay in the model; of early rounds' noise the rest of the run
-# forgets some. With w_t the share of round t's noise variance that is left at the end, and w_T/w_1
-# = fall⁴:
+# The noise of late rounds stays in the weights; later rounds remove a part of the noise of early
+# ones. Let w_t be the share of round t's noise variance that is left at the end, and w_T/w_1 =
+# fall⁴:
 #
 # - "forgetting" minimises Σ w_t σ_t² at a given Σ c(σ_t). For Poisson rounds the central limit
 #   theorem (Bu et al. 2020) has c ∝ e^(1/σ²) − 1; the optimum is w_t σ_t⁴ = ν e^(1/σ_t²), that is
 #   1/σ_t² = 2W(√(w_t/ν)/2) with Lambert's W. For full batches c ∝ 1/σ², and σ_t ∝ w_t^(−1/4).
-# - "geometric" takes σ_t ∝ w_t^(−1/4), whatever the sampling; "linear" a line through the middle
-#   between the same first and last noise, up to scale.
+# - "geometric" takes σ_t ∝ w_t^(−1/4) for every sampling; "linear" a straight line, scaled to the
+#   middle's noise, with the same ratio of first to last noise.
 #
 # "Adaptive Hyperparameter Selection for Differentially Private Gradient Descent" leaves subsampled
 # gradients open: by its ratio, with costs that add in μ², the best noise is infinite. So the number
-# of rounds is fixed and the shape is solved for. Both are chosen before the run from no data; the
-# scale is calibrated with the exact accountant, so only the shape rests on the theorem's
-# approximation.
+# of rounds is fixed here and the shape is solved for. Both are chosen before the run, without data.
+# The exact accountant calibrates the scale, so that only the shape depends on the approximation.
 
 
 FALL = 2.0
@@ -592,13 +610,13 @@ FALL = 2.0
 def noise_at(
     name: NoiseScheduleName, fall: float, place: float, middle: float, optimal: bool = True
 ) -> float:
-    """The noise multiplier at a place of the run.
+    """The noise multiplier at one time of the run.
 
     Args:
-        name: which shape. fall: the fourth root of w_T/w_1, above 0; below 1 the noise grows.
-        place: share of the run that has gone, in (0, 1).
+        name: the shape. fall: the fourth root of w_T/w_1, above 0; below 1 the noise grows.
+        place: share of the run that is over, in (0, 1).
         middle: the noise multiplier in the middle of the run; the result is monotone in it.
-        optimal: whether "forgetting" is to follow a sampled round's costs, not a full batch's.
+        optimal: whether "forgetting" uses the costs of a sampled round, not of a full batch.
     """
     if name == "constant" or middle == 0:
         return middle
@@ -608,25 +626,24 @@ def noise_at(
     root = math.exp(2 * (place - 0.5) * math.log(fall))
     if name == "geometric" or not optimal:
         return middle / math.sqrt(root)
-    # W(y) for y = √(w_t/ν)/2 = √w_t h e^h, ν from the middle's own σ, by its logarithm: h is large
-    # where noise is small.
+    # W(y) for y = √(w_t/ν)/2 = √w_t h e^h, with ν from σ in the middle. It is computed from log y,
+    # since h is large where noise is small and y would overflow.
     half = 1 / (2 * middle**2)
     log = math.log(root) + math.log(half) + half
     if log < 500:
         return 1 / math.sqrt(2 * float(lambertw(math.exp(log)).real))
     w = log
-    for _ in range(6):  # Newton's steps for w + ln w = log, which double the digits
+    for _ in range(6):  # Newton steps for w + ln w = log
         w -= (w + math.log(w) - log) / (1 + 1 / w)
     return 1 / math.sqrt(2 * w)
 
 
-# How sample size and noise change over a run: fixed in the plan before anything is released.
+# The change of sample size and noise over a run: fixed in the plan before anything is released.
 #
 # Growing samples, s_i ≈ q N i^p, are those of van Dijk et al., "Proactive DP", Section 3.2, and of
 # the asynchronous framework of the same authors (Appendix A), where early rounds are short so that
-# a model is exchanged often while it changes fast. Noise that falls is
-# :mod:`forethought.planning.plan_request`. A course is a staircase of :data:`STEPS` stages: so many
-# different rounds are accounted as fast as a few, and each stage has the mean of its sizes.
+# a model is exchanged often while it changes fast. A course is a step function of at most
+# :data:`STEPS` stages, so that accounting stays fast; each stage has the mean of its sizes.
 
 
 STEPS = 12
@@ -635,13 +652,13 @@ GROWTH, POWER = 4.0, 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """The difference of a run's rounds from equal ones; with its defaults none.
+    """The change of sample sizes and noise over a run; by default rounds are equal.
 
     Args:
         noise, fall: shape of the noise and its first value over its last, below 1 where it grows.
-        sizes: shape of the sample sizes. growth: last size over the first, below 1 where samples
-            shrink; of "linear" and "geometric". power: p of s_i ∝ i^p, above −1; of "power".
-        multiple: size and noise change only after so many rounds together.
+        sizes: shape of the sample sizes. growth: for "linear" and "geometric": last size over the
+            first, below 1 where samples shrink. power: for "power": p of s_i ∝ i^p, above −1.
+        multiple: size and noise change only at multiples of this number of rounds.
     """
 
     noise: NoiseScheduleName = "constant"
@@ -657,10 +674,10 @@ class Course:
         return self.noise != "constant" or self.sizes != "constant"
 
     def relative_sizes(self, edges: list[int]) -> list[float]:
-        """The size of every stage against the mean over the run.
+        """The size of every stage over the mean size of the run.
 
         Args:
-            edges: rounds before each stage, and all of them last.
+            edges: the number of rounds before each stage, then the number of all rounds.
         """
         counts = [high - low for low, high in pairwise(edges)]
         middles = [(low + high) / 2 for low, high in pairwise(edges)]
@@ -681,10 +698,12 @@ class Course:
         return [size / mean for size in sizes]
 
     def edges(self, rounds: Rounds) -> list[int]:
-        """The ends of stages, from 0; between epochs where records take turns.
+        """The first rounds of the stages, then the number of all rounds.
+
+        Stages begin with an epoch, and at multiples of :attr:`multiple`.
 
         Raises:
-            PlanError: rounds that are one epoch, or not even that.
+            PlanError: fewer than two such intervals in the run.
         """
         together = math.lcm(self.multiple, rounds.sampling.rounds_per_epoch)
         updates = rounds.count // together
@@ -694,18 +713,18 @@ class Course:
                 f"{rounds.count:,}: plan at least {2 * together:,}, or drop the schedule"
             )
         steps = max(1, min(STEPS, updates))
-        # What does not divide comes last.
+        # Rounds that are left over belong to the last stage.
         return [*(round(updates * k / steps) * together for k in range(steps)), rounds.count]
 
     def parts(self, equal: Rounds, examples: int) -> tuple[Rounds, ...]:
-        """The rounds of this course in place of as many equal ones.
+        """The rounds of this course that replace as many equal ones.
 
         Args:
-            equal: their mean sample size, and their noise in the middle of the run.
+            equal: rounds with the mean sample size and the noise of the middle of the run.
             examples: number of records.
 
         Raises:
-            PlanError: a sample beyond the data, or a sampling whose rounds cannot differ.
+            PlanError: a sample size above the data, or a sampling whose sizes cannot change.
         """
         if not self.varies:
             return (equal,)
@@ -721,9 +740,9 @@ class Course:
         return tuple(found)
 
     def room(self, rounds: Rounds, examples: int) -> float:
-        """The largest mean sample with which every sample fits into the data.
+        """The largest mean sample size for which every sample fits into the data.
 
-        A little less, since a run of another length has other stages.
+        Where sizes change it is 3 % smaller, since a run of another length has other stages.
         """
         if self.sizes == "constant":
             return float(examples)
@@ -732,10 +751,10 @@ class Course:
 
 
 def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
-    """The same kind of sampling with samples so many times as large.
+    """The same kind of sampling with sample sizes multiplied by ``factor``.
 
     Raises:
-        PlanError: a sample beyond the data, or a sampling whose rounds are all of one size.
+        PlanError: a sample size above the data, or a sampling whose sizes cannot change.
     """
     size = factor * sampling.expected_batch(examples)
     if sampling.one_size is not None:
@@ -750,14 +769,14 @@ def scaled(sampling: Sampling, factor: float, examples: int) -> Sampling:
 
 
 def with_course(equal: Rounds, course: Course, examples: int) -> tuple[Rounds, ...]:
-    """The rounds of a course; correlated ones, which have none, as they are."""
+    """The rounds of a course; correlated rounds, which have no course, stay as they are."""
     return (equal,) if isinstance(equal, Correlated) else course.parts(equal, examples)
 
 
 def explain_course(
     course: Course, mechanism: Mechanism, examples: int, why: dict[str, str]
 ) -> None:
-    """Add to a plan's reasons how its sample sizes and its noise change."""
+    """Add the change of sample sizes and noise to a plan's reasons, ``why``."""
     first, last = mechanism.rounds[0], mechanism.rounds[-1]
     if course.sizes != "constant":
         small, large = (part.sampling.expected_batch(examples) for part in (first, last))
@@ -779,7 +798,7 @@ def explain_course(
         why["noise"] += f". It {moves}: {course.noise}, from {high:.4g} to {low:.4g}"
 
 
-# The least noise with which a whole mechanism, whatever else it releases, keeps a budget.
+# The least noise with which a whole mechanism, its preparation included, keeps a budget.
 
 
 def least_noise(
@@ -792,12 +811,13 @@ def least_noise(
     """The least noise multiplier that keeps the budget.
 
     Args:
-        make: noise multiplier → mechanism; ε falls with it. ahead: what is released before it.
-        near: about the answer, such as the noise of equal rounds, or of these alone.
-        group: how many records the budget is for together.
+        make: noise multiplier → mechanism; ε falls with the noise multiplier.
+        near: a guess, such as the noise of equal rounds, or without a preparation.
+        group: number of records that the budget protects together.
+        ahead: the preparation, which is released before; None: none, or ``make`` includes it.
 
     Raises:
-        PlanError: what else is released, such as a preparation, leaves nothing of the budget.
+        PlanError: the other releases, such as a preparation, leave nothing of the budget.
     """
 
     def whole_run(value: float) -> Mechanism:
@@ -817,7 +837,7 @@ def least_noise(
     low = high / 2
     while high <= near and meets(low):
         high, low = low, low / 2
-        if high < 1e-6 * near:  # hardly any noise is needed, so large is the budget
+        if high < 1e-6 * near:  # the budget is so large that hardly any noise is needed
             return high
     return calibrate(whole_run, budget, (low, high), group=group, warn=False)
 
@@ -825,8 +845,8 @@ def least_noise(
 # Sample sizes of a federation's client that grow from update to update.
 #
 # The asynchronous framework of van Dijk et al., Appendix A, lets a client's sample sizes {s_i}
-# grow: early rounds are short, so that a model is exchanged often while it changes fast. The noise
-# of all rounds is the one that uses the same budget up.
+# grow: early rounds are short, so that a model is exchanged often while it changes fast. All rounds
+# have the least noise that keeps the same budget.
 
 
 def growing(plan: Plan, growth: float, multiple: int = 1) -> Plan:
@@ -835,11 +855,12 @@ def growing(plan: Plan, growth: float, multiple: int = 1) -> Plan:
     Args:
         plan: of equal rounds, by Poisson sampling, with a budget.
         growth: the last size over the first, at least 1.
-        multiple: sizes change only after so many rounds together.
+        multiple: sizes change only at multiples of this number of rounds.
 
     Raises:
-        PlanError: another sampling, rounds that differ already, no budget, or sizes beyond the
-            data.
+        PlanError: another sampling, rounds that differ already, no budget, or a sample size above
+            the data.
+        ValueError, TypeError: ``growth`` or ``multiple`` outside its range.
     """
     growth = real("growth", growth, least=1)
     if growth == 1:

@@ -1,4 +1,4 @@
-"""Solve for the missing piece: from any part of the picture to a whole Plan, exactly."""
+"""The planner: computes the missing numbers of a run, so that a whole Plan keeps its budget."""
 
 from __future__ import annotations
 
@@ -42,29 +42,28 @@ from forethought.values.strategies import Strategy
 if TYPE_CHECKING:
     from forethought.keywords import PlanKeywords
 
-# Into how many groups, with what inside, and whether at all: rules that were measured.
+# Rules for groups, from measurements: their number, the algorithm inside, and their cost.
 #
 # docs/general_framework.md has the tables and the commands that print them.
 
 
-# In a plan's reasons: what groups cost against clipped examples.
+# The key in a plan's reasons for the cost of groups compared with clipped examples.
 GROUPS_AGAINST = "groups against examples"
-# Noise against signal of groups of 64 records at which batch normalisation inside made them better
-# than clipped examples, and at which they still were worse; and at which the step size, which grows
-# as noise falls, was too long for some of them.
+# Noise-to-signal ratios of groups of 64 records: at WON batch normalisation inside made groups
+# better than clipped examples; at LOST they were still worse; at TOO_LONG the step size, which
+# grows as noise falls, was too long for some of them.
 WON, LOST, TOO_LONG = 0.05, 0.16, 0.013
 
 
 def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> int | None:
-    """The number of groups that a batch is dealt into, as given or by rule; None: examples are
-    clipped.
+    """The number of groups of a batch, given or by rule; None: examples are clipped.
 
     Raises:
         PlanError: more groups than a batch has records.
     """
     if request.clipping != "group":
         return request.groups
-    # The smallest of samples that change must be dealt into as many groups.
+    # Where sample sizes change, the smallest one must be enough for all groups.
     batch = min(part.sampling.expected_batch(request.examples) for part in mechanism)
     if request.groups is not None:
         if request.groups > math.ceil(batch):
@@ -86,7 +85,7 @@ def groups_of(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -
 
 
 def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
-    """Add to a plan's reasons what runs inside its groups, and what they cost against examples."""
+    """Add the inner steps and the cost of groups to a plan's reasons, ``why``."""
     if plan.groups is None:
         return
     local = plan.local
@@ -116,24 +115,24 @@ def explain(plan: Plan, parameters: int, why: dict[str, str]) -> None:
     )
 
 
-# People with several records: two ways to promise something to each, and the better of them.
+# Persons with several records: two ways to protect each person, and the choice of the better one.
 #
-# - *One contribution a person*: all of a person's rows in a batch are one clipped contribution, so
-#   a person moves a sum by one clipping norm. The plan's examples are then persons.
-# - *Groups of rows*: every row is a contribution, and the promise is about as many rows together as
-#   one person may have (group accounting), which needs more noise, on more contributions.
+# - *One contribution per person*: all of a person's rows in a batch are one clipped contribution,
+#   so a person moves a sum by one clipping norm. The plan's examples are then persons.
+# - *Groups of rows*: every row is a contribution, and the guarantee holds for as many rows together
+#   as one person may have (group accounting). It needs more noise, but has more contributions.
 #
-# Which has less noise for its signal depends on how many rows people have on average and at most;
-# :func:`better` plans both. At the same noise a person's mean gradient says more than one row's, so
-# ties go to persons.
+# Which one has less noise for its signal depends on the average and the largest number of rows of a
+# person; :func:`better` plans both. At the same noise a person's mean gradient has more information
+# than one row's, so ties go to persons.
 
 
-# In a plan's reasons.
+# The key in a plan's reasons for the way that persons are protected.
 PERSONS = "persons"
 
 
 def caveat(request: PlanRequest) -> tuple[Caveat, ...]:
-    """The note on persons for a Statement; nothing where every record is somebody else's."""
+    """The caveat on persons for a Statement; none where every person has one record."""
     if request.person_as == "contribution":
         return (Caveat("persons", f"at most {request.records_per_person}"),)
     if request.records_per_person > 1:
@@ -142,12 +141,12 @@ def caveat(request: PlanRequest) -> tuple[Caveat, ...]:
 
 
 def of_rows(request: PlanRequest) -> PlanRequest:
-    """The same request, by groups of as many rows as one person may have."""
+    """The same request, planned with groups of as many rows as one person may have."""
     return request.with_(person_as="group", persons=None)
 
 
 def of_persons(request: PlanRequest) -> PlanRequest:
-    """The same request with persons in place of rows: as large a share of them in a batch."""
+    """The same request with persons as examples; a batch has the same share of them as of rows."""
     rows, persons = request.examples, request.persons
     if persons is None:
         return request.with_(person_as="contribution")
@@ -158,26 +157,26 @@ def of_persons(request: PlanRequest) -> PlanRequest:
 
 
 def contribution(request: PlanRequest) -> Persons | None:
-    """The unit that is clipped where a person is one contribution."""
+    """The kind of contribution where a person is one contribution; otherwise None."""
     own = request.person_as == "contribution"
     return Persons(request.records_per_person) if own else None
 
 
 def planned(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
-    """The plan of the way that is asked for, or of the better one."""
+    """The plan of the requested way to protect persons, or of the better one."""
     if request.person_as == "contribution":
         return make(of_persons(request))
     if request.person_as == "group":
         return make(of_rows(request))
-    # Which of the two it is the planner chooses, and no statement says that the user did.
+    # Settled here, since the planner's choice between the two ways is not the user's.
     return better(request.with_(hyperparameters=request.chosen_by()), make)
 
 
 def better(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
-    """The plan of the way with less noise for its signal; of persons where no ε is asked for.
+    """The plan with less noise for its signal; without a budget, the one with persons.
 
     Args:
-        request: with both the number of rows and of persons. make: the planner for one way.
+        request: with the number of rows and of persons. make: plans one of the two ways.
     """
     if request.clipping != "example":
         return make(of_rows(request))
@@ -206,23 +205,24 @@ def better(request: PlanRequest, make: Callable[[PlanRequest], Plan]) -> Plan:
 
 
 def _because(plan: Plan, why: str) -> Plan:
-    """The plan with the reason why persons are accounted in this way."""
+    """The plan with the reason for this way to protect persons."""
     return plan.with_(reasons=(*plan.reasons, (PERSONS, why)))
 
 
-# What is released of the data before the rounds: how much noise it gets, and what that costs.
+# The releases before the rounds, their noise and their cost.
 
 
 def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
-    """The request with means and norm of a linear model's features, where worth their price.
+    """The request with a release of means (and norm) of a linear model's features, if worthwhile.
 
-    With noise multiplier σ the error of the means has norm √d σ · 1.5 R/N, R being the declared
-    norm. What is asked for is 0.1 R, or as little as 15 % of the budget's μ² buys; where that is
-    more than √3 R, nothing. The norm of what is left comes with twice the multiplier, for a fifth
-    of the price.
+    With noise multiplier σ the error of the means has norm √d σ · 1.5 R/N, where R is the declared
+    norm. For tables σ is chosen for an error of 0.1 R, or for the least error that 15 % of the
+    budget's μ² allow; above √3 R nothing is released. The norm of the centred features is released
+    with twice the multiplier, for a fifth of the cost. :func:`defaults.centring` has the numbers
+    for fixed features of images.
 
     Raises:
-        PlanError: centring is asked for and not possible.
+        PlanError: centring is requested and not possible.
     """
     possible = (
         request.by_scores
@@ -272,13 +272,13 @@ def with_centring(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
         f"{', and the norm that is left around them' if len(rule.statistics) > 1 else ''} are "
         "released first: there a linear model learns through less noise"
     )
-    # The longer the path, the better an intercept's noise is corrected while it learns.
+    # On a long path the noise of the intercept is corrected during training.
     becomes = min(usual, rule.norm) if request.score_rule.long else usual
     return request.with_(preparation=replace(asked, becomes=becomes, noise_multiplier=sigma))
 
 
 def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
-    """The request with the noise of its preparation settled."""
+    """The request with the noise multiplier of its preparation."""
     asked = request.preparation
     if asked is not None and asked.measures:
         why["ranges"] = (
@@ -310,15 +310,15 @@ def with_preparation(request: PlanRequest, why: dict[str, str]) -> PlanRequest:
 
 
 def roughly(request: PlanRequest, budget: Budget) -> Budget:
-    """The budget of one record that the rules of choice assume, where the budget is for several."""
+    """The budget of one record that the rules assume: ε over the number of protected records."""
     return Budget(budget.epsilon / request.protected, budget.delta)
 
 
-# Noise, batch, rounds and ε hang together by one equation, the accountant's. Given enough of them
-# the rest follows; what is neither given nor determined is chosen by `planning.defaults`.
+# The accountant relates noise, batch, rounds and ε. From enough of these numbers the others follow;
+# `planning.defaults` chooses those that are neither given nor determined.
 
 
-# In a plan's reasons: whose choice the step size was.
+# In a plan's reasons: the key of the step size, and two of its values.
 STEP_SIZE, GIVEN = "step size", "as given"
 OF_SQUARES = "three quarters of what the curvature of a squared error bears"
 
@@ -326,89 +326,89 @@ __all__ = ["GIVEN", "MOST_ROUNDS", "STEP_SIZE", "PlanError", "PlanRequest", "Sam
 
 
 def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]) -> Plan:
-    """Everything a private run needs, from what is known of it.
+    """Plan a private run: compute every number that is not given.
 
     Give ``examples`` and either a ``budget`` (the noise follows; batch and rounds are chosen
     unless given), or ``noise_multiplier`` with batch and length (ε follows), or both a budget and
     a noise multiplier (the affordable rounds follow, or the batch if the length is given).
 
     Args:
-        request: the keywords below as one value; keywords given as well go before it.
-        examples: records in the training set, taken as public.
-        budget: the (ε, δ) wanted.
+        request: the keywords below as one value; keywords given as well replace its fields.
+        examples: number of records in the training set, taken as public.
+        budget: the (ε, δ) that the run must keep.
         delta: δ when no budget is given; 1/(10 · examples) by default.
         epochs: passes over the data; rounds: releases. At most one of the two.
         batch: expected batch size.
         noise_multiplier: σ, in units of the clipping norm. 0: no privacy.
         sampling: how batches are drawn; ``"full-batch"`` takes no batch.
-        parts: of ``"cyclic-poisson"``: how many parts of the records take turns. Without a batch,
-            whole parts.
-        adjacency: what a neighbour is. Default: add-or-remove for Poisson and full batches,
-            replace-one without replacement, zero-out when shuffled.
+        parts: for ``"cyclic-poisson"``: number of parts of the records that take turns. Without
+            ``batch``, a batch is a whole part.
+        adjacency: the relation between neighbouring data sets. Default: replace-one for sampling
+            without replacement, zero-out when shuffled, otherwise add-or-remove.
         clipping, groups: ``"example"``, or ``"group"`` with the number of groups (default 1, or
             chosen for ``local``).
-        local: what runs inside a group (`forethought.Local`, or an inner optimizer's name, whose
-            steps the planner chooses). The clipped contribution is then its weight change; by
-            default the mean gradient.
+        local: the algorithm inside a group (`forethought.Local`, or an inner optimizer's name,
+            whose steps the planner chooses). The clipped contribution is then its weight change;
+            by default it is the mean gradient.
         noise: ``"gaussian"``, or ``"grid"`` for discrete noise in whole numbers, which leaves no
             assumption on floating-point arithmetic in the Statement, or ``"correlated"`` over the
             rounds, so that later ones cancel a part of it (with ``"cyclic-poisson"`` sampling).
         noise_schedule, noise_fall: ``"geometric"``, ``"linear"`` or ``"forgetting"``: noise that
-            falls over the run by about this factor (default 2), or grows where it is below 1; see
-            :mod:`forethought.planning.plan_request`. ``noise_multiplier`` is then the noise in
-            the middle of the run.
+            falls over the run by about the factor ``noise_fall`` (default 2), or grows where it is
+            below 1; see :mod:`forethought.planning.plan_request`. ``noise_multiplier`` is then the
+            noise in the middle of the run.
         size_schedule, size_growth, size_power: ``"linear"`` or ``"geometric"``: samples whose last
-            size is so many times the first (default 4; below 1 they shrink); ``"power"``: s_i
-            proportional to i^power (default 0.5). ``batch`` is then their mean. With Poisson,
-            without-replacement and cyclic-poisson sampling; see
+            size is ``size_growth`` times the first (default 4; below 1 they shrink); ``"power"``:
+            s_i proportional to i^``size_power`` (default 0.5). ``batch`` is then their mean. With
+            Poisson, without-replacement and cyclic-poisson sampling; see
             :mod:`forethought.planning.plan_request`.
-        preparation: what is released of the data first, and paid for (`forethought.Preparation`);
-            by default with so much noise as costs next to nothing.
-        final_clip_norm: norm of the last round; the norm goes to it geometrically.
+        preparation: the releases before training, paid from the budget
+            (`forethought.Preparation`); by default with so much noise that they cost little.
+        final_clip_norm: norm of the last round; the norm moves to it geometrically.
         clip_norm, clip_rule, quantile, count_noise: see `forethought.Clip`. Default: automatic
             normalisation; flat clipping when a clip norm is given, and for a linear model of known
             ``feature_norm`` whose step size the planner chooses.
         optimizer, learning_rate, options, schedule, averaging: see `forethought.Optimizer`,
             `forethought.Schedule`, `forethought.Averaging`.
         hyperparameters, not_covered: for the Statement.
-        parameters: how many the model trains; the step size and the batch depend on it. Default:
-            a guess, `forethought.planning.defaults.PARAMETERS`.
+        parameters: number of weights that the model trains; step size and batch depend on it.
+            Default: a guess, `forethought.planning.defaults.PARAMETERS`.
         feature_norm: usual norm of a record's features (root mean square), declared or known from
-            how they were made, for a linear model: step size and batch then follow from the noise
+            their construction, for a linear model: step size and batch then follow from the noise
             in its scores. Default: taken from ``data`` where it is known and ``model`` is linear.
-        squared_error: that the loss is the squared error of values in [−1, 1]: steps are shorter.
-            Default: so where ``data`` have no classes.
-        feature_norm_known: that it follows from how the features are made, such as normalised or
-            declared ones, and not from a look at the data: for the Statement.
-        features: how many a linear model has; with ``parameters`` it says how many classes.
-            Default: taken from ``model``.
-        centre: whether the features' means are released first, and paid for, so that a linear
-            model trains on centred features (`forethought.train` does it by itself; the model
-            takes features as they are). Default: where ``model`` is linear with an intercept, its
-            ``feature_norm`` is known and the means come out clear enough for at most 15 % of the
-            budget's μ²; the norm of what is left is released with them.
-        image_features: that a linear model's features are fixed ones of images, kept on disk, so
-            that passes over them are cheap and batches may be large, and whose norm is not released
-            beside their means. Default: taken from ``data``.
-        noise_borne: norm of noise that the weights of a network bear, from which its step size
-            follows. Default: found out on synthetic inputs, where ``model`` and ``data``, or
-            ``shape``, are given, of the norm that ``data`` declares for rows of a table; see
+        squared_error: whether the loss is the squared error of values in [−1, 1]: steps are then
+            shorter. Default: True where ``data`` has no classes.
+        feature_norm_known: whether ``feature_norm`` follows from the construction of the features,
+            such as normalised or declared ones, and not from a look at the data: for the Statement.
+        features: number of features of a linear model; with ``parameters`` it gives the number of
+            classes. Default: taken from ``model``.
+        centre: whether the features' means are released first, paid from the budget, so that a
+            linear model trains on centred features (`forethought.train` does it by itself; the
+            final model takes features as they are). Default: yes where ``model`` is linear with an
+            intercept, its ``feature_norm`` is known and at most 15 % of the budget's μ² give means
+            that are precise enough; the norm of the centred features is released with them.
+        image_features: whether a linear model's features are fixed features of images, kept on
+            disk: passes over them are cheap, so batches may be large, and their norm is not
+            released beside their means. Default: taken from ``data``.
+        noise_borne: norm of the noise that the weights of a network tolerate, from which its step
+            size follows. Default: measured on synthetic inputs, where ``model`` and ``data`` or
+            ``shape`` are given (for tables with the norm that ``data`` declares); see
             :mod:`forethought.planning.plan_request`.
-        untried: that this could not be found out: steps of Adam and its kin are then at most
-            `forethought.planning.defaults.UNTRIED_RATE`. Default: so where ``model`` is a network
-            and there is no shape to try it with, or it could not be tried.
+        untried: whether ``noise_borne`` could not be measured: steps of Adam and similar optimizers
+            are then at most `forethought.planning.defaults.UNTRIED_RATE`. Default: True where
+            ``model`` is a network and ``noise_borne`` is neither given nor measured.
         data: a :class:`forethought.data.Dataset` in place of ``examples``: its training records
-            are counted, and what loading read of them is named in the plan.
+            are counted, and the plan names what loading read of them.
         model: a torch module, or a function that builds one, in place of ``parameters``.
-        shape: of one record, beside ``model`` where there is no ``data``.
-        records_per_person: how many of the records may be one person's; every promise is then
-            about all of them. persons: how many different persons there are: then the stronger
-            way, one clipped contribution a person, is planned against groups of rows and the better
-            one taken. person_as: ``"contribution"`` (then examples are persons) or ``"group"``
-            decides it; see :mod:`forethought.planning.solve`.
-        augment, augmentations: kinds of `forethought.Augmentation`, and how many altered copies of
-            an image are averaged before clipping (default 8), at no privacy cost.
-        gradient_filter: of noised means, see `forethought.GradientFilter`: none by default.
+        shape: shape of one record, given with ``model`` where there is no ``data``.
+        records_per_person: largest number of records of one person; the guarantee is then about all
+            of them together. persons: number of different persons: one clipped contribution per
+            person is then compared with groups of rows, and the better plan is returned. person_as:
+            ``"contribution"`` (examples are then persons) or ``"group"`` fixes the choice; see
+            :mod:`forethought.planning.solve`.
+        augment, augmentations: kinds of `forethought.Augmentation`, and the number of altered
+            copies of an image that are averaged before clipping (default 8), at no privacy cost.
+        gradient_filter: filter of noised means, see `forethought.GradientFilter`; none by default.
 
     Returns:
         A Plan whose certified upper ε meets the budget.
@@ -419,8 +419,8 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
         TypeError, ValueError: an argument outside its range.
 
     Warns:
-        UserWarning: the ends of the plan's ε are further apart than usual; ``reasons`` of the plan
-            say why.
+        UserWarning: the lower and upper bound of the plan's ε are further apart than usual; the
+            plan's ``reasons`` explain it.
     """
     if request is None:
         request = PlanRequest.of(**keywords)
@@ -435,7 +435,7 @@ def plan(request: PlanRequest | None = None, /, **keywords: Unpack[PlanKeywords]
 
 
 def unchecked(request: PlanRequest) -> Plan:
-    """The plan of a request, of which nobody has said yet how well its ε is known."""
+    """The plan of a request, without a check of how wide the interval of its ε is."""
     if request.persons is None:
         return _plan(request)
     return planned(request, _plan)
@@ -490,7 +490,7 @@ def _plan(request: PlanRequest) -> Plan:
 
 
 def _noise(request: PlanRequest, budget: Budget, batch: int, rounds: int) -> float:
-    """The least noise multiplier of the rounds that keeps the budget, the preparation paid."""
+    """The least noise multiplier of the rounds that keeps the budget, preparation included."""
     sampling = request.sampling_of(batch)
     strategy = request.strategy(batch, rounds)
     group = request.protected
@@ -506,7 +506,7 @@ def _clip(request: PlanRequest, mechanism: Mechanism, why: dict[str, str]) -> Cl
     rule: ClipRule = given or ("automatic" if norm is None else "flat")
     count_noise = request.count_noise
     if rule == "quantile" and count_noise is None:
-        # At 10 σ the count costs the gradients 1/800 of their precision (Clip.gradient_noise).
+        # At 10 σ the count raises the gradients' noise by 1/800 (Clip.gradient_noise).
         count_noise = 10 * max(part.noise_multiplier for part in mechanism)
     if given or norm is not None:
         why["clipping"] = f"{rule}, as given"
@@ -553,7 +553,7 @@ def _learning_rate(
         )
         return rate
     momentum = use.momentum_of(options)
-    # What correlated noise leaves in the weights depends on the momentum, which is known by now.
+    # The noise that correlation leaves in the weights depends on the momentum, so it is set first.
     found = found.with_(optimizer=replace(found.optimizer, options=tuple(options.items())))
     norm, length = model.feature_norm, defaults.path_length(found, model)
     where = "" if norm is None else f" in scores of features of norm {norm:.3g}"
@@ -621,7 +621,7 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
     if batch is None:
         why["batch"] = f"the one with which the budget lasts about {defaults.ROUNDS} rounds"
         batch = defaults.batch_for_noise(request.examples, roughly(request, budget), sigma)
-        # That rule is rough where σ is small: a batch that one round could not pay for is cut.
+        # That rule is rough where σ is small: a batch whose single round exceeds the budget is cut.
         fitting = _largest(
             lambda size: request.mechanism(sigma, int(size), 1), budget, batch, request.protected
         )
@@ -635,7 +635,7 @@ def _mechanism(request: PlanRequest, why: dict[str, str]) -> Mechanism:
 def _compared(
     request: PlanRequest, budget: Budget, batch: int, length: int, sigma: float, strategy: Strategy
 ) -> str:
-    """The worth of correlation: noise in the weights, beside independent noise at the same ε."""
+    """The gain of correlation in words: noise in the weights over that of independent noise."""
     mine = sigma * defaults.gain(strategy, length, request.momentum)
     arguments = length, request.clipping, request.neighbouring, None, request.protected
     in_turns, sampled = (
@@ -690,7 +690,7 @@ def _batch_and_length(
 
 
 def _room(request: PlanRequest, batch: int, length: int) -> int:
-    """The batch, or the most with which the largest sample of a course fits into the data."""
+    """The batch, reduced if needed so that the largest sample of a course fits into the data."""
     like = Rounds(1.0, length, request.sampling_of(batch))
     return max(1, min(batch, int(request.course.room(like, request.examples))))
 
@@ -745,19 +745,24 @@ def _largest(
     return int(calibrate(make, budget, (1, most), integer=True, group=group, warn=False))
 
 
-# Two alternatives to a plan, one cheaper, one more accurate, with what each costs and gains.
+# Alternatives to a plan, one cheaper and one more accurate, with costs and gains.
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A plan near the chosen one: what it is for, and in one line what changes."""
+    """An alternative to a plan.
+
+    Args:
+        name: its purpose, such as "cheaper". plan: the alternative.
+        reason: what changes, in one line.
+    """
 
     name: str
     plan: Plan
     reason: str
 
 
-# Less noise for the signal than this share of it is no gain in accuracy.
+# A smaller relative reduction of the noise-to-signal ratio counts as no gain in accuracy.
 _GAIN = 0.01
 
 
@@ -767,17 +772,20 @@ def neighbours(
     feature_norm: float | None = None,
     scores: float = defaults.SCORE_NOISE,
 ) -> tuple[Neighbour, ...]:
-    """A cheaper and a more accurate plan with the same promise; fewer where none exists.
+    """A cheaper and a more accurate plan; fewer where none exists.
 
     The cheaper one halves the batch, the more accurate one doubles it, each with exactly
-    calibrated noise and, where the planner chose it, a step size of its own. Groups keep their
-    size: half or twice as many are made of the batch. A full batch cannot be doubled, and a batch
-    near it gains nothing from it: there only a larger ε helps, so the more accurate plan is the one
-    at twice ε, if that helps. Beside groups stands the same run with clipped examples.
+    calibrated noise for the same budget and, where the planner chose it, a new step size. Groups
+    keep their size, so their number halves or doubles. A full batch cannot be doubled, and a batch
+    near it gains nothing: only a larger ε helps then, so the more accurate plan is the one at twice
+    ε, if that helps. For a plan with groups, the same run with clipped examples is added.
 
     Args:
-        plan: from :func:`forethought.plan`. None are known beside correlated noise, or none.
-        parameters, feature_norm, scores: as the plan was made with.
+        plan: from :func:`forethought.plan`.
+        parameters, feature_norm, scores: the values that the plan was made with.
+
+    Returns:
+        No plans under correlated noise or without noise.
     """
     parts = plan.privacy.mechanism.rounds
     if any(isinstance(part, Correlated) or part.noise_multiplier == 0 for part in parts):
@@ -803,7 +811,7 @@ def neighbours(
         reason = f"twice ε: {_change(plan, double)}"
     else:
         reason = _change(plan, double)
-    # So small an ε next to δ decides nothing, and twice as much of it neither.
+    # Where δ dominates a small ε, twice that ε reduces no noise.
     if noise_to_signal(double) <= (1 - _GAIN) * noise_to_signal(plan):
         found.append(Neighbour("more accurate", double, reason))
     if plan.groups is not None:
@@ -825,7 +833,7 @@ def _resized(plan: Plan, factor: float, budget: Budget, model: Trained) -> Plan 
         if other == sampling or not 1 <= int(batch) <= sampling.pool(plan.examples):
             return None
         samplings.append(other)
-    # Groups of the same size: more or fewer of them.
+    # The size of groups stays, their number changes.
     groups = None if plan.groups is None else max(1, round(plan.groups * factor))
     return _with_noise(plan, samplings, budget, model, groups)
 
@@ -833,7 +841,7 @@ def _resized(plan: Plan, factor: float, budget: Budget, model: Trained) -> Plan 
 def _with_noise(
     plan: Plan, samplings: Sequence[Sampling], budget: Budget, model: Trained, groups: int | None
 ) -> Plan:
-    """The plan with other samplings and so many groups, or clipped examples, within a budget.
+    """The plan with other samplings and number of groups (None: clipped examples), in a budget.
 
     Noise that changes over the run keeps its shape.
     """
@@ -859,7 +867,7 @@ def _with_noise(
     factor = near
     if len(parts) > 1 or ahead is not None:
         factor = least_noise(make, budget, near, group, ahead)
-    kept: dict[str, Any] = {}  # to name groups would take persons for examples
+    kept: dict[str, Any] = {}  # without a change, groups= would replace a contribution of persons
     if groups != plan.groups:
         kept = {"groups": groups, "local": None if groups is None else plan.local}
     found = plan.with_(**kept, mechanism=make(factor), budget=budget)
@@ -875,7 +883,7 @@ def _with_noise(
 
 def _change(old: Plan, new: Plan) -> str:
     cost = gradient_computations(new) / gradient_computations(old)
-    # Noise goes with one over their number, for the same ε and the same share of them in a round.
+    # At the same ε and sampling rate the ratio is proportional to 1/N: express it in records.
     like = noise_to_signal(old) / noise_to_signal(new)
     whose = "persons" if isinstance(new.contribution, Persons) else "records"
     return f"{cost:.2g} × the work; noise weighs as with {like:.2g} × the {whose}"

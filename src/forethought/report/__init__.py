@@ -1,1 +1,1 @@
-"""Pictures and documents from a plan or a finished run."""
+"""Figures, pages and terminal output for plans, runs, statements and audits."""

@@ -1,4 +1,4 @@
-"""An audit as a person reads it: one table, one figure, one sentence."""
+"""Output of an audit: a table, a figure and the verdict."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def show_audit(console: Console, audit: Audit) -> None:
 
 
 def show_self_test(console: Console, result: SelfTest) -> None:
-    """Print which check caught each planted fault, and that sound jobs passed."""
+    """Print the checks that caught each planted fault, and the sound jobs that were refuted."""
     columns = {
         "fault": "{0.name}",
         "caught by": lambda one: ", ".join(one.checks) or "[bold red]not caught[/bold red]",
@@ -89,7 +89,7 @@ def show_self_test(console: Console, result: SelfTest) -> None:
 
 
 def draw_audit(audit: Audit, path: Path) -> Path | None:
-    """Draw the attack's errors under the claimed trade-off curve; None where none was played."""
+    """Draw the attack's error rates and the claimed trade-off curve; None: there was no attack."""
     attack = audit.attack
     if attack is None:
         return None

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from forethought.training.folder import RunSummary
 
 
-# The figures of a finished run: how it learned, how ε grew, what an attacker can reach.
+# The figures of a finished run: learning curve, ε against rounds, and trade-off curve.
 
 
-# Colour-blind safe (Okabe and Ito 2008).
+# Colours for colour-blind readers, too (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 POINTS = 24
 
 
 def new_axes(title: str, x: str, y: str) -> tuple[Any, Axes]:
-    """An empty figure in the library's style; drawn without a screen."""
+    """An empty figure in the library's style and its axes; it needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,13 +49,13 @@ def new_axes(title: str, x: str, y: str) -> tuple[Any, Axes]:
 
 
 def saved(figure: Any, path: Path) -> Path:
-    """Write a figure; its path."""
+    """Write a figure to a file and return its path."""
     figure.savefig(path)
     return path
 
 
 def _named(axes: Axes, text: str, at: Any, offset: tuple[int, int], colour: str) -> None:
-    """Write beside a point what it is, so many points of print away."""
+    """Write a label beside a data point, with an offset in typographic points."""
     where: dict[str, Any] = {"textcoords": "offset points", "xytext": offset}
     axes.annotate(text, at, ha="right", color=colour, **where)
 
@@ -70,7 +70,8 @@ def draw_run(summary: RunSummary, folder: Path) -> list[Path]:
 def draw_statement(statement: Statement, folder: Path) -> list[Path]:
     """Draw ε against rounds and the trade-off curve of a statement; return their paths.
 
-    Nothing is drawn for a search or a filtered run: these are curves of rounds fixed in advance.
+    Nothing is drawn for a search or a filtered run, since the curves are for rounds that are fixed
+    in advance.
     """
     composed = statement.way.composed
     if composed is None:
@@ -85,7 +86,7 @@ def draw_statement(statement: Statement, folder: Path) -> list[Path]:
 
 
 def draw_learning(metrics: Sequence[Mapping[str, str]], path: Path) -> Path | None:
-    """Held-out accuracy (or loss, where there is none) against rounds; None without records."""
+    """Draw held-out accuracy, or else loss, against rounds; None: there are no such metrics."""
     name = next((n for n in ("accuracy", "test_loss", "loss") if _column(metrics, n)), None)
     if name is None:
         return None
@@ -103,7 +104,7 @@ def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[int, 
 
 
 def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1) -> Path | None:
-    """Certified ε against rounds; None when no noise was added."""
+    """Draw certified ε against rounds; None: a round has no noise."""
     total = len(mechanism)
     if any(part.noise_multiplier == 0 for part in mechanism):
         return None
@@ -121,7 +122,7 @@ def draw_epsilon(mechanism: Mechanism, delta: float, path: Path, group: int = 1)
 
 
 def draw_tradeoff(mechanism: Mechanism, path: Path, group: int = 1) -> Path | None:
-    """The least detection error an attacker can reach, at every false-alarm rate."""
+    """Draw the least miss rate of an attacker at every false-alarm rate; None: without noise."""
     if any(part.noise_multiplier == 0 for part in mechanism):
         return None
     from forethought.accounting.tradeoff import tradeoff
@@ -157,7 +158,11 @@ def draw_plan(plan: Plan, folder: Path, front: Front | None = None) -> list[Path
 
 
 def draw_noise(plan: Plan, path: Path) -> Path | None:
-    """The noise that the same promise needs at other batches; None unless Poisson with a budget."""
+    """Draw the noise for the same budget at other batch sizes.
+
+    Returns:
+        None unless the plan has a budget and equal rounds of Poisson sampling or full batches.
+    """
     if plan.budget is None or len(plan.mechanism.rounds) != 1:
         return None
     if not isinstance(plan.sampling, Poisson | FullBatch):
@@ -183,7 +188,7 @@ def draw_noise(plan: Plan, path: Path) -> Path | None:
 
 
 def draw_front(front: Front, path: Path) -> Path:
-    """The front: noise for the signal against ε, gradient computations as colour."""
+    """Draw the front: noise-to-signal ratio against ε, with gradient computations as colour."""
     figure, axes = new_axes(
         f"{len(front.candidates)} plans of those that none of {front.considered} beats",
         "ε",
@@ -205,12 +210,12 @@ def draw_front(front: Front, path: Path) -> Path:
     return saved(figure, path)
 
 
-# The utility graph as pictures: curves with their spread, a heat map with the admissible set.
+# The figures of a utility graph: curves with their spread, and a heat map with the admissible set.
 
 
-# More curves than this cannot be told apart: evenly spaced clip norms are drawn.
+# More curves cannot be distinguished, so that at most this many evenly spaced clip norms are drawn.
 MOST_CURVES = 6
-# In up to so many cells of the map the accuracy is written out.
+# Largest number of cells of a map in which accuracies are written as numbers.
 MOST_LABELS = 80
 
 
@@ -224,7 +229,7 @@ def draw_utility(graph: UtilityGraph, folder: Path, tolerance: float = 0.1) -> l
 
 
 def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1) -> Path:
-    """F(w + n)/F(w) against σ, a curve a clip norm, with one standard deviation of the draws."""
+    """Draw F(w + n)/F(w) against σ, a curve per clip norm, with one standard deviation of draws."""
     figure, axes = new_axes(
         "What noise leaves of the accuracy", "noise multiplier σ", "accuracy fraction F(w+n)/F(w)"
     )
@@ -234,7 +239,7 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
     for row, colour in zip(rows, colours, strict=True):
         mean, spread = graph.mean[row], graph.spread[row]
         label = f"{graph.clip_norms[row]:.3g}  ({graph.noiseless[row]:.1%})"
-        # One σ makes no line: a dot shows it all the same.
+        # A single σ gives no line, so a marker shows it.
         marker = "o" if len(graph.noise_multipliers) < 3 else None
         axes.plot(
             graph.noise_multipliers, mean, color=colour, linewidth=1.8, marker=marker, label=label
@@ -274,10 +279,10 @@ def draw_utility_curves(graph: UtilityGraph, path: Path, tolerance: float = 0.1)
 
 
 def draw_utility_map(graph: UtilityGraph, path: Path, tolerance: float = 0.1) -> Path:
-    """Accuracy of the perturbed model over (σ, C); the admissible set is outlined.
+    """Draw the accuracy of the perturbed model over (σ, C), with an outline of the admissible set.
 
     The line joins each norm's largest admissible σ; the dot is the pair that
-    :meth:`~forethought.utility.graph.UtilityGraph.choose` takes.
+    :meth:`~forethought.utility.graph.UtilityGraph.choose` returns.
     """
     found = graph.admissible(tolerance)
     bound = f"the line bounds a loss of {tolerance:.0%}"
@@ -345,7 +350,7 @@ def _outline(graph: UtilityGraph, axes: Axes, largest: dict[float, float]) -> No
 
 
 def edges_of(grid: tuple[float, ...]) -> Any:
-    """Borders of the cells around grid points: halfway, in the logarithm where that is even."""
+    """The borders of the cells around grid points: midpoints, on log grids of the logarithms."""
     points = np.log(grid) if _logarithmic(grid) else np.asarray(grid)
     if len(points) == 1:
         edges = points[0] + np.array([-0.5, 0.5]) * (1.0 if _logarithmic(grid) else points[0])
@@ -356,7 +361,7 @@ def edges_of(grid: tuple[float, ...]) -> Any:
 
 
 def _logarithmic(grid: tuple[float, ...]) -> bool:
-    """True if the points are spread over more than a decade and evener in the logarithm."""
+    """True if the points span at least a decade and their logarithms are more evenly spaced."""
     if len(grid) < 2 or grid[-1] < 10 * grid[0]:
         return False
     if len(grid) == 2:

@@ -1,4 +1,4 @@
-"""A federation or a gossip on the terminal: before it runs, while it is served, when it has run."""
+"""Terminal output of a federation or a gossip: plan, progress, and result of a simulation."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from forethought.jobs.public_proxy import GossipRehearsal
     from forethought.values.plan import Plan
 
-# More rows than this nobody reads.
+# Largest number of rows of a table.
 SHOWN = 20
 
 
-# Who takes part, with which plan.
+# The holders and their plans.
 
 
 def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
-    """Show the holders, the plan of each, and of a gossip the graph."""
+    """Print the holders, the plan of each, and the graph of a gossip."""
     title = f"{len(agreed.members)} clients, {agreed.rule}, {agreed.rounds} rounds"
     own: dict[str, Any] = {"batch": lambda row: _batch(row[1])}
     if isinstance(agreed, Federation):
@@ -59,7 +59,7 @@ def show_agreed(console: Console, agreed: Federation | Gossip) -> None:
 
 
 def _batch(plan: Plan) -> str:
-    """Expected batch sizes: one, or from first to last."""
+    """The expected batch size, or the first and the last one, in words."""
     first, final = (
         plan.privacy.examples_before(end) - plan.privacy.examples_before(end - 1)
         for end in (1, plan.rounds)
@@ -67,11 +67,11 @@ def _batch(plan: Plan) -> str:
     return f"{first:.4g}" if first == final else f"{first:.4g} to {final:.4g}"
 
 
-# What everybody would spend.
+# The predicted costs of all holders.
 
 
 def show_plan(console: Console, plan: FederatedPlan | GossipPlan) -> None:
-    """Each holder's plan and costs, and other ways to the same ε."""
+    """Print each holder's plan and costs, and alternatives with the same ε."""
     if isinstance(plan, FederatedPlan):
         _show_federation_plan(console, plan)
     else:
@@ -81,7 +81,7 @@ def show_plan(console: Console, plan: FederatedPlan | GossipPlan) -> None:
 
 
 def _show_federation_plan(console: Console, plan: FederatedPlan) -> None:
-    """Each client's plan and costs, then the ways to cut it into global rounds."""
+    """Print each client's plan and costs, then other divisions into global rounds."""
     federation = plan.federation
     clients = {
         "client": "{0.name}",
@@ -121,7 +121,7 @@ def _show_federation_plan(console: Console, plan: FederatedPlan) -> None:
 
 
 def _show_gossip_plan(console: Console, plan: GossipPlan) -> None:
-    """Each worker's plan and what it costs, then the graphs that it could run on."""
+    """Print each worker's plan and costs, then other possible graphs."""
     gossip = plan.gossip
     workers = {
         "worker": "{0.name}",
@@ -176,7 +176,7 @@ def _more(console: Console, rows: int) -> None:
 
 
 def show_rehearsal(console: Console, rehearsal: GossipRehearsal) -> None:
-    """Show the graph that comes within 0.01 of SYNC in the least time."""
+    """Print the rehearsal of all graphs, and the one within 0.01 of SYNC in the least time."""
     columns = {
         "graph": "{0.graph}",
         "mixing": "{0.mixing}",
@@ -209,11 +209,11 @@ def show_rehearsal(console: Console, rehearsal: GossipRehearsal) -> None:
         console.print(f"two standard errors would bring these within reach, too: {names}")
 
 
-# While a server serves.
+# The progress of a server.
 
 
 def status_table(status: Status) -> Group:
-    """A table of the run's progress, its members, and the newest alarms."""
+    """A table of the run's progress, its clients, and the latest alarms."""
     head = f"federation {status.run}, {status.rule}: model {status.version} of {status.rounds}"
     columns = {
         "client": "{0.name}",
@@ -227,11 +227,11 @@ def status_table(status: Status) -> Group:
     return Group(Text(head), figures(status.clients, columns, box=None), *alarms)
 
 
-# When a simulation has run.
+# The result of a simulation.
 
 
 def show_simulated(console: Console, summary: Mapping[str, Any]) -> None:
-    """Show the outcome of a simulation of clients or of workers."""
+    """Print the outcome of a simulation of clients or of workers."""
     what, holders = _holders(summary)
     columns = {
         what: "{0[name]}",
@@ -274,8 +274,7 @@ def _holders(summary: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
 
 def draw_simulation(summary: Mapping[str, Any], folder: Path) -> None:
-    """Draw the computations of each holder, and accuracy against virtual seconds, where it is
-    known."""
+    """Draw ``timeline.png`` of all computations and, if accuracies are known, ``accuracy.png``."""
     what, holders = _holders(summary)
     figure, axes = new_axes("Who computed when", "virtual seconds", what)
     bars: dict[int, list[tuple[float, float]]] = {}
@@ -284,7 +283,7 @@ def draw_simulation(summary: Mapping[str, Any], folder: Path) -> None:
             bars.setdefault(int(holder), []).append((begin, end - begin))
     usual = median(row["busy"] for row in holders)
     for holder, spans in bars.items():
-        # Whoever is busy much longer than most is what the others may have waited for.
+        # A holder that is busy much longer than most may have delayed the others.
         colour = ORANGE if holders[holder]["busy"] > 1.5 * usual else BLUE
         at = (holder - 0.4, 0.8)
         axes.broken_barh(spans, at, facecolors=colour, edgecolor="white", linewidth=0.3)

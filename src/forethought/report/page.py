@@ -1,10 +1,9 @@
-"""The pages that people are shown: a statement for a data-protection officer, a report of a run.
+"""HTML pages: the statement for a data-protection officer, and the report of a run.
 
-Each is one file of HTML that needs nothing else: no network, no fonts, no libraries. Its curves are
-SVG, to be read without a network, hovered, and printed. On paper it comes by a browser of this
-machine, without a window or a network, since the pages have a style for paper. A browser lays them
-out as people see them, and most machines have one; a second layout engine would be a large
-dependency that draws them otherwise.
+Each page is one HTML file that needs no network, fonts or libraries. Its curves are SVG with
+tooltips. The pages have a style for print, and an installed browser prints them to PDF, without a
+window and without a network. A browser gives the same layout as on the screen, and most machines
+have one; another layout engine would be a large dependency with a different layout.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ if TYPE_CHECKING:
     from forethought.training.shapes import Shape, Shapes, Surface
 
 
-# As wide as a phone shows it and half a page: a letter is as large there as it says here.
+# The width of a phone and of half a page, so that font sizes are true in both.
 WIDTH, HEIGHT = 400, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 12, 44
 Points = Sequence[tuple[float, float]]
 
 
 def percent(value: float) -> str:
-    """A share in words."""
+    """A share as a percentage with one decimal."""
     return f"{value:.1%}"
 
 
 def short(value: float) -> str:
-    """A number of three digits; of five from 1000 on, so that years stay apart."""
+    """A number with three digits; from 1000 on with five, so that years differ."""
     if abs(value) >= 10_000:
         return f"{value:,.0f}"
     return f"{value:.5g}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -66,12 +65,12 @@ def curve(
     lowest: float | None = None,
     highest: float | None = None,
 ) -> str:
-    """One curve with axes; hovering shows the nearest point, and so does a table for readers.
+    """One curve with axes as SVG; hovering shows the nearest point.
 
     Args:
-        points: (x, y), by growing x. x, y: what the axes are. shown: how a value of y is written;
-            marked: that of a point, if otherwise.
-        reference: a second, dotted line, such as blind guessing. reference_name: what it is.
+        points: (x, y), by ascending x. x, y: names of the axes. shown: formats a value of y on the
+            axis; marked: formats that of a point, by default like ``shown``.
+        reference: a second, dotted line, such as blind guessing. reference_name: its label.
         lowest, highest: ends of the vertical axis; by default those of the values.
     """
     every = [*points, *reference]
@@ -103,10 +102,11 @@ def _axes(
     shown: Callable[[float], str],
     below: Callable[[float], str] = short,
 ) -> list[str]:
-    """The beginning of a picture: its frame, what it says in words, its axes.
+    """The beginning of an SVG figure: its frame, its description and its axes.
 
     Args:
-        shown, below: how values are written on the vertical axis, and on the other.
+        across, up: ends of the horizontal and the vertical axis. told: the description.
+        shown, below: format a value on the vertical and on the horizontal axis.
     """
     to_x = _scale(across, (_LEFT, WIDTH - _RIGHT))
     to_y = _scale(up, (HEIGHT - _BOTTOM, _TOP))
@@ -132,7 +132,7 @@ def _axes(
 
 
 def _hovered(parts: list[str], marks: list[list[Any]]) -> str:
-    """A picture's end, and the points that hovering shows: [x, y, words] each."""
+    """The complete figure, with the points that hovering shows: [x, y, words] each."""
     parts.append(f'<circle class="dot" r="4" cx="{marks[-1][0]}" cy="{marks[-1][1]}"/>')
     parts.append('<text class="tip" x="0" y="0"></text></svg>')
     points = escape(json.dumps(marks), quote=True)
@@ -143,7 +143,7 @@ def dots(found: int, blind: int, words: str) -> str:
     """A hundred records as dots: ``found`` of them filled, ``blind`` of these with a cross.
 
     Args:
-        words: what the picture says, for those who do not see it.
+        words: description of the figure, for screen readers.
     """
     parts = [
         '<svg class="dots" viewBox="0 0 410 106" role="img" '
@@ -152,7 +152,7 @@ def dots(found: int, blind: int, words: str) -> str:
         f'<desc id="dots-words">{escape(words)}</desc>'
     ]
     for number in range(100):
-        # Column by column, so that what is found is one block from the left.
+        # Column by column, so that the filled dots are one block from the left.
         x, y = 13 + 20.2 * (number // 5), 13 + 20 * (number % 5)
         kind = "found" if number < found else "missed"
         parts.append(f'<circle class="{kind}" r="7.5" cx="{x:.1f}" cy="{y}"/>')
@@ -192,18 +192,18 @@ def _ticks(low: float, high: float) -> list[float]:
     return found
 
 
-# What an additive model's columns add: a picture a column, and of the pairs that matter most.
+# Figures of an additive model: the curve of each column, and the surfaces of the largest pairs.
 
 
-# Columns, pairs and lines of a picture that are drawn; the others are in shapes.json.
+# Largest numbers of columns, of pairs, and of lines per figure; the others are in shapes.json.
 _COLUMNS, _PAIRS, _LINES = 24, 6, 6
-# Figures that a report opens with; the others unfold.
+# Number of figures that are visible at first; a click shows the others.
 _FIRST = 6
 _BAR, _NAMES, _LONGEST = 24, 140, 18
 
 
 def shape_figures(shapes: Shapes) -> list[str]:
-    """A figure for each column, the one that reaches furthest first, then for pairs."""
+    """A figure for each column, the one with the largest effect first, then for pairs."""
     found = []
     for shape in sorted(shapes.columns, key=lambda one: -one.reach)[:_COLUMNS]:
         drawn = _bars(shape, shapes) if shape.kind == "word" else _shape(shape, shapes)
@@ -228,7 +228,7 @@ def shape_figures(shapes: Shapes) -> list[str]:
 
 
 def _when(place: object) -> float:
-    """A number as it is, a day as years."""
+    """The place on an axis as a number; a day becomes a fractional year."""
     if isinstance(place, str):
         day = date.fromisoformat(place)
         return day.year + (day.timetuple().tm_yday - 1) / 366
@@ -236,7 +236,7 @@ def _when(place: object) -> float:
 
 
 def _reach_of(shape: Shape) -> tuple[float, float]:
-    """The ends of the vertical axis: all lines, and the band around the first."""
+    """The ends of the vertical axis for all lines and, for a single line, its noise band."""
     values = [value for row in shape.values for value in row]
     band = [1.96 * size for size in shape.noise]
     if band and len(shape.values) == 1:
@@ -245,7 +245,7 @@ def _reach_of(shape: Shape) -> tuple[float, float]:
 
 
 def _shape(shape: Shape, shapes: Shapes) -> str:
-    """A curve over a number or a day, with the band of the noise; a line an output."""
+    """The curves of a column of numbers or days, one per output; a single one has a noise band."""
     x = [_when(place) for place in shape.places]
     days = shape.kind == "day"
     up = _reach_of(shape)
@@ -264,7 +264,7 @@ def _shape(shape: Shape, shapes: Shapes) -> str:
         points = list(zip(x, row, strict=True))
         parts.append(f'<path class="line line-{number}" d="{_path(points, to_x, to_y)}"/>')
         if len(shape.values) > 1:
-            # Names stand apart along the lines, each where its own is.
+            # Labels are at different places along the lines, so that they do not overlap.
             a, b = points[len(points) * (number + 1) // (_LINES + 1)]
             name = escape(_cut(shapes.outputs[number]))
             parts.append(
@@ -278,7 +278,7 @@ def _shape(shape: Shape, shapes: Shapes) -> str:
 
 
 def _bars(shape: Shape, shapes: Shapes) -> str:
-    """A bar a word, from 0, with the band of the noise; of several outputs a bar each."""
+    """The bars of a column of words: one per word and output; a single output has a noise band."""
     lines = min(len(shape.values), _LINES)
     low, high = _reach_of(shape)
     step = _BAR if lines == 1 else 9 * lines + 9
@@ -315,7 +315,7 @@ def _bars(shape: Shape, shapes: Shapes) -> str:
 
 
 def _surface(surface: Surface, told: str) -> str:
-    """A square of cells, darker where a surface is further from 0."""
+    """The figure of a surface over two columns: cells that are darker further from 0."""
     rows = surface.values[0]
     every = [value for row in rows for value in row]
     most = max(map(abs, every)) or 1.0
@@ -333,7 +333,7 @@ def _surface(surface: Surface, told: str) -> str:
             box = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
             words = f"{_told(surface.places[0][i])}, {_told(surface.places[1][j])}: {value:+.2f}"
             parts.append(_cell(value, most, box, words))
-    # The key: both ends, as dark as they stand in the picture.
+    # The legend has the least and the largest value in their colours.
     for place, value in enumerate(sorted({min(every), max(every)})):
         x = _LEFT + 110 * place
         parts.append(_cell(value, most, f'x="{x}" y="{HEIGHT + 6}" width="16" height="14"'))
@@ -351,7 +351,7 @@ def _surface(surface: Surface, told: str) -> str:
 
 
 def _cell(value: float, most: float, box: str, words: str = "") -> str:
-    """A cell of a surface: darker where further from 0, hatched below it."""
+    """A cell of a surface: darker further from 0, hatched where negative."""
     share, title = abs(value) / most, f"<title>{escape(words)}</title>" if words else ""
     kind = "above" if value >= 0 else "under"
     hatch = f'<rect class="below" fill="url(#below)" {box}/>' if value < 0 and share > 0.1 else ""
@@ -367,7 +367,7 @@ def _cut(name: str) -> str:
 
 
 def _shapes(shapes: Shapes) -> list[str]:
-    """The section of a report on what an additive model learnt."""
+    """The section of a report with the curves of an additive model."""
     known = any(shape.noise for shape in shapes.columns)
     band = (
         " Around each stands how far noise alone moves it in 95 of 100 runs at most: where that "
@@ -390,7 +390,7 @@ def _shapes(shapes: Shapes) -> list[str]:
 
 
 def _unfolding(figures: list[str]) -> list[str]:
-    """The first figures, and the others behind a line that opens them."""
+    """The first figures, and the others in an element that opens on a click."""
     first, others = (
         f'<div class="charts">{"".join(part)}</div>'
         for part in (figures[:_FIRST], figures[_FIRST:])
@@ -404,7 +404,7 @@ def _unfolding(figures: list[str]) -> list[str]:
 # A statement and a report.
 
 
-# What others have promised in public, each for its own unit of protection.
+# Published ε of other releases, each for its own unit of protection.
 PUBLISHED = (
     (1.0, "Wikimedia page views 2023, one reader and day"),
     (2.64, "Google mobility reports 2020, one user and day"),
@@ -420,12 +420,12 @@ def statement_page(
     audited: bool | None = None,
     signed: str | None = None,
 ) -> str:
-    """The page for a data-protection officer: plain words first, a technical annex behind.
+    """The page for a data-protection officer: plain words first, then a technical annex.
 
     Args:
-        audited: what an audit.json that lies with the statement says: False, it was not refuted;
-            True, it was. None: there is none.
-        signed: short name of the key whose signature, in a file beside the statement, fits it.
+        audited: the result of audit.json beside the statement: True, the run was refuted; False, it
+            was not. None: there is no audit.
+        signed: fingerprint of the key whose signature beside the statement fits; None: none.
     """
     s = statement
     first, second, _ = s.sentences()
@@ -463,12 +463,12 @@ def statement_page(
 
 
 def report_page(summary: RunSummary) -> str:
-    """One file about a run: result beside its baseline, curves, plan, statement in short."""
+    """The report of a run as HTML: result and baseline, curves, plan, and statement in short."""
     s = summary.statement
     first, second, third = s.sentences()
     body = [f"<h1>Run {escape(summary.folder.resolve().name)}</h1>"]
     if summary.results is not None:
-        # Before anything else: a promise about a model that is of no use helps nobody.
+        # Warnings come first: a guarantee for a useless model helps nobody.
         body += [_warning(text) for text in summary.results.warnings()]
     body += _head(s, first, second)
     if summary.results is not None:
@@ -494,16 +494,19 @@ def report_page(summary: RunSummary) -> str:
 
 
 def write_pages(summary: RunSummary) -> None:
-    """Leave ``report.html`` and ``statement.html`` in the run folder."""
+    """Write ``report.html`` and ``statement.html`` into the run folder."""
     write_statement(summary.folder, summary.statement)
     (summary.folder / "report.html").write_text(report_page(summary), encoding="utf-8")
 
 
 def write_statement(folder: Path, statement: Statement | None = None) -> Path:
-    """Leave ``statement.html`` with a statement alone, as a client's or a worker's.
+    """Write ``statement.html`` for a statement, such as a client's or a worker's.
 
     Args:
         statement: None: the one in the folder.
+
+    Returns:
+        The path of the page.
     """
     statement = statement or Statement.load(folder / "statement.json")
     page, title = folder / "statement.html", f"Privacy statement of {folder.resolve().name}"
@@ -513,7 +516,7 @@ def write_statement(folder: Path, statement: Statement | None = None) -> Path:
 
 
 def _audited(folder: Path) -> bool | None:
-    """True if the folder's audit.json says that the run was refuted; None: nothing is known."""
+    """True if the folder's audit.json refutes the run; None: there is no valid audit.json."""
     try:
         refuted = parse((folder / "audit.json").read_text(encoding="utf-8"))["refuted"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -522,7 +525,7 @@ def _audited(folder: Path) -> bool | None:
 
 
 def _signed(folder: Path, statement: Statement) -> str | None:
-    """Short name of the key that signed the statement as it lies in the folder."""
+    """The fingerprint of the key that signed the statement in the folder; None: no valid one."""
     try:
         found = attested((folder / "statement.intoto.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
@@ -531,16 +534,16 @@ def _signed(folder: Path, statement: Statement) -> str | None:
 
 
 def _lead(s: Statement) -> list[str]:
-    """One sentence, one number, one picture, for whoever tells others about it."""
+    """The lead of a page: one sentence, one number and one figure; [] without a guarantee."""
     if not s.private:
         return []
     rate, power = s.attack[min(1, len(s.attack) - 1)]
-    # Upward, as every bound; and at least what guessing finds.
+    # Rounded up, since it is a bound, and never below blind guessing.
     blind = round(100 * rate)
     found = min(100, max(blind, math.ceil(100 * power - 1e-9)))
     units = f"{unit(s)}s" if s.group == 1 else f"groups of {s.group} {unit(s)}s"
     learned = "this model learned from" if s.releases else "such a model would learn from"
-    # Where one record stands for another, there is no doubt that there was one.
+    # Under replace-one the presence of a record is known; only its content is hidden.
     finds = "finds" if s.adjacency != "replace-one" else "recognises, by what they say,"
     sentence = (
         f"Of 100 {units} that {learned}, even an attacker who knows all the others {finds} on "
@@ -557,7 +560,7 @@ def _lead(s: Statement) -> list[str]:
 
 
 def _checks(s: Statement, audited: bool | None, signed: str | None) -> list[tuple[str, str, str]]:
-    """(what, by whom, evidence) of everything that is compared, or can be."""
+    """The rows (what, by whom, evidence) of all checks that were made or can be made."""
     verifier = "can be, by anyone: forethought account --verify"
     compared = [
         (
@@ -661,7 +664,7 @@ def _result(results: Results) -> list[str]:
             ""
             if figure.low is None or figure.high is None
             else f"{at_least(figure.low, '.3f')} to {at_most(figure.high, '.3f')}",
-            # One answer for all, the frequency of each class, is calibrated by definition.
+            # The baseline, which answers the class frequencies, is calibrated by definition.
             f"{results.baseline[name]:.3f}"
             if name in results.baseline and name != "calibration error"
             else "",
@@ -737,14 +740,14 @@ def _attack(s: Statement) -> list[tuple[float, float]]:
 
     best = tradeoff(composed(s.mechanism), group=s.group)
     alarms = [number / (_CURVE - 1) for number in range(_CURVE)]
-    # All at once: one search for a hundred points costs as much as for one.
+    # In one call, since a hundred points cost as much as one.
     missed = best(alarms).tolist()
     return [(alarm, 1 - one) for alarm, one in zip(alarms, missed, strict=True)]
 
 
 def _column(metrics: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
     found = [(float(row["round"]), float(row[name])) for row in metrics if row.get(name)]
-    # Without noise ε is infinite, and there is nothing to draw.
+    # Without noise ε is infinite and cannot be drawn.
     return [point for point in found if math.isfinite(point[1])]
 
 
@@ -787,7 +790,7 @@ def _page(title: str, body: Iterable[str]) -> str:
     )
 
 
-# A page on paper.
+# Print of a page to PDF.
 
 
 BROWSERS = (
@@ -804,16 +807,16 @@ _QUIET = ("sync", "background-networking", "component-update", "default-apps", "
 
 
 class PrintingError(ValueError):
-    """A page that cannot be printed here; says what to do instead."""
+    """A page cannot be printed on this machine; the message says what to do instead."""
 
 
 def browser() -> str | None:
-    """A browser that prints by itself; None: there is none on the path."""
+    """The path of a browser that can print without a window; None: there is none on the path."""
     return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 def print_pdf(page: Path, pdf: Path) -> Path:
-    """Print a page of HTML to a PDF beside whatever is there, which it takes the place of.
+    """Print an HTML page to the file ``pdf``, which is replaced if it exists; returns its path.
 
     Raises:
         PrintingError: no browser, or one that fails.
@@ -829,11 +832,11 @@ def print_pdf(page: Path, pdf: Path) -> Path:
         command = [
             program,
             "--headless",
-            # Chromium's own sandbox does not start for root, as in a container.
+            # Chromium's sandbox does not start for root, for example in a container.
             *(["--no-sandbox"] if os.name == "posix" and os.geteuid() == 0 else []),
             "--no-first-run",
             *(f"--disable-{name}" for name in _QUIET),
-            "--host-resolver-rules=MAP * ~NOTFOUND",  # a page of this library asks for nothing
+            "--host-resolver-rules=MAP * ~NOTFOUND",  # the page needs no network
             f"--user-data-dir={folder}/profile",
             "--no-pdf-header-footer",
             f"--print-to-pdf={made}",

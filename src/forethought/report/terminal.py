@@ -1,4 +1,4 @@
-"""The words and tables of the terminal: plan, progress, result, statement."""
+"""Terminal output: texts and tables of plans, progress, results and statements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forethought.utility.graph import UtilityGraph
 
 
-# Options of tables: a title on the left, in bold; a first column of names.
+# Options of tables: a title on the left, the same in bold, and a first column of names.
 LEFT: dict[str, Any] = {"title_justify": "left"}
 BOLD: dict[str, Any] = {**LEFT, "title_style": "bold"}
 FIRST: dict[str, Any] = {"style": "cyan", "no_wrap": True}
@@ -49,11 +49,12 @@ def figures(
     first: dict[str, Any] | None = None,
     **options: Any,
 ) -> Table:
-    """A table of figures, a row an object.
+    """A table with one row for each object.
 
     Args:
-        columns: heading → format of a row, such as ``"{0.rounds:,}"``, or a function of it.
-        right: headings of the columns that stand on the right.
+        rows: the objects.
+        columns: heading → format of an object, such as ``"{0.rounds:,}"``, or a function of it.
+        right: headings of right-aligned columns.
         first: options of the first column. options: of rich's table.
     """
     table = Table(**options)
@@ -67,7 +68,7 @@ def figures(
 
 
 def pairs(rows: Iterable[tuple[str, str]], *, wrap: bool = False, **options: Any) -> Table:
-    """A table of what and value, without headings."""
+    """A table of pairs (name, value), without headings."""
     table = Table(show_header=False, **options)
     table.add_column(**FIRST)
     table.add_column(no_wrap=not wrap)
@@ -77,7 +78,7 @@ def pairs(rows: Iterable[tuple[str, str]], *, wrap: bool = False, **options: Any
 
 
 def show_papers(console: Console, papers: Sequence[Paper]) -> None:
-    """Print what there is of the papers, and how to see more of one."""
+    """Print a list of the papers, and the command that shows one of them."""
     rows = {
         "paper": "{0.name}",
         "title": "{0.title}",
@@ -91,7 +92,7 @@ def show_papers(console: Console, papers: Sequence[Paper]) -> None:
 
 
 def show_paper(console: Console, paper: Paper) -> None:
-    """Print a paper's claims, errors, tables and what became of its items."""
+    """Print a paper's claims, errors, tables, and the outcome of its items."""
     console.print(f"{paper.name}: {paper.title}", style="bold", markup=False)
     console.print(paper.claims, markup=False)
     console.print("\nWhere it is wrong or loose:", markup=False)
@@ -106,13 +107,13 @@ def show_paper(console: Console, paper: Paper) -> None:
 
 
 def show_paper_table(console: Console, table: PaperTable) -> None:
-    """Print a printed table beside ours: aligned on a terminal, elsewhere as Markdown."""
+    """Print a paper's table beside this library's results: on a terminal aligned, else Markdown."""
     console.print(Markdown(table.text) if console.is_terminal else Text(table.text))
     console.print(f"\nPrinted again by: {table.command}", markup=False)
 
 
 def show_calculated(console: Console, plans: Sequence[Calculated]) -> None:
-    """Print each plan, its conditions with their margins, and what the accountant says of it."""
+    """Print each plan, its conditions with their margins, and the accountant's exact figures."""
     for plan in plans:
         result = plan.result
         noise = f"{plan.less_noise:.2f} times {'less' if plan.less_noise >= 1 else 'the'} noise"
@@ -157,14 +158,13 @@ def sizes_text(sizes: SampleSizes) -> str:
 
 
 def correlation_text(plan: Plan) -> str:
-    """The correlation of the noise of a plan of equal rounds, in words; nothing where there is
-    none."""
+    """The correlation of the noise of a plan of equal rounds, in words; "" for none."""
     strategy = getattr(plan.mechanism.rounds[0], "strategy", None)
     return "" if strategy is None else f", correlated over rounds ({strategy.kind})"
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    """The plan as (what, value) pairs, with the exact ε of what it will release."""
+    """The plan as pairs (name, value), with the exact ε of its releases."""
     epsilon = exact.epsilon(plan.mechanism, plan.delta, plan.records_per_person)
     of_persons = isinstance(plan.contribution, Persons)
     rows = [("persons" if of_persons else "records", f"{plan.examples:,}")]
@@ -217,7 +217,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _preparation_text(plan: Plan, asked: Preparation) -> str:
-    """The releases before training, and what they would cost alone."""
+    """The releases before training and their ε alone, in words."""
     alone = Mechanism(*asked.parts(), adjacency=plan.mechanism.adjacency)
     spent = exact.epsilon(alone, plan.delta, plan.records_per_person).upper
     names = ", ".join(NAMES[name].partition(" of ")[0] for name in asked.statistics)
@@ -225,7 +225,7 @@ def _preparation_text(plan: Plan, asked: Preparation) -> str:
 
 
 def _first_to_last(values: Sequence[float], form: str) -> str:
-    """Numbers of the parts of a run: one where all are alike."""
+    """The first and the last number of a run's parts; one number where they are equal."""
     first, last = format(values[0], form), format(values[-1], form)
     return first if first == last else f"{first} to {last}"
 
@@ -237,10 +237,10 @@ def show_plan(console: Console, plan: Plan) -> None:
 
 @contextmanager
 def progress_bar(console: Console, rounds: int) -> Iterator[Callable[[Any], None] | None]:
-    """A bar with loss, held-out accuracy, ε so far and share of clipped examples.
+    """A progress bar with loss, held-out accuracy, ε so far and share of clipped examples.
 
-    Yields the callback that training reports to; None when the output is no terminal, so that a
-    log file stays readable.
+    Yields the callback for training; None when the output is no terminal, so that a log file stays
+    readable.
     """
     if not console.is_terminal:
         yield None
@@ -262,7 +262,7 @@ def _bar(console: Console, what: str, *more: TextColumn) -> Progress:
 
 @contextmanager
 def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work that reports (done, total); without a terminal nothing is shown."""
+    """A progress bar for work that reports (done, total); without a terminal nothing is shown."""
     if not console.is_terminal:
         yield lambda _done, _total: None
         return
@@ -272,7 +272,7 @@ def counting(console: Console, what: str, total: int) -> Iterator[Callable[[int,
 
 
 def facts(event: Any) -> str:
-    """The known facts at a round, in a few words."""
+    """The known figures at a round, in a few words."""
     parts = []
     if event.loss is not None:
         parts.append(f"loss {event.loss:.3f}")
@@ -318,7 +318,7 @@ def _show_sentences(console: Console, statement: Statement) -> None:
 
 
 def show_figures(console: Console, results: Results | None) -> None:
-    """Print what the model is worth on held-out records, its baseline beside it."""
+    """Print the model's results on held-out records, with their baseline."""
     if results is None:
         return
     *others, last = results.sentences()
@@ -328,7 +328,7 @@ def show_figures(console: Console, results: Results | None) -> None:
 
 
 def show_phases(console: Console, run: Run) -> None:
-    """Print why a run in phases stopped, and how accurate each phase left the model."""
+    """Print the reason why a run in phases stopped, and the accuracy after each phase."""
     stopped = getattr(run, "stopped", "")
     if not stopped:
         return
@@ -359,7 +359,7 @@ def show_statement(
 
 
 def show_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
-    """Print what every analysis says as one table; nothing when there are no rows."""
+    """Print the results of every analysis as one table; nothing when there are no rows."""
     if not rows:
         return
     columns = {
@@ -373,7 +373,7 @@ def show_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
 
 
 def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> None:
-    """Print which noise every clip norm bears, and the choice."""
+    """Print the admissible noise of every clip norm, and the choice."""
     title = f"Noise that loses at most {tolerance:.0%} of the accuracy ({graph.source} data)"
     columns = {"clip norm": "{0.clip_norm:g}", "σ up to": "{0.noise_multipliers[1]:.3g}"}
     rows = graph.admissible(tolerance)
@@ -387,7 +387,7 @@ def show_utility(console: Console, graph: UtilityGraph, tolerance: float) -> Non
 
 
 def show_verification(console: Console, verification: Verification) -> None:
-    """Print entry by entry what a statement claims, what came out, and from which evidence."""
+    """Print for each entry of a statement the claim, the recomputed value and its evidence."""
     from forethought.accounting.verification import FOLLOWS
 
     table = Table(title="The statement, recomputed", **LEFT)
@@ -403,7 +403,7 @@ def show_verification(console: Console, verification: Verification) -> None:
 
 
 def show_summary(console: Console, summary: RunSummary) -> None:
-    """Print what a finished run says."""
+    """Print plan, last metrics, results and statement of a finished run."""
     show_plan(console, summary.plan)
     if summary.metrics:
         last = {name: float(value) for name, value in summary.metrics[-1].items() if value}
@@ -415,7 +415,7 @@ def show_summary(console: Console, summary: RunSummary) -> None:
 
 
 def show_unfinished(console: Console, run: UnfinishedRun) -> None:
-    """Print how far an interrupted run came, what that cost, and how to go on."""
+    """Print the number of released rounds of an interrupted run, their ε, and how to continue."""
     show_plan(console, run.plan)
     spent = (
         ""
@@ -427,14 +427,14 @@ def show_unfinished(console: Console, run: UnfinishedRun) -> None:
         f"released{spent}"
     )
     if run.last:
-        # Its ε was a quick bound; the line above has the exact one of all that may be out.
+        # Its ε is a quick bound; the line above has the exact ε of all possible releases.
         last = {name: value for name, value in run.last.items() if name != "epsilon"}
         console.print(f"[bold]Last record[/bold]  {_recorded(last)}")
     console.print(f"Continue with: forethought train --resume {run.folder}")
 
 
 def _recorded(last: Mapping[str, float]) -> str:
-    """A row of metrics.csv in a few digits, ε upward and counts whole."""
+    """A row of metrics.csv in a few digits: ε rounded up, counts as whole numbers."""
     shown = {
         name: f"{value:,.0f}"
         if value % 1 == 0
@@ -466,10 +466,11 @@ def show_plan_and_alternatives(
 def show_forecast(
     console: Console, forecasts: Sequence[Forecast], seconds: float | None, costs: str = ""
 ) -> None:
-    """Print what the noise costs a model, and how long its training takes here.
+    """Print the cost of the noise for a model, and the time of its training on this machine.
 
     Args:
-        costs: memory and time in words.
+        forecasts: the costs. seconds: the time; None: not measured. costs: memory and time in
+            words.
     """
     if forecasts:
         right = [f"{100 * one.without:.0f}" for one in forecasts]
@@ -509,7 +510,7 @@ def duration(seconds: float) -> str:
 
 
 def show_front(console: Console, front: Front) -> None:
-    """Print the front as a table, and the limits it was searched within."""
+    """Print the front as a table, and the limits of its search."""
     rows = front.candidates
     title = f"{len(rows)} plans of those that none of {front.considered} beats"
     columns = {

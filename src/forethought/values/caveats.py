@@ -1,6 +1,6 @@
-"""Every kind of caveat with its words: what a Statement can say besides its numbers.
+"""Caveats of a Statement: typed values, and one registry with the words of every kind.
 
-:mod:`forethought.values.caveats` has the values that refer to these by code.
+A caveat is an assumption, a limit or another fact that a Statement prints beside its numbers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 @dataclass(frozen=True)
 class Kind:
-    """The words and the role of every caveat with this code.
+    """The role and the words of all caveats with one code.
 
     Args:
-        role: ``"breaks"``: there is no guarantee at all. ``"fact"``: the accounting already took
-            it in. ``"assumption"``: the guarantee rests on it. ``"not-covered"``: a use of private
-            data outside the guarantee. ``"choice"``: how the plan's numbers were chosen.
-        sentence: what a person reads, without a full stop; ``{detail}`` stands for the detail.
+        role: ``"breaks"``: there is no guarantee at all. ``"fact"``: the accounting already
+            includes it. ``"assumption"``: the guarantee rests on it. ``"not-covered"``: a use of
+            private data outside the guarantee. ``"choice"``: how the plan's numbers were chosen.
+        sentence: the printed words, without a full stop; ``{detail}`` stands for the detail.
         reason: why it matters, or the theorem or source behind it.
-        earlier: the sentence in statements before schema 4, where it was another.
+        earlier: the sentence in statements before schema 4, if it was different.
     """
 
     role: Role
@@ -36,11 +36,11 @@ class Kind:
 
     @property
     def detailed(self) -> bool:
-        """True if a caveat of this kind must say something of its own."""
+        """True if a caveat of this kind needs a detail."""
         return "{detail}" in self.sentence
 
 
-# Printed in this order inside a role; the gravest first.
+# Statements print caveats of one role in this order; the most serious ones come first.
 KINDS: dict[str, Kind] = {
     # No guarantee at all.
     "no-noise": Kind(
@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
         "the noise levels were computed from the private data: {detail}",
         "a noise level that depends on the data says something about them",
     ),
-    # Taken in by the accounting.
+    # Already included in the accounting.
     "seeded-sampling": Kind(
         "fact",
         "the batches were drawn from a seed that a person chose, so no amplification by sampling "
@@ -135,7 +135,7 @@ KINDS: dict[str, Kind] = {
         "the book reserves all that a run may release before it reads a record, and composes what "
         "was released; docs/ledger.md",
     ),
-    # What the guarantee rests on.
+    # Assumptions of the guarantee.
     "public-size": Kind(
         "assumption",
         "the number of records is public",
@@ -455,13 +455,10 @@ KINDS: dict[str, Kind] = {
 }
 
 
-# The assumptions and the limits of a guarantee: typed values, one registry of their words.
-
-
 def one_line(text: str) -> str:
-    """The text without what could end a line or steer a terminal.
+    """The text without characters that could end a line or control a terminal.
 
-    Other white space becomes a space, other characters without a shape U+FFFD.
+    Unprintable white space becomes a space, other unprintable characters become U+FFFD.
     """
     if text.isprintable():
         return text
@@ -473,15 +470,16 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Caveat:
-    """One thing that a reader of a Statement has to know.
+    """One assumption, limit or other fact that a reader of a Statement has to know.
 
     Args:
         code: a key of :data:`KINDS`.
-        detail: what the sentence leaves open, in plain words; "" where it leaves nothing open.
-            It becomes one line: see :func:`one_line`.
+        detail: the words that stand for ``{detail}`` in the sentence; "" where there is no such
+            place. It is made one line by :func:`one_line`.
 
     Raises:
-        ValueError: an unknown code, a detail where none belongs (or none where one does).
+        ValueError: an unknown code, a detail that the sentence has no place for, or a missing one.
+        TypeError: the detail is no text.
 
     >>> print(Caveat("classes-from-data", "no, yes"))
     the classes are those found in the training data: no, yes
@@ -505,7 +503,7 @@ class Caveat:
 
     @property
     def kind(self) -> Kind:
-        """The registry's entry."""
+        """The entry of this code in :data:`KINDS`."""
         return KINDS[self.code]
 
     @property
@@ -515,15 +513,15 @@ class Caveat:
 
     @property
     def sentence(self) -> str:
-        """The words for a person, without a full stop."""
-        # Not str.format: a detail may hold braces, and a sentence has no other place to fill.
+        """The printed words with the detail, without a full stop."""
+        # Not str.format: other braces in a sentence are plain text.
         return self.kind.sentence.replace("{detail}", self.detail)
 
     def __str__(self) -> str:
         return self.sentence
 
     def __contains__(self, words: str) -> bool:
-        """True if these words are in the sentence."""
+        """True if ``words`` are in the sentence."""
         return words in self.sentence
 
     def to_dict(self) -> dict[str, str]:
@@ -541,10 +539,10 @@ class Caveat:
 
 
 def caveat(value: Caveat | str) -> Caveat:
-    """A caveat as it is, or words as the caveat that they are the sentence of, or else "stated".
+    """The caveat itself, or for a text the caveat with this sentence, else one of code "stated".
 
     Raises:
-        TypeError: neither. ValueError: no words.
+        TypeError: neither a caveat nor a text. ValueError: an empty text.
     """
     if isinstance(value, Caveat):
         return value
@@ -559,7 +557,7 @@ def caveats(values: Iterable[Caveat | str]) -> tuple[Caveat, ...]:
     """Each value as a :class:`Caveat`, once, in the order in which Statements print them.
 
     Raises:
-        TypeError: one string instead of several, or something that is no caveat.
+        TypeError: one string instead of several, or a value that is no caveat.
     """
     if isinstance(values, str):
         raise TypeError(f"give several caveats, for example ({values!r},), not one string")
@@ -568,10 +566,14 @@ def caveats(values: Iterable[Caveat | str]) -> tuple[Caveat, ...]:
 
 
 def choice(value: Caveat | str) -> Caveat:
-    """The choice of a plan's numbers: a caveat of that role, or the user's words for it.
+    """The caveat of role "choice" for the choice of a plan's numbers.
+
+    Args:
+        value: such a caveat, or the user's words, which become "declared-as" unless they are the
+            sentence of one.
 
     Raises:
-        TypeError, ValueError: neither, or a caveat of another role.
+        TypeError: neither a caveat nor a text. ValueError: a caveat of another role, no words.
     """
     if isinstance(value, str):
         text = value.strip().removesuffix(".")
@@ -586,10 +588,10 @@ def choice(value: Caveat | str) -> Caveat:
 
 
 def of_role(values: Iterable[Caveat], role: Role) -> tuple[Caveat, ...]:
-    """Those of one role, in their order."""
+    """The caveats of one role, in the given order."""
     return tuple(value for value in values if value.role == role)
 
 
 _ORDER = {code: (ROLES.index(kind.role), place) for place, (code, kind) in enumerate(KINDS.items())}
-# Sentences of those that need no detail, by which a caller's words are recognised.
+# Sentence → code of the kinds without a detail, to recognise a caller's words.
 _BY_SENTENCE = {kind.sentence: code for code, kind in KINDS.items() if not kind.detailed}

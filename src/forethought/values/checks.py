@@ -1,4 +1,4 @@
-"""Numbers, words and names from outside: what they must be, and an error in the user's words."""
+"""Checks of numbers, words and names from outside, with errors in the user's terms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def real(
     below: float | None = None,
     most: float | None = None,
 ) -> float:
-    """``value`` as a finite float inside the bounds, or an error in the user's words.
+    """``value`` as a finite float inside the bounds; errors call it ``name``.
 
     Raises:
         TypeError: not a number. ValueError: not finite, or outside the bounds.
@@ -45,7 +45,7 @@ def real(
 
 
 def whole(name: str, value: object, *, least: int = 1, most: int | None = None) -> int:
-    """``value`` as an integer inside the bounds, or an error in the user's words.
+    """``value`` as an integer inside the bounds; errors call it ``name``.
 
     Raises:
         TypeError: not a whole number. ValueError: outside the bounds.
@@ -60,35 +60,35 @@ def whole(name: str, value: object, *, least: int = 1, most: int | None = None) 
 
 
 def settle(value: object, **fields: object) -> None:
-    """Set fields of a frozen dataclass while it is being made."""
+    """Set fields of a frozen dataclass in its ``__post_init__`` or ``__init__``."""
     for name, found in fields.items():
         object.__setattr__(value, name, found)
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse a word that is not in ``allowed``, naming the choices."""
+    """Raise a ValueError that names the choices if ``value`` is not in ``allowed``."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
 def suggestion(name: str, known: Collection[str], form: str = "{!r}") -> str:
-    """The name that a wrong one may have been meant for, or all names that there are.
+    """A hint for an unknown name: the most similar known name, or all known names.
 
     Args:
-        form: of the nearest name in the text.
+        form: format of the similar name in the text.
     """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """A sentence with the name that a wrong one may have been meant for, or nothing."""
+    """A sentence that suggests the known name most similar to ``name``; "" without one."""
     near = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def frozen(options: Any) -> tuple[tuple[str, Any], ...]:
-    """Options as pairs of name and value, from these or from a mapping; lists become tuples."""
+    """Options as pairs of name and value, from pairs or from a mapping; lists become tuples."""
     pairs = options.items() if isinstance(options, Mapping) else options
     return tuple(
         (str(name), tuple(value) if isinstance(value, list) else value) for name, value in pairs
@@ -96,18 +96,19 @@ def frozen(options: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def without_none(values: Mapping[str, _Value | None]) -> dict[str, _Value]:
-    """The entries that were given."""
+    """The entries whose value is not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def imported(what: str, name: str) -> Callable[..., Any]:
-    """The function of a user's own that is named ``module:function``.
+    """The user's function with the name ``module:function``.
 
     Args:
-        what: it is, for errors: "model".
+        what: the kind of function, for errors: "model".
 
     Raises:
-        ValueError: another name, a module that cannot be imported, or one without this function.
+        ValueError: a malformed name, a module that cannot be imported, or one without this
+            function.
     """
     module_name, _, function = name.partition(":")
     if not module_name or not function:
@@ -132,9 +133,9 @@ def imported(what: str, name: str) -> Callable[..., Any]:
 
 @contextmanager
 def importable_from(folder: Path) -> Iterator[None]:
-    """Modules of one's own are found in ``folder`` too, after everything that is installed.
+    """Let imports find the user's modules in ``folder``, after all installed modules.
 
-    A console script, unlike ``python -m``, does not look for modules where it was started.
+    A console script, unlike ``python -m``, does not look for modules in its working directory.
     """
     here = str(folder.resolve())
     if here in sys.path or ("" in sys.path and folder.resolve() == Path.cwd()):

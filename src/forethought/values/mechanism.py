@@ -1,13 +1,13 @@
-"""The facts of a run that privacy depends on: plain frozen values, no arithmetic of privacy.
+"""The facts of a run that privacy depends on: frozen values without any privacy accounting.
 
 A :class:`Mechanism` is the whole input of the accountant. It holds no data, no model and no
 tensor, and it is the only description of a run from which a guarantee is ever computed.
 
-Below: how a round's batch is drawn (:class:`Sampling`), what runs in how many rounds, what is
-clipped and added up. A kind says itself everything that follows from it: what is not said is
-refused where the class is defined, and nothing is inherited from another kind. How a batch is drawn
-stands in :mod:`forethought.rounds.randomness`, theorems in :mod:`forethought.accounting.theorems`;
-see docs/adding_a_sampling.md.
+This module defines how a round's batch is drawn (:class:`Sampling`), the rounds and their number,
+and the contributions that are clipped and summed. Each kind of sampling states all of its
+consequences itself: a class that leaves one out is refused at its definition, and nothing is
+inherited from another kind. :mod:`forethought.rounds.randomness` draws the batches,
+:mod:`forethought.accounting.theorems` has the theorems; see docs/adding_a_sampling.md.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ SamplingName = Literal[
 
 
 class Binomial(NamedTuple):
-    """So many independent trials, each a hit with this chance.
+    """The number of hits in ``trials`` independent trials of probability ``chance`` each.
 
-    ``rounded``: the chance is the nearest double to the one that is drawn with.
+    ``rounded``: ``chance`` is the double nearest to the probability that is drawn with.
     """
 
     trials: int
@@ -58,7 +58,7 @@ class Binomial(NamedTuple):
 
 
 class Hypergeometric(NamedTuple):
-    """The number of ``marked`` among ``drawn`` different ones of ``examples``."""
+    """The number of ``marked`` records among ``drawn`` different ones of ``examples`` records."""
 
     marked: int
     drawn: int
@@ -72,16 +72,17 @@ Law = Binomial | Hypergeometric
 class Sampling(ABC):
     """The sampling of a round's batch, and its consequences for privacy, planning and audits.
 
-    A record *has its turn* in one round of every epoch (in every round, where an epoch is one); in
-    its turn it is in the batch so many times as :meth:`hits` says, independently of other turns.
+    A record *has its turn* in one round of every epoch (in every round, where an epoch is one
+    round). In its turn it is in the batch as many times as the law of :meth:`hits` gives,
+    independently of other turns.
 
     Attributes:
         kind: its name in files.
-        exchanges: whether a record that is drawn takes the place of another one: batches have a
-            fixed size, so that everybody else's draws depend on it.
-        redealt: whether every epoch deals the turns anew. Else a record's turn is the same in all
-            epochs.
-        usual_adjacency: what a plan promises unless it is told otherwise.
+        exchanges: whether a drawn record takes the place of another one: batches have a fixed size,
+            so that the draws of all other records depend on it.
+        redealt: whether every epoch assigns the turns anew; otherwise a record has the same turn in
+            all epochs.
+        usual_adjacency: a plan's adjacency by default.
         one_size: why the size of batches cannot change during a run; None: it can.
         refused: adjacencies under which one record's influence has no bound, and why.
     """
@@ -106,10 +107,10 @@ class Sampling(ABC):
     @classmethod
     @abstractmethod
     def sized(cls, batch: int, examples: int, parts: int | None = None) -> Sampling:
-        """The kind with (expected) batches of ``batch`` of ``examples`` records.
+        """A sampling of this kind whose (expected) batch size is ``batch`` of ``examples``.
 
         Args:
-            parts: into how many parts the records are dealt, for a kind that deals them.
+            parts: number of parts that the records are divided into, for a kind that has parts.
 
         Raises:
             ValueError: such batches do not exist.
@@ -117,49 +118,48 @@ class Sampling(ABC):
 
     @abstractmethod
     def resized(self, size: float, examples: int) -> Sampling:
-        """The same draw with (expected) batches of ``size`` of ``examples`` records.
+        """The same kind with an (expected) batch size of ``size`` of ``examples`` records.
 
-        One whose batches have no size of their own returns itself.
+        A kind without a batch size of its own returns itself.
         """
 
     @abstractmethod
     def known_examples(self) -> int | None:
-        """The number of records that it is drawn from; None: it goes with any number."""
+        """The number of records that batches are drawn from; None: any number."""
 
     @abstractmethod
     def pool(self, examples: int) -> float:
-        """The number of ``examples`` records that one batch is drawn from, on average."""
+        """The average number of records, of ``examples``, that one batch is drawn from."""
 
     @abstractmethod
     def expected_batch(self, examples: int) -> float:
-        """Expected size of a round's batch: what a noised sum is divided by."""
+        """The expected size of a round's batch, in records."""
 
     @property
     @abstractmethod
     def rounds_per_epoch(self) -> int:
-        """Rounds of an epoch, in which a record has its turn once."""
+        """The number of rounds of an epoch, in which each record has its turn once."""
 
     @abstractmethod
     def turn(self, place: int) -> float:
-        """Chance that a record's turn is in the round ``place`` of an epoch, from 0."""
+        """The probability that a record's turn is in round ``place`` (from 0) of an epoch."""
 
     @property
     @abstractmethod
     def turns_apart(self) -> int | None:
-        """Rounds from one turn of a record to its next; None: not the same for all turns."""
+        """The number of rounds from one turn of a record to its next; None: it is not constant."""
 
     @abstractmethod
     def hits(self, records: int) -> Law:
-        """The law of how often so many records together are in the batch of a round that is
-        their turn."""
+        """The distribution of how often ``records`` records are in one batch in their turn."""
 
     @abstractmethod
     def most(self, records: int) -> int:
-        """The largest number of times that so many records together are in one batch."""
+        """The largest number of times that ``records`` records together are in one batch."""
 
     @abstractmethod
     def hides(self, rounds: int) -> bool:
-        """True if ε of so many rounds counts on an attacker who does not know the batches."""
+        """True if ε of ``rounds`` rounds assumes that the attacker does not know the batches."""
 
     @abstractmethod
     def words(self) -> str:
@@ -324,7 +324,7 @@ class Shuffled(Sampling):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Batches that one pass over the data is cut into."""
+        """The number of batches that one pass over the data is cut into."""
         return -(-self.examples // self.batch)
 
     def turn(self, place: int) -> float:
@@ -341,7 +341,7 @@ class Shuffled(Sampling):
         return records
 
     def hides(self, rounds: int) -> bool:
-        # The beginning of an epoch may not have come to the record yet.
+        # In an unfinished epoch the record may not have been used yet.
         return rounds % self.rounds_per_epoch > 0
 
     def words(self) -> str:
@@ -392,7 +392,7 @@ class RandomAllocation(Sampling):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Rounds of one pass over the data."""
+        """The number of rounds of one pass over the data."""
         return self.rounds
 
     def turn(self, place: int) -> float:
@@ -417,10 +417,10 @@ class RandomAllocation(Sampling):
 
 @dataclass(frozen=True)
 class CyclicPoisson(Sampling):
-    """Records belong to ``parts`` parts, which take turns: round i draws from part i mod parts.
+    """The records are divided into ``parts`` parts, and round i draws from part i mod parts.
 
-    Each record's part is uniform, independent and fixed. A round holds every record of its part
-    with probability ``rate``, independently; rate 1 takes the whole part.
+    Each record's part is uniform, independent and fixed. A round's batch holds every record of its
+    part with probability ``rate``, independently; rate 1 takes the whole part.
     """
 
     rate: float
@@ -444,7 +444,7 @@ class CyclicPoisson(Sampling):
                 f"batches of {batch} do not fit into one of {parts} parts of {examples} examples: "
                 f"choose at most {examples // parts}, or fewer parts"
             )
-        # What is left over makes no part a sample: a whole part is taken whole.
+        # A batch of a whole part has rate exactly 1, also where parts does not divide examples.
         return cls(1.0 if batch == examples // parts else batch * parts / examples, parts)
 
     def resized(self, size: float, examples: int) -> CyclicPoisson:
@@ -461,7 +461,7 @@ class CyclicPoisson(Sampling):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Rounds until it is the same part's turn again."""
+        """The number of rounds from one turn of a part to its next."""
         return self.parts
 
     def turn(self, place: int) -> float:
@@ -552,12 +552,12 @@ SCHEMA = "forethought/mechanism/2"
 
 
 class UnsupportedMechanismError(ValueError):
-    """No theorem known to this library covers the combination: nothing is approximated silently."""
+    """No theorem of this library covers the combination, and nothing is approximated silently."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A target: (epsilon, delta) differential privacy. epsilon > 0, 0 < delta < 1."""
+    """A target of (epsilon, delta)-differential privacy, with epsilon > 0 and 0 < delta < 1."""
 
     epsilon: float
     delta: float
@@ -574,12 +574,15 @@ class Rounds:
     Args:
         noise_multiplier: standard deviation of the noise on the *sum*, in units of the clipping
             norm (not of the sensitivity). 0 means no noise, hence no privacy (ε = ∞).
-        count: how many releases.
+        count: number of releases.
         sampling: how each round's batch is drawn.
         clipping: ``"example"`` clips each record's gradient, ``"group"`` clips each group's
             update (batch clipping is one group).
-        groups: how many groups a batch is dealt into, where ``clipping`` is ``"group"``: several
-            records of one batch then move at most so many updates. None: unknown, any number.
+        groups: number of groups of a batch, where ``clipping`` is ``"group"``: several records of
+            one batch then change at most this number of updates. None: unknown.
+
+    Raises:
+        ValueError, TypeError: an unknown sampling or clipping, or a number outside its range.
     """
 
     noise_multiplier: float
@@ -606,27 +609,27 @@ class Rounds:
 
     @property
     def releases(self) -> int:
-        """Releases that can hold the same record: every round, or one in every epoch."""
+        """The number of releases that can hold the same record: one in every (begun) epoch."""
         return -(-self.count // self.sampling.rounds_per_epoch)
 
     def sensitivity(self, adjacency: Adjacency) -> float:
-        """The distance that one record can move a round's sum, in units of the clipping norm.
+        """The sensitivity of a round's sum to one record, in units of the clipping norm.
 
-        It follows from clipping, sampling and adjacency and is never an argument: as often as the
-        record can be in a batch, times :meth:`per_hit`.
+        It follows from clipping, sampling and adjacency and is never an argument: the largest
+        number of times that the record is in one batch, times :meth:`per_hit`.
 
         Raises:
-            UnsupportedMechanismError: a sampling under which one record has no bounded influence;
-                correlated rounds, which are no mechanisms each.
+            UnsupportedMechanismError: a sampling under which one record's influence has no bound,
+                or correlated rounds, of which only all together are a mechanism.
         """
         return self.reach(adjacency, self.sampling.most(1))
 
     def per_hit(self, adjacency: Adjacency) -> float:
-        """The distance that a record moves a round's sum by being in the batch once, in norms.
+        """The most that one occurrence of a record in the batch moves a round's sum, in norms.
 
-        Group clipping, and samplings that exchange records: 2, since one more record changes a
-        whole clipped update, or takes another record's place. Otherwise 1 when a record comes or
-        goes, 2 when it is replaced.
+        Under group clipping, and for samplings that exchange records: 2, since one more record
+        changes a whole clipped update, or takes another record's place. Otherwise 1 when a record
+        is added or removed, 2 when it is replaced.
 
         Raises:
             UnsupportedMechanismError: as for :meth:`sensitivity`.
@@ -642,13 +645,14 @@ class Rounds:
         return 2.0 if adjacency == "replace-one" else 1.0
 
     def reach(self, adjacency: Adjacency, hits: int) -> float:
-        """The distance that records in batches ``hits`` times move the sums of one epoch, in norms.
+        """The most that ``hits`` occurrences of records move the sums of one epoch, in norms.
 
-        An epoch is one round, but where records take turns: there they may be in several rounds,
-        and this is the norm of all that moves. Hit by hit at most :meth:`per_hit`. But k hits of a
-        batch are in at most min(k, groups) of its groups, each of whose updates moves by at most 2:
-        in an epoch of R rounds Σ min(k_i, groups)² is largest, being convex in each k_i up to
-        there, with as many rounds full as there are hits for.
+        Where an epoch has several rounds, the records may be in several of them, and this is the L2
+        norm over all their sums. Each occurrence moves a sum by at most :meth:`per_hit`. With
+        groups, k occurrences in a batch are in at most min(k, groups) of its groups, and each
+        group's update moves by at most 2. In an epoch of R rounds Σ min(k_i, groups)² is largest
+        when as many rounds as possible have k_i = groups, since it is convex in each k_i up to
+        there.
 
         Raises:
             UnsupportedMechanismError: as for :meth:`sensitivity`.
@@ -684,14 +688,17 @@ class Correlated(Rounds):
     """``count`` releases whose noise is correlated: one mechanism, accounted as a whole.
 
     Round t's noise is clip norm · noise_multiplier · (C⁻¹z)_t with z standard normal, C the
-    strategy's matrix, t counted from these rounds' first. Records take part in every round
+    strategy's matrix, t counted from the first of these rounds. Records take part in every round
     (``FullBatch``) or in turns (``CyclicPoisson``); see :mod:`forethought.accounting.theorems`.
 
     Args:
         strategy: a :class:`~forethought.values.strategies.Banded` or
             :class:`~forethought.values.strategies.BufferedToeplitz`.
-        noise_multiplier, count, sampling, clipping, groups: as of :class:`Rounds`; the noise
+        noise_multiplier, count, sampling, clipping, groups: as for :class:`Rounds`; the noise
             multiplier is that of z.
+
+    Raises:
+        TypeError: no strategy. UnsupportedMechanismError: another sampling.
     """
 
     strategy: Strategy = None  # type: ignore[assignment]  # refused below
@@ -709,7 +716,7 @@ class Correlated(Rounds):
             )
 
     def per_hit(self, adjacency: Adjacency) -> float:
-        """Refused: nothing but the whole run is a mechanism."""
+        """Raise UnsupportedMechanismError: only all rounds together are a mechanism."""
         raise UnsupportedMechanismError(
             "a round of correlated noise is no mechanism of its own: only the whole run is"
         )
@@ -721,9 +728,9 @@ class Correlated(Rounds):
 
 @dataclass(frozen=True, init=False)
 class Mechanism(Stored):
-    """A sequence of rounds under one adjacency: everything privacy depends on.
+    """A sequence of rounds under one adjacency: everything that privacy depends on.
 
-    ``m1 + m2`` composes. Neighbouring equal rounds are merged, so the same run is the same value.
+    ``m1 + m2`` composes. Consecutive equal rounds are merged, so that equal runs are equal values.
 
     >>> from forethought.values.mechanism import FullBatch
     >>> Mechanism(Rounds(1.0, 2, FullBatch())) + Mechanism(Rounds(1.0, 3, FullBatch()))
@@ -753,7 +760,7 @@ class Mechanism(Stored):
         settle(self, rounds=tuple(merged), adjacency=adjacency)
         for part in merged:
             if not isinstance(part, Correlated):
-                part.sensitivity(adjacency)  # refuses what has no meaning at all
+                part.sensitivity(adjacency)  # raises where there is no bound
 
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self.rounds))
@@ -770,17 +777,17 @@ class Mechanism(Stored):
         return Mechanism(*self.rounds, *other.rounds, adjacency=self.adjacency)
 
     def __len__(self) -> int:
-        """Rounds in total."""
+        """The total number of rounds."""
         return sum(part.count for part in self.rounds)
 
     def __iter__(self) -> Iterator[Rounds]:
         return iter(self.rounds)
 
     def first(self, rounds: int) -> Mechanism:
-        """The mechanism of the first ``rounds`` rounds: what a run has released by then.
+        """The mechanism of the first ``rounds`` rounds: all that a run has released by then.
 
         Raises:
-            ValueError: fewer than one round, or more than there are.
+            ValueError: fewer than one round, or more than the mechanism has.
         """
         left = whole("rounds", rounds, most=len(self))
         parts = []
@@ -793,13 +800,13 @@ class Mechanism(Stored):
         return Mechanism(*parts, adjacency=self.adjacency)
 
     def after(self, rounds: int) -> Mechanism:
-        """The mechanism behind its first ``rounds`` rounds.
+        """The mechanism of the rounds after the first ``rounds``.
 
         Raises:
             ValueError: fewer than one round, or none would be left.
             UnsupportedMechanismError: the cut is inside a part of correlated noise, or inside an
-                epoch, whose later rounds hold what its earlier ones did not: no mechanism of their
-                own.
+                epoch. The later rounds of an epoch hold the records that its earlier ones did not,
+                so that they are no mechanism of their own.
         """
         left = whole("rounds", rounds, most=len(self) - 1)
         parts = []
@@ -820,7 +827,7 @@ class Mechanism(Stored):
         return Mechanism(*parts, adjacency=self.adjacency)
 
     def between(self, begin: int, end: int) -> Mechanism:
-        """The mechanism of the rounds from ``begin`` to before ``end``; raises as :meth:`after`."""
+        """The mechanism of rounds ``begin`` to ``end`` − 1 (from 0); raises as :meth:`after`."""
         return (self.after(begin) if begin else self).first(end - begin)
 
     def _values(self) -> dict[str, Any]:
@@ -834,11 +841,10 @@ class Mechanism(Stored):
 
 
 def _same_release(one: Rounds, other: Rounds) -> bool:
-    # Rounds of an epoch are counted in whole epochs, and a part may end inside one: two parts are
-    # then not one longer part. Whole epochs merge.
+    # An epoch begins with each part: a part that ends inside one cannot be merged with the next.
     if one.count % one.sampling.rounds_per_epoch:
         return False
-    # Correlated noise begins anew with each of its parts.
+    # Correlated noise begins anew with each part.
     if isinstance(one, Correlated) or isinstance(other, Correlated):
         return False
     return (one.noise_multiplier, one.sampling, one.clipping, one.groups) == (
@@ -849,20 +855,20 @@ def _same_release(one: Rounds, other: Rounds) -> bool:
     )
 
 
-# Rounds in updates of several. So many in each: one number, or those of the first updates,
-# of which the last one holds for all later updates.
+# The number of private rounds in each update: one number, or one for each of the first updates; the
+# last one then holds for all later updates.
 LocalRounds: TypeAlias = int | tuple[int, ...]
 
 
 def first_round(local: LocalRounds, update: int) -> int:
-    """The number of private rounds before an update."""
+    """The number of private rounds before update number ``update``, from 0."""
     each = (local,) if isinstance(local, int) else local
     head = each[: max(0, update)]
     return sum(head) + each[-1] * (update - len(head))
 
 
 def updates_of(local: LocalRounds, rounds: int) -> int:
-    """The most updates that so many private rounds make."""
+    """The largest number of whole updates in ``rounds`` private rounds."""
     *head, last = (local,) if isinstance(local, int) else local
     done = list(accumulate(head))
     if done and rounds < done[-1]:
@@ -876,21 +882,20 @@ MOST_COPIES = 1024
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The altered copies of an image: how many enter, and how each is altered, independently at
-    random.
+    """Data augmentation: the randomly altered copies of an image that are averaged.
 
     Args:
-        copies: K, the copies of a record whose mean gradient is its contribution.
+        copies: K, number of copies of a record; their mean gradient is its contribution.
         kinds: ``"mirror"``: left and right are exchanged with probability 1/2; ``"flip"``: top and
-            bottom; ``"shift"``: moved by a whole number of pixels each way, uniformly, what is
-            uncovered reflected at the edge (padding by reflection and a crop of the old size, as
-            De et al. do); ``"crop"``: a window with a share of both sides, enlarged
-            to the old size bilinearly.
+            bottom, likewise; ``"shift"``: moved by a uniform whole number of pixels in each
+            direction (padding by reflection and a crop of the old size, as De et al. do);
+            ``"crop"``: a window with a share of both sides, enlarged to the old size bilinearly.
+            Each copy is altered independently.
         pixels: the farthest that ``"shift"`` moves. None: an eighth of the shorter side (4 of 32).
         least: the least share of a side that ``"crop"`` keeps.
 
     Raises:
-        ValueError, TypeError: no such kind, one twice, or a number outside its range.
+        ValueError, TypeError: an unknown or repeated kind, or a number outside its range.
     """
 
     copies: int = 8
@@ -917,11 +922,17 @@ class Augmentation:
 
     @classmethod
     def of(cls, asked: object, copies: int | None = None) -> Augmentation | None:
-        """An augmentation from one of these, from names of kinds, or from the fields by name; and
-        K.
+        """An augmentation from an Augmentation, from names of kinds, or from a mapping of fields.
+
+        Args:
+            asked: one of these; None: the default, if ``copies`` is given.
+            copies: K; None: the default, or K of ``asked``.
+
+        Returns:
+            None where both arguments are None.
 
         Raises:
-            ValueError, TypeError: none of these, or K twice.
+            ValueError, TypeError: another value, or K given twice.
         """
         if asked is None and copies is None:
             return None
@@ -950,23 +961,23 @@ class Augmentation:
         )
 
     def describe(self) -> str:
-        """In a few words: how many copies, altered how."""
+        """The number of copies and their alterations, in a few words."""
         kinds = {"mirror": "mirrored", "flip": "flipped", "shift": "shifted", "crop": "cropped"}
         return f"{self.copies} copies, {', '.join(kinds[kind] for kind in self.kinds)} at random"
 
 
-# Local updates: an optimization algorithm that runs inside one contribution, as a value.
+# Local updates: a frozen value for the optimization algorithm that runs inside one contribution.
 
 
 @dataclass(frozen=True)
 class Inner:
-    """An inner optimizer; every one steps coordinate by coordinate.
+    """An inner optimizer; all of them step coordinate by coordinate.
 
     Args:
-        home: torch.optim's class. preset: options that the name is short for.
-        options: those that may be given. rate: its usual step size.
+        home: name of the class in torch.optim. preset: options that this name stands for.
+        options: options that the user may give. rate: its usual step size.
         along: whether its steps are sums of gradients, so that they lie along their mean.
-        decoupled: whether weight decay is a step of its own, no part of the gradient.
+        decoupled: whether weight decay is a separate step, no part of the gradient.
     """
 
     home: str
@@ -998,18 +1009,20 @@ MOST_PASSES = 10_000
 
 @dataclass(frozen=True)
 class Local:
-    """The algorithm that runs inside a group, from the round's weights and with fresh state.
+    """The algorithm that runs inside a group; it starts at the round's weights with fresh state.
 
     Args:
         optimizer: ``"sgd"``, ``"momentum"``, ``"nesterov"``, ``"adam"``, ``"adamw"``,
-            ``"adagrad"`` or ``"rmsprop"``: torch.optim's own, by name.
+            ``"adagrad"`` or ``"rmsprop"``: optimizers of torch.optim, by name.
         learning_rate: its step size. Default: 0.1, or torch's own for the adaptive ones.
         options: pairs of its other options, such as ``momentum``, ``betas``, ``weight_decay``.
-        passes: over the group's records, each in an order of its own.
-        step: records in an inner step, the last of a pass may have fewer. None: the whole group.
+        passes: number of passes over the group's records, each in a new order.
+        step: records in an inner step; the last one of a pass may have fewer. None: the whole
+            group.
         function: ``"module:function"``, or such a function itself, in place of all of the above:
             ``function(model, (inputs, targets))`` returns the weight change by parameter name. It
-            is a module's own function: an object or a closure could keep a state across groups.
+            must be a top-level function of a module: an object or a closure could keep a state
+            across groups.
 
     Raises:
         ValueError, TypeError: an unknown optimizer or option, or a function that has no name.
@@ -1061,7 +1074,7 @@ class Local:
         )
 
     def describe(self) -> str:
-        """In a few words."""
+        """The algorithm in a few words."""
         if self.function is not None:
             return self.function
         step = "the whole group" if self.step is None else f"{self.step} records"
@@ -1071,13 +1084,13 @@ class Local:
 
 @dataclass(frozen=True)
 class LocalUpdates:
-    """A batch is dealt into ``count`` groups, of which each one's weight change is a contribution.
+    """Contributions are weight changes: a batch is divided into ``count`` groups, each trains.
 
-    Records are dealt as for :class:`Groups`. One more record changes one whole update, so the
+    Records are assigned as for :class:`Groups`. One more record changes one whole update, so the
     sensitivity is that of groups.
 
     Args:
-        count: how many groups. local: what runs on each.
+        count: number of groups. local: the algorithm that runs on each group.
     """
 
     count: int
@@ -1089,7 +1102,7 @@ class LocalUpdates:
 
     @property
     def groups(self) -> int:
-        """As many as ``count``."""
+        """The number of groups, ``count``."""
         return self.count
 
     def __post_init__(self) -> None:
@@ -1100,7 +1113,7 @@ class LocalUpdates:
             raise TypeError(f"local must be a forethought.Local, not {self.local!r}")
 
     def expected(self, batch: float) -> float:
-        """The number of groups, empty ones included: the mean is over groups."""
+        """The number of groups, empty ones included, since the mean is over groups."""
         return float(self.count)
 
 
@@ -1141,10 +1154,10 @@ def _check_option(name: str, value: Any) -> None:
 
 
 def function_name(function: str | Callable[..., Any]) -> str:
-    """``"module:function"`` of a module's own function.
+    """The name ``"module:function"`` of a top-level function of a module.
 
     Raises:
-        ValueError, TypeError: an object, a closure, or a function inside another one.
+        ValueError, TypeError: a malformed name, an object, a closure, or a nested function.
     """
     if isinstance(function, str):
         module, _, name = function.partition(":")
@@ -1165,10 +1178,10 @@ def function_name(function: str | Callable[..., Any]) -> str:
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """The function that a name stands for.
+    """The function with the name ``"module:function"``.
 
     Raises:
-        ValueError: no such module or function, or something that could keep a state.
+        ValueError: no such module or function. TypeError: an object that could keep a state.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -1179,7 +1192,7 @@ def imported(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-# The units that are clipped in a round: kinds of contribution, as values that a plan holds.
+# The kinds of contribution, that is, the units that are clipped in a round; a plan holds one.
 
 
 # The name of noised sums in transcripts.
@@ -1188,15 +1201,15 @@ GRADIENTS = "sums of clipped contributions"
 
 @runtime_checkable
 class Contribution(Protocol):
-    """The unit that is clipped: one value says what one contribution to a round's sum is.
+    """The unit that is clipped: one contribution to a round's sum.
 
     A kind is a frozen dataclass of JSON-ready fields, listed in
-    :data:`forethought.values.plan.CONTRIBUTIONS`; how it is
-    computed is registered in :mod:`forethought.rounds.contributions`.
+    :data:`forethought.values.plan.CONTRIBUTIONS`; its computation is registered in
+    :mod:`forethought.rounds.contributions`.
 
     Attributes:
         kind: its name in files.
-        clipping: what its sensitivity follows from: see
+        clipping: the kind of clipping, from which the sensitivity follows: see
             :meth:`~forethought.values.mechanism.Rounds.sensitivity`.
         alterable: whether it may be the mean over altered copies of a record.
     """
@@ -1207,7 +1220,7 @@ class Contribution(Protocol):
 
     @property
     def groups(self) -> int | None:
-        """The number of groups that a batch is dealt into; None: each record is for itself."""
+        """The number of groups that a batch is divided into; None: there are no groups."""
         ...
 
     @property
@@ -1216,7 +1229,7 @@ class Contribution(Protocol):
         ...
 
     def expected(self, batch: float) -> float:
-        """The expected number of contributions to a round, at this expected batch size."""
+        """The expected number of contributions to a round of expected batch size ``batch``."""
         ...
 
 
@@ -1237,10 +1250,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Groups:
-    """A batch is dealt into ``count`` groups, of which each one's mean gradient is a contribution.
+    """Contributions are mean gradients of groups: a batch is divided into ``count`` groups.
 
-    Each record goes to a group by itself, uniformly at random, so that one record more never moves
-    another into a different group. One group is batch clipping.
+    Each record is assigned to a group independently, uniformly at random, so that one more record
+    never moves another to a different group. One group is batch clipping.
     """
 
     count: int
@@ -1254,7 +1267,7 @@ class Groups:
 
     @property
     def groups(self) -> int:
-        """As many as ``count``."""
+        """The number of groups, ``count``."""
         return self.count
 
     def expected(self, batch: float) -> float:
@@ -1266,8 +1279,8 @@ class Groups:
 class LinearExamples:
     """Every record's gradient is a contribution, and the model is a linear map of the record.
 
-    The same contributions as those of :class:`Examples`, from one product with the matrix of all
-    records (:mod:`forethought.rounds.contributions`).
+    The contributions equal those of :class:`Examples`, but are computed by one product with the
+    matrix of all records (:mod:`forethought.rounds.contributions`).
     """
 
     kind: ClassVar[str] = "linear-examples"
@@ -1283,13 +1296,13 @@ class LinearExamples:
 
 @dataclass(frozen=True)
 class Persons:
-    """Everything that one person has in the data is a contribution: the mean over their rows.
+    """All of a person's rows together are one contribution: the mean of their gradients.
 
     The examples of such a plan are persons, so one person moves a sum by one clipping norm,
     however many rows are theirs.
 
     Args:
-        records: how many rows of one person are kept at most.
+        records: largest number of rows of one person that are kept.
     """
 
     records: int

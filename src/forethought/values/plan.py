@@ -1,10 +1,10 @@
 """The plan, the rounds that follow from it, and the transcript of what was released.
 
-A :class:`Plan` is what the planner returns, the trainer runs and the accountant analyses. Every
+The planner returns a :class:`Plan`, the trainer runs it and the accountant analyses it. Every
 noised sum appends its :class:`Round` to a :class:`Transcript`, with the standard deviations that
-the noise was really drawn with. At the end the transcript, turned into a
-:class:`~forethought.values.mechanism.Mechanism`, must be the one that was accounted, or no
-statement is written. Other releases (scores of a search) are in it by their own names.
+the noise was really drawn with. At the end the transcript is turned into a
+:class:`~forethought.values.mechanism.Mechanism`. It must equal the mechanism that was accounted, or
+no statement is written. Other releases (scores of a search) are in the transcript by name.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 Statistic = Literal["ranges", "moments", "quantiles", "classes", "means", "norms"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
-# What each release is called in transcripts and statements.
+# The name of each release in transcripts and statements.
 NAMES: dict[str, str] = {
     "ranges": "usual ranges of the columns",
     "moments": "means and squares of the features",
@@ -84,19 +84,21 @@ NAMES: dict[str, str] = {
 }
 
 
-# The reach of means, in usual norms of a record: numbers at the ends of their ranges measure √3.
+# The norm to which records are shortened for the means, in usual norms of a record. A record whose
+# numbers all lie at the ends of their ranges has √3 usual norms.
 REACH = 1.5
-# A centred record's norm counts between a quarter and four times :data:`LIKELY` usual norms, as a
-# logarithm: half of what declared ranges make it is what it most often is.
+# The norm of a centred record is most often about half of what the declared ranges suggest
+# (:data:`LIKELY`). Its logarithm is clipped to between 1/WITHIN and WITHIN times that value.
 LIKELY, WITHIN = 0.5, 4.0
-# The noise multiplier of the norms, in that of the means: one number is known well enough with it.
+# The noise multiplier of the norms over that of the means: they are one number only, which is known
+# well enough with more noise.
 NORMS_NOISE = 2.0
 
 
-# Figures of the private data that are paid for before training: which, and with how much noise.
-# Each is one release of its own: a sum over all records of a vector whose norm is bounded by what
-# is declared, with Gaussian noise. It is a round like those of training, and composed with them.
-# What a later one asks may depend on what an earlier one released.
+# Statistics of the private data that are released before training: which, and with how much noise.
+# Each is one release: a sum over all records of a vector whose norm the declarations bound, with
+# Gaussian noise. It is a round like those of training and is composed with them. A later release
+# may depend on the results of earlier ones.
 
 
 @dataclass(frozen=True)
@@ -132,30 +134,31 @@ class Preparation:
 
     Args:
         statistics: ``"moments"``: mean and variance of every feature, for standardised inputs.
-            ``"quantiles"``: a histogram of every feature, from which the least and the greatest
-            value worth having are taken (``tails`` left out on each side), for inputs in [0, 1].
-            ``"classes"``: how many records each class has. ``"means"``: the mean of every feature,
-            for centred inputs. ``"norms"``, after means: the usual norm of what is left when these
-            are subtracted, the mean of its logarithm, so that inputs can be scaled to a known one.
-            Of moments, quantiles and means there is one at most. ``"ranges"``, first and before
-            means: shares of the halves, quarters, … of the declared range of each of the
-            ``numbers``, down to ``bins``, from which a job takes the range that its values lie in.
-        bounds: (low, high), the range that every feature is declared to have, without looking at
-            the private data. What lies beyond counts as the bound.
-        features: how many features (or channels, each of which is one) there are.
-        classes: how many classes there are, for ``"classes"``.
-        bins: of a histogram.
+            ``"quantiles"``: a histogram of every feature, for inputs in [0, 1]: it gives the least
+            and the greatest value that are kept (a share ``tails`` lies beyond each).
+            ``"classes"``: the number of records of each class. ``"means"``: the mean of every
+            feature, for centred inputs. ``"norms"``, after means: the mean logarithm of the norm
+            of centred records, so that inputs can be scaled to a known norm.
+            At most one of moments, quantiles and means. ``"ranges"``, first, followed by means at
+            most: for each of the ``numbers``, the share of records in each half, quarter, … of its
+            declared range, down to 1/``bins``; a job narrows the declared ranges with them.
+        bounds: (low, high), the declared range of every feature, chosen without looking at the
+            private data. A value beyond it counts as the nearer bound.
+        features: number of features, or of channels, each of which counts as one feature.
+        classes: number of classes, for ``"classes"``.
+        bins: number of bins of a histogram.
         tails: share of the records left out at each end of a histogram.
-        reach: of ``"means"``: the norm to which longer records are shortened in their sum.
-        becomes: of ``"means"``: the norm that usual records are scaled to; without ``"norms"``
-            they are taken to have norm reach/1.5. The intercept's feature is 1. Default:
-            √features, a usual feature's size being 1 as well.
+        reach: for ``"means"``: the norm to which longer records are shortened in their sum.
+        becomes: for ``"means"``: the norm that usual records are scaled to; without ``"norms"``
+            they are assumed to have norm reach/1.5. The intercept's feature is 1. Default:
+            √features, so that a usual feature also has size 1.
         noise_multiplier: σ of each release, in units of its bound; of ``"norms"`` twice that.
             None: the planner's choice.
-        numbers: of ``"ranges"``: how many columns have one. ranges_noise: σ of their release.
+        numbers: for ``"ranges"``: number of columns that have a range. ranges_noise: σ of their
+            release.
 
     Raises:
-        ValueError, TypeError: unknown statistics, or what they need is missing.
+        ValueError, TypeError: unknown statistics, or a missing argument that they need.
     """
 
     statistics: tuple[Statistic, ...] = ("moments",)
@@ -231,20 +234,20 @@ class Preparation:
         settle(self, ranges_noise=real("ranges_noise", self.ranges_noise, least=0))
 
     def length(self, statistic: Statistic) -> int:
-        """Entries of one record's vector."""
+        """The number of entries of one record's vector."""
         return self._sizes[statistic][0]
 
     def norm(self, statistic: Statistic) -> float:
-        """The most that one record's vector can measure."""
+        """The largest L2 norm of one record's vector."""
         return self._sizes[statistic][1]
 
     @property
     def _sizes(self) -> dict[Statistic, tuple[int, float]]:
-        """Length of a record's vector, and the most that it can measure.
+        """The length of a record's vector and its largest L2 norm.
 
-        Features are scaled to [−1, 1], so that each adds at most 1 + 1 to the square of the
-        moments' norm, and at most 1 to that of the histograms'; a record has one class. For ranges
-        it is in one half, one quarter, … of each number's range.
+        Features are scaled to [−1, 1], so each adds at most 1 + 1 to the squared norm of the
+        moments, and at most 1 to that of the histograms. A record has one class. For ranges, it
+        lies in one half, one quarter, … of each number's range.
         """
         features = self.features or 0
         numbers = self.numbers or 0
@@ -259,22 +262,22 @@ class Preparation:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Bins in a half of a range, in a quarter, … down to one."""
+        """The numbers of bins in a half of a range, in a quarter, …, down to 1."""
         return tuple(2**level for level in reversed(range(self.bins.bit_length() - 1)))
 
     @property
     def centres(self) -> bool:
-        """True if it does nothing but centre the features, which no linear model needs to know."""
+        """True if it only centres the features; a run then releases the means by itself."""
         return self.statistics in (("means",), ("means", "norms"))
 
     @property
     def measures(self) -> bool:
-        """True if ranges are released, by which a job encodes its table anew."""
+        """True if ranges are released; a job then encodes its table again with them."""
         return self.statistics[0] == "ranges"
 
     @property
     def unmeasured(self) -> Preparation | None:
-        """The same without ranges; None: nothing is left."""
+        """The same preparation without ranges; None where nothing else is released."""
         if not self.measures:
             return self
         rest = self.statistics[1:]
@@ -282,16 +285,18 @@ class Preparation:
 
     @property
     def releases(self) -> float:
-        """The number of releases with ``noise_multiplier`` that cost as much, in μ², as these
-        together, ranges left out."""
+        """The number of releases at ``noise_multiplier`` that cost the same μ² as all of these.
+
+        Ranges are left out.
+        """
         names = (name for name in self.statistics if name != "ranges")
         return math.fsum(self._relative(name) ** -2 for name in names)
 
     def sigma(self, statistic: Statistic) -> float:
-        """Noise multiplier of one statistic.
+        """The noise multiplier of one statistic.
 
         Raises:
-            ValueError: no noise multiplier yet.
+            ValueError: the preparation has no noise multiplier yet.
         """
         if statistic == "ranges":
             assert self.ranges_noise is not None
@@ -304,27 +309,27 @@ class Preparation:
         return NORMS_NOISE if statistic == "norms" else 1.0
 
     def parts(self) -> tuple[Rounds, ...]:
-        """The releases, as they are accounted: those of equal noise in a row are one part.
+        """The releases as they are accounted: consecutive ones of equal noise are one part.
 
         Raises:
-            ValueError: no noise multiplier yet.
+            ValueError: the preparation has no noise multiplier yet.
         """
         alike = groupby(self.sigma(name) for name in self.statistics)
         return tuple(Rounds(sigma, len(list(those)), FullBatch()) for sigma, those in alike)
 
     def before(self, mechanism: Mechanism) -> Mechanism:
-        """The releases, then a mechanism."""
+        """The mechanism that makes these releases first, then those of ``mechanism``."""
         return Mechanism(*self.parts(), *mechanism, adjacency=mechanism.adjacency)
 
 
-# The part of a plan that privacy needs, and the one place where a round's numbers are derived from
-# it.
+# The part of a plan that privacy depends on. A round's numbers are derived from it here only.
 
 
 _Value = TypeVar("_Value")
 ClipRule = Literal["flat", "automatic", "per-layer", "quantile"]
 NoiseKind = Literal["gaussian", "grid"]
-# Below this a round's noise hides nothing: ε of one round alone is in the thousands. 0 says so.
+# A smaller noise multiplier hides nothing: ε of one round alone is in the thousands. Only 0, which
+# states that there is no noise, is accepted.
 LEAST_NOISE = 0.01
 NOISES: tuple[NoiseKind, ...] = get_args(NoiseKind)
 
@@ -340,11 +345,11 @@ class Clip:
             ``"quantile"`` follows a quantile of the norms, estimated privately each round
             (Andrew et al. 2021), which is part of the mechanism.
         gamma: stability constant of the automatic rule.
-        quantile, quantile_rate: target quantile and step of the quantile rule.
-        count_noise: standard deviation of the noise on the count of clipped contributions; the
-            quantile rule needs it, and its cost is taken from the plan's noise multiplier.
-        final: norm of the last round, to which the norm goes geometrically from the first; a
-            public schedule. None keeps the norm.
+        quantile, quantile_rate: target quantile and step size of the quantile rule.
+        count_noise: standard deviation of the noise on the count of contributions below the norm;
+            the quantile rule needs it, and its cost is taken from the plan's noise multiplier.
+        final: norm of the last round; the norm moves to it geometrically from the first round's,
+            on a public schedule. None keeps the norm.
         shares: per-layer rule: parameter name → share of C. The squares sum to at most 1.
             None splits evenly.
     """
@@ -384,15 +389,15 @@ class Clip:
                 raise ValueError("the squares of the per-layer shares must sum to at most 1")
 
     def at(self, index: int, rounds: int) -> float:
-        """The norm of round ``index`` of so many, as planned."""
+        """The planned norm of round ``index`` (from 0) of ``rounds``."""
         if self.final is None or rounds == 1:
             return self.norm
         return self.norm * math.pow(self.final / self.norm, index / (rounds - 1))
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """Noise multiplier left for the gradients when the round's total is ``noise_multiplier``.
+        """The gradients' noise multiplier when that of the whole round is ``noise_multiplier``.
 
-        The quantile rule's count has sensitivity 1/2 where the gradient has C, so both together
+        The count of the quantile rule has sensitivity 1/2, the sum of gradients C. Together they
         are one Gaussian release with σ⁻² = σ_g⁻² + (2 σ_b)⁻² (Andrew et al. 2021, Theorem 1).
 
         Raises:
@@ -409,7 +414,7 @@ class Clip:
         return float(left**-0.5)
 
 
-# mypy lists what a kind does not say.
+# The annotation makes mypy report what a kind of contribution lacks.
 _KINDS: tuple[type[Contribution], ...] = (
     Examples,
     Groups,
@@ -423,22 +428,24 @@ CONTRIBUTIONS: dict[str, type[Any]] = {kind.kind: kind for kind in _KINDS}
 
 @dataclass(frozen=True)
 class Round:
-    """One round: everything that its noised sum depends on besides data, weights and secrets.
+    """One round: everything that its noised sum depends on except data, weights and secrets.
 
     Args:
         index: its number in the run, from 0.
         origin: number of the first round of its part; shuffled epochs begin there.
         examples: number of records.
         sampling: how its batch is drawn.
-        contribution: what is clipped. clip: the rule that clips it.
+        contribution: the unit that is clipped. clip: the rule that clips it.
         clip_norm: bound C on the L2 norm of one contribution.
-        noise_multiplier: noise on the sum, in units of C.
+        noise_multiplier: σ of the noise on the sum, in units of C; under a ``strategy``, σ of the
+            independent numbers that the correlated noise is computed from.
         accounted: noise multiplier of all of the round's releases together, as it is accounted.
-        noise: which noise. strategy: how it is correlated with that of the part's other rounds;
-            None: not at all. Then ``noise_multiplier`` is that of each round's own numbers.
-        groups: how many groups its batch is accounted as dealt into; None: any number.
-        augmentation: how many altered copies of each record enter, and how altered; None: none.
-        divisor: what the noised sum is divided by: the expected number of contributions, public.
+        noise: kind of noise.
+        strategy: its correlation with the noise of the part's other rounds; None: independent.
+        groups: number of groups that the accounting counts in a batch; None: any number.
+        augmentation: the altered copies of each record that are averaged; None: none.
+        divisor: the expected number of contributions, which is public; the noised sum is divided by
+            it.
     """
 
     index: int
@@ -458,27 +465,29 @@ class Round:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation σC of the noise on every coordinate of the sum; where noise is
-        correlated, of the numbers that it is made of.
+        """The standard deviation σC of the noise on every coordinate of the sum.
+
+        Where noise is correlated: that of the independent numbers it is computed from.
         """
         return self.noise_multiplier * self.clip_norm
 
     @property
     def mean_variance(self) -> float:
-        """Variance of the noise on every coordinate of the mean, where rounds are independent."""
+        """The variance of the noise on every coordinate of the mean, for independent rounds."""
         return (self.noise_std / self.divisor) ** 2
 
     @property
     def count_noise(self) -> float | None:
-        """Standard deviation of the noise on the count below the norm; None: no such count."""
+        """The standard deviation of the noise on the count below the norm; None: no such count."""
         return self.clip.count_noise
 
     @property
     def mechanism(self) -> Rounds:
-        """The round by itself, as it is accounted.
+        """The round as a mechanism of its own, as it is accounted.
 
         Raises:
-            UnsupportedMechanismError: its noise is correlated: only the whole run is accounted.
+            UnsupportedMechanismError: its noise is correlated, so that only the whole run is a
+                mechanism.
         """
         if self.strategy is not None:
             raise UnsupportedMechanismError(
@@ -495,19 +504,19 @@ class Privacy:
     """The releases of a run: all that its guarantee depends on.
 
     Args:
-        mechanism: the releases, all with the same clipping kind.
+        mechanism: the releases of training, all with the same clipping kind.
         examples: size N of the training set, taken as public.
         delta: the δ at which the Statement gives ε.
         clip: how one contribution is bounded.
-        contribution: what is clipped.
-        noise: ``"gaussian"``: in floating-point numbers. ``"grid"``: discrete Gaussian noise on
-            the gridded sum, in whole numbers, see :mod:`forethought.rounds.randomness`.
+        contribution: the unit that is clipped.
+        noise: ``"gaussian"``: in floating-point numbers. ``"grid"``: discrete Gaussian noise, in
+            whole numbers, on the sum rounded to a grid; see :mod:`forethought.rounds.randomness`.
         budget: the target that was asked for, if any. The mechanism need not use it up.
-        preparation: what is released before the rounds, to prepare the inputs with.
-        records_per_person: how many of the examples may be one person's: the budget and every
-            statement are about so many together.
-        augmentation: which altered copies of a record its contribution is the mean over. Nothing
-            here depends on it: the mean follows from that record alone.
+        preparation: the releases before the rounds, to prepare the inputs with.
+        records_per_person: largest number of examples of one person; the budget and every
+            statement hold for that many examples together.
+        augmentation: the altered copies of a record whose mean is its contribution. The guarantee
+            does not depend on it, since the mean follows from that record alone.
 
     Raises:
         ValueError, TypeError: parts that contradict each other.
@@ -598,7 +607,7 @@ class Privacy:
         return list(accumulate(part.count for part in self.mechanism))
 
     def part(self, index: int) -> tuple[Rounds, int]:
-        """The Rounds that round ``index`` (from 0) belongs to, and the number of its first round.
+        """The Rounds that contain round ``index`` (from 0), and the number of their first round.
 
         Raises:
             IndexError: no such round.
@@ -609,15 +618,16 @@ class Privacy:
         return self.mechanism.rounds[place], self._ends[place - 1] if place else 0
 
     def round(self, index: int, clip_norm: float | None = None) -> Round:
-        """Round ``index``, from 0: sampling, clip norm, noise and divisor, derived here only.
+        """Round ``index``, from 0, with its sampling, clip norm, noise and divisor.
 
         Args:
             index: the round's number.
-            clip_norm: the norm that earlier releases led to; goes with the quantile rule only,
-                whose first norm is the plan's.
+            clip_norm: the norm that follows from earlier releases, for the quantile rule only.
+                None: the planned norm.
 
         Raises:
-            IndexError: no such round. ValueError: ``clip_norm`` under another rule.
+            IndexError: no such round. ValueError: another ``clip_norm`` than the plan's under
+                another rule.
         """
         part, origin = self.part(index)
         if clip_norm is None or clip_norm == self.clip.norm:
@@ -654,7 +664,7 @@ class Privacy:
         return [0.0, *accumulate(sizes)]
 
     def examples_before(self, index: int) -> float:
-        """Expected number of records that the rounds before round ``index`` use; index may be N."""
+        """The expected number of records in all rounds before ``index``, from 0 to ``rounds``."""
         place = bisect_right(self._ends, index)
         before = self._examples_before[place]
         if place == len(self._ends):
@@ -695,7 +705,7 @@ DECLARED = Caveat("declared")
 
 
 class Of(Generic[_Value]):
-    """An attribute that is one of a part's: ``examples = Of[int]("privacy.examples")``."""
+    """An attribute that reads one of a part: ``examples = Of[int]("privacy.examples")``."""
 
     def __init__(self, path: str) -> None:
         self._read = attrgetter(path)
@@ -706,7 +716,7 @@ class Of(Generic[_Value]):
 
 
 class Parts(TypedDict, total=False):
-    """Parts of the Privacy, up to ``augmentation=``; the rest is short for ``use=Use(...)``."""
+    """Keywords of :class:`Plan`: parts of ``privacy`` up to ``augmentation``, then of ``use``."""
 
     noise: NoiseKind
     budget: Budget | None
@@ -726,21 +736,25 @@ class Plan(serialisation.Stored):
 
     Args:
         mechanism, examples, delta, clip, contribution, noise, budget, preparation,
-            records_per_person, augmentation: see :class:`Privacy`. ``mechanism`` is that of
-            training alone; the attribute has it all.
-        use: what happens to the noised means; post-processing.
+            records_per_person, augmentation: see :class:`Privacy`. The argument ``mechanism`` is
+            training alone; the attribute of this name includes the preparation.
+        use: how the noised means are used: post-processing.
         hyperparameters: how this plan's numbers were chosen, for the Statement: a
             :class:`~forethought.values.caveats.Caveat` of that role, or words.
         not_covered: ways in which private data was used outside the mechanism, and assumptions,
             for the Statement: caveats, or words.
         groups, local: short for ``contribution=Groups(...)``, or ``LocalUpdates(...)``.
-        reasons: pairs (what, why it is what it is), written by the planner for :meth:`explain`.
+        reasons: pairs (name of a number, reason for it), written by the planner for
+            :meth:`explain`.
         parts: see :class:`Parts`.
 
+    Raises:
+        ValueError, TypeError: parts that contradict each other.
+
     Attributes:
-        privacy: what privacy needs. use: how the releases are used.
+        privacy: the releases, on which the guarantee depends. use: how the releases are used.
         mechanism: everything that is released, the preparation of the data first.
-        groups: the number of groups that a batch is dealt into; None where examples are clipped.
+        groups: the number of groups of a batch; None where examples are clipped.
         rounds: the number of noised sums that are released.
         clip_norm: the bound C on the L2 norm of one contribution.
         examples, delta, …, gradient_filter: those of ``privacy`` and ``use``.
@@ -769,9 +783,9 @@ class Plan(serialisation.Stored):
     contribution = Of[Contribution]("privacy.contribution")
     #: The number of examples that may be one person's, protected together.
     records_per_person = Of[int]("privacy.records_per_person")
-    #: The altered copies of a record that its contribution is the mean over; None: none.
+    #: The altered copies of a record whose mean is its contribution; None: none.
     augmentation = Of[Augmentation | None]("privacy.augmentation")
-    #: The number of groups that a batch is dealt into; None where examples are clipped.
+    #: The number of groups of a batch; None where examples are clipped.
     groups = Of[int | None]("contribution.groups")
     #: The kind of noise.
     noise = Of[NoiseKind]("privacy.noise")
@@ -783,7 +797,7 @@ class Plan(serialisation.Stored):
     schedule = Of[Schedule]("use.schedule")
     #: The average of the iterates that is reported.
     averaging = Of[Averaging]("use.averaging")
-    #: The model that the planner chose for; see :mod:`forethought.values.use`.
+    #: The model that the planner assumed; see :mod:`forethought.values.use`.
     assumed = Of[Assumed | None]("use.assumed")
     #: The filter of noised means before the optimizer; None: none.
     gradient_filter = Of[GradientFilter | None]("use.gradient_filter")
@@ -837,7 +851,7 @@ class Plan(serialisation.Stored):
 
     @property
     def local(self) -> Local | None:
-        """The algorithm inside a group; None where gradients are clipped."""
+        """The algorithm that runs inside a group; None where gradients are clipped."""
         return self.contribution.local if isinstance(self.contribution, LocalUpdates) else None
 
     def round(self, index: int, clip_norm: float | None = None) -> Round:
@@ -854,28 +868,28 @@ class Plan(serialisation.Stored):
 
     @property
     def noise_multiplier(self) -> float:
-        """σ, when all rounds share one (ValueError otherwise)."""
+        """The noise multiplier σ, when all rounds share one (ValueError otherwise)."""
         return float(self._only("noise_multiplier"))
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling of batches, when all rounds share one way (ValueError otherwise)."""
+        """The sampling of batches, when all rounds share one (ValueError otherwise)."""
         sampling: Sampling = self._only("sampling")
         return sampling
 
     @property
     def batch(self) -> float:
-        """Expected batch size, when all rounds share one (ValueError otherwise)."""
+        """The expected batch size, when all rounds share one sampling (ValueError otherwise)."""
         return self.sampling.expected_batch(self.examples)
 
     @property
     def mean_batch(self) -> float:
-        """Expected batch size in the mean over the run: :attr:`batch` where all are alike."""
+        """The mean over the run of expected batch sizes; :attr:`batch` where all are equal."""
         return self.epochs * self.examples / self.rounds
 
     @property
     def epochs(self) -> float:
-        """Expected passes over the data in the whole run."""
+        """The expected number of passes over the data in the whole run."""
         sizes = (
             part.count * part.sampling.expected_batch(self.examples)
             for part in self.privacy.mechanism
@@ -883,11 +897,11 @@ class Plan(serialisation.Stored):
         return math.fsum(sizes) / self.examples
 
     def round_at(self, index: int) -> Rounds:
-        """The Rounds that round ``index`` (from 0) belongs to."""
+        """The Rounds that contain round ``index`` (from 0)."""
         return self.privacy.part(index)[0]
 
     def explain(self) -> str:
-        """The reason for each number, a sentence each; as the planner wrote it down."""
+        """The planner's reason for each number, one per line."""
         if not self.reasons:
             return "This plan was written by hand: every number was given."
         return "\n".join(f"{what}: {why}" for what, why in self.reasons)
@@ -925,9 +939,9 @@ class Plan(serialisation.Stored):
 
 
 def promised(plan: Plan) -> dict[str, Any]:
-    """The terms that a plan's guarantee is about and rests on, but for the figures that decide ε.
+    """The terms of a plan's guarantee, without the numbers that decide ε.
 
-    Noise, rates and rounds are not in it: their ε is computed and held against a budget.
+    Noise, rates and numbers of rounds are left out: their ε is computed and compared with a budget.
     """
     found: dict[str, Any] = serialisation.plain(plan.privacy)
     found.pop("budget", None)
@@ -941,7 +955,11 @@ def promised(plan: Plan) -> dict[str, Any]:
 
 
 def other_terms(own: Mapping[str, Any], given: Mapping[str, Any], file: str) -> str | None:
-    """The first of one's own terms that a file has otherwise, in words; None: all are the same."""
+    """The first term that differs between a job and a file, in words; None: all are the same.
+
+    Args:
+        own, given: terms of the job and of the file, from :func:`promised`. file: its name.
+    """
     for name, value in own.items():
         if given[name] != value:
             return (
@@ -956,20 +974,20 @@ def other_terms(own: Mapping[str, Any], given: Mapping[str, Any], file: str) -> 
 # (:mod:`forethought.rounds.randomness`).
 
 
-# The scale of the noise in grid steps lies between 2 to this power and four times that.
+# The scale of the noise in grid steps lies between 2^GRID_STEPS and four times that.
 GRID_STEPS = 25
-# Slack for points 2 and 3 there, and for the rounding of the few numbers computed here.
+# Slack for points 2 and 3 of :mod:`forethought.rounds.randomness`, and for rounding here.
 _GRID_SLACK = 1 + 2.0**-30
 
 
 def grid(std: float, clip_norm: float, size: int) -> tuple[float, int]:
-    """The step γ, a power of two, and the scale s of the noise in steps.
+    """The step γ of the grid, a power of two, and the scale s of the noise in steps.
 
     Args:
-        size: number d of coordinates.
+        std: standard deviation σC of the noise. clip_norm: C. size: number d of coordinates.
 
     Raises:
-        ValueError: so many coordinates that the rounding would be a tenth of the clipping norm.
+        ValueError: so many coordinates that rounding could move the sum by over a tenth of C.
     """
     step = math.ldexp(1.0, math.frexp(std)[1] - 1 - GRID_STEPS)
     charge = math.sqrt(size) * step
@@ -988,14 +1006,14 @@ def grid(std: float, clip_norm: float, size: int) -> tuple[float, int]:
 # step sizes of convex and general problems; cosine is Loshchilov and Hutter 2017 without restarts.
 
 
-# Time t, its end T and the schedule to the factor on η₀.
+# For each kind: the factor on η₀ from time t, its end T and the schedule.
 SHAPES: dict[ScheduleKind, Callable[[float, float, Schedule], float]] = {
     "constant": lambda t, end, schedule: 1.0,
     "inverse": lambda t, end, schedule: 1 / (1 + schedule.decay * t),
     "inverse-sqrt": lambda t, end, schedule: 1 / (1 + schedule.decay * math.sqrt(t)),
     "drops": lambda t, end, schedule: 1.0,
     "cosine": lambda t, end, schedule: (1 + math.cos(math.pi * t / end)) / 2,
-    # A stage that ends with a round ends there, whatever t/T is rounded to.
+    # The slack lets a stage that ends with a round end there in spite of rounding in t/T.
     "stages": lambda t, end, schedule: (
         schedule.decay ** bisect_right(schedule.stages, t / end * (1 + 1e-12))
     ),
@@ -1005,12 +1023,12 @@ SHAPES: dict[ScheduleKind, Callable[[float, float, Schedule], float]] = {
 def step_sizes(plan: Plan) -> Callable[[int], float]:
     """The step size of every round of a plan.
 
-    Time in examples counts *expected* batch sizes: the drawn ones depend on the private data's
+    Time in examples counts *expected* batch sizes: the sizes that were drawn depend on the secret
     sampling and are never used. Over the first ``warmup`` rounds the value is multiplied by
     (round + 1)/warmup.
 
     Returns:
-        From the round's number (from 0) to its step size.
+        A function from a round's number (from 0) to its step size.
     """
     schedule, rate = plan.schedule, plan.optimizer.learning_rate
     shape, warmup = SHAPES[schedule.kind], schedule.warmup
@@ -1027,21 +1045,21 @@ def step_sizes(plan: Plan) -> Callable[[int], float]:
     return step_size
 
 
-# Its file in a run folder.
+# The transcript's file in a run folder, and its schema.
 TRANSCRIPT, TRANSCRIPT_SCHEMA = "transcript.json", "forethought/transcript/1"
 COUNTS = "counts below the clipping norm"
-# Two releases of one round are accounted as one: joining their noise rounds in the last digits.
+# Two releases of one round are accounted as one; the joint noise multiplier has a rounding error.
 ROUNDING = 1e-12
 
 
 class TranscriptError(RuntimeError):
-    """The releases are not what was accounted; there is no statement for them."""
+    """The releases are not those that were accounted, so no statement is written for them."""
 
 
 class Paid(Protocol):
-    """A run's reservation in the book of its data set: `forethought.ledger.paid_run.PaidRun`.
+    """A run's reservation in the ledger of its data set: `forethought.ledger.paid_run.PaidRun`.
 
-    Rounds are numbered from 1, as they are in the mechanism that was reserved.
+    Rounds are numbered from 1, as in the mechanism that was reserved.
     """
 
     @property
@@ -1049,21 +1067,24 @@ class Paid(Protocol):
 
     @property
     def begun(self) -> int:
-        """The number of rounds of which any may have been released."""
+        """The number of rounds that may have been released so far."""
 
     def ahead(self, rounds: int) -> None:
-        """Called before round ``rounds`` reaches anything outside the process."""
+        """Record a round; called before round ``rounds`` reaches anything outside the process."""
 
     def again(self, rounds: int, times: int) -> None:
-        """Called before a round is released for the second, third … time."""
+        """Record a repetition; called before a round is released for the second, third … time."""
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
-        """Called with the rounds that were released (None: all); gives the statement's evidence,
-        and what it says in words."""
+        """Close the reservation at the number of released rounds (None: all).
+
+        Returns:
+            The evidence for the statement, and the same in words.
+        """
 
 
 class Payer(Protocol):
-    """The budget that runs are paid from; `forethought.Ledger` is one."""
+    """The source of the budget that runs spend; `forethought.Ledger` is one."""
 
     def paid(
         self,
@@ -1074,24 +1095,33 @@ class Payer(Protocol):
         folder: Path | None = None,
         resume: bool = False,
     ) -> AbstractContextManager[Paid]:
-        """Called before any record is read. Raises ValueError: it does not fit."""
+        """Reserve a run; called before any record is read.
+
+        Raises:
+            ValueError: the mechanism does not fit into the budget.
+        """
 
 
 def marked(
     paid: Paid, note: Callable[[int, bytes], int] | None, before: int = 0
 ) -> Callable[[int, bytes], int]:
-    """A note of releases that is in the book first, and so before the noise of each is drawn.
+    """A function that records each release in the ledger before its noise is drawn.
 
     Args:
-        note: another note of them, which says how often a round was released with this time.
-        before: the reservation's rounds before the one that is noted as round 0.
+        paid: the run's reservation.
+        note: another such record, which is called next; None: every round is released once.
+        before: number of the reservation's rounds before the one that is noted as round 0.
+
+    Returns:
+        A function of the round's number (from 0) and the 32 bytes that its noise is bound to; it
+        returns the number of releases of the round, this one included.
     """
     process = os.getpid()
 
     def noted(index: int, bound: bytes) -> int:
         paid.ahead(before + index + 1)
         times = 1 if note is None else note(index, bound)
-        copies = times + (os.getpid() != process)  # a fork releases what its parent does
+        copies = times + (os.getpid() != process)  # after a fork, the parent may release it as well
         if copies > 1:
             paid.again(before + index + 1, copies)
         return times
@@ -1101,13 +1131,13 @@ def marked(
 
 @dataclass(frozen=True)
 class Releases:
-    """Equal releases in a row.
+    """Consecutive equal releases.
 
     Args:
         name: what was released.
-        count: how many times.
-        noise_multiplier: standard deviation of the noise over what one contribution can add.
-        rounds: sampling and clipping of the rounds it belongs to; None: of no round.
+        count: number of releases.
+        noise_multiplier: standard deviation of the noise, over the most that one contribution adds.
+        rounds: sampling and clipping of their rounds; None: they belong to no round.
     """
 
     name: str
@@ -1118,10 +1148,12 @@ class Releases:
 
 @dataclass
 class _EqualRounds:
-    """Equal rounds in a row: their releases, how they sampled, and how many there were.
+    """Consecutive equal rounds: their releases, their sampling and their number.
 
     Args:
-        times: how often each was released, on the same batch and behind noise of its own each time.
+        noises: name and noise multiplier of each release. like: sampling and clipping.
+        origin: number of the first round of their part. count: number of rounds.
+        times: how often each round was released, on the same batch with fresh noise each time.
     """
 
     noises: tuple[tuple[str, float], ...]
@@ -1132,10 +1164,10 @@ class _EqualRounds:
 
     @property
     def together(self) -> tuple[tuple[str, float], ...]:
-        """All releases of a name in one round, as one of the noise that they have together."""
+        """The releases of one round: ``times`` releases of a name as one with less noise."""
         if self.times == 1:
             return self.noises
-        root = math.sqrt(self.times) * (1 + 2.0**-50)  # never less than it is
+        root = math.sqrt(self.times) * (1 + 2.0**-50)  # rounded up, so that noise is rounded down
         return tuple((name, sigma / root) for name, sigma in self.noises)
 
     def takes(
@@ -1152,26 +1184,26 @@ class _EqualRounds:
 
 
 class Transcript:
-    """A growing list of releases; its memory grows with the *different* rounds only."""
+    """A growing list of releases; its memory grows with the number of *different* rounds only."""
 
     def __init__(self) -> None:
         self._runs: list[_EqualRounds] = []
         self._others: dict[tuple[str, float], int] = {}
         self._rounds = 0
-        # Rounds of the plan that were left out: before which release, and how many.
+        # Rounds of the plan that were left out: pairs (number of releases before, rounds left out).
         self._skipped: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
-        """Rounds that were released."""
+        """The number of rounds that were released."""
         return self._rounds
 
     @property
     def next(self) -> int:
-        """The round of the plan that is due."""
+        """The number of the plan's round that is due."""
         return self._rounds + sum(count for _, count in self._skipped)
 
     def skip(self, index: int) -> None:
-        """Go on with a round of the plan; those before it that were not released never are."""
+        """Continue at round ``index`` of the plan; the unreleased rounds before it are left out."""
         if index > self.next:
             self._skipped.append((self._rounds, index - self.next))
 
@@ -1194,20 +1226,20 @@ class Transcript:
     ) -> None:
         """Note a round's noised sum, under the name that its contribution gives it.
 
-        k releases of a round, on one batch and behind independent noise, are accounted as one
-        release of noise σ/√k: whatever they are, they can be computed from it. (A Gaussian number
-        of mean √k·m is turned into k independent ones of mean m without knowing m, and every
-        release is such a number times what the record adds, with more noise.) Rounds of an epoch
-        and of correlated noise are accounted together, so that all of them count as often as the
-        one that was released most.
+        k releases of a round, on one batch with independent noise, are accounted as one release
+        with noise σ/√k, since all k can be computed from that one. (A Gaussian number of mean √k·m
+        is turned into k independent ones of mean m without knowing m, and every release is such a
+        number times what the record adds, with more noise.) Rounds of one epoch, and rounds of
+        correlated noise, are accounted together: each of them counts as often as the one that was
+        released most often.
 
         Args:
             released: the round.
             noise_std: standard deviation that the noise on the sum was drawn with.
-            clip_norm: what its contributions were clipped to.
-            count_std: that of the noise on the count below the norm, where there was one.
-            strategy: what correlated the noise with that of the rounds before, if anything did.
-            times: how many releases of this round there are with this one.
+            clip_norm: the norm that its contributions were clipped to.
+            count_std: standard deviation of the noise on the count below the norm; None: no count.
+            strategy: correlation of the noise with that of earlier rounds; None: independent.
+            times: number of releases of this round, this one included.
 
         Raises:
             TranscriptError: a round that was released already, or out of order.
@@ -1218,13 +1250,13 @@ class Transcript:
                 f"round {released.index} would be released {what}: round {self.next} is due. "
                 "Rounds are released once, in order"
             )
-        # A quotient that rounds differently from the plan's own multiplier is that multiplier.
+        # σ is the plan's own multiplier where the quotient differs from it by rounding only.
         exact = noise_std == released.noise_multiplier * clip_norm
         sigma = released.noise_multiplier if exact else noise_std / clip_norm
         name = released.contribution.released
         noises: tuple[tuple[str, float], ...] = ((name, sigma),)
         if count_std is not None:
-            noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by half
+            noises += ((COUNTS, 2 * count_std),)  # a contribution moves the count by 1/2
         last = self._runs[-1] if self._runs else None
         apart = strategy is None and released.sampling.rounds_per_epoch == 1
         if last is not None and last.origin == released.origin and not apart:
@@ -1245,7 +1277,7 @@ class Transcript:
         self._others[key] = self._others.get(key, 0) + 1
 
     def extend(self, later: Transcript) -> None:
-        """Take in another run's rounds behind these, and its other releases."""
+        """Append another run's rounds and its other releases."""
         for run in later._runs:
             self._runs.append(replace(run, origin=run.origin + self._rounds))
         self._skipped += [(place + self._rounds, count) for place, count in later._skipped]
@@ -1255,14 +1287,14 @@ class Transcript:
 
     @property
     def again(self) -> int:
-        """Rounds that count as released more than once."""
+        """The number of rounds that count as released more than once."""
         return sum(run.count for run in self._runs if run.times > 1)
 
     def mechanism(self, adjacency: Adjacency, *, once: bool = False) -> Mechanism:
-        """The rounds as a mechanism.
+        """The released rounds as a mechanism.
 
         Args:
-            once: as if none of them had been released again.
+            once: count every round once, even those that were released again.
 
         Raises:
             TranscriptError: nothing was released.
@@ -1288,12 +1320,12 @@ class Transcript:
         return tuple(found)
 
     def require(self, accounted: Mechanism, *, stopped: bool = False, once: bool = False) -> None:
-        """Refuse anything but what was accounted.
+        """Raise unless the released rounds are the mechanism that was accounted.
 
         Args:
             accounted: the mechanism that the statement is about.
-            stopped: the run ended early; a prefix is enough.
-            once: as if no round had been released again: what was planned.
+            stopped: the run ended early, so that a prefix of the mechanism is enough.
+            once: count every round once, even those that were released again.
 
         Raises:
             TranscriptError: names the first difference.
@@ -1321,7 +1353,7 @@ class Transcript:
             )
 
     def to_values(self) -> dict[str, Any]:
-        """JSON-ready, for a checkpoint."""
+        """A JSON-ready mapping for a checkpoint; :meth:`from_values` reads it back."""
         return {
             "rounds": [
                 {
@@ -1346,7 +1378,7 @@ class Transcript:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            ValueError, TypeError, LookupError: something else.
+            ValueError, TypeError, LookupError: the text is no transcript.
         """
         values = serialisation.parse(text)
         if values.pop("schema") != TRANSCRIPT_SCHEMA:
@@ -1373,14 +1405,14 @@ class Transcript:
 
 
 def _groups(released: Round) -> int | None:
-    """The groups that the round was dealt into, where the accounting counts on their number."""
+    """The number of groups of the round's batch, if the accounting depends on it; else None."""
     if released.groups is None:
         return None
     return released.contribution.groups
 
 
 def together(sigmas: Sequence[float]) -> float:
-    """Noise multiplier of one Gaussian release that says as much as all of these together.
+    """The noise multiplier of one Gaussian release that is equivalent to all of these together.
 
     σ⁻² = Σ σ_j⁻² (Andrew et al. 2021, Theorem 1).
     """

@@ -1,7 +1,7 @@
 """Values as JSON and back: exact keys, schema versions, one canonical text, atomic files.
 
-A value that is stored inherits from :class:`Stored`, names its schema, and says in ``_values`` and
-``_restore`` only what is its own.
+A class of stored values inherits from :class:`Stored` and names its schema. It overrides
+``_values`` and ``_restore`` only where the defaults do not fit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _Value = TypeVar("_Value")
 
 
 def exact_keys(what: str, values: Mapping[str, Any], wanted: Collection[str]) -> None:
-    """Refuse unknown and missing keys, naming both.
+    """Refuse unknown and missing keys; the error names both.
 
     Raises:
-        TypeError: no mapping. ValueError: other keys than ``wanted``.
+        TypeError: ``values`` is no mapping. ValueError: its keys differ from ``wanted``.
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"{what}: expected a JSON object, not {type(values).__name__}")
@@ -39,12 +39,12 @@ def exact_keys(what: str, values: Mapping[str, Any], wanted: Collection[str]) ->
 
 
 def plain(value: Any) -> Any:
-    """``value`` in terms of JSON: dataclasses become objects, tuples and arrays lists, ∞ a word.
+    """``value`` as JSON types: dataclasses become dicts, tuples and arrays lists, ∞ "infinity".
 
-    A value with a ``to_dict`` says itself what it becomes.
+    A value with a ``to_dict`` method becomes the result of that method.
 
     Raises:
-        TypeError: something that JSON has no form for. ValueError: NaN.
+        TypeError: a value that has no form in JSON. ValueError: NaN or −∞.
     """
     if hasattr(value, "to_dict"):
         return value.to_dict()
@@ -66,9 +66,9 @@ def plain(value: Any) -> Any:
 
 
 def entries(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, each in terms of JSON.
+    """The fields of a dataclass by name, each as JSON types.
 
-    Those that its ``LATER`` names are left out while they have their default.
+    Fields that its ``LATER`` names are left out while they have their default.
     """
     later = getattr(value, "LATER", ())
     return {
@@ -79,11 +79,11 @@ def entries(value: Any) -> dict[str, Any]:
 
 
 def parse(text: str) -> Any:
-    """JSON text as values; an object that names a key twice is refused.
+    """The values of a JSON text.
 
     Raises:
-        ValueError: no JSON, two readers could disagree about it (a key twice, a number that is not
-            finite), or nested deeper than anything that is stored.
+        ValueError: no JSON, a repeated key or a number that is not finite (two readers could
+            understand these differently), or too deep nesting.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -106,22 +106,22 @@ def parse(text: str) -> Any:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-# Bytes of a JSON file that somebody else may have written.
+# Largest size, in bytes, of a JSON file from an untrusted source.
 LARGEST = 1 << 24
 
 
 @contextmanager
 def opened_outside(path: Path, most: int) -> Iterator[io.BufferedReader]:
-    """A file that somebody else may have written, to be read.
+    """Open a file from an untrusted source for reading.
 
     Raises:
         OSError: no such file. ValueError: no ordinary file (a link, a pipe, a device, a folder), or
-            one of more than ``most`` bytes.
+            more than ``most`` bytes.
     """
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     if path.is_symlink():
         raise ValueError(f"{path} is a link: only ordinary files are read")
-    # A pipe would wait for its writer, which O_NONBLOCK prevents.
+    # Opening a pipe would block until somebody writes to it; O_NONBLOCK prevents that.
     with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | flags), "rb") as file:
         held = os.fstat(file.fileno())
         if not stat.S_ISREG(held.st_mode):
@@ -132,7 +132,7 @@ def opened_outside(path: Path, most: int) -> Iterator[io.BufferedReader]:
 
 
 def read_outside(path: Path) -> str:
-    """Text of a JSON file that somebody else may have written; see :func:`opened_outside`."""
+    """The text of a JSON file from an untrusted source; raises as :func:`opened_outside` does."""
     with opened_outside(path, LARGEST) as file:
         held = file.read(LARGEST + 1)
     if len(held) > LARGEST:
@@ -144,10 +144,13 @@ def read_outside(path: Path) -> str:
 
 
 def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None) -> _Value:
-    """A dataclass from an object that has exactly its fields; those of ``LATER`` may be missing.
+    """A dataclass from a mapping with exactly its fields; those of ``LATER`` may be missing.
+
+    Args:
+        what: the value's name in errors; None: the name of the class.
 
     Raises:
-        ValueError: an unknown or a missing key, or what the dataclass itself refuses.
+        ValueError: an unknown or a missing key, or values that the dataclass refuses.
     """
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     absent = {name for name in getattr(kind, "LATER", ()) if name not in values}
@@ -156,7 +159,7 @@ def build(kind: type[_Value], values: Mapping[str, Any], what: str | None = None
 
 
 def tagged(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass beside its ``kind``; :func:`of_kind` reads them back."""
+    """The fields of a dataclass and its ``kind``; :func:`of_kind` reads them back."""
     return {"kind": value.kind, **entries(value)}
 
 
@@ -164,10 +167,10 @@ def of_kind(kinds: Mapping[str, type[_Value]], values: Mapping[str, Any], what: 
     """The inverse of :func:`tagged`.
 
     Args:
-        kinds: name → dataclass. what: it is, for errors.
+        kinds: name → dataclass. what: the value's name in errors.
 
     Raises:
-        ValueError: an unknown kind, or what :func:`build` refuses.
+        ValueError: an unknown kind, or values that :func:`build` refuses.
     """
     known = dict(values)
     kind = known.pop("kind", None)
@@ -176,17 +179,17 @@ def of_kind(kinds: Mapping[str, type[_Value]], values: Mapping[str, Any], what: 
 
 
 def canonical(values: Any) -> str:
-    """One text for one JSON value, whatever the order of its keys: what is hashed and signed."""
+    """The canonical JSON text, independent of the order of keys, for hashes and signatures."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest(values: Any) -> str:
-    """``sha256:`` and the hash of the canonical text, in hexadecimal."""
+    """The SHA-256 of the canonical text, in hexadecimal, after the prefix ``sha256:``."""
     return "sha256:" + hashlib.sha256(canonical(values).encode()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a crash leaves the old one."""
+    """Write a file atomically: after a crash the old file is still there."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -200,16 +203,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 class Stored:
-    """A frozen dataclass that is kept as a JSON object with a schema.
+    """A frozen dataclass that is stored as a JSON object with a schema.
 
     A subclass sets :attr:`SCHEMA` and :attr:`CALLED`, and overrides :meth:`_restore` where its
     fields are not plain numbers and words. The JSON object has a key for every field and
-    ``schema``; those of :attr:`LATER` are left out while they have their default.
+    ``schema``; fields in :attr:`LATER` are left out while they have their default.
     """
 
     #: "forethought/NAME/VERSION".
     SCHEMA: ClassVar[str]
-    #: The value in words, for errors: "plan".
+    #: The name of the value in errors: "plan".
     CALLED: ClassVar[str]
     #: Fields that are newer than the schema's version.
     LATER: ClassVar[tuple[str, ...]] = ()
@@ -220,7 +223,7 @@ class Stored:
 
     @classmethod
     def _restore(cls, values: dict[str, Any]) -> Self:
-        """The value from what :meth:`_values` gives; the keys have been checked."""
+        """The inverse of :meth:`_values`; the keys have been checked."""
         return cls(**values)
 
     @classmethod
@@ -236,7 +239,8 @@ class Stored:
         """The inverse of :meth:`to_dict`.
 
         Raises:
-            TypeError: no mapping. ValueError: another schema version, an unknown or a missing key.
+            TypeError: ``values`` is no mapping. ValueError: another schema version, an unknown or a
+                missing key.
         """
         if not isinstance(values, Mapping):
             raise TypeError(
@@ -265,12 +269,12 @@ class Stored:
         """The inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: no JSON, or not what :meth:`from_dict` reads.
+            ValueError: no JSON, or values that :meth:`from_dict` refuses.
         """
         return cls.from_dict(parse(text))
 
     def save(self, path: str | Path) -> None:
-        """Write the value as JSON."""
+        """Write the value as JSON, atomically; :meth:`load` reads it back."""
         write_text(Path(path), self.to_json() + "\n")
 
     @classmethod
@@ -278,7 +282,7 @@ class Stored:
         """Read what :meth:`save` wrote.
 
         Raises:
-            OSError: no such file. ValueError: something else; the message names the file.
+            OSError: no such file. ValueError: the file holds no such value; the message names it.
         """
         text = Path(path).read_text(encoding="utf-8")
         try:

@@ -1,12 +1,12 @@
-"""Ed25519 signatures (RFC 8032): who vouches for a statement, and for the folder it lies in.
+"""Ed25519 signatures (RFC 8032) of a statement and of the files in its folder.
 
 A statement is signed as an in-toto attestation: a DSSE envelope (Dead Simple Signing Envelope,
 version 1) whose payload is an in-toto Statement, version 1. Its subjects are the files of the
-folder with their SHA-256, its predicate is the privacy statement. A signature says that the holder
-of a key stood behind exactly these files. It proves nothing about the run; whose key it is, the
-reader must know from elsewhere.
+folder with their SHA-256, its predicate is the privacy statement. A signature shows that the holder
+of a key signed exactly these files. It proves nothing about the run, and it does not show who holds
+the key: the reader must know that from another source.
 
-Statements of earlier schemas hold a signature of their own, over canonical JSON: :func:`check`.
+Statements of earlier schemas contain a signature over canonical JSON; see :func:`check`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     )
 
 ALGORITHM = "Ed25519"
-# Written before what is signed in earlier schemas, so that a signature of something else can never
-# be passed off.
+# Prefix of the signed bytes in earlier schemas, so that a signature of other data never fits.
 _CONTEXT = b"forethought signed statement 1\n"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -77,7 +76,7 @@ class Signature:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Signature:
-        """From a JSON object that has exactly the fields. Raises ValueError."""
+        """The signature from a JSON object with exactly its fields. Raises ValueError otherwise."""
         return build(cls, values, "signature")
 
 
@@ -87,8 +86,8 @@ class Attested:
 
     Args:
         subjects: name → SHA-256 in hexadecimal of each file. predicate: the privacy statement.
-        fingerprint: of the key whose signature fits; None: the envelope names none that can be
-            tried, and no key was given.
+        fingerprint: of the key whose signature fits; None: no key was given, and the envelope names
+            none that can be tried.
     """
 
     subjects: Mapping[str, str]
@@ -104,7 +103,7 @@ def attest(files: Mapping[str, str], predicate: Mapping[str, Any], key: Path) ->
         key: PEM file of an Ed25519 private key; :func:`generate` makes one.
 
     Raises:
-        OSError: no such file. SignatureError: no such key in it.
+        OSError: no such file. SignatureError: the file holds no such key.
     """
     signer = Signer(key)
     subjects = [
@@ -130,10 +129,11 @@ def attest(files: Mapping[str, str], predicate: Mapping[str, Any], key: Path) ->
 
 
 def attested(envelope: str, key: Path | None = None) -> Attested:
-    """The content of an envelope, once its signature fits.
+    """The content of an envelope, after a check of its signature.
 
     Args:
-        key: PEM file of the public key that must have signed; None: the one that the envelope
+        envelope: the envelope as JSON, from :func:`attest`.
+        key: PEM file of the public key that must have signed; None: the key that the envelope
             names, which shows only that nothing was changed since.
 
     Raises:
@@ -176,22 +176,22 @@ def attested(envelope: str, key: Path | None = None) -> Attested:
 
 
 class Signer:
-    """A private key that has been read, for many signatures.
+    """A private key, read once for many signatures.
 
     Args:
         path: PEM file of an Ed25519 private key; :func:`generate` makes one.
 
     Raises:
-        OSError: no such file. SignatureError: no such key in it.
+        OSError: no such file. SignatureError: the file holds no such key.
     """
 
     def __init__(self, path: Path) -> None:
         self._key = _private_key(path)
-        #: 32 bytes in hexadecimal.
+        #: The public key: 32 bytes in hexadecimal.
         self.public_key = self._key.public_key().public_bytes_raw().hex()
 
     def sign(self, kind: str, payload: bytes) -> str:
-        """The signature of a payload of a kind (see :func:`encoded`), in base64."""
+        """The signature of a payload of type ``kind``, in base64; see :func:`encoded`."""
         return base64.b64encode(self._key.sign(encoded(kind, payload))).decode()
 
 
@@ -207,7 +207,7 @@ def public_key_of(path: Path) -> str:
 
 
 def signed_by(public_key: str, kind: str, payload: bytes, signature: str) -> bool:
-    """Say whether a signature, as :meth:`Signer.sign` gives it, is of the payload by the key."""
+    """True if a signature from :meth:`Signer.sign` fits this key, kind and payload."""
     try:
         return _fits(bytes.fromhex(public_key), _bytes(signature), encoded(kind, payload))
     except ValueError:
@@ -215,16 +215,16 @@ def signed_by(public_key: str, kind: str, payload: bytes, signature: str) -> boo
 
 
 def encoded(kind: str, payload: bytes) -> bytes:
-    """The bytes under a DSSE signature: PAE(UTF8(payload type), payload)."""
+    """The bytes that DSSE signs: PAE(UTF8(payload type), payload)."""
     name = kind.encode()
     return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
 
 
 def check(signature: Signature, content: Mapping[str, Any], key: Path | None = None) -> None:
-    """Refuse an earlier schema's signature that is not of ``content``, or not by ``key``.
+    """Refuse an earlier schema's signature that does not fit ``content`` and ``key``.
 
     Args:
-        key: PEM file of the public key that must have signed; None: whichever key the signature
+        key: PEM file of the public key that must have signed; None: the key that the signature
             names, which shows only that the content was not changed since.
 
     Raises:
@@ -243,13 +243,13 @@ def check(signature: Signature, content: Mapping[str, Any], key: Path | None = N
 
 
 def generate(path: Path) -> tuple[Path, str]:
-    """Make a key pair: ``path`` (owner-only, PKCS 8) and ``path`` with ``.pub`` appended.
+    """Make a key pair in ``path`` (private, owner-only, PKCS 8) and ``path`` + ``.pub`` (public).
 
     Returns:
         The public key's file and its fingerprint.
 
     Raises:
-        FileExistsError: one of the files is there; a key is never overwritten.
+        FileExistsError: one of the files exists; a key is never overwritten.
     """
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -289,7 +289,7 @@ def _fingerprint(public_key: bytes) -> str:
 
 
 def _bytes(text: Any) -> bytes:
-    """Base64, of the usual alphabet or the one for addresses; verifiers read either."""
+    """The bytes of a base64 text in the standard or the URL-safe alphabet; DSSE allows both."""
     if not isinstance(text, str):
         raise SignatureError("an envelope holds its payload and signatures in base64")
     try:

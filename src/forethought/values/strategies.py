@@ -1,10 +1,11 @@
 """The correlation of noise over rounds: strategy matrices C, plain frozen values.
 
 Round t's noise is σ·C_norm·(C⁻¹z)_t with z independent standard normal. C is lower triangular and
-Toeplitz, so its first column says all, the noise needs what the rounds before it drew, and a run's
-prefix has the strategy of the same name. Sources: Denisov et al. 2022 (the mechanism);
-Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization" (bands); McMahan, Xu and
-Zhang 2024, "A hassle-free algorithm for private learning in practice" (buffers).
+Toeplitz. So its first column determines it, the noise of a round depends on the random numbers of
+earlier rounds only, and the same strategy holds for the first rounds of a run. Sources: Denisov et
+al. 2022 (the mechanism); Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"
+(bands); McMahan, Xu and Zhang 2024, "A hassle-free algorithm for private learning in practice"
+(buffers).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Banded:
-    """C has ``coefficients`` down every column from the diagonal, and 0 below.
+    """The matrix C with ``coefficients`` in every column from the diagonal down, then 0.
 
     Args:
-        coefficients: c_0 = 1, c_1, …: as many as C has bands.
+        coefficients: c_0 = 1, c_1, …: one for each band of C.
 
     Raises:
         ValueError: the first one is not 1.
@@ -52,7 +53,7 @@ class Banded:
         return min(self.coefficients) >= 0
 
     def words(self) -> str:
-        """The part of earlier rounds' noise that is kept, in words."""
+        """The number of bands, in words."""
         return f"{self.bands:,} bands"
 
     def column(self, count: int) -> Array:
@@ -65,14 +66,14 @@ class Banded:
 
 @dataclass(frozen=True)
 class BufferedToeplitz:
-    """c_0 = 1 and c_i = Σ_j weights_j · decays_j^(i-1): one buffer each, and no last band.
+    """The matrix C with c_0 = 1 and c_i = Σ_j weights_j · decays_j^(i-1): one buffer for each j.
 
     Args:
         weights: above 0, of sum at most 1, so that the coefficients fall.
         decays: in [0, 1).
 
     Raises:
-        ValueError: values out of range, or not as many of the one as of the other.
+        ValueError: values out of range, or different numbers of weights and decays.
     """
 
     weights: tuple[float, ...]
@@ -93,16 +94,16 @@ class BufferedToeplitz:
 
     @property
     def bands(self) -> float:
-        """Without end."""
+        """The number of diagonals that are not 0: infinite."""
         return math.inf
 
     @property
     def nonnegative(self) -> bool:
-        """Always: weights and decays are."""
+        """True always, since weights and decays are not negative."""
         return True
 
     def words(self) -> str:
-        """The part of earlier rounds' noise that is kept, in words."""
+        """The number of buffers, in words."""
         count = len(self.weights)
         return f"{count} {'buffer' if count == 1 else 'buffers'}"
 

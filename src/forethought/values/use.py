@@ -1,8 +1,8 @@
-"""The facts of an optimizer that planner, federation and gossip know, without torch.
+"""The facts about optimizers that planner, federation and gossip need, without torch.
 
-A row of :data:`OPTIMIZERS` says all that follows from an optimizer's name besides its steps, which
-are a class of torch.optim or of ours. Any other optimizer may step as well, torch's own by name or
-``"module:Class"``: nothing is known of it, and nothing is assumed (:data:`UNKNOWN`).
+A row of :data:`OPTIMIZERS` has everything that follows from an optimizer's name except its steps,
+which are a class of torch.optim or of this library. Other optimizers are possible, torch's own by
+name or ``"module:Class"``: nothing is known or assumed about them (:data:`UNKNOWN`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from forethought.values.checks import frozen, one_of, real, settle, whole
 from forethought.values.serialisation import build, entries, exact_keys, plain
 
 Options = Mapping[str, Any]
-# Rounds at which a floor that falls is looked at.
+# Number of rounds at which a falling floor is evaluated.
 _POINTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
-    """The consequences of an optimizer's name; each has to be said.
+    """The facts about an optimizer; each must be given.
 
     Args:
         home: ``"module:Class"``, imported where it steps.
         descends: whether it is gradient descent, with or without momentum: the planner then
-            chooses its path, and a sum of its steps is a step along the sum.
-        options: what the planner gives it where nobody says.
-        divides: what a coordinate with nothing but noise is divided by, squared, from the noise's
-            variance, the options and the number of rounds; None: unknown, it steps by
-            :data:`USUAL_RATE`.
-        longest: how far a step of size 1 moves the weights at most, from the options, the norm of
-            the mean and the number of weights, without weight decay; None: unknown.
-        weight_decay: by default.
+            chooses the length of its path, and a sum of its steps is a step along the sum.
+        options: the planner's options for it by default.
+        divides: the square of the number that divides a coordinate with noise alone, from the
+            noise's variance, the options and the number of rounds; None: unknown, so that the step
+            size is :data:`USUAL_RATE`.
+        longest: the largest L2 norm of a step of size 1, without weight decay, from the options,
+            the norm of the mean and the number of weights; None: unknown.
+        weight_decay: its default weight decay.
     """
 
     home: str
@@ -47,7 +47,7 @@ class OptimizerKind:
     weight_decay: float
 
 
-# Adam's own, where noise is not what decides.
+# Adam's default step size, used where noise does not decide it.
 USUAL_RATE = 1e-3
 
 
@@ -61,8 +61,8 @@ def _of_momentum(options: Options, mean: float, parameters: int) -> float:
 
 
 def _of_adam(options: Options, mean: float, parameters: int) -> float:
-    # By Cauchy and Schwarz |m̂|/√v̂ is at most this after t steps, whatever the gradients are: 7.3
-    # at last with the usual betas, bias included. Gradients that grow by β₂/β₁ a step reach it.
+    # By Cauchy–Schwarz this bounds |m̂|/√v̂ after t steps for all gradients: 7.3 in the limit with
+    # the usual betas, bias included. Gradients that grow by β₂/β₁ a step reach it.
     first, second = map(float, options.get("betas", (0.9, 0.999)))
     if first**2 >= second:
         return math.inf if first else math.sqrt(parameters)
@@ -80,11 +80,11 @@ def _of_adam(options: Options, mean: float, parameters: int) -> float:
 
 
 def _of_nadam(options: Options, mean: float, parameters: int) -> float:
-    return 2 * _of_adam(options, mean, parameters)  # of the moment, and of the gradient itself
+    return 2 * _of_adam(options, mean, parameters)  # one for the moment, one for the gradient
 
 
 def _of_radam(options: Options, mean: float, parameters: int) -> float:
-    return max(_of_adam(options, mean, parameters), mean)  # which is what it begins with
+    return max(_of_adam(options, mean, parameters), mean)  # its first steps are plain means
 
 
 def _of_adamax(options: Options, mean: float, parameters: int) -> float:
@@ -102,7 +102,7 @@ def _by_floor(variance: float, options: Options, rounds: int) -> float:
     floor = options.get("floor")
     if floor is not None:
         return float(floor)
-    # The default floor falls over the rounds; what counts is the mean of what steps are divided by.
+    # The default floor falls over the rounds, so the mean of 1/√floor over the rounds is used.
     second = tuple(options.get("betas", (0.9, 0.999)))[1]
     count = min(rounds, _POINTS)
     total = 0.0
@@ -113,7 +113,7 @@ def _by_floor(variance: float, options: Options, rounds: int) -> float:
     return variance / (total / count) ** 2
 
 
-# No gradient descent, and no options where nobody gives some.
+# Optimizers that are no gradient descent, without options by default.
 _ADAPTIVE = partial(OptimizerKind, descends=False, options=())
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "sgd": OptimizerKind(
@@ -149,15 +149,15 @@ UNKNOWN = _ADAPTIVE(home="", divides=None, longest=None, weight_decay=0.0)
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """The facts of an optimizer, by its name."""
+    """The facts about an optimizer, by its name in any case; :data:`UNKNOWN` for other names."""
     return OPTIMIZERS.get(name.lower(), UNKNOWN)
 
 
 def check_options(optimizer: str, options: Options) -> None:
-    """Refuse options of torch's optimizers that are outside their range; own ones are not known.
+    """Refuse invalid options of optimizers; a user's own (``"module:Class"``) are not checked.
 
     Raises:
-        TypeError, ValueError: a momentum, betas or a floor that nothing can step with.
+        TypeError, ValueError: a momentum, betas or a floor outside its range.
     """
     if ":" in optimizer:
         return
@@ -173,10 +173,10 @@ def check_options(optimizer: str, options: Options) -> None:
             real(f"each of the betas of {optimizer}", beta, least=0, below=1)
 
 
-# The planner's assumptions about the model of a run, and the cost of another one.
+# The planner's assumptions about the model of a run, and the cost where the model is another one.
 
 
-# A step size that is off by less costs next to nothing.
+# A step size that is wrong by a smaller factor costs almost nothing.
 TOLERATED = 1.1
 
 
@@ -185,11 +185,11 @@ class Assumed:
     """The model that a plan's step size and batch were chosen for.
 
     Args:
-        parameters: how many weights it trains.
-        feature_norm: usual norm of its features, where the rule of linear models was used; None:
-            the general rule.
-        guessed: nobody said how many weights there are.
-        chosen: what follows from the two: "step size", "batch".
+        parameters: number of weights that it trains.
+        feature_norm: usual norm of its features, where the rule for linear models was used; None:
+            the general rule was used.
+        guessed: whether ``parameters`` is the planner's guess.
+        chosen: the numbers that were chosen from these: "step size", "batch".
     """
 
     parameters: int
@@ -205,22 +205,22 @@ class Assumed:
 
 
 def is_linear(model: Any) -> bool:
-    """True if a torch module is one linear layer, by the names of its parts: without torch."""
+    """True if a torch module is one linear layer, judged by its class names, without torch."""
     return linear_layer(model) is not None
 
 
 def linear_layer(model: Any) -> Any:
-    """The one layer of a linear model, behind at most one that flattens; None for other models."""
+    """The layer of a linear model, after at most one Flatten; None for other models."""
     parts = [part for part in model.modules() if not list(part.children())]
     linear = [type(part).__name__ for part in parts] in (["Linear"], ["Flatten", "Linear"])
     return parts[-1] if linear else None
 
 
 def module_of(model: Any) -> Any:
-    """A torch module, or what a function of no arguments builds, which is then called once.
+    """The torch module itself, or the one that a function without arguments builds.
 
     Raises:
-        TypeError: something else.
+        TypeError: ``model`` is neither.
     """
     built = model
     if not hasattr(model, "parameters") and callable(model):
@@ -235,7 +235,7 @@ def module_of(model: Any) -> Any:
 
 
 def trained_parameters(model: Any) -> int:
-    """The count of numbers that a torch module trains, one that several layers share once.
+    """The number of trained parameters of a torch module; shared ones count once.
 
     Raises:
         ValueError: layers whose sizes are not known yet, or nothing to train.
@@ -255,12 +255,15 @@ def trained_parameters(model: Any) -> int:
 def differences(
     assumed: Assumed, parameters: int, linear: bool, feature_norm: float | None
 ) -> tuple[str, ...]:
-    """The ways in which the model is not the one that a plan was made for, their cost and remedy; a
-    sentence each.
+    """The differences between a model and the one that a plan assumed, with cost and remedy.
 
     Args:
-        parameters: trained weights of the model that there is. linear: whether it is a linear one.
+        assumed: the plan's assumptions.
+        parameters: number of trained weights of the model. linear: whether it is linear.
         feature_norm: declared usual norm of its features; None: unknown.
+
+    Returns:
+        One text for each difference.
     """
     chosen = " and ".join(assumed.chosen) + (" was" if len(assumed.chosen) == 1 else " were")
     known = assumed.feature_norm
@@ -275,7 +278,7 @@ def differences(
         if linear and feature_norm is not None:
             found += (_unused(assumed, feature_norm, chosen),)
         return found
-    # The noise of a linear model's scores does not depend on how many there are.
+    # The noise in a linear model's scores does not depend on the number of weights.
     if feature_norm is None:
         return ()
     factor = math.hypot(feature_norm, 1.0) / math.hypot(known, 1.0)
@@ -289,7 +292,7 @@ def differences(
 
 
 def _size(assumed: Assumed, parameters: int, chosen: str) -> tuple[str, ...]:
-    factor = math.sqrt(parameters / assumed.parameters)  # the longest path goes as 1/√p
+    factor = math.sqrt(parameters / assumed.parameters)  # the longest path is proportional to 1/√p
     if 1 / TOLERATED <= factor <= TOLERATED:
         return ()
     guess = " (a guess, since neither model= nor parameters= was given)" if assumed.guessed else ""
@@ -316,13 +319,13 @@ def _unused(assumed: Assumed, feature_norm: float, chosen: str) -> str:
 
 
 def _off(factor: float) -> str:
-    """Steps that are ``factor`` times as long as is right, and their cost, in words."""
+    """The cost, in words, of steps that are ``factor`` times the right length."""
     if factor > 1:
         return f"{factor:.2g} times too long, and leave as much more noise in the model as is meant"
     return f"{1 / factor:.2g} times too short, and the model gets only as far in as many rounds"
 
 
-# The use of a noised sum: optimizer, step sizes, averaging. Post-processing, hence free.
+# The use of noised sums: optimizer, step sizes, averaging. All of it is post-processing.
 
 
 ScheduleKind = Literal["constant", "inverse", "inverse-sqrt", "cosine", "stages", "drops"]
@@ -332,13 +335,17 @@ FilterKind = Literal["low-pass", "kalman"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Step size as a function of time t, counted in ``unit`` and starting at 0.
+    """The step size as a function of time t, which starts at 0 and is counted in ``unit``.
 
     ``constant`` η₀; ``inverse`` η₀/(1 + decay·t); ``inverse-sqrt`` η₀/(1 + decay·√t); ``cosine``
     from η₀ to 0 over the run; ``stages`` multiplies by ``decay`` at each of the shares of the run
-    in ``stages``, such as 0.1 at (0.5, 0.75); ``drops`` multiplies by ``decay`` (0.9, say) after
-    every epoch in which accuracy on held-out records fell, which must then be public. Over the
-    first ``warmup`` rounds η grows linearly to its value.
+    in ``stages``, such as 0.1 at (0.5, 0.75); ``drops`` multiplies by ``decay`` (for example 0.9)
+    after every epoch in which the accuracy on held-out records fell; these records must then be
+    public. Over the first ``warmup`` rounds η grows linearly to its value.
+
+    Raises:
+        ValueError, TypeError: an unknown kind or unit, a number outside its range, or ``stages``
+            with another kind.
     """
 
     kind: ScheduleKind = "constant"
@@ -369,7 +376,7 @@ class Schedule:
         one_of("schedule unit", self.unit, ("rounds", "examples"))
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; stages are left out where there are none."""
+        """A JSON-ready mapping; empty ``stages`` are left out."""
         return entries(self)
 
     @classmethod
@@ -380,9 +387,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The average of the iterates that is the reported model: free post-processing.
+    """The average of the iterates that is the reported model: post-processing, without a cost in ε.
 
-    ``exponential`` weights by ``decay`` a round (with warm-up of the weight); ``tail`` averages
+    ``exponential`` weights by ``decay`` per round (with warm-up of the weight); ``tail`` averages
     the last ``fraction`` of the rounds evenly; ``none`` reports the last iterate.
     """
 
@@ -421,22 +428,23 @@ class Optimizer:
 class GradientFilter:
     """The filter of noised means before the optimizer steps along them: post-processing.
 
-    What noise there is in each round is independent of that in the others, and the gradient is
-    not, so later rounds tell of earlier ones. Each kind lags behind by ``delay`` rounds.
+    The noise of each round is independent of that of the others, but gradients change slowly, so
+    that averaging over rounds removes noise. Each kind lags behind by ``delay`` rounds.
 
     ``low-pass``: a Butterworth filter of first or second order, corrected for its start (DOPPLER,
     Zhang, Bu, Hong and Razaviyayn 2024, Algorithm 1). ``kalman``: a running estimate whose gain
-    follows from each round's known noise, of gradients that are taken ahead of the weights by as
-    many steps as the estimate lags behind (DiSK, Zhang et al. 2025, with γ = (1 − κ)/κ, which takes
-    one gradient a round as ever).
+    follows from each round's known noise. Gradients are computed at weights that are ahead by as
+    many steps as the estimate lags behind (DiSK, Zhang et al. 2025, with γ = (1 − κ)/κ, for which
+    one gradient per round is enough).
 
     Args:
-        kind: which. delay: in rounds, at least 0.5 for ``low-pass``; None: a hundredth of the
-            run's rounds and at least one. Where the gain κ has settled, delay = (1 − κ)/κ.
-        order: of ``low-pass``, 1 or 2.
+        kind: ``"low-pass"`` or ``"kalman"``. delay: in rounds, at least 0.5 for ``low-pass``; None:
+            a hundredth of the run's rounds and at least one. In the limit of many rounds the gain κ
+            gives delay = (1 − κ)/κ.
+        order: order of ``low-pass``, 1 or 2.
 
     Raises:
-        ValueError, TypeError: no such kind, or a number outside its range.
+        ValueError, TypeError: an unknown kind, or a number outside its range.
     """
 
     kind: FilterKind = "low-pass"
@@ -454,10 +462,10 @@ class GradientFilter:
 
     @classmethod
     def of(cls, asked: object) -> GradientFilter | None:
-        """A filter from one of these, from a kind, or from the fields by name.
+        """A filter from a GradientFilter, a kind or a mapping of fields; None stays None.
 
         Raises:
-            ValueError, TypeError: none of these.
+            ValueError, TypeError: another value.
         """
         if asked is None or isinstance(asked, GradientFilter):
             return asked
@@ -477,11 +485,11 @@ class GradientFilter:
         )
 
     def noise_left(self, rounds: int) -> float:
-        """The share of independent noise's variance that is left, far from the run's beginning."""
+        """The share of the variance of independent noise that remains, long after the start."""
         delay = self.rounds_late(rounds)
         if self.kind == "kalman":  # κ/(2 − κ)
             return 1 / (1 + 2 * delay)
-        # (2/π) ∫ dx/((1 + x²)(1 + (x/w)²ⁿ)), with x the tangent of half a frequency.
+        # (2/π) ∫₀^∞ dx/((1 + x²)(1 + (x/w)²ⁿ)), with x the tangent of half the frequency.
         if self.order == 1:
             w = 0.5 / delay
             return w / (1 + w)
@@ -489,7 +497,7 @@ class GradientFilter:
         return w**4 / (1 + w**4) * (1 + math.sqrt(0.5) * (1 - w * w) / w**3)
 
     def rounds_late(self, rounds: int) -> float:
-        """The delay, given or the default, in a run of so many rounds."""
+        """The delay in rounds, given or by default, of a run of ``rounds`` rounds."""
         return max(1.0, rounds / 100) if self.delay is None else self.delay
 
 
@@ -499,9 +507,9 @@ class ReleaseUse:
 
     Args:
         optimizer: steps along a noised mean. schedule: its step sizes.
-        averaging: which average of the iterates is reported.
-        assumed: the model that the planner chose for; None: nothing follows from a model's size.
-        gradient_filter: what noised means go through first; None: nothing.
+        averaging: the average of the iterates that is reported.
+        assumed: the model that the planner assumed; None: no number depends on a model's size.
+        gradient_filter: filter of noised means before the optimizer; None: none.
     """
 
     optimizer: Optimizer = Optimizer()

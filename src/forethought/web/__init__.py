@@ -1,1 +1,1 @@
-"""The planner in a browser, on one's own machine: sliders in, certified numbers out."""
+"""The planner as a local web page: sliders for the settings, certified numbers as the result."""

@@ -1,7 +1,7 @@
-"""From where the sliders stand to a certified plan, what an attacker can do, what the noise costs.
+"""The results for the sliders' settings: a certified plan, an attacker's limits, the noise's cost.
 
-The plan is the one that ``forethought plan`` and ``forethought train`` make of the same job or the
-same numbers, by the same call.
+``forethought plan`` and ``forethought train`` make the same plan for the same job or the same
+numbers, by the same call.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 # False alarms at which an attacker's detections are bounded.
 FALSE_ALARMS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5)
-# Budgets that are looked at, in units of the chosen one.
+# Values of ε to compare, in units of the chosen one.
 BUDGETS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-# Numbers of records whose noise is looked at, in units of the chosen one.
+# Numbers of records to compare, in units of the chosen one.
 _SIZES = (1 / 16, 1 / 4, 4.0, 16.0)
 _MOST_EPSILON = 100.0
 
 
 class SettingError(ValueError):
-    """A slider's value that is none; names it and says what is allowed."""
+    """An invalid setting; the message names it and the allowed values."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The places of the sliders.
+    """The settings of the sliders.
 
     Args:
-        epsilon: budget. delta: None: one tenth of one over the number of records.
-        records: to train on. persons: different ones among them; None: nobody says.
-        records_per_person: how many may be one person's.
+        epsilon, delta: budget; δ None: 1/(10 · records).
+        records: number of records to train on. persons: number of different persons among them;
+            None: not known.
+        records_per_person: largest number of records of one person.
         epochs: passes over the data; None: the planner's choice, or the job's rounds.
-        features: columns of a linear model; of a job its model is known.
-        without: share of pairs of records, one of either class, that a model without privacy is
-            supposed to put in the right order.
+        features: number of features of a linear model; not used for a job, whose model is known.
+        without: AUC that a model without privacy is supposed to reach.
     """
 
     epsilon: float = 3.0
@@ -66,10 +66,10 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings from what a page sends.
+        """The settings from a request of the page.
 
         Raises:
-            SettingError: a name or a value that is none.
+            SettingError: an unknown name or an invalid value.
         """
         unknown = sorted(set(values) - set(_LIMITS))
         if unknown:
@@ -77,14 +77,14 @@ class Settings:
         return cls(**{name: _checked(name, value) for name, value in values.items()})
 
     def plan(self, loaded: Loaded | None = None, asked: PlanRequest | None = None) -> Plan:
-        """The plan for them: that of the job, with the numbers in place of its own.
+        """The plan for these settings; with a job, they replace the job's own numbers.
 
         Args:
-            loaded: the job with its data; None: there are the numbers alone.
-            asked: the job's request to the planner, where it is known already.
+            loaded: the job with its data; None: there is no job.
+            asked: the job's request to the planner; None: it is made again.
 
         Raises:
-            forethought.errors.PlanError, ValueError: no plan fulfils them.
+            forethought.errors.PlanError, ValueError: no plan fulfils the settings.
         """
         if loaded is None:
             own = {"epsilon": self.epsilon, "delta": self.delta, "epochs": self.epochs}
@@ -107,7 +107,7 @@ class Settings:
         return here.with_caveats(plan(here.with_ranges(asked)))
 
 
-# Setting → kind, least, most, whether it may be left to the planner.
+# Setting → type, least and largest value, and whether it may be None.
 _LIMITS: dict[str, tuple[type, float, float, bool]] = {
     "epsilon": (float, 0.01, _MOST_EPSILON, False),
     "delta": (float, 1e-30, 0.5, True),
@@ -133,10 +133,10 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
-    """Everything the page draws, JSON-ready; ε and the attacker's limits are certified.
+    """Everything that the page shows, JSON-ready; ε and the attacker's limits are certified.
 
     Args:
-        loaded: the job that the page began with, with its data.
+        settings: of the sliders. loaded: the job of the page with its data; None: there is no job.
     """
     asked = None if loaded is None else loaded.plan_request()
     made = settings.plan(loaded, asked)
@@ -171,7 +171,7 @@ def shown(settings: Settings, loaded: Loaded | None = None) -> dict[str, Any]:
 
 
 def seconds(settings: Settings, loaded: Loaded | None) -> float | None:
-    """The time that training a job takes here; None: there is no job, or other data than its."""
+    """The seconds of a job's training here; None: no job, or not its own number of records."""
     from forethought.jobs.train import seconds_of
 
     if loaded is None or settings.records != loaded.examples:
@@ -182,7 +182,7 @@ def seconds(settings: Settings, loaded: Loaded | None) -> float | None:
 def _noises(
     settings: Settings, made: Plan, loaded: Loaded | None, asked: PlanRequest | None
 ) -> list[tuple[float, float]]:
-    """(Noise over signal, records) of the same settings with fewer and with more records."""
+    """Pairs (noise-to-signal ratio, records) of the settings with fewer and more records."""
     found = [(noise_to_signal(made), settings.records)]
     for factor in _SIZES:
         records = round(factor * settings.records)
@@ -196,9 +196,13 @@ def _noises(
 
 
 def _worth(noise: float, others: list[tuple[float, float]]) -> float | None:
-    """About as many records have this noise at the chosen ε: a line through logarithms.
+    """The approximate number of records with this noise at the chosen ε, by log-log interpolation.
 
-    None where no other number of records can be planned.
+    Args:
+        noise: noise-to-signal ratio. others: pairs of it and the number of records, ascending.
+
+    Returns:
+        None where no other number of records can be planned.
     """
     if len(others) < 2:
         return None
@@ -209,7 +213,7 @@ def _worth(noise: float, others: list[tuple[float, float]]) -> float | None:
 
 
 def _cost(one: Forecast) -> dict[str, Any]:
-    """The cost of the noise, and what public tables lost."""
+    """The forecast and the loss on public tables, JSON-ready."""
     measured = one.measured
     return {
         "without": one.without,

@@ -1,16 +1,16 @@
 """One page and a few answers on 127.0.0.1, by the standard library's HTTP server.
 
-There is one page for one person, and nothing to route: a framework would bring a dozen packages
-for what is a hundred lines here. Who may ask:
+There is one page for one user, without routes: a framework would add a dozen packages in place of
+about a hundred lines here. Access is limited:
 
-- Only this machine: the socket is bound to 127.0.0.1, and a Host header of another name is refused,
-  so no page elsewhere can be led here by its name (DNS rebinding).
-- Only who has the token: 256 random bits, in the part of the address behind #, which no browser
-  sends to anybody; the page sends it back in a header of its own. Other people with an account here
-  get the empty page and no answer, and another site's page (CSRF) cannot set that header.
-- The page may load nothing and talk to nobody else: its Content-Security-Policy says so.
+- To this machine: the socket is bound to 127.0.0.1, and another name in the Host header is refused,
+  which prevents DNS rebinding.
+- To requests with the token: 256 random bits in the fragment of the address (after #), which
+  browsers do not send; the page sends the token in a header of its own. Other users of this machine
+  get the empty page and no answers, and another site's page (CSRF) cannot set that header.
+- The page can load nothing else and connect to no other server, by its Content-Security-Policy.
 
-The page saves files, a plan or a job with the plan's budget, and begins with a job's numbers.
+The page can start with a job's numbers. It saves files: a plan, or a job with the plan's budget.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forethought.jobs.load import Loaded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}\.(json|toml)")
-# What a job needs besides, for its author to fill in.
+# Placeholders for the data of a new job, which its author replaces.
 _TABLE = {"source": "csv:your-table.csv", "label": "your-label"}
 
 
@@ -46,8 +46,8 @@ class Place:
     """The place where files are saved, and the job that they are for.
 
     Args:
-        folder: that exists. job: the tables of a job file to put the numbers into; None: there is
-            no job yet. notes: what the page says of the job's data. loaded: the job, its data read.
+        folder: an existing folder. job: the tables of a job file for the numbers; None: there is no
+            job yet. notes: texts about the job's data for the page. loaded: the job with its data.
     """
 
     folder: Path
@@ -56,10 +56,10 @@ class Place:
     loaded: Loaded | None = None
 
     def save(self, name: str, settings: Settings) -> Path:
-        """Write ``NAME.json``, the plan, or ``NAME.toml``, a job; never over a file.
+        """Write the plan as ``NAME.json``, or a job as ``NAME.toml``; no file is replaced.
 
         Raises:
-            SettingError: another kind of name, or one that there is. OSError: it cannot be written.
+            SettingError: an invalid name, or an existing file. OSError: it cannot be written.
         """
         if not _NAME.fullmatch(name):
             raise SettingError(
@@ -84,7 +84,7 @@ class Place:
         tables["budget"] = budget
         training = tables.setdefault("training", {})
         if self.loaded is not None and self.loaded.request.job.budget.epsilon is None:
-            training.pop("noise_multiplier", None)  # it follows from the budget now
+            training.pop("noise_multiplier", None)  # the new budget determines it
         training.pop("epochs", None)
         if settings.epochs is not None:
             training.pop("rounds", None)
@@ -100,13 +100,14 @@ class Place:
 
 
 def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tuple[Place, Settings]:
-    """The place to save at, and the first places of the sliders.
+    """The place for files, and the first settings of the sliders.
 
     Args:
-        job_file: its data are counted, nothing else is read of them; None: there is none.
+        job_file: its records are counted, and nothing else is read of them; None: no job.
+        folder: for saved files. data_dir: folder of the job's data, in place of the job's own.
 
     Raises:
-        ValueError: a job that cannot be used, or data that are missing.
+        ValueError: an invalid job, or missing data.
     """
     if job_file is None:
         return Place(folder), Settings()
@@ -114,7 +115,7 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
     from forethought.jobs.load import load_job
 
     loaded = load_job(from_file(job_file), data_dir)
-    job, usual = loaded.request.job, Settings()  # as settled when the data were read
+    job, usual = loaded.request.job, Settings()  # the job with the choices made for its data
     start = Settings(
         epsilon=job.budget.epsilon or usual.epsilon,
         delta=job.budget.delta,
@@ -124,7 +125,7 @@ def beginning(job_file: Path | None, folder: Path, data_dir: Path | None) -> tup
         epochs=job.training.epochs,
         features=min(1000, loaded.features),
     )
-    # Without what was chosen for these numbers: a saved job has others.
+    # A saved job may have other numbers, so it does not keep the choices made for these.
     own = loaded.read[0].job if loaded.read else job
     tables = own.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     chosen = (f"Chosen: {one}" for one in loaded.request.settled)
@@ -147,11 +148,11 @@ _HEADERS = {
 
 
 class PlannerServer(ThreadingHTTPServer):
-    """Serves the planner's page until it is shut down.
+    """The server of the planner's page.
 
     Args:
-        place: where files are saved. start: settings that the sliders begin with.
-        port: 0 takes any that is free.
+        place: where files are saved. start: first settings of the sliders.
+        port: to listen on; 0: any free port.
     """
 
     daemon_threads = True
@@ -159,7 +160,7 @@ class PlannerServer(ThreadingHTTPServer):
     def __init__(self, place: Place, start: Settings | None = None, port: int = 0) -> None:
         self.place, self.start = place, start or Settings()
         self.token = secrets.token_urlsafe(32)
-        self.thinking = threading.Lock()  # one answer at a time: the sliders ask often
+        self.thinking = threading.Lock()  # one answer at a time, since sliders send many requests
         super().__init__((HOST, port), _Handler)
 
     @property
@@ -169,15 +170,15 @@ class PlannerServer(ThreadingHTTPServer):
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names that a Host header may have."""
+        """The allowed values of a Host header."""
         port = self.server_address[1]
         return frozenset({f"{HOST}:{port}", f"localhost:{port}"})
 
     def answer(self, path: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to the page.
+        """The answer to a request of the page.
 
         Raises:
-            ValueError: settings that make no sense or cannot be planned. KeyError: nothing there.
+            ValueError: invalid settings, or no plan for them. KeyError: an unknown path.
         """
         with self.thinking:
             if path == "/start":
@@ -269,11 +270,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal belongs to the person."""
+        """Log nothing, so that the terminal stays free for the user."""
 
 
 def page(nonce: str) -> str:
-    """The page in one file, its style and script allowed by a nonce."""
+    """The page as one HTML text; a nonce allows its style and script."""
     own = resources.files("forethought.web")
     body, style, script = (
         own.joinpath(f"planner.{kind}").read_text(encoding="utf-8")
