@@ -1,7 +1,7 @@
 """Memory and time of private training on shards: two gloo processes fine-tune a GPT-2.
 
     python benchmarks/sharded.py [--smoke]
-    python benchmarks/sharded.py --width 768 --layers 12 --steps 4
+    python benchmarks/sharded.py --width 768 --layers 12 --steps 4 [--length 128]
 
 Three ways, two processes each: with and without privacy on shards (``fully_shard``), and with
 privacy and a whole copy each. Time is processor time of both processes a step, median; memory is a
@@ -180,8 +180,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=576)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--length", type=int, default=32, help="tokens of a record")
     options = parser.parse_args()
-    size, steps = (options.width, options.layers, 32), options.steps
+    size, steps = (options.width, options.layers, options.length), options.steps
     if options.smoke:
         size, steps = (48, 2, 8), 4
     if options.way:

@@ -29,7 +29,7 @@ from torch import nn
 from forethought.accounting.tradeoff import tradeoff
 from forethought.auditing import attack
 from forethought.auditing.audit import FALSE_ALARM, own_records
-from forethought.auditing.canaries import LARGE
+from forethought.auditing.canaries import LARGE, LEAST_ROWS
 from forethought.auditing.verdict import AttackSummary, Audit, Finding
 from forethought.gradients.batches import call
 from forethought.rounds.contributions import Loss, default_loss
@@ -46,8 +46,6 @@ Canaries = Literal["gradients", "inputs"]
 
 # Default number of canaries: at most MOST, and at most this share of the records.
 MOST, SHARE = 2_000, 0.5
-# The least number of rows of the table, because gradients are tried on a few rows first.
-ROWS = 32
 # Records whose losses are computed at once.
 PIECE = 256
 
@@ -69,7 +67,8 @@ class Canaried(nn.Module):
         super().__init__()
         first = next(p for p in model.parameters() if p.requires_grad)
         self.model = model
-        self.table = nn.Embedding(max(ROWS, canaries), 1, dtype=first.dtype, device=first.device)
+        rows = max(LEAST_ROWS, canaries)
+        self.table = nn.Embedding(rows, 1, dtype=first.dtype, device=first.device)
         nn.init.zeros_(self.table.weight)
 
     def forward(
@@ -236,8 +235,9 @@ def mistaken(
     if targets.is_floating_point():
         wrong[places] = some.roll(1, 0)
         return wrong
-    classes = int(targets.max()) + 1
-    shift = torch.from_numpy(generator.integers(1, max(2, classes), size=tuple(some.shape)))
+    # Two at least: were all of one class, the others' places would keep the right one.
+    classes = max(2, int(targets.max()) + 1)
+    shift = torch.from_numpy(generator.integers(1, classes, size=tuple(some.shape)))
     wrong[places] = torch.where(some < 0, some, (some + shift.to(some.device)) % classes)
     return wrong
 

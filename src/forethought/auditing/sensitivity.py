@@ -130,7 +130,8 @@ def planted_distance(plan: Plan) -> float:
 
 
 def _planted_sum(plan: Plan, clip: Clip, weight: NDArray[np.int64]) -> float:
-    records = canaries.CanaryRecords(np.zeros_like(weight), weight, 1e3 * clip.norm, 1)
+    first, rows = np.zeros_like(weight), canaries.LEAST_ROWS
+    records = canaries.CanaryRecords(first, weight, 1e3 * clip.norm, rows)
     kept: list[float] = []
 
     def see(_index: int, total: Array) -> None:

@@ -20,23 +20,24 @@ from forethought.data.basis import Basis, Curves, OnnxNodes
 from forethought.data.files import AS_USUAL, LABEL_NEEDED, NO_ENTRY, DataError, TableFormat, finite
 from forethought.values.serialisation import Stored, plain
 
-# A look at a column of a private table, for its owner alone: ``forethought init`` takes it.
+# A summary of a column of a private table, for its owner only; ``forethought init`` makes it.
 
 
-# What people write where there is no value.
+# Words that people write where a value is missing.
 MISSING_WORDS = ("", "?", "-", "na", "n/a", "nan", "null", "none", "missing", ".", "#n/a")
 MOST_WORDS = 30
 _FORMS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%Y%m%d")
 _ENOUGH = 0.95
-# Rows that are looked at for repeated values; letters of a sentence; the share of neighbours that
-# equal each other in a file sorted by persons; how often a middle number is in a large, skewed one;
-# different numbers that may be codes.
+# The number of rows that are checked for repeated values; the mean letters an entry above which a
+# column is text; the share of equal neighbours above which a file is sorted by persons; the ratio
+# of a high to a middle number above which numbers are skewed; the largest number of different
+# numbers that may be codes.
 LOOKED, _SENTENCE, _IN_RUNS, _SKEWED, _FEW = 200_000, 40, 0.2, 12.0, 10
 
 
 @dataclass
 class Seen:
-    """The content of one column, gathered piece by piece."""
+    """A summary of one column's content, gathered piece by piece."""
 
     rows: int = 0
     missing: int = 0
@@ -59,7 +60,11 @@ class Seen:
     last: float | None = None
 
     def add(self, entries: pl.Series, decimal: str) -> None:
-        """Look at a piece of the column."""
+        """Add a piece of the column to the summary.
+
+        Args:
+            decimal: the decimal separator of the file.
+        """
         self.rows += len(entries)
         text = entries.cast(pl.String).str.strip_chars()
         absent = text.is_null() | text.str.to_lowercase().is_in(list(MISSING_WORDS))
@@ -107,7 +112,7 @@ class Seen:
 
     @property
     def several(self) -> bool:
-        """True if there are more different entries than categories should be."""
+        """True if there are more different entries than a column of categories should have."""
         return self.many or len(self.words) > MOST_WORDS
 
     @property
@@ -117,14 +122,14 @@ class Seen:
 
     @property
     def repeats(self) -> float:
-        """The rows of a value on average, among the first ones of the file; 1: all differ."""
+        """The mean number of rows with the same value, among the first rows; 1: all differ."""
         return self.looked / max(1, pl.concat(self.kept).n_unique()) if self.kept else 1.0
 
     @property
     def in_runs(self) -> bool:
-        """True if rows of one value stand together more often than chance would put them.
+        """True if rows with the same value stand together more often than by chance.
 
-        Of rows in any order, two neighbours are equal as often as two that are drawn: Σ p².
+        In a random order, two neighbours are equal as often as two rows drawn at random: Σ p².
         """
         if not self.kept:
             return False
@@ -134,14 +139,17 @@ class Seen:
 
     @property
     def step(self) -> int:
-        """The greatest number that all whole numbers are multiples of, among the first ones."""
+        """The greatest common divisor of the whole numbers among the first rows; else 1."""
         whole = self.whole and self.sample
         return int(np.gcd.reduce(np.concatenate(self.sample).astype(np.int64))) if whole else 1
 
     @property
     def running(self) -> bool:
-        """True if whole numbers rise from row to row, or all differ although they lie so close
-        together that of as many drawn at random some would be equal (in 99 of 100 tables)."""
+        """True if the column looks like a running number.
+
+        Its whole numbers rise from row to row; or all differ, although they lie so close together
+        that random numbers would repeat (in 99 of 100 tables).
+        """
         if not self.whole or not self.mostly(self.numbers):
             return False
         close = 10 * (self.high - self.low) <= self.looked**2
@@ -149,8 +157,7 @@ class Seen:
 
     @property
     def skewed(self) -> bool:
-        """True if most numbers are small and a few are many times larger: amounts, laboratory
-        values."""
+        """True if most numbers are small and a few many times larger, as with amounts."""
         if not self.sample or self.low < 0:
             return False
         values = np.concatenate(self.sample)
@@ -158,36 +165,36 @@ class Seen:
         return bool(high > 0 and high > _SKEWED * middle and len(np.unique(values)) > MOST_WORDS)
 
     def mostly(self, count: int) -> bool:
-        """True if so many entries are nearly all that are not missing."""
+        """True if ``count`` entries are nearly all that are not missing."""
         return count >= _ENOUGH * self.present
 
 
-# Columns as their owner declares them: how each becomes features, with no look at private data.
+# Kinds of columns, whose encodings depend on no private data.
 #
-# A number is scaled from its declared range to [−1, 1] and clipped to it, a category becomes one
-# feature a declared word, a date becomes a place in its range and a season. What a missing entry
-# means is declared as well. So nothing about the encoding depends on a record, and the norm of an
+# A number is scaled from its declared range to [−1, 1] and clipped to it. A category becomes one
+# feature for each declared word. A date becomes a position in its range and a season. The meaning
+# of a missing entry is declared as well. So no encoding depends on a record, and the norm of an
 # encoded record has a bound that is known beforehand (:attr:`Column.bound`).
 #
-# All that follows from a kind of column is in its class, which :func:`register` adds to
-# :data:`KINDS`: docs/adding_a_column.md shows one from beginning to end.
+# The class of a kind of column holds all that depends on the kind; :func:`register` adds it to
+# :data:`KINDS`. docs/adding_a_column.md shows an example from beginning to end.
 
 
-Common = Mapping[str, Any]  # of a column's options: ``missing`` and ``codes``
+Common = Mapping[str, Any]  # the options that all kinds of columns have: ``missing`` and ``codes``
 Floats = NDArray[np.float32]
 Features = list[Floats]
 Drawn = tuple[NDArray[Any], pl.Series]
 Missing = Literal["refuse", "middle", "category"]
 POLICIES: tuple[str, ...] = (*get_args(Missing), "drop-column")
 MOST_CATEGORIES = 1000
-# Days are counted from here.
+# Dates are counted in days from here.
 EPOCH = date(2000, 1, 1)
 CENTURY = (date(1950, 1, 1), date(2049, 12, 31))
 YEAR = 365.2425
-# What often stands for a missing number, and what a quantity can be at all, whoever is in a file.
+# Numbers that often stand for a missing one; and the ranges that a quantity can have in any file.
 CODES = (-9.0, -99.0, -999.0, -9999.0)
 _KNOWN = {"age": [0, 120], "bmi": [10, 80]}
-# Names of columns that say nothing, and why.
+# Names of columns that carry no usable value, and why.
 _NAMES = (
     (
         re.compile(r"(^|_)(zip|zipcode|postcode|postal|plz|cp)($|_|code)", re.IGNORECASE),
@@ -202,20 +209,21 @@ _NAMES = (
 
 
 class UndeclaredError(DataError):
-    """A declaration that cannot be used, or an entry that none covers."""
+    """A declaration that cannot be used, or an entry that no declaration covers."""
 
 
 class SuspiciousDataWarning(UserWarning):
-    """Data that can be used and probably should not be used as they are."""
+    """Data that can be used, but probably should not be used as they are."""
 
 
 @dataclass
 class Outside:
-    """Counts, for the operator alone, of entries that a declaration had to bend.
+    """Counts of entries that do not fit their declaration, for the operator only.
 
     Args:
-        clipped: column → numbers beyond its range. unknown: column → words that were not declared.
-        missing: column → entries that were missing.
+        clipped: column → number of entries outside its range.
+        unknown: column → number of entries that were not declared.
+        missing: column → number of entries that were missing.
     """
 
     clipped: dict[str, int] = field(default_factory=dict)
@@ -223,12 +231,12 @@ class Outside:
     missing: dict[str, int] = field(default_factory=dict)
 
     def note(self, kind: dict[str, int], name: str, count: int) -> None:
-        """Add to one of the three."""
+        """Add ``count`` to the entry of column ``name`` in one of the three tables."""
         if count:
             kind[name] = kind.get(name, 0) + count
 
     def tell(self, where: object, rows: int, remedy: str) -> None:
-        """Tell the owner, on their machine, where the declarations do not fit a table."""
+        """Warn the owner, on their machine, where the declarations do not fit a table."""
         clipped, unknown = (
             "outside the declared range, clipped to it",
             "words that are not declared",
@@ -246,12 +254,12 @@ class Outside:
 
 @dataclass(frozen=True)
 class Written:
-    """A column in an ONNX graph, by the names of what is one a row.
+    """A column in an ONNX graph, by the names of its tensors; each has one value a row.
 
     Args:
-        features: float32, without that of a missing entry.
-        absent: whether the entry is missing; None: it cannot be.
-        refused: whether the entry is one that the declaration refuses, for any of these reasons.
+        features: float32, without the feature of a missing entry.
+        absent: boolean, true where the entry is missing; None: no entry can be missing.
+        refused: boolean, one for each reason to refuse an entry; true where it is refused.
     """
 
     features: tuple[str, ...] = ()
@@ -261,25 +269,26 @@ class Written:
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """One column of a table; the kinds below say how it is read.
+    """One column of a table; its subclasses below say how it is read.
 
     Args:
-        missing: what a missing entry means: an error, the middle of the range (all features 0), or
-            a category of its own (one more feature, 1 where the entry is missing).
+        missing: meaning of a missing entry: an error ("refuse"), the middle of the range, where
+            all features are 0 ("middle"), or a category of its own, with one more feature that is
+            1 where the entry is missing ("category").
         codes: numbers that stand for a missing entry, such as −999.
     """
 
     missing: Missing = "refuse"
     codes: tuple[float, ...] = ()
-    #: Its name, and the key of a job file's table that declares it.
+    #: Name of the kind, and the key in a job file that declares a column of it.
     kind: ClassVar[str]
-    #: How a job file writes it, for messages.
+    #: The way a job file writes it, for messages.
     form: ClassVar[str]
-    #: Largest norm that its features can have.
+    #: Largest Euclidean norm that the features of an entry can have.
     bound: ClassVar[float]
-    #: Mean square norm of its features, entries spread evenly over what is declared.
+    #: Mean square norm of the features, if entries are spread evenly over the declared values.
     usual_square: ClassVar[float]
-    #: True if its first feature is a place in a declared range, −1 to 1: a basis can bend it.
+    #: True if the first feature is a position in a declared range, −1 to 1, which a basis can take.
     ranged: ClassVar[bool] = False
 
     @classmethod
@@ -288,26 +297,27 @@ class Column(ABC):
         """The column of a declaration in a job file.
 
         Args:
-            value: what stands at :attr:`kind`; True where the declaration is that word alone.
-            options: what stands beside it; what is used is taken out of it.
-            common: ``missing`` and ``codes``. decimal: what separates the fraction in this file.
+            value: the value of the key :attr:`kind`; True where the declaration is that word alone.
+            options: the other keys; the method removes those that it uses.
+            common: ``missing`` and ``codes``.
+            decimal: the decimal separator of the file.
 
         Raises:
-            TypeError, ValueError: not its form. UndeclaredError: numbers or words out of range.
+            TypeError, ValueError: the declaration has another form.
+            UndeclaredError: numbers or words out of range.
         """
 
     @classmethod
     @abstractmethod
     def proposed(cls, name: str, seen: Seen) -> tuple[Any, str] | None:
-        """The words that ``forethought init`` writes for a column, and their reason; None: it is
-        of another kind."""
+        """The declaration that ``forethought init`` writes, and its reason; None: another kind."""
 
     @abstractmethod
     def describe(self) -> str:
         """A description of an entry, in words."""
 
     def titles(self, name: str) -> tuple[str, ...]:
-        """Names of the features it becomes."""
+        """Names of the features that the column becomes."""
         own = self._titles(name)
         return (*own, f"{name} missing") if own and self.missing == "category" else own
 
@@ -315,7 +325,7 @@ class Column(ABC):
         """True for each entry that counts as missing.
 
         Args:
-            decimal: what separates the fraction, where entries are compared with ``codes``.
+            decimal: the decimal separator, where entries are compared with ``codes``.
         """
         words = entries.dtype == pl.String
         text = entries.str.strip_chars() if words else entries
@@ -328,50 +338,50 @@ class Column(ABC):
             if words and decimal != ".":
                 text = text.str.replace_all(decimal, ".", literal=True)
             coded = text.cast(pl.Float64, strict=False).is_in(list(self.codes))
-            # What is no number is no code, and for whoever reads the entry to refuse.
+            # Text that is no number is no code; the encoding of the entry refuses it.
             absent = absent | coded.fill_null(False)
         return absent.fill_null(True)
 
     @abstractmethod
     def _titles(self, name: str) -> tuple[str, ...]:
-        """Names of its features, without that of a missing entry."""
+        """Names of the features, without that of a missing entry."""
 
     @abstractmethod
     def _features(
         self, where: str, name: str, entries: pl.Series, absent: pl.Series, outside: Outside
     ) -> Features:
-        """Its features, without that of a missing entry; 0 where ``absent``."""
+        """The features, without that of a missing entry; 0 where ``absent``."""
 
     def _at_once(self, name: str, entries: pl.Series, outside: Outside) -> Floats | None:
-        """Its one feature, where every entry is as simple as can be; None: look at them."""
+        """The only feature, if every entry is simple enough for a fast path; else None."""
         return None
 
     @abstractmethod
     def to_value(self) -> Any:
-        """As a job file writes it; :func:`column` reads it back."""
+        """The declaration as a job file writes it; :func:`column` reads it back."""
 
     @abstractmethod
     def to_onnx(self, graph: OnnxNodes, name: str) -> Written:
-        """Its encoding as ONNX, which cannot stop at a bad entry and marks it.
+        """The encoding as ONNX, which cannot stop at an invalid entry and marks it instead.
 
-        Numbers come in as float64, NaN where missing; words as text without spaces around them;
+        Inputs are numbers as float64, NaN where missing; words as text without spaces around them;
         days as float64, counted from 2000-01-01.
         """
 
     @abstractmethod
     def drawn(self, generator: np.random.Generator, count: int) -> Drawn:
-        """Made-up entries spread evenly over what is declared: for ONNX, and as in a table."""
+        """Random entries, uniform over the declared values, for ONNX and as a table's column."""
 
     def spread(self, count: int) -> pl.Series:
-        """Entries spread evenly over what is declared, for a picture; empty: there is none.
+        """Entries at even distances over the declared values, for a plot; empty if there are none.
 
         Args:
-            count: how many of a number or a day; of words there are as many as there are.
+            count: number of entries of a number or a day; a category gives each word once.
         """
         return pl.Series([], dtype=pl.Float64)
 
     def _of_number(self, graph: OnnxNodes, value: str, *features: str) -> Written:
-        """Features of a number or a day in ONNX: 0 where it is missing, refused where infinite."""
+        """Features of a number or a day in ONNX: 0 where it is missing, refused if infinite."""
         absent = graph.add("IsNaN", value)
         for code in self.codes:
             absent = graph.add("Or", absent, graph.add("Equal", value, graph.constant(code)))
@@ -388,11 +398,13 @@ class Column(ABC):
         """Features of the column, float32, (entries, features).
 
         Args:
-            where: the file, for messages. name: the column's. first: the number of the first entry.
-            outside: counts what was bent.
+            where: the file, for messages.
+            name: the column's name.
+            first: the number of the first entry.
+            outside: counts the entries that do not fit the declaration.
 
         Raises:
-            UndeclaredError: an entry that the declaration does not cover; names it.
+            UndeclaredError: an entry that the declaration does not cover; the message names it.
         """
         simple = self._at_once(name, entries, outside)
         if simple is not None:
@@ -423,7 +435,7 @@ def register(kind: _Kind) -> _Kind:
     """Make a kind of column known to job files, to ``forethought init`` and to exports.
 
     Raises:
-        TypeError: something that every kind says is not said, or another kind has its name.
+        TypeError: the class lacks a member that every kind needs, or its name is taken.
     """
     wanted = "kind", "form", "bound", "usual_square"
     lacking = sorted(kind.__abstractmethods__) + [one for one in wanted if not hasattr(kind, one)]
@@ -440,9 +452,10 @@ class Number(Column):
     """A number with a public range, scaled to [−1, 1] and clipped.
 
     Args:
-        low, high: the range. decimal: what separates the fraction.
-        log: whether log(1 + x − low) is scaled, not x: amounts and counts, of which most are small
-            against what is possible, would lie together at one end.
+        low, high: the range.
+        decimal: the decimal separator.
+        log: True to scale log(1 + x − low), not x. Without it, amounts and counts, of which most
+            are small compared with the range, would lie together at one end.
     """
 
     low: float = 0.0
@@ -501,11 +514,11 @@ class Number(Column):
 
     @property
     def scale(self) -> tuple[float, float]:
-        """The numbers that the number, or its logarithm, is shifted and divided by."""
+        """The shift and the divisor that scale the number, or its logarithm, to [−1, 1]."""
         if self.log:
             half = math.log1p(self.high - self.low) / 2
             return half, half
-        # Halved before they are subtracted: a range of any two doubles has no overflow.
+        # Halved before the subtraction, so that a range of any two doubles cannot overflow.
         return self.low / 2 + self.high / 2, self.high / 2 - self.low / 2
 
     def _titles(self, name: str) -> tuple[str, ...]:
@@ -545,7 +558,7 @@ class Number(Column):
             return None
         if entries.dtype != pl.String and not entries.dtype.is_numeric():
             return None
-        # One pass over a column of numbers; whatever else there is, the slow way looks at.
+        # One pass over a column of finite numbers; the general method handles all others.
         values = entries.cast(pl.Float64, strict=False)
         if values.null_count():
             return None
@@ -566,15 +579,15 @@ class Number(Column):
 @register
 @dataclass(frozen=True)
 class PlainNumber(Column):
-    """A number as it is in the file; only where nothing is declared.
+    """A number as it is in the file, used only where no columns are declared.
 
     Args:
-        decimal: what separates the fraction.
+        decimal: the decimal separator.
     """
 
     decimal: str = "."
     kind: ClassVar[str] = "plain"
-    form: ClassVar[str] = ""  # no owner writes it
+    form: ClassVar[str] = ""  # a job file cannot declare it
     bound: ClassVar[float] = math.inf
     usual_square: ClassVar[float] = math.inf
 
@@ -634,12 +647,12 @@ class PlainNumber(Column):
 @register
 @dataclass(frozen=True)
 class Category(Column):
-    """One of some words; each has a feature that is 1 where it stands.
+    """One of some words; each word has a feature that is 1 where the entry is that word.
 
     Args:
-        words: the declared words. other: whether a word that was not declared has a feature as
-            well; else it is refused.
-        lenient: whether a word that was not declared is none of the known ones, all zero.
+        words: the declared words.
+        other: True to give all undeclared words one more feature; else they are refused.
+        lenient: True to encode an undeclared word as all zeros instead of refusing it.
     """
 
     words: tuple[str, ...] = ()
@@ -664,7 +677,7 @@ class Category(Column):
         if seen.text:
             return "drop", "free text, of which nothing is copied into this file"
         words: dict[str, Any] = {"categories": sorted(seen.words)}
-        words |= {} if numbers else {"other": True}  # a number that is neither of two is a mistake
+        words |= {} if numbers else {"other": True}  # a number besides the two is a mistake
         return _or_missing(words, seen, "category"), "categories found in the file"
 
     def describe(self) -> str:
@@ -685,7 +698,7 @@ class Category(Column):
         return (*own, f"{name} other") if self.other else own
 
     def absent(self, entries: pl.Series, decimal: str = ".") -> pl.Series:
-        # A declared word is that word, even where others would take it for a missing entry.
+        # A declared word keeps its meaning, even if it usually marks a missing entry.
         return super().absent(entries, decimal) & ~_words(entries).is_in(list(self.words))
 
     def to_value(self) -> Any:
@@ -713,7 +726,7 @@ class Category(Column):
         value = graph.input(name, str, f"{self.describe()}, without spaces around it")
         number = _looked_up(graph, value, {word: n for n, word in enumerate(self.words)}, -1)
         unknown = graph.add("Less", number, graph.constant(0, np.int64))
-        # In all spellings: ONNX turns words into small letters only where a locale is installed.
+        # All spellings, since ONNX lower-cases text only where a locale is installed.
         spellings = {
             "".join(letters)
             for word in MISSING_WORDS
@@ -745,11 +758,12 @@ class Category(Column):
 @register
 @dataclass(frozen=True)
 class Date(Column):
-    """A day: its place between two public days, from −1 to 1, and its season (sine and cosine).
+    """A day: its position between two public days, from −1 to 1, and its season (sine and cosine).
 
     Args:
-        first, last: the days; by default 1950 to 2049. written: how days are, as for
-            ``strptime``; by default YYYY-MM-DD, with or without a time behind it.
+        first, last: the days; by default 1950 to 2049.
+        written: the format of days, as for ``strptime``; by default YYYY-MM-DD, with or without
+            a time behind it.
     """
 
     first: date = CENTURY[0]
@@ -758,7 +772,7 @@ class Date(Column):
     kind: ClassVar[str] = "date"
     form: ClassVar[str] = '"date", {date = ["2010-01-01", "2029-12-31"]}'
     bound: ClassVar[float] = math.sqrt(2.0)
-    usual_square: ClassVar[float] = 1 / 3 + 1  # of the place; of sine and cosine together
+    usual_square: ClassVar[float] = 1 / 3 + 1  # the position's, and sine and cosine together
     ranged: ClassVar[bool] = True
 
     @classmethod
@@ -829,7 +843,7 @@ class Date(Column):
         twice = graph.add("Mul", value, graph.constant(2.0))
         shifted = graph.add("Sub", twice, graph.constant(low + high))
         place = graph.add("Div", shifted, graph.constant(high - low))
-        # The season does not need the whole years, which single precision could not hold.
+        # Whole years do not change the season, and single precision could not hold them.
         turned = graph.add("Div", value, graph.constant(YEAR))
         of_year = graph.add("Sub", turned, graph.add("Floor", turned))
         angle = graph.add("Mul", of_year, graph.constant(2 * math.pi))
@@ -851,7 +865,7 @@ class Date(Column):
 @register
 @dataclass(frozen=True)
 class Dropped(Column):
-    """No feature."""
+    """A column that is left out: it has no features."""
 
     kind: ClassVar[str] = "drop"
     form: ClassVar[str] = '"drop"'
@@ -896,15 +910,16 @@ class Dropped(Column):
 
 
 def column(name: str, value: Any, *, missing: str = "refuse", decimal: str = ".") -> Column:
-    """A column from what a job file says of it.
+    """The column that a job file declares.
 
     Args:
-        name: the column's, for messages. value: see the forms in the error.
-        missing: what a missing entry means where the column does not say.
-        decimal: what separates the fraction in this file.
+        name: the column's name, for messages.
+        value: the declaration; the error lists its forms.
+        missing: meaning of a missing entry, if the declaration has none.
+        decimal: the decimal separator of the file.
 
     Raises:
-        UndeclaredError: not one of the forms.
+        UndeclaredError: the declaration has none of the forms.
     """
     try:
         return _column(value, missing, decimal)
@@ -967,9 +982,9 @@ def _day(value: Any) -> date:
 
 
 def proposal(name: str, seen: Seen) -> tuple[Any, str]:
-    """The words for a job file about a column, from a look at it, and their reason.
+    """The declaration proposed for a column, from a summary of it, and its reason.
 
-    The kinds are asked one after the other, the one that was registered last first.
+    The kinds are asked in turn; the one that was registered last comes first.
     """
     for kind in reversed(KINDS.values()):
         found = kind.proposed(name, seen)
@@ -984,10 +999,11 @@ def _or_missing(value: dict[str, Any], seen: Seen, policy: str) -> dict[str, Any
 
 
 def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
-    """A range around what was seen, a tenth wider than needed at most.
+    """A range around the numbers from ``low`` to ``high``, little wider than needed.
 
-    Its ends are multiples of a step, the largest of 1, 2, 5 times a power of ten that is no more
-    than a tenth of what was seen. A range that begins near 0 begins at 0.
+    The ends are multiples of a step: the largest of 1, 2, 5 times a power of ten that is at most
+    a tenth of ``high − low`` (of whole numbers, at least 1). A range that begins near 0 begins at
+    0.
     """
     if low == high:
         return (int(low), int(low) + 1) if whole else (low, low + 1.0)
@@ -997,7 +1013,7 @@ def outward(low: float, high: float, whole: bool) -> tuple[float, float]:
     first, last = math.floor(low / step) * step, math.ceil(high / step) * step
     if 0 <= first <= 2 * step:
         first = 0.0
-    # A multiple of a step that is a fraction is written without the digits of its rounding.
+    # Rounded, so that a multiple of a fractional step is written without rounding digits.
     first, last = (float(f"{end:.12g}") for end in (first, last))
     return (int(first), int(last)) if whole or (last >= 10 and step >= 1) else (first, last)
 
@@ -1018,7 +1034,7 @@ def as_numbers(
     """Entries as float64, NaN where absent.
 
     Raises:
-        UndeclaredError: an entry that is no finite number.
+        UndeclaredError: an entry is no finite number.
     """
     if entries.dtype == pl.String:
         text = entries.str.strip_chars()
@@ -1051,7 +1067,7 @@ def _table(found: dict[str, Any], column: Column, *flags: str) -> dict[str, Any]
     return found
 
 
-# From rows of a table to features and targets, the same for training and for new records.
+# From rows of a table to features and targets, in the same way for training and for new records.
 
 
 @dataclass(frozen=True)
@@ -1059,18 +1075,19 @@ class TableSchema:
     """The owner's declaration of a table, so that no record decides how it is read.
 
     Args:
-        columns: column → what it is, in the forms of a job file's ``[data.columns]``.
-        missing: what a missing entry means where a column does not say.
-        missing_label: "drop" leaves rows out that have no label; each is looked at by itself.
-        target_range: lowest and highest value to regress on; targets are scaled to [−1, 1].
-        measured: whether any of it was taken from the private file, as ``forethought init`` does;
-            the Statement then says that this is outside the guarantee.
-        form: how a text is written.
-        person: the column that says whose row it is; then a record is a person, and every
-            guarantee is about persons. records_per_person: how many rows of one are kept at most.
+        columns: column → its declaration, in the forms of a job file's ``[data.columns]``.
+        missing: meaning of a missing entry where a column's declaration has none.
+        missing_label: "drop" leaves out rows without a label; each row is decided by itself.
+        target_range: lowest and highest target of a regression; targets are scaled to [−1, 1].
+        measured: True if a part of the declaration was taken from the private file, as
+            ``forethought init`` does; the Statement then says that this is outside the guarantee.
+        form: the format of a text table.
+        person: the column that names the person of a row. With it, a record is a person, and
+            every guarantee is about persons.
+        records_per_person: the largest number of rows of a person that are kept.
 
     Raises:
-        DataError: a declaration that cannot be used; names the column.
+        DataError: a declaration cannot be used; the message names the column.
     """
 
     columns: Mapping[str, Any]
@@ -1096,29 +1113,30 @@ class TableSchema:
         self.parsed()
 
     def parsed(self) -> dict[str, Column]:
-        """The columns as values."""
+        """The declared columns as :class:`Column` objects, by name."""
         return {
             name: column(name, value, missing=self.missing, decimal=self.form.decimal)
             for name, value in self.columns.items()
         }
 
 
-# A range that is so many times wider than where its numbers lie is spoken of.
+# A declared range is reported if it is at least so many times wider than the range of its numbers.
 WIDER = 4
 
 
 @dataclass(frozen=True)
 class Encoder(Stored):
-    """The way from a table to features, and the meaning of a model's outputs.
+    """The encoding of a table as features, and the meaning of a model's outputs.
 
     Args:
-        columns: names and kinds of the columns that become features, in their order.
-        label: the target's column. classes: what it says, class 0 first; None for a regression.
-            Of several labels: None, and the names of their columns.
-        multilabel: whether ``classes`` are labels, of which a record has several or none.
-        target_range: of a regression whose targets are scaled to [−1, 1]; None: as they are.
-        form: how a text is written.
-        basis: functions of the encoded numbers, beside them; None: none.
+        columns: names and kinds of the columns that become features, in order.
+        label: the column of the target.
+        classes: the labels of the classes, class 0 first; None for a regression. If there are
+            several label columns, ``label`` is None and these are the names of the columns.
+        multilabel: True if ``classes`` are labels of which a record can have several or none.
+        target_range: of a regression whose targets are scaled to [−1, 1]; None: not scaled.
+        form: the format of a text table.
+        basis: functions of the encoded numbers, which are added as features; None: none.
     """
 
     SCHEMA: ClassVar[str] = "forethought/encoder/1"
@@ -1141,7 +1159,7 @@ class Encoder(Stored):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Places of those features that are places in a declared range."""
+        """Indices of the features that are positions in a declared range."""
         found, at = [], 0
         for name, kind in self.columns:
             found += [at] if kind.ranged else []
@@ -1150,26 +1168,26 @@ class Encoder(Stored):
 
     @property
     def bound(self) -> float:
-        """Largest norm that an encoded record can have."""
+        """Largest Euclidean norm that an encoded record can have."""
         more = 0.0 if self.basis is None else self.basis.bound
         return math.hypot(more, math.sqrt(math.fsum(kind.bound**2 for _, kind in self.columns)))
 
     @property
     def usual_norm(self) -> float | None:
-        """Root mean square norm of records spread evenly over what is declared; None: no ranges."""
+        """Root mean square norm of records even over the declared values; None: 0 or unbounded."""
         total = math.fsum(kind.usual_square for _, kind in self.columns)
         total += 0.0 if self.basis is None else self.basis.usual_square
         return math.sqrt(total) if 0 < total < math.inf else None
 
     def too_wide(self) -> tuple[str, ...]:
-        """A sentence for each number that lies in a small part of its range, as was released."""
+        """A sentence for each number whose released range is a small part of its declared range."""
         ranges = getattr(self.basis, "ranges", ())
         ranged = [(name, kind) for name, kind in self.columns if kind.ranged]
         found = []
         for (name, kind), (low, high) in zip(ranged, ranges, strict=False):
             if high - low > 2 / WIDER:
                 continue
-            steps = 2**10  # a power of two, as released ends are
+            steps = 2**10  # a power of two, since released ends are multiples of one
             places = [round((end + 1) * steps / 2) for end in (low, high)]
             values = kind.spread(steps + 1)[places].to_list()
             ends = " to ".join(f"{v:.7g}" if isinstance(v, float) else str(v) for v in values)
@@ -1185,12 +1203,13 @@ class Encoder(Stored):
         """Features, float32, (rows, features).
 
         Args:
-            frame: has the columns by name; others are left alone.
-            where: the file, for messages. first: number of the first row.
-            outside: counts what a declaration had to bend.
+            frame: has the columns by name; other columns are ignored.
+            where: the file, for messages.
+            first: number of the first row.
+            outside: counts the entries that do not fit their declaration.
 
         Raises:
-            DataError: a column is not there, or an entry that its declaration does not cover.
+            DataError: a column is missing, or a declaration does not cover an entry.
         """
         wanted = [name for name, kind in self.columns if kind.titles(name)]
         if lacking := ", ".join(name for name in wanted if name not in frame.columns):
@@ -1209,7 +1228,11 @@ class Encoder(Stored):
         return features if self.basis is None else self.basis.of(features)
 
     def targets(self, frame: pl.DataFrame, where: str, outside: Outside) -> Floats:
-        """Values to regress on, scaled to [−1, 1] where a range is declared and clipped to it."""
+        """Targets of a regression, float32, (rows,); with a range, clipped and scaled to [−1, 1].
+
+        Raises:
+            DataError: an entry is missing or no finite number.
+        """
         label = self.label or ""
         entries = frame[label]
         values = as_numbers(where, label, entries, entries.is_null(), self.form.decimal)
@@ -1224,7 +1247,7 @@ class Encoder(Stored):
         return np.clip(scaled, -1, 1).astype(np.float32)
 
     def restored(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """A regression's outputs in the unit of its targets, within the range that these have."""
+        """A regression's outputs in the unit of its targets, clipped to the declared range."""
         values = outputs.astype(np.float64)
         if self.target_range is None:
             return values
@@ -1256,7 +1279,7 @@ class Encoder(Stored):
         return cls(**{**values, "columns": tuple(columns)}, form=form)
 
     def with_classes(self, classes: Sequence[Any]) -> Encoder:
-        """The same with what the classes are called."""
+        """The same encoder with these names of the classes."""
         return replace(self, classes=tuple(_called(label) for label in classes))
 
 

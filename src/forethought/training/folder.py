@@ -1,4 +1,4 @@
-"""The run folder: locked, checked beforehand, whole at every moment, continued exactly, read."""
+"""The run folder: lock, checks before the run, checkpoints, exact continuation, reading it back."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from forethought.values.serialisation import digest
 if TYPE_CHECKING:
     from forethought.training.shapes import Shapes
 
-# What makes a run the same run, so that resuming repeats its rounds and nothing else.
+# The facts by which a run is recognised, so that resuming it repeats its own rounds only.
 #
-# Rounds released after the last checkpoint are computed again. Had data, model or settings changed,
-# each of them would be one more release (:mod:`forethought.rounds.randomness`); so they are
-# compared first, by hashes under the run's own key. What may have changed for good reasons is only
-# warned of.
+# Rounds released after the last checkpoint are computed again. If data, model or settings had
+# changed, each of these rounds would be one more release (:mod:`forethought.rounds.randomness`).
+# They are therefore compared first, by hashes under the run's own key. A change that can have good
+# reasons, such as edited code, only causes a warning (:func:`watched`).
 
 
 def identity(
@@ -71,11 +71,12 @@ def identity(
     key: bytes,
     batch_dims: object = None,
 ) -> dict[str, str]:
-    """Part of the run → keyed hash. All of them must match for a run to be resumed.
+    """The parts of the run → keyed hashes. A run is resumed only if all of them match.
 
     Args:
         key: 32 bytes. Every record is hashed.
-        batch_dims: where the model has its examples, if its owner declares it.
+        batch_dims: which dimension of the model's tensors holds the examples, if the user
+            declares it.
     """
     return {
         "data": records.digest(key),
@@ -89,7 +90,7 @@ def identity(
 def environment(
     model: torch.nn.Module, micro_batch: int | None, processes: int = 1
 ) -> dict[str, str]:
-    """The facts that can move a result by rounding, or change the stream of random numbers."""
+    """The facts that can change a result by rounding, or change the stream of random numbers."""
     device = next(model.parameters()).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
@@ -105,7 +106,7 @@ def environment(
 
 
 def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dict[str, str]:
-    """More that a sum may depend on → keyed hash: a run goes on where it changed, with a warning.
+    """More that a sum may depend on → keyed hashes; a change causes a warning, not a refusal.
 
     Args:
         key: 32 bytes.
@@ -140,10 +141,10 @@ def watched(model: torch.nn.Module, loss: Callable[..., Any], key: bytes) -> dic
     }
 
 
-# What every module has, and what of it is the user's code.
+# Attributes that every module has, and the tables of hooks, which hold the user's code.
 OF_TORCH = frozenset(vars(torch.nn.Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-# What fully_shard leaves in a module, of the process and not of the run.
+# Attribute that fully_shard leaves in a module; it belongs to the process and not to the run.
 _COMPOSED = "__composable_api_state"
 
 
@@ -161,10 +162,10 @@ def _instructions() -> list[str]:
 
 
 def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-    """Refuse another run's data, model or loss.
+    """Refuse to resume with other data, another model or another loss.
 
     Raises:
-        CheckpointError: names what changed.
+        CheckpointError: a part changed; the message names it.
     """
     changed = sorted(name for name in saved if saved[name] != present.get(name))
     if changed:
@@ -176,10 +177,10 @@ def require_same(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
 
 
 def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str]) -> None:
-    """Refuse to repeat rounds where rounding could come out differently.
+    """Refuse to repeat rounds where their rounding could differ.
 
     Raises:
-        CheckpointError: names what differs and how to set it back.
+        CheckpointError: a fact differs; the message names it and says how to set it back.
     """
     differing = (name for name in sorted(saved) if saved[name] != present.get(name))
     changed = [f"{name} was {saved[name]}, is {present.get(name)}" for name in differing]
@@ -192,7 +193,7 @@ def require_same_environment(saved: Mapping[str, str], present: Mapping[str, str
 
 
 def _architecture(model: torch.nn.Module) -> str:
-    """Modules, their settings and code, and every tensor's shape; not the weights."""
+    """The modules, their settings and code, and the shape of every tensor; not the weights."""
     modules = {type(module) for module in model.modules()}
     lines = [_ADDRESS.sub("", repr(model))]
     lines += [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in model.state_dict().items()]
@@ -206,21 +207,24 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(value: Any, *, wide: bool = False) -> bytes:
-    """The work of a function, as bytes: its code, and the values that it closes over or is bound
-    to.
+    """A hash of the work of a function: its code, and the values it closes over or is bound to.
 
-    Followed are partials, closures, defaults, bound objects, callable objects, modules with their
-    tensors, and the plain values and functions of its own module that it names.
+    The hash covers partials, closures, defaults, bound objects, callable objects, modules with
+    their tensors, and the plain values and functions of its own module that the code names.
 
     Args:
-        wide: follow everything of the user's own modules that it names, classes and objects too.
+        wide: also cover everything that the code names in the user's own modules, classes and
+            objects included.
+
+    Returns:
+        32 bytes (SHA-256).
     """
     state = hashlib.sha256()
     _feed(value, state.update, {}, wide)
     return state.digest()
 
 
-# Objects that are followed at most.
+# The largest number of objects that one fingerprint covers.
 _MOST = 20_000
 
 
@@ -239,13 +243,13 @@ def _feed(value: Any, take: Callable[[bytes], None], seen: dict[int, Any], wide:
     if id(value) in seen or len(seen) == _MOST:
         take(b"again")
         return
-    seen[id(value)] = value  # kept, so that nothing else is there
+    seen[id(value)] = value  # kept alive, so that no other object gets the same id
     for part in _parts(value, wide):
         _feed(part, take, seen, wide)
 
 
 def _of_user_s_own(value: Any) -> list[Any]:
-    """The parts of something with what the user's own code names, wherever that is."""
+    """The parts of an object or class that the user's own code defines, in any module."""
     kind = type(value)
     if isinstance(value, classmethod | staticmethod):
         return ["method", value.__func__]
@@ -262,13 +266,13 @@ def _of_user_s_own(value: Any) -> list[Any]:
 
 
 def _speaks(name: str, part: Any) -> bool:
-    """True if a class's entry is in its source, and not one that Python adds."""
+    """True if the entry of a class stands in its source; false if Python adds it."""
     code = isinstance(part, FunctionType | classmethod | staticmethod | property)
     return code or not name.startswith("__")
 
 
 def _named(function: FunctionType) -> dict[str, Any]:
-    """The globals that a function names, and of modules of the user's the parts that it names."""
+    """The globals that a function names; of the user's modules, the attributes that it names."""
     names = _names(function.__code__)
     found: dict[str, Any] = {}
     for name in names:
@@ -282,7 +286,7 @@ def _named(function: FunctionType) -> dict[str, Any]:
 
 
 def _parts(value: Any, wide: bool) -> list[Any]:
-    """The parts of something, its kind first."""
+    """The parts of a value, the name of its kind first."""
     if isinstance(value, functools.partial):
         return ["partial", value.func, list(value.args), dict(value.keywords)]
     if isinstance(value, Mapping):
@@ -337,12 +341,12 @@ def _code(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
-# One run in one folder: a lock that ends with its process, however that ends.
+# One run at a time in a folder: the lock ends with its process, even if the process is killed.
 
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system
+except ImportError:  # this system has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
@@ -354,10 +358,11 @@ class RunFolderBusyError(ValueError):
 
 @contextlib.contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
-    """Hold the lock of a run folder, which is made when missing; None holds nothing.
+    """Hold the lock of a run folder, which is made when missing. For None, lock nothing.
 
     Raises:
-        RunFolderBusyError: somebody else holds it. OSError: the folder cannot be written.
+        RunFolderBusyError: another process holds the lock.
+        OSError: the folder cannot be written.
     """
     if folder is None or fcntl is None or (folder.exists() and not folder.is_dir()):
         yield
@@ -371,7 +376,7 @@ def locked(folder: Path | None) -> Iterator[None]:
         path.unlink(missing_ok=True)
         os.close(descriptor)
         with contextlib.suppress(OSError):
-            folder.rmdir()  # only if nothing came of it
+            folder.rmdir()  # works only if the run wrote nothing
 
 
 def _take(path: Path, folder: Path) -> int:
@@ -386,7 +391,7 @@ def _take(path: Path, folder: Path) -> int:
                 f"a run is going on in {folder} (process {owner or 'unknown'}): wait for it, stop "
                 "it, or choose another folder"
             ) from error
-        # The one before may have removed the file between our opening and our locking it.
+        # The previous owner may have removed the file after we opened it and before we locked it.
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
                 os.ftruncate(descriptor, 0)
@@ -395,18 +400,18 @@ def _take(path: Path, folder: Path) -> int:
         os.close(descriptor)
 
 
-# What a run needs to continue exactly, in one file that is replaced in one step.
+# The checkpoint: all that a run needs to continue exactly, in one file, replaced in one step.
 #
 # The file is safetensors: tensors of the model, the average and the optimizer; everything else is
-# JSON in its header, with a checksum over both. No pickle, so that a checkpoint cannot run code.
-# The keys of the noise are not in it, see :mod:`forethought.training.folder`; it is 0600 all the
-# same.
+# JSON in its header, with a checksum over both. It is no pickle, so that reading a checkpoint
+# cannot run code. The keys of the noise are in another file (:class:`RunSecrets`); the checkpoint
+# has mode 0600 all the same.
 #
-# Beside it lies the list of releases: each round's number and what its noise is bound to, written
-# *before* the noise is drawn. A killed run's list therefore covers all that it may have released
-# since its checkpoint. Resuming computes those rounds again with the same batches. A sum that comes
-# out the same has the same noise: the same release. Another sum has other noise, and is one more
-# release of its round, which the list shows and the statement counts.
+# Beside it lies the list of releases: each round's number and the hash that its noise is bound to,
+# written *before* the noise is drawn. The list of a killed run therefore covers all that it may
+# have released since its checkpoint. Resuming computes those rounds again with the same batches. A
+# sum that is the same bit for bit gets the same noise, so it is the same release. Another sum gets
+# other noise, and is one more release of its round, which the list shows and the statement counts.
 
 
 CHECKPOINT_SCHEMA = "forethought/checkpoint/3"
@@ -422,8 +427,8 @@ class Checkpoint:
     """State after ``round`` rounds.
 
     Args:
-        tensors: name → tensor, names prefixed by who owns them.
-        values: everything else, JSON-ready.
+        tensors: name → tensor; a prefix of the name says which object the tensor belongs to.
+        values: everything else, as JSON values.
     """
 
     round: int
@@ -431,10 +436,10 @@ class Checkpoint:
     values: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Replace the checkpoint in ``folder``: after a crash there is the old one or the new.
+        """Replace the checkpoint in ``folder``; after a crash, it is the old one or the new one.
 
         Raises:
-            OSError: cannot be written; the old one is untouched.
+            OSError: the file cannot be written; the old one is unchanged.
         """
         header = {"schema": CHECKPOINT_SCHEMA, "round": self.round, "values": self.values}
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
@@ -443,10 +448,10 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """The checkpoint in ``folder``, tensors on the CPU.
+        """Read the checkpoint in ``folder``; its tensors are on the CPU.
 
         Raises:
-            CheckpointError: none there, or damaged, or of another version.
+            CheckpointError: the file is missing, damaged, or of another version.
         """
         path = folder / STATE
         if not path.is_file():
@@ -480,11 +485,12 @@ def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) ->
 
 
 class ReleasedRounds:
-    """The releases that may have been made, in a file that only grows.
+    """The list of releases that may have been made, in a file that only grows.
 
-    It survives the death of the process at any point. After a power failure those since the last
-    checkpoint may be missing, and a round that is then released again with another sum is not
-    counted; one that lacks an entry of before the checkpoint is refused (:meth:`require`).
+    The list survives the death of the process at any point. After a power failure, the entries
+    since the last checkpoint may be missing; a round that is then released again with another sum
+    is not counted. A list that lacks an entry from before the checkpoint is refused
+    (:meth:`require`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -496,25 +502,27 @@ class ReleasedRounds:
         for index, bound in _releases(path):
             self._took(index, bound)
         self._file = path.open("r+b", buffering=0)
-        # Behind the last whole entry: a kill can have torn one, which came to nothing.
+        # Continue behind the last whole entry. A kill can leave a partial one; its release was
+        # never made.
         self._file.truncate(self._file.seek(self._entries * _ENTRY))
 
     @classmethod
     def peek(cls, folder: Path) -> dict[int, int]:
-        """Round → how often it may have been released, as the file in ``folder`` says."""
+        """Round → number of releases that may have been made, read from the file in ``folder``."""
         return dict(Counter(index for index, _ in _releases(folder / RELEASED)))
 
     def note(self, index: int, bound: bytes) -> int:
-        """Write a release down, before its noise is drawn.
+        """Write down a release before its noise is drawn.
 
         Args:
-            index: of the round. bound: what its noise is bound to, 32 bytes.
+            index: number of the round.
+            bound: hash that its noise is bound to, 32 bytes.
 
         Returns:
-            How many releases of the round there are with this one; the same one counts once.
+            The number of releases of the round, this one included; equal releases count once.
 
         Raises:
-            OSError: it could not be written whole (a full disk): nothing may be released.
+            OSError: the entry could not be written whole (full disk), so nothing may be released.
         """
         known = self._bound.get(index, [])
         if bound not in known:
@@ -532,16 +540,16 @@ class ReleasedRounds:
         return len(self._bound[index])
 
     def mark(self) -> list[int | str]:
-        """The number of entries, and their hash, once they are on the disk."""
+        """Flush the list to the disk; return its number of entries and their hash."""
         os.fsync(self._file.fileno())
         return [self._entries, self._hash.hexdigest()]
 
     @classmethod
     def require(cls, folder: Path, mark: list[int | str]) -> None:
-        """Refuse a list that does not begin with what a checkpoint has seen of it.
+        """Refuse a list that does not begin with the entries that a checkpoint has recorded.
 
         Raises:
-            CheckpointError: entries of before the checkpoint are gone or others.
+            CheckpointError: entries from before the checkpoint are missing or changed.
         """
         entries, expected = mark
         kept = [_entry(*one) for one in _releases(folder / RELEASED)][: int(entries)]
@@ -564,7 +572,7 @@ class ReleasedRounds:
         self._file.close()
 
 
-# A round's number, and what its noise is bound to.
+# Bytes of an entry: a round's number, and the hash that its noise is bound to.
 _ENTRY = 8 + 32
 
 
@@ -581,10 +589,10 @@ def _releases(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file so that it is seen whole or not at all, even after a power failure.
+    """Write a file in one step: readers see the old or the new content, even after a power failure.
 
     Raises:
-        OSError: cannot be written; the old content is untouched.
+        OSError: the file cannot be written; the old content is unchanged.
     """
     temporary = path.with_name(f".{path.name}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -613,12 +621,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# The keys of a run: one small file, written once, wiped in place when the run ends.
+# The keys of a run: one small file, written once, overwritten in place when the run ends.
 #
-# Whoever has the keys can draw the noise again and subtract it. They are in no other file, so that
-# wiping this one is enough where the file system overwrites in place. Journaling, copying and
-# compressing file systems, and flash memory, may keep traces of wiped blocks: use an encrypted
-# disk.
+# Anyone who has the keys can draw the noise again and subtract it. The keys are in no other file,
+# so that overwriting this one is enough where the file system overwrites in place. Journaling,
+# copy-on-write and compressing file systems, and flash memory, may keep copies of overwritten
+# blocks: use an encrypted disk.
 
 
 KEYS = "keys"
@@ -627,11 +635,11 @@ KEYS_SCHEMA = "forethought/keys/1"
 
 @dataclass(frozen=True)
 class RunSecrets:
-    """All secrets of a run.
+    """All secret keys of a run.
 
     Args:
-        secrets: of sampling and noise.
-        identity: under which data, model and loss are hashed to be recognised; 32 bytes.
+        secrets: keys of sampling and noise.
+        identity: key of the hashes by which data, model and loss are recognised; 32 bytes.
     """
 
     secrets: Secrets
@@ -639,14 +647,14 @@ class RunSecrets:
 
     @classmethod
     def draw(cls, seeds: Seeds) -> RunSecrets:
-        """New keys; see :meth:`Secrets.draw`."""
+        """Draw new keys; see :meth:`Secrets.draw`."""
         return cls(Secrets.draw(seeds), secrets.token_bytes(SECRET_BYTES))
 
     def write(self, folder: Path) -> None:
         """Write the key file, readable by its owner only.
 
         Raises:
-            OSError: cannot be written.
+            OSError: the file cannot be written.
         """
         values = {
             "schema": KEYS_SCHEMA,
@@ -660,10 +668,10 @@ class RunSecrets:
 
     @classmethod
     def read(cls, folder: Path) -> RunSecrets:
-        """The keys in ``folder``.
+        """Read the keys in ``folder``.
 
         Raises:
-            CheckpointError: none there, or damaged.
+            CheckpointError: the file is missing or damaged.
         """
         path = folder / KEYS
         try:
@@ -687,10 +695,10 @@ class RunSecrets:
 
 
 def wipe(path: Path) -> None:
-    """Overwrite a file in place, then delete it; nothing where there is none.
+    """Overwrite a file in place, then delete it. A missing file is no error.
 
     Raises:
-        OSError: cannot be overwritten.
+        OSError: the file cannot be overwritten.
     """
     with contextlib.suppress(FileNotFoundError):
         with path.open("r+b", buffering=0) as file:
@@ -702,24 +710,25 @@ def wipe(path: Path) -> None:
         sync_folder(path.parent)
 
 
-# The run folder: checked before the first private step, filled file by file, each one whole.
+# The run folder: checked before the first private step; each file is written in one step.
 
 
 CHECKPOINT, FIGURES = "checkpoint", "figures"
 PLAN, MODEL = "plan.json", "model.safetensors"
 STATEMENT, STATEMENT_TEXT = "statement.json", "statement.md"
 METRICS, DIAGNOSTICS, RESULTS = "metrics.csv", "diagnostics.csv", "results.json"
-# What each column adds to an additive model's answer.
+# The contribution of each column to the output of an additive model.
 SHAPES = "shapes.json"
 # How to apply the model of a job to new records.
 CARD = "model.json"
-# A run in phases has a run folder for each, until it ends, and then a record of them.
+# A run in phases has one run folder for each phase until it ends; then a record of them replaces
+# these.
 PHASES, RECORD = "phases", "phases.json"
 _OF_RESULTS = (METRICS, DIAGNOSTICS, RESULTS, SHAPES, TRANSCRIPT)
 PAGES = ("report.html", "statement.html")
-# A signature of the statement and of what it rests on.
+# A signature of the statement and of the files that it rests on.
 ENVELOPE = "statement.intoto.json"
-# Of a run that a data set's book pays for: its reservation, and what the book said at the end.
+# Of a run that the book of a data set pays for: its reservation, and the book's answer at the end.
 RESERVATION, PAID = "reservation.json", "ledger.json"
 WRITTEN = (PLAN, MODEL, STATEMENT, STATEMENT_TEXT, *_OF_RESULTS, RECORD, PAID, *PAGES, ENVELOPE)
 
@@ -729,7 +738,7 @@ def _half_written(path: Path) -> bool:
 
 
 class RunFolderExistsError(ValueError):
-    """The folder holds something already: resume it, overwrite it, or choose another."""
+    """The folder already holds something: resume it, overwrite it, or choose another."""
 
 
 class RunFolder:
@@ -755,8 +764,8 @@ class RunFolder:
 
     @property
     def _untouched(self) -> bool:
-        # A run that died while it set the folder up leaves an empty checkpoint folder at most, and
-        # what it was writing under another name.
+        # A run that died while it set the folder up leaves at most an empty checkpoint folder and
+        # the half-written file that it was writing under another name.
         found = (path for path in self.path.iterdir() if path.name not in (LOCK, RESERVATION))
         entries = [path for path in found if not _half_written(path)]
         return not entries or (
@@ -765,10 +774,10 @@ class RunFolder:
         )
 
     def require_free(self, overwrite: bool) -> None:
-        """Refuse a folder that holds something, unless that is to be replaced.
+        """Refuse a folder that holds something, unless it may be overwritten.
 
         Raises:
-            RunFolderExistsError: says what to do instead.
+            RunFolderExistsError: the message says what to do instead.
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunFolderExistsError(f"{self.path} is a file; a run needs a folder")
@@ -779,7 +788,7 @@ class RunFolder:
             )
 
     def _spent(self) -> str:
-        """The cost of the interrupted run here, which replacing it does not give back."""
+        """The cost of the interrupted run in this folder, which overwriting does not give back."""
         try:
             run = UnfinishedRun.load(self.path)
         except (OSError, ValueError, LookupError):
@@ -796,8 +805,8 @@ class RunFolder:
         """Make an empty run folder.
 
         Raises:
-            RunFolderExistsError: not empty, and not to be overwritten.
-            OSError: cannot be written.
+            RunFolderExistsError: the folder is not empty and may not be overwritten.
+            OSError: the folder cannot be written.
         """
         self.require_free(overwrite)
         if self.path.is_dir() and not self._untouched:
@@ -807,7 +816,8 @@ class RunFolder:
             path.unlink()
 
     def _clear(self) -> None:
-        # Only what runs write: the folder may hold a person's own files too. Secrets go first.
+        # Only files that runs write: the folder may hold a person's own files too. Secrets go
+        # first.
         self.erase_phases()
         self.erase_secrets()
         for name in WRITTEN:
@@ -815,10 +825,10 @@ class RunFolder:
         shutil.rmtree(self.path / FIGURES, ignore_errors=True)
 
     def reserve(self, size: int) -> None:
-        """Prove that ``size`` bytes can be written here, then give them back.
+        """Prove that ``size`` bytes can be written in the folder, then free them.
 
         Raises:
-            OSError: read-only folder or full disk; says how much is needed.
+            OSError: read-only folder or full disk; the message says how much space is needed.
         """
         probe = self.checkpoint / ".probe"
         block = bytes(1 << 20)
@@ -842,8 +852,11 @@ class RunFolder:
     def keep(self, files: Mapping[str, str]) -> None:
         """Write texts of the caller, such as the job, beside the results.
 
+        Args:
+            files: file name → text.
+
         Raises:
-            ValueError: a name that is a path, or that the run itself writes.
+            ValueError: a name is a path, or a name that the run itself writes.
         """
         for name, text in files.items():
             if Path(name).name != name or name in (*WRITTEN, CHECKPOINT, FIGURES, PHASES):
@@ -851,10 +864,10 @@ class RunFolder:
             replace_file(self.path / name, text.encode())
 
     def plan(self) -> Plan:
-        """The plan of the run in here.
+        """Read the plan of the run in this folder.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: the folder has no plan.
         """
         path = self.path / PLAN
         if not path.is_file():
@@ -872,12 +885,12 @@ class RunFolder:
         statement: Statement,
         transcript: Transcript | None,
     ) -> Statement:
-        """Write model, metrics, transcript and statement; the statement last.
+        """Write the model, metrics, transcript and statement; the statement last.
 
         Returns:
-            The statement with the hashes of the model file and of what it rests on.
+            The statement with the hashes of the model file and of the other files that it rests on.
         """
-        # Tied weights share memory, which the format has no way to say: each name gets its own.
+        # Tied weights share memory, which safetensors cannot express: each name gets its own copy.
         own = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
         weights = save(own)
         replace_file(self.path / MODEL, weights)
@@ -896,7 +909,11 @@ class RunFolder:
         return statement
 
     def transcript(self) -> Transcript | None:
-        """The transcript that :meth:`save_results` wrote."""
+        """Read the transcript that :meth:`save_results` wrote; None if there is none.
+
+        Raises:
+            CheckpointError: the file is damaged or of another version.
+        """
         path = self.path / TRANSCRIPT
         if not path.is_file():
             return None
@@ -908,10 +925,10 @@ class RunFolder:
             ) from error
 
     def load_model(self, model: torch.nn.Module) -> None:
-        """Put the weights that :meth:`save_results` wrote into ``model``.
+        """Load the weights that :meth:`save_results` wrote into ``model``.
 
         Raises:
-            CheckpointError: the file is gone, damaged, or of another model.
+            CheckpointError: the file is missing, damaged, or of another model.
         """
         path = self.path / MODEL
         try:
@@ -926,7 +943,7 @@ class RunFolder:
             raise CheckpointError(f"{path} holds another model: {first_line}") from error
 
     def load_history(self) -> tuple[Metrics, ...]:
-        """The history that :meth:`save_results` wrote."""
+        """Read the history that :meth:`save_results` wrote."""
         public, private = self.path / METRICS, self.path / DIAGNOSTICS
         more = private.read_text(encoding="utf-8") if private.is_file() else None
         return tuple(from_csv(public.read_text(encoding="utf-8"), more))
@@ -940,15 +957,15 @@ class RunFolder:
             shutil.rmtree(phases)
 
     def erase_secrets(self) -> None:
-        """Wipe the keys of noise and sampling, then delete the checkpoint.
+        """Overwrite the keys of noise and sampling, then delete the checkpoint.
 
-        A journaling or copying file system may keep traces.
+        A journaling or copy-on-write file system may keep copies.
         """
         if not self.checkpoint.is_dir():
             return
         keys = self.checkpoint / KEYS
         if keys.is_file():
-            # Renamed first, so that half-overwritten keys are never taken for keys.
+            # Renamed first, so that half-overwritten keys are never read as keys.
             keys.replace(self.checkpoint / f".{KEYS}.erased")
             sync_folder(self.checkpoint)
         for path in sorted(self.checkpoint.iterdir()):  # the renamed keys first
@@ -957,12 +974,12 @@ class RunFolder:
         sync_folder(self.path)
 
 
-# Keeps a run in its folder: keys first, then checkpoints, so that it can be continued exactly.
+# Writing a run into its folder: keys first, then checkpoints, so that it can be continued exactly.
 
 
-# Without an interval: seconds between checkpoints, or so many times what writing one takes.
+# The time between checkpoints: so many seconds, or so many times the time to write one, if longer.
 SECONDS, SHARE = 10.0, 20.0
-# What the first checkpoint, before any round, has seen of the list of releases.
+# The mark of an empty list of releases, which the first checkpoint, before any round, records.
 _NOTHING: list[int | str] = [0, blake3().hexdigest()]
 
 
@@ -970,11 +987,12 @@ class Checkpointer:
     """Writes a run's checkpoints.
 
     Args:
-        folder: the run folder. plan: what is run.
-        keys: of this run.
-        fixed: what is kept with every checkpoint: ``identity``, what makes it this run (see
-            :func:`identity`), ``environment``, what can move its rounding, ``watched``, what else
-            its sums may depend on, and settings.
+        folder: the run folder.
+        plan: the plan of the run.
+        keys: the keys of this run.
+        fixed: values kept with every checkpoint: ``identity`` (see :func:`identity`),
+            ``environment`` (see :func:`environment`), ``watched`` (see :func:`watched`), and
+            settings.
     """
 
     def __init__(
@@ -988,12 +1006,12 @@ class Checkpointer:
     def begin(
         self, state: Callable[[], Checkpoint], files: Mapping[str, str], *, overwrite: bool
     ) -> None:
-        """Set up the folder: plan, keys, checkpoint of no rounds, and no releases."""
+        """Set up the folder: plan, keys, a checkpoint before any round, an empty release list."""
         self.folder.begin(overwrite=overwrite)
         first = state()
         size = sum(t.numel() * t.element_size() for t in first.tensors.values())
-        # Twice, since the old file is kept until the new one is whole; optimizers make state of
-        # two more moments; and the reported model.
+        # Two copies, since the old file is kept until the new one is whole; two more for the
+        # moments that an optimizer adds; one for the reported model.
         self.folder.reserve(5 * size + (1 << 20))
         self.folder.keep(files)
         self.folder.save_plan(self._plan)
@@ -1003,15 +1021,19 @@ class Checkpointer:
 
     @property
     def context(self) -> bytes:
-        """The context that noise is bound to besides its round and sum: the last that was seen
-        to change."""
+        """The context that noise is bound to besides its round and sum.
+
+        It is empty, or a hash of the facts of :func:`watched` at the last resume that found a
+        change.
+        """
         return bytes.fromhex(self._fixed["context"])
 
     def resume(self, saved: Checkpoint) -> None:
-        """Continue from a checkpoint, if it is of the same run; warn of what may have changed.
+        """Continue from a checkpoint of the same run; warn of changes that :func:`watched` finds.
 
         Raises:
-            CheckpointError: it is not, or rounds would be repeated under other rounding.
+            CheckpointError: the checkpoint is of another run, or rounds would be repeated where
+                their rounding could differ.
         """
         require_same(saved.values["identity"], self._fixed["identity"])
         ReleasedRounds.require(self.folder.checkpoint, saved.values.get("released", _NOTHING))
@@ -1032,11 +1054,11 @@ class Checkpointer:
         self._schedule(0.0)
 
     def note(self, index: int, bound: bytes) -> int:
-        """Note on disk that round ``index`` may be released; how many releases of it there are."""
+        """Note on disk that round ``index`` may be released; return how many releases it has."""
         return 1 if self._released is None else self._released.note(index, bound)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the list of releases."""
         if self._released is not None:
             self._released.close()
             self._released = None
@@ -1060,16 +1082,16 @@ class Checkpointer:
 
 
 def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, RunSecrets] | None:
-    """The run that there is to continue in a folder; plan.json is the plan.
+    """The run that can be continued in a folder; its plan is that of plan.json.
 
     Args:
-        plan: that of the caller, which must be the same; None takes the folder's.
+        plan: the plan of the caller, which must be equal; None takes the folder's.
 
     Returns:
-        Plan, checkpoint and keys; None where a run died before it began, with nothing released.
+        Plan, checkpoint and keys; None if the run died before it began, with nothing released.
 
     Raises:
-        CheckpointError: nothing to resume, another plan, or state that was lost.
+        CheckpointError: there is nothing to resume, the plan is another, or state was lost.
     """
     if not folder.checkpoint.is_dir():
         raise CheckpointError(f"there is no run to resume in {folder.path}")
@@ -1096,7 +1118,7 @@ def continued(folder: RunFolder, plan: Plan | None) -> tuple[Plan, Checkpoint, R
 
 
 def threads_of(folder: RunFolder) -> int | None:
-    """The number of threads that the run in a folder began with, where it can be continued."""
+    """The number of threads that the run in a folder began with; None without a checkpoint."""
     if not (folder.checkpoint / STATE).is_file():
         return None
     found = Checkpoint.read(folder.checkpoint).values.get("environment", {}).get("threads")
@@ -1104,9 +1126,10 @@ def threads_of(folder: RunFolder) -> int | None:
 
 
 def stored_plan(folder: RunFolder) -> Plan | None:
-    """The plan that a run in the folder began with, if one did."""
+    """The plan that a run in the folder began with; None if no run began."""
     if (folder.checkpoint / STATE).is_file():
-        # A run in phases, which may replace plan.json at its end by what it became.
+        # The checkpoint of a run in phases holds its plan, since the end of the run may replace
+        # plan.json by the plan of the rounds that were run.
         values = Checkpoint.read(folder.checkpoint).values
         if "plan" in values:
             return Plan.from_dict(values["plan"])
@@ -1114,14 +1137,14 @@ def stored_plan(folder: RunFolder) -> Plan | None:
     return Plan.load(path) if path.is_file() else None
 
 
-# Models that were trained before: their earlier runs add to what a new statement says.
+# Models that were trained before: their earlier runs are named in a new statement.
 #
-# A model is recognised by the hash of its weights, or as the same object, among those that this
-# process trained, and by its weights among the run folders beside the new one. What was trained
-# elsewhere cannot be known: every Statement names the initial weights as an assumption.
+# A model is recognised in two ways: among the models that this process trained, as the same object
+# or by the hash of its weights; and among the run folders beside the new one, by its weights.
+# Training elsewhere cannot be known: every Statement names the initial weights as an assumption.
 
 
-# Run folders beside the new one that are looked at, at most.
+# The largest number of neighbouring run folders that are read.
 NEIGHBOURS = 1000
 
 _objects: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
@@ -1129,10 +1152,10 @@ _weights: dict[bytes, str] = {}
 
 
 def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat, ...]:
-    """The known facts of an earlier training of the model as it is, for the Statement.
+    """The caveat for the Statement if the model, as it is, was trained before; else empty.
 
     Args:
-        folder: the run folder that is about to be made; those beside it are looked at.
+        folder: the run folder that is about to be made; the folders beside it are read.
     """
     known = _objects.get(model) or _weights.get(fingerprint(model.state_dict()))
     if known is None and folder is not None:
@@ -1141,7 +1164,7 @@ def trained_before(model: torch.nn.Module, folder: Path | None) -> tuple[Caveat,
 
 
 def remember(model: torch.nn.Module, statement: Statement) -> None:
-    """Note that a model was trained, with its final weights."""
+    """Remember in this process that a model was trained, by the object and its final weights."""
     words = f"in this process, {_spent(statement)}"
     earlier = _objects.get(model)
     _objects[model] = words if earlier is None else f"{earlier}; then {words}"
@@ -1179,7 +1202,7 @@ def _same_weights(path: Path, present: dict[str, torch.Tensor]) -> bool:
         return False
 
 
-# The content of a run folder, as plain values that reports are drawn from.
+# The content of a run folder, as plain values for reports.
 
 
 @dataclass(frozen=True)
@@ -1188,12 +1211,13 @@ class RunSummary:
 
     Args:
         folder: the run folder.
-        plan: what was run. statement: what was guaranteed.
+        plan: the plan that was run.
+        statement: the guarantee that it gave.
         metrics: the rows of metrics.csv, as text.
         figures: the pictures in the folder.
-        results: what the model is worth on held-out records, where a job measured it.
-        shapes: what each column adds, of an additive model.
-        too_wide: a sentence for each declared range that was much wider than need be.
+        results: scores of the model on held-out records, where a job measured them.
+        shapes: the contribution of each column, of an additive model.
+        too_wide: a sentence for each declared range that was much wider than needed.
     """
 
     folder: Path
@@ -1236,7 +1260,7 @@ class RunSummary:
         return cls(folder, plan, statement, metrics, figures, results, shapes, too_wide)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The run as JSON values."""
         return {
             "folder": str(self.folder),
             "plan": self.plan.to_dict(),
@@ -1252,11 +1276,12 @@ class UnfinishedRun:
     """A run that was interrupted, as far as it came.
 
     Args:
-        folder: the run folder. plan: what it began to run.
-        released: rounds that may have been released.
-        spent: certified upper end of ε of these at the plan's δ; None for a run in phases, whose
-            plan says what all of them cost.
-        last: the last row of its history, without what was taken on private batches.
+        folder: the run folder.
+        plan: the plan that it began with.
+        released: number of rounds that may have been released.
+        spent: certified upper end of the ε of these rounds at the plan's δ; None for a run in
+            phases, whose plan states the cost of all of them.
+        last: the public columns of the last row of its history.
     """
 
     folder: Path
@@ -1267,7 +1292,7 @@ class UnfinishedRun:
 
     @classmethod
     def load(cls, folder: Path) -> UnfinishedRun:
-        """Read an interrupted run folder; nothing in it is changed.
+        """Read an interrupted run folder without changing it.
 
         Raises:
             ValueError: the folder holds no interrupted run, or a damaged one.
@@ -1299,7 +1324,7 @@ class UnfinishedRun:
         return cls(folder, plan, released, spent, public)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The run as JSON values."""
         return {
             "folder": str(self.folder),
             "finished": False,
@@ -1311,7 +1336,7 @@ class UnfinishedRun:
 
 
 def _released(plan: Plan, times: Mapping[int, int], rounds: int) -> Mechanism:
-    """The releases of so many rounds of a plan, those that were released again included."""
+    """The mechanism of the first rounds of a plan, with those that were released more than once."""
     before = len(plan.mechanism) - plan.rounds
     if max(times.values()) == 1:
         return plan.mechanism.first(before + rounds)
