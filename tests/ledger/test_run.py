@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -817,6 +818,25 @@ def test_evidence_that_names_other_payments_pays_for_nothing(
         forged = replace(dear, caveats=(*dear.caveats, words))
         with pytest.raises((StatementError, BookError), match=r"another run|77"):
             _in_its_book(tmp_path / "dear", forged, ledger)
+    book.close()
+
+
+def test_a_round_that_was_paid_again_pays_for_one_round(tmp_path: Path) -> None:
+    """One round of little noise beside others of much does not cover all rounds of little noise."""
+    ledger, book = opened(tmp_path)
+    train(model(), records(), planned(6.0), ledger=ledger, out=tmp_path / "0")
+    cheap = Mechanism(Rounds(2.0, 1, Poisson(0.2)), Rounds(9.0, ROUNDS - 1, Poisson(0.2)))
+    train(model(), records(), Plan(cheap, EXAMPLES, 1e-6), ledger=ledger, out=tmp_path / "1")
+    noted = json.loads((tmp_path / "0" / EVIDENCE).read_text("utf-8")) | {"again": [2]}
+    half = Mechanism(Rounds(2.0, 1, Poisson(0.2)), Rounds(6.0, ROUNDS - 1, Poisson(0.2)))
+    for at, mechanism in (("dear", planned(2.0).mechanism), ("paid", half)):
+        made = train(model(), records(), Plan(mechanism, EXAMPLES, 1e-6), out=tmp_path / at)
+        (tmp_path / at / EVIDENCE).write_text(json.dumps(noted))
+        words = Caveat("in-the-book", of_run.in_words(noted))
+        found = replace(made.statement, caveats=(*made.statement.caveats, words))
+        refused = pytest.raises(StatementError, match="another run")
+        with refused if at == "dear" else nullcontext():
+            _in_its_book(tmp_path / at, found, ledger)
     book.close()
 
 

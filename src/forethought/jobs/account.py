@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,22 +286,24 @@ def _in_book(
 def _paid_again(ran: Mechanism, planned: Mechanism, again: Sequence[Mechanism]) -> bool:
     """True if further reservations cover every round that has less noise than planned.
 
-    Such a round was released again; one reserved round must have at most its noise multiplier.
+    Such a round was released again; one reserved round of its own must have at most its noise
+    multiplier.
     """
     if len(ran) != len(planned) or any(not isinstance(one, Rounds) for one in (*ran, *planned)):
         return False
     spare = [replace(part, count=1) for one in again for part in one for _ in range(part.count)]
     both = zip(_one_by_one(ran), _one_by_one(planned), strict=True)
     changed = [round for round, asked in both if round != asked]
-    paid = all(
-        any(
-            one.noise_multiplier <= round.noise_multiplier * (1 + 1e-9)
-            and replace(one, noise_multiplier=round.noise_multiplier) == round
-            for one in spare
-        )
-        for round in changed
-    )
-    return paid and len(changed) <= len(spare)
+    # The least noise first: what covers it would cover the later ones, too.
+    for round in sorted(changed, key=attrgetter("noise_multiplier")):
+        for one in spare:
+            same = replace(one, noise_multiplier=round.noise_multiplier) == round
+            if same and one.noise_multiplier <= round.noise_multiplier * (1 + 1e-9):
+                spare.remove(one)
+                break
+        else:
+            return False
+    return True
 
 
 def _one_by_one(mechanism: Mechanism) -> Iterator[Rounds]:
