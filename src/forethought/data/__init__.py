@@ -1,8 +1,8 @@
 """Loaders: real data as plain arrays, scaled by public constants only.
 
 ``load("mnist")`` or ``load("csv:patients.csv", label="outcome")`` gives a :class:`Dataset` of NumPy
-arrays. No constant of a scaling comes from the data, so loading costs no privacy; where a file
-itself decides something (which labels, which categories), the data set's notes say so.
+arrays. No scaling constant comes from the data, so loading costs no privacy. If loading reads other
+facts from a file (which labels, which categories), the data set's caveats say so.
 """
 
 from typing import TYPE_CHECKING, Any

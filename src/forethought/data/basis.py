@@ -1,7 +1,7 @@
-"""Functions of encoded numbers beside them: with these a linear model can bend, or is additive.
+"""Functions of encoded numbers, added as features: with them, a linear model can be non-linear.
 
-Nothing in a basis is fitted to records. Where its numbers lie in the range that was declared may be
-released first, with noise, and paid for (:attr:`Basis.ranges`); the functions then stand on that.
+Nothing in a basis is fitted to records. The range of its numbers inside their declared range may be
+released first, with noise, and paid for (:attr:`Basis.ranges`); the functions then use that range.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from forethought.values.serialisation import build, entries
 Floats = NDArray[np.float32]
 
 WIDTH = 0.25
-# Rows of which the waves are computed at once.
+# Rows at a time for which waves are computed.
 _ROWS = 4096
 
 
 class OnnxNodes(Protocol):
-    """An ONNX graph that is being written; everything in it goes by its name."""
+    """An ONNX graph under construction; everything in it is referred to by name."""
 
     def input(self, name: str, kind: type, about: str = "") -> str: ...
     def constant(self, value: Any, kind: type = np.float64) -> str: ...
@@ -39,8 +39,9 @@ def hats(values: NDArray[Any], low: float, high: float, pieces: int) -> NDArray[
     """Hat functions (splines of degree 1) of numbers, on evenly spaced knots.
 
     Args:
-        values: numbers of any shape; one outside the range counts as the end that is nearer.
-        low, high: the range. pieces: between knots.
+        values: numbers of any shape; a number outside the range counts as the nearer end.
+        low, high: the range.
+        pieces: number of intervals between knots.
 
     Returns:
         One more axis, of pieces + 1 features that sum to 1, in the precision of ``values``.
@@ -52,7 +53,7 @@ def hats(values: NDArray[Any], low: float, high: float, pieces: int) -> NDArray[
 
 
 def hats_in_onnx(graph: OnnxNodes, numbers: str, pieces: int) -> str:
-    """:func:`hats` of the name of numbers in [−1, 1], (rows, numbers), with one more axis."""
+    """:func:`hats` in ONNX, of numbers in [−1, 1], (rows, numbers), with one more axis."""
     wide = graph.add("Unsqueeze", numbers, graph.constant([2], np.int64))
     knots = graph.constant(np.linspace(-1, 1, pieces + 1), np.float32)
     apart = graph.add("Abs", graph.add("Sub", wide, knots))
@@ -61,7 +62,7 @@ def hats_in_onnx(graph: OnnxNodes, numbers: str, pieces: int) -> str:
 
 
 def _widened(features: Floats, more: int) -> tuple[Floats, int]:
-    """Features with room for so many more beside them, and the column where these begin."""
+    """Features with space for ``more`` further ones, and the index of the first of these."""
     rows, width = features.shape
     found = np.empty((rows, width + more), np.float32)
     found[:, :width] = features
@@ -69,7 +70,7 @@ def _widened(features: Floats, more: int) -> tuple[Floats, int]:
 
 
 class _Functions:
-    """Features that stand beside a table's encoded ones, as a model card keeps them."""
+    """Features that are added to a table's encoded ones, as a model card stores them."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields; :meth:`from_dict` reads them back."""
@@ -90,21 +91,22 @@ class _Functions:
 
 @dataclass(frozen=True)
 class Basis(_Functions):
-    """The functions that stand beside a table's encoded numbers.
+    """Functions that are added to a table's encoded numbers.
 
-    A hat is 1 at its place in the range, falls to 0 at its neighbours' and stays there (de Boor
-    1978: splines of degree 1). A wave is a cosine of all numbers together, of a random direction
-    and length: many of them span what a Gaussian kernel does (Rahimi and Recht 2007).
+    A hat is 1 at its knot and falls linearly to 0 at the neighbouring knots (de Boor 1978: splines
+    of degree 1). A wave is a cosine of a random linear combination of all numbers; many waves
+    approximate a Gaussian kernel (Rahimi and Recht 2007).
 
     Args:
-        numbers: places of the numbers among the encoded features, each in [−1, 1].
-        hats: on each number, evenly spaced. waves: of all of them.
-        width: of the kernel that the waves stand for, times √numbers, in units of half a range.
-        seed: of the waves, public: it says which they are.
-        ranges: of each number, the ends within [−1, 1] that it is stretched from; none: all of it.
+        numbers: indices of the numbers among the encoded features, each in [−1, 1].
+        hats: evenly spaced hats for each number.
+        waves: waves of all numbers together.
+        width: of the approximated kernel, times √numbers, in units of half a range.
+        seed: of the waves; it is public.
+        ranges: for each number, the part of [−1, 1] that is stretched to [−1, 1]; empty: all.
 
     Raises:
-        ValueError, TypeError: numbers out of range, no numbers, or ranges of other numbers.
+        ValueError, TypeError: numbers out of range, no numbers, or a different number of ranges.
     """
 
     numbers: tuple[int, ...]
@@ -134,28 +136,28 @@ class Basis(_Functions):
 
     @property
     def more(self) -> int:
-        """The number of features that it adds."""
+        """The number of features that the basis adds."""
         return len(self.numbers) * self.hats + self.waves
 
     @property
     def bound(self) -> float:
-        """The largest norm of what it adds."""
+        """The largest norm of the added features."""
         hats = len(self.numbers) if self.hats else 0
         return math.sqrt(hats + (self._wave**2 * self.waves))
 
     @property
     def usual_square(self) -> float:
-        """Mean square norm of what it adds, numbers spread evenly over their ranges."""
+        """Mean square norm of the added features, for numbers spread evenly over their ranges."""
         hats = 2 / 3 * len(self.numbers) if self.hats else 0.0
         return hats + self._wave**2 * self.waves / 2
 
     @property
     def _wave(self) -> float:
-        """Size of a wave: together they have the usual norm of the numbers themselves."""
+        """Amplitude of a wave, so that all waves together have the usual norm of the numbers."""
         return math.sqrt(2 * len(self.numbers) / 3 / self.waves) if self.waves else 0.0
 
     def titles(self, titles: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the features that it adds, from those of the encoded ones."""
+        """Names of the added features, from the names of the encoded ones."""
         hats = (
             f"{titles[place]} near {(at + 1) / 2:.0%} of its range"
             for place in self.numbers
@@ -174,20 +176,20 @@ class Basis(_Functions):
         raw = np.random.PCG64(self.seed).random_raw((count + 1) * self.waves)
         chances = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         drawn = chances.reshape(count + 1, self.waves)
-        from scipy.special import ndtri  # takes as long to load as the rest of the room
+        from scipy.special import ndtri  # imported here, since it is slow to load
 
         directions = ndtri(drawn[:-1]) / (self.width * math.sqrt(count))
         return directions.astype(np.float32), (2 * math.pi * drawn[-1]).astype(np.float32)
 
     @cached_property
     def _ends(self) -> tuple[Floats, Floats]:
-        """Middle and half of each number's range."""
+        """Middle and half width of each number's range."""
         ends = np.array(self.ranges or [(-1.0, 1.0)] * len(self.numbers))
         middle, half = ends.mean(1), (ends[:, 1] - ends[:, 0]) / 2
         return middle.astype(np.float32), half.astype(np.float32)
 
     def of(self, features: Floats) -> Floats:
-        """All features, float32 (rows, encoded + more): the encoded ones come first.
+        """All features, float32 (rows, encoded + more), the encoded ones first.
 
         Args:
             features: encoded, float32 (rows, encoded); not changed.
@@ -211,11 +213,11 @@ class Basis(_Functions):
         return found
 
     def with_ranges(self, ranges: tuple[tuple[float, float], ...]) -> Self:
-        """The same on other ranges."""
+        """The same basis with other ranges."""
         return replace(self, ranges=ranges)
 
     def to_onnx(self, graph: OnnxNodes, features: str) -> str:
-        """All features, from the name of the encoded ones, float32 (rows, encoded)."""
+        """The name of all features in ONNX, from that of the encoded ones, (rows, encoded)."""
         places = graph.constant(list(self.numbers), np.int64)
         numbers = graph.add("Gather", features, places, axis=1)
         parts = [features]
@@ -245,20 +247,23 @@ class Basis(_Functions):
 # Nothing here is fitted to records: the knots lie evenly on the ranges that the owner declared.
 
 
-# Pieces of a curve and of a surface's sides, and how large their features are beside the number
-# itself: small ones are learnt later, so that a short path, which much noise leaves, gives straight
-# lines and a long one curves. Chosen on the tables that experiments/additive says were looked at.
+# Pieces of a curve and of each side of a surface, and the scale of their features relative to the
+# number itself. Small features are learnt later, so that a short training path, which much noise
+# allows, gives straight lines, and a long one gives curves. Chosen on the tables that
+# experiments/additive lists.
 PIECES, SIZE = 8, 0.5
 PAIR_PIECES, PAIR_SIZE = 2, 1.0
-# Records times ε from which pairs are learnt at all, and how much of that each pair needs.
+# The least number of records times ε from which pairs are learnt, and that for each pair.
 LEAST, EACH = 3_000.0, 25.0
 
 
 def pairs_pay(numbers: int, examples: int, epsilon: float | None) -> bool:
-    """True if so many records at this ε tell surfaces over all pairs of columns from noise.
+    """True if records and ε suffice to learn surfaces over all pairs of columns despite the noise.
 
     Args:
-        numbers: columns that have a curve. examples: records. epsilon: None where nothing says it.
+        numbers: number of columns that have a curve.
+        examples: number of records.
+        epsilon: of the budget; None: not known.
     """
     count = math.comb(numbers, 2)
     known = examples * (epsilon or 0.0)
@@ -267,12 +272,12 @@ def pairs_pay(numbers: int, examples: int, epsilon: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Curves(_Functions):
-    """Features beside a table's encoded ones, with all of which a linear model is additive.
+    """Features added to a table's encoded ones, which make a linear model an additive one.
 
     Args:
-        numbers: places, among the encoded features, of those that lie on a declared range, each in
-            [−1, 1]. pieces: of the curve over each. pairs: whether there is a surface over every
-            two of them.
+        numbers: indices, among the encoded features, of those in a declared range, each in [−1, 1].
+        pieces: number of intervals of the curve over each number.
+        pairs: True for a surface over every two of them.
 
     Raises:
         TypeError, ValueError: numbers out of range.
@@ -291,31 +296,31 @@ class Curves(_Functions):
 
     @property
     def couples(self) -> tuple[tuple[int, int], ...]:
-        """Every two positions in ``numbers`` that have a surface, in the order of its features."""
+        """Every two positions in ``numbers`` with a surface, in the order of their features."""
         return tuple(combinations(range(len(self.numbers)), 2)) if self.pairs else ()
 
     @property
     def more(self) -> int:
-        """The number of features that it adds."""
+        """The number of features that the curves and surfaces add."""
         return (self.pieces + 1) * len(self.numbers) + (PAIR_PIECES + 1) ** 2 * len(self.couples)
 
     @property
     def bound(self) -> float:
-        """The largest norm of what it adds: hats sum to 1, and so do products of them."""
+        """The largest norm of the added features: hats sum to 1, and so do their products."""
         return math.sqrt(SIZE**2 * len(self.numbers) + self.pair_size**2 * len(self.couples))
 
     @property
     def usual_square(self) -> float:
-        """Mean square norm of what it adds, numbers spread evenly over their ranges."""
+        """Mean square norm of the added features, for numbers spread evenly over their ranges."""
         return SIZE**2 * 2 / 3 * len(self.numbers) + self.pair_size**2 * 4 / 9 * len(self.couples)
 
     @property
     def pair_size(self) -> float:
-        """Size of a surface's features: all of them together grow as the curves do."""
+        """Scale of a surface's features, so that all surfaces together grow as the curves do."""
         return PAIR_SIZE * math.sqrt(2 / max(1, len(self.numbers) - 1))
 
     def titles(self, titles: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the features that it adds, from those of the encoded ones."""
+        """Names of the added features, from the names of the encoded ones."""
         names = [titles[place] for place in self.numbers]
         found = [
             f"{name} near {knot / self.pieces:.0%} of its range"
@@ -332,7 +337,7 @@ class Curves(_Functions):
         return tuple(found)
 
     def of(self, features: Floats) -> Floats:
-        """All features, float32 (rows, encoded + more): the encoded ones come first.
+        """All features, float32 (rows, encoded + more), the encoded ones first.
 
         Args:
             features: encoded, float32 (rows, encoded); not changed.
@@ -353,16 +358,16 @@ class Curves(_Functions):
         return found
 
     def to_onnx(self, graph: Any, features: str) -> str:
-        """All features, from the name of the encoded ones, float32 (rows, encoded).
+        """The name of all features in ONNX, from that of the encoded ones, (rows, encoded).
 
         Args:
-            graph: a :class:`forethought.data.columns.OnnxNodes`.
+            graph: an :class:`OnnxNodes`.
         """
         if not self.numbers:
             return features
 
         def bent(pieces: int) -> Any:
-            """(rows, numbers, pieces + 1)"""
+            """Hats of the numbers, (rows, numbers, pieces + 1)."""
             places = graph.constant(list(self.numbers), np.int64)
             numbers = graph.add("Gather", features, places, axis=1)
             return hats_in_onnx(graph, numbers, pieces)

@@ -1,4 +1,4 @@
-"""The result of a loader: arrays with notes."""
+"""The result of a loader: arrays, with notes and caveats."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 HOLDOUT = 0.2
-# Public: it only makes the split the same in every run and unlike any other use of these hashes.
+# Public constants: they make the split the same in every run, and independent of other hashes.
 _SPLIT_KEY, _TELL_KEY = b"forethought/split/1", b"forethought/equal records/1"
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples and what to predict of them.
+    """Examples and their targets.
 
     Args:
         inputs: float32, (N, features) or (N, C, H, W).
-        targets: (N,): int64 classes from 0, or float32 values to regress on; (N, labels) of 0
-            and 1 where a record has several labels or none.
+        targets: (N,): int64 classes from 0, or float32 values of a regression; (N, labels) of 0
+            and 1 if a record has several labels or none.
     """
 
     inputs: NDArray[np.float32]
@@ -42,32 +42,32 @@ class Split:
         return len(self.targets)
 
     def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Split:
-        """Those of its examples, by number or by a mask."""
+        """The examples with these indices, or where a mask is true."""
         return Split(self.inputs[chosen], self.targets[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training part, perhaps a test part, and what one should know about both.
+    """A training part, perhaps a test part, and notes on both.
 
     Args:
         name: the source it was loaded from.
         train: the private examples.
-        test: examples that training never sees, or None.
-        classes: how many classes or labels the targets have; None for regression.
-        notes: how inputs were scaled, and anything that bears on comparisons.
-        caveats: for the Statement: what loading itself read from the private data, and what the
-            user declared instead. :func:`forethought.train` takes a Dataset as it is and passes
-            them on; its bare arrays cannot carry them.
-        sites: which client of a federation holds each training record, (N,), where a column of
-            the file says so; see :mod:`forethought.data.synthetic`.
-        encoder: how new rows of the table become features; None: not from a table.
-        persons: whose each training record is, (N,), where several may be one person's.
-        records_per_person: how many of them at most.
-        feature_norm: usual norm of a record's features, as far as it follows from declarations or
-            from how the features are made, and from no record; None: unknown.
-        fixed_features: what images were replaced by, such as ``"scattering"``; None: nothing.
-        image_shape: of each image that was replaced, (channels, height, width).
+        test: examples that training never uses, or None.
+        classes: number of classes or labels of the targets; None for a regression.
+        notes: the scaling of inputs, and other facts that matter in comparisons.
+        caveats: for the Statement: values that loading read from the private data, and values
+            that the user declared instead. :func:`forethought.train` takes a Dataset as it is and
+            passes them on; its bare arrays cannot carry them.
+        sites: (N,), the client of a federation that holds each training record, if a column of
+            the file names it; see :mod:`forethought.data.synthetic`.
+        encoder: encodes new rows of the table as features; None: not from a table.
+        persons: (N,), the person of each training record, if several can be one person's.
+        records_per_person: largest number of records of a person.
+        feature_norm: usual norm of a record's features, from declarations or from the way the
+            features are made, never from a record; None: unknown.
+        fixed_features: features that replaced images, such as ``"scattering"``; None: none.
+        image_shape: shape of each replaced image, (channels, height, width).
     """
 
     name: str
@@ -86,18 +86,18 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what a model takes: of one example."""
+        """Shape of one example, which is a model's input."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
     def records(self) -> tuple[Any, Any] | PersonRows:
-        """The training part as arrays; with whose its rows are, where the data say."""
+        """The training part as arrays, or as :class:`PersonRows` if the data name persons."""
         if self.persons is None:
             return self.train.inputs, self.train.targets
         return PersonRows(self.train, self.persons, self.records_per_person)
 
     def with_basis(self, basis: Basis | Curves) -> Dataset:
-        """The same table with the functions of a basis beside its encoded features.
+        """The same table with the functions of a basis added to its encoded features.
 
         Raises:
             ValueError: no declared table, or one that has a basis already.
@@ -122,27 +122,28 @@ class Dataset:
 
 
 def usual_norm_of_pixels(shape: tuple[int, ...]) -> float:
-    """Usual norm of images in [0, 1], (N, …): pixels of photographs and drawings are 0.4 or so."""
+    """Usual norm of images in [0, 1], (N, …), if pixels are about 0.4, as in photographs."""
     return 0.4 * math.sqrt(math.prod(shape[1:]))
 
 
 def split_off(
     whole: Split, holdout: float | None, identities: Iterable[bytes] | None = None
 ) -> tuple[Split, Split]:
-    """Training part and test part: each record's side follows from that record alone.
+    """Training part and test part; the part of a record depends on that record alone.
 
-    A record is held out when a keyed hash of its identity, read as a number in [0, 1), is below
-    ``holdout``. So one record more, or less, moves nobody else across the split, records of one
-    identity stay together, and the split is the same in every run. Sizes vary as those of coin
-    flips do.
+    A record is held out if a keyed hash of its identity, read as a number in [0, 1), is below
+    ``holdout``. So adding or removing a record moves no other record to the other part, records of
+    one identity stay together, and the split is the same in every run. The sizes vary as in
+    independent coin flips.
 
     Args:
-        holdout: share of the examples that goes to the test part, in the mean; 0.2 when None.
-        identities: what each record is recognised by, in order: its raw content or a person's
+        holdout: expected share of the examples in the test part; 0.2 when None.
+        identities: bytes that identify each record, in order: its raw content or a person's
             name. Default: the bytes of its inputs and target.
 
     Raises:
-        ValueError: a share outside (0, 1). DataError: a part would be empty.
+        ValueError: a share outside (0, 1).
+        DataError: a part would be empty.
     """
     own = row_contents(whole.inputs, whole.targets) if identities is None else identities
     share = share_held_out(holdout)
@@ -153,7 +154,7 @@ def split_off(
 
 
 def share_held_out(holdout: float | None) -> float:
-    """The share itself, 0.2 where none is given.
+    """The share to hold out, 0.2 if none is given.
 
     Raises:
         ValueError: outside (0, 1).
@@ -165,7 +166,7 @@ def share_held_out(holdout: float | None) -> float:
 
 
 def cannot_split(examples: int, share: float, where: str = "") -> DataError:
-    """The error for so few examples that a part would be empty."""
+    """The error for a split that would leave one part empty."""
     return DataError(
         f"{where}{examples} examples cannot be split with holdout {share}: one part would be "
         "empty. Each record falls on its side by a hash of its own; choose another holdout, "
@@ -174,32 +175,32 @@ def cannot_split(examples: int, share: float, where: str = "") -> DataError:
 
 
 def fractions(identities: Iterable[bytes]) -> NDArray[np.float64]:
-    """The place in [0, 1) of each identity by its keyed hash; below the share it is held out."""
+    """Each identity's number in [0, 1) by its keyed hash; below ``holdout`` it is held out."""
     return places(_hashes(identities, _SPLIT_KEY))
 
 
 def split_hashes(identities: Sequence[bytes]) -> NDArray[np.uint64]:
-    """Keyed hashes of each identity, shape (n, 3): for :func:`places`, and 128 bits to tell apart.
+    """Keyed hashes of each identity, (n, 3): one for :func:`places`, two to tell records apart.
 
-    Of 64 bits alone anybody can find two records that seem to be equal.
+    The latter have 128 bits, since with 64 anyone can find two records that seem to be equal.
     """
     return np.column_stack([_hashes(identities, _SPLIT_KEY), _hashes(identities, _TELL_KEY, 16)])
 
 
 def places(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Hashes as places in [0, 1)."""
+    """Hashes as numbers in [0, 1)."""
     return hashes.astype(np.float64) / 2.0**64
 
 
 def told_apart(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The first hash of each record, but for the second, third, … of equal ones another by number.
+    """The first hash of each record; of equal records, each after the first gets a hash of its own.
 
-    So equal records fall on their sides one by one, as different ones do. One record more is still
-    one more on one side, whichever of its equals it is: of n equal records those with the numbers 1
-    to n are there.
+    So equal records are split independently, like different ones. The repeated records are hashed
+    with their number among equal records, so adding one of n equal records adds one record to one
+    part, whichever of them it is.
 
     Args:
-        hashes: of :func:`split_hashes`.
+        hashes: as :func:`split_hashes` returns them, (n, 3).
     """
     order = np.lexsort(hashes.T)
     ranked = hashes[order]
@@ -219,9 +220,10 @@ def _hashes(contents: Iterable[bytes], key: bytes, size: int = 8) -> NDArray[np.
 
 
 def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
-    """For each record the bytes of its inputs and its label.
+    """The bytes of each record's inputs and label.
 
-    Numbers count by their value, since the kind an array stores them in may come from others.
+    Numbers are hashed by value, as float64, since the dtype of an array may depend on other
+    records.
     """
     for row, label in zip(inputs, labels, strict=True):
         if labels.ndim > 1:
@@ -231,7 +233,7 @@ def row_contents(inputs: NDArray[Any], labels: NDArray[Any]) -> Iterable[bytes]:
         yield row.astype(np.float64).tobytes() + text.encode()
 
 
-# The meaning of a column of labels: classes from 0, or values to regress on.
+# The meaning of a column of labels: classes from 0, or values of a regression.
 
 
 MOST_CLASSES = 1000
@@ -246,9 +248,9 @@ class Declared:
 
     Args:
         task: ``"classification"``, ``"regression"``, or ``"multilabel"``: several labels that a
-            record has or has not, each a column of its own.
+            record has or has not, each in a column of its own.
         classes: the labels, words or numbers; the first is class 0.
-        features: how many there are.
+        features: number of features.
 
     Raises:
         DataError: no such task, classes for a regression, fewer than two, or one given twice.
@@ -275,7 +277,7 @@ class Declared:
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
-        """Names what was declared; nothing when nothing was."""
+        """The caveat that names what was declared; empty if nothing was."""
         words = "the task", "the classes", "the number of features"
         given = zip(words, (self.task, self.classes, self.features), strict=True)
         names = ", ".join(word for word, value in given if value is not None)
@@ -283,15 +285,15 @@ class Declared:
 
 
 class Labels:
-    """The reading of the training file's labels, so that those of a test file are read alike.
+    """The meaning of the training file's labels, so that a test file's labels are read alike.
 
-    Without a declaration words and whole numbers are classes, numbered from 0 in sorted order;
-    other numbers are values to regress on, and so are whole numbers of more than 1,000 kinds.
+    Without a declaration, words and whole numbers are classes, numbered from 0 in sorted order.
+    Other numbers are values of a regression, and so are more than 1,000 different whole numbers.
 
     Args:
-        path: the file they come from, for messages.
+        path: the file of the labels, for messages.
         raw: strings or numbers, (N,).
-        declared: what the user said of them.
+        declared: the user's declaration.
     """
 
     def __init__(
@@ -304,7 +306,7 @@ class Labels:
             self._fix(self._declared.classes)
             return
         if self._declared.task == "regression" and not len(raw):
-            return  # nothing to look at, and nothing to look for
+            return  # there is no label to check, and nothing to find out
         values = _numbers(path, raw)
         kinds = np.unique(values)
         numeric = values.dtype.kind == "f"
@@ -353,7 +355,7 @@ class Labels:
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
-        """Notes for the Statement on what was read from the data; no value of theirs."""
+        """Caveats for the Statement on facts that were read from the data; they hold no label."""
         if self._declared.classes is not None or self._declared.task == "regression":
             return ()
         found = []
@@ -379,7 +381,7 @@ class Labels:
                 raise DataError.unexpected(path, f"the label {values[0]}", "numbers")
             return values.astype(np.float32)
         if values.dtype.kind != self.kinds.dtype.kind and self._order is not None:
-            # Declared as words: a file whose labels happen to be numbers alone has none of them.
+            # Declared as words: if a file's labels are all numbers, they are compared as text.
             values = np.char.strip(raw.astype(str)) if self.kinds.dtype.kind == "U" else values
         alike = values.dtype.kind == self.kinds.dtype.kind
         known = np.isin(values, self.kinds) if alike else np.zeros(len(values), bool)
@@ -395,18 +397,18 @@ class Labels:
         return places if self._order is None else self._order[places]
 
 
-# What says that a record has a label, and that it has not.
+# Words for a label that a record has, and for one that it has not.
 _HAS, _HAS_NOT = ("1", "1.0", "yes", "true", "y", "t"), ("0", "0.0", "no", "false", "n", "f")
 
 
 def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.float32]:
-    """The records that have a label, float32, (N,), of 0 and 1.
+    """A column of one label, float32, (N,): 1 for records that have it, 0 for the others.
 
     Args:
         entries: 1 and 0, yes and no, true and false, in any case.
 
     Raises:
-        DataError: anything else, a missing entry among it; names the record.
+        DataError: any other entry, a missing one included; the message names the record.
     """
     known = {**dict.fromkeys(_HAS, 1.0), **dict.fromkeys(_HAS_NOT, 0.0)}
     found = [known.get(entry.strip().lower()) for entry in entries]
@@ -419,7 +421,7 @@ def label_column(where: str, name: str, entries: Sequence[str]) -> NDArray[np.fl
 
 
 def is_number(entry: Any) -> bool:
-    """True if an entry of a file is a number, as text or as it is."""
+    """True if an entry of a file is a number, as text or as a number."""
     try:
         float(entry)
     except ValueError:
@@ -447,23 +449,24 @@ def _numbers(path: Path | str, raw: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-# People, not rows: at most so many rows of one person, and all of them as one record.
+# Persons, not rows: a limited number of rows of a person, and all of them as one record.
 
 
-# The label of an empty place; cross entropy passes over it.
+# The label of an empty place, which cross entropy ignores.
 EMPTY = -100
-# Public: it only makes the choice the same in every run and unlike any other use of these hashes.
+# A public constant: it makes the choice the same in every run, and independent of other hashes.
 _KEEP_KEY = b"forethought/kept rows/1"
 MOST_ROWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class PersonRows:
-    """Rows with whose each is.
+    """Rows with the person of each.
 
     Args:
-        rows: inputs (N, …) and targets (N, …). persons: whose each row is, (N,).
-        most: how many rows of one person there are at most.
+        rows: inputs (N, …) and targets (N, …).
+        persons: the person of each row, (N,).
+        most: largest number of rows of a person.
     """
 
     rows: Split
@@ -474,14 +477,16 @@ class PersonRows:
 def of_persons(
     inputs: Any, targets: Any, persons: Sequence[object], records_per_person: int
 ) -> Dataset:
-    """Arrays as data of persons: :func:`forethought.plan` and :func:`forethought.train` take it.
+    """Arrays as data of persons, for :func:`forethought.plan` and :func:`forethought.train`.
 
     Args:
-        inputs: (N, …). targets: (N,), whole numbers for classes. persons: whose each row is, (N,).
-        records_per_person: how many rows of one person are kept, declared.
+        inputs: (N, …).
+        targets: (N,), whole numbers for classes.
+        persons: the person of each row, (N,).
+        records_per_person: declared largest number of rows of a person that are kept.
 
     Raises:
-        DataError: a row of nobody, other lengths, or an impossible number of rows.
+        DataError: a row without a person, different lengths, or a number outside 1 to 1000.
     """
     values = np.asarray(targets)
     labels = values.dtype.kind in "iu"
@@ -497,10 +502,10 @@ def of_persons(
 
 
 def kept(rows: Split, persons: Sequence[str], most: int) -> NDArray[np.bool_]:
-    """True for rows among the first so many of their person by a hash of each, (N,).
+    """True for the rows that are kept: of each person the first ``most`` rows by hash, (N,).
 
     Raises:
-        DataError: a row of nobody, or an impossible number of rows.
+        DataError: a row without a person, or ``most`` outside 1 to 1000.
     """
     return np.asarray(_places(rows, persons, most)[1] < most)
 
@@ -508,7 +513,7 @@ def kept(rows: Split, persons: Sequence[str], most: int) -> NDArray[np.bool_]:
 def _places(
     rows: Split, persons: Sequence[str], most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The number of each row's person, and its place among that person's rows."""
+    """The number of each row's person, and the row's position among that person's rows."""
     if isinstance(most, bool) or not 1 <= most <= MOST_ROWS:
         raise DataError(f"records_per_person must be from 1 to {MOST_ROWS}, not {most!r}")
     if len(persons) != len(rows) or "" in persons:
@@ -527,15 +532,16 @@ def by_person(rows: Split, persons: Sequence[str], most: int) -> Split:
     """One record for each person.
 
     Args:
-        rows: inputs (N, …) and targets (N,) or (N, labels). persons: whose each row is, (N,).
-        most: how many rows of one person are kept, declared.
+        rows: inputs (N, …) and targets (N,) or (N, labels).
+        persons: the person of each row, (N,).
+        most: declared largest number of rows of a person that are kept.
 
     Returns:
-        Inputs (P, most, …), zero where empty. Targets (P, most), :data:`EMPTY` where empty, of
-        labels; of K values a row (P, most, K + 1): the values, and 1, or all 0 where empty.
+        Inputs (P, most, …), zero where empty. Targets: of labels (P, most), :data:`EMPTY` where
+        empty; of K values a row (P, most, K + 1), the values and 1, or all 0 where empty.
 
     Raises:
-        DataError: a row of nobody, or an impossible number of rows.
+        DataError: a row without a person, or ``most`` outside 1 to 1000.
     """
     owner, place = _places(rows, persons, most)
     there = place < most
@@ -555,5 +561,5 @@ def by_person(rows: Split, persons: Sequence[str], most: int) -> Split:
 
 
 def one_row_each(rows: Split, persons: Sequence[str]) -> Split:
-    """The first row of each person by its hash: a record that follows from that person alone."""
+    """The first row of each person by hash, so that a record depends on its person alone."""
     return rows.at(np.asarray(_places(rows, persons, 1)[1] == 0))

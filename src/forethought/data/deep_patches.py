@@ -1,14 +1,14 @@
-"""Patch features of a second layer and of a second scale, beside those of the first.
+"""Patch features with a second layer and a second scale, beside those of the first layer.
 
-Three blocks of channels over the same grid of 4 × 4 windows: what ``patches`` sees (6 × 6 pixels),
-the same of the image at half its size, and a second layer, whose patches are 2 × 2 cells of the
-first layer's responses, pooled over 9 × 9 cells and projected (after Coates and Ng 2011, and Mairal
-et al. 2014). Of each block the leading components are kept, and of how they vary over the windows
-the slow part more than the fast one, which holds less that noise does not drown. All constants were
-learnt from dead leaves (`tools/learners` in the repository): nothing here has seen a photograph.
+There are three blocks of channels over the same grid of 4 × 4 windows: the responses of ``patches``
+(6 × 6 pixels), those for the image at half its size, and those of a second layer, whose patches are
+2 × 2 cells of the first layer's responses, pooled over 9 × 9 cells and projected (after Coates and
+Ng 2011, and Mairal et al. 2014). The leading components of each block are kept. Their variation
+over the windows is smoothed, since its high frequencies mostly get lost in the noise. All constants
+were learnt from dead-leaves images (`tools/learners` in the repository), none from photographs.
 
-**The same bits everywhere**, as in ``patches``: products and sums are of whole numbers that single
-or double precision holds exactly, and everything else is one correctly rounded operation at a time.
+**The same bits everywhere**, as in ``patches``: products and sums are of whole numbers that float32
+or float64 holds exactly, and everything else is one correctly rounded operation at a time.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from numpy.typing import NDArray
 from forethought.data import patches
 from forethought.data.patches import GRID, MOST, bundled, normalised_patches, windows
 
-LEAST = 20  # pixels a side: at half the size the windows want some patches each
-FINE, CELLS, COMPONENTS = 9, 2, 128  # the second layer's grid, a patch's cells a side, and channels
-BLOCKS = {"first": 512, "half": 256, "second": 512}  # channels of each
+LEAST = 20  # pixels a side, so that at half the size the windows hold some patches each
+FINE, CELLS, COMPONENTS = 9, 2, 128  # the second layer's grid, cells a side of a patch, channels
+BLOCKS = {"first": 512, "half": 256, "second": 512}  # number of channels of each block
 CHANNELS = sum(BLOCKS.values())
-WEIGHTS = {"first": 1.0, "half": 0.7, "second": 1.4}  # of their norms, to one another
-WAVES = (1.0, 0.8, 0.6, 0.4)  # what is kept of the grid's cosines, from the slowest
+WEIGHTS = {"first": 1.0, "half": 0.7, "second": 1.4}  # relative norms of the blocks
+WAVES = (1.0, 0.8, 0.6, 0.4)  # factors of the grid's cosines, the slowest first
 Place = tuple[int, int]  # pixels down and across
 STILL: tuple[Place, ...] = ((0, 0),)
 _STEP, _UNIT, _THRESHOLD, _LARGEST = 32, 64, 0.5, 4095.0  # as in patches
 _PIECE = 256  # filters at a time
-_ROOT = 8  # a root of pooled responses is counted in eighths
-_FINISHED = 256  # a component in 1/256
-_SMOOTHED = 64  # a weight of neighbouring windows in 1/64
-_CONTRAST = 0.1  # added to a second patch's mean square
+_ROOT = 8  # roots of pooled responses are in units of 1/8
+_FINISHED = 256  # components are in units of 1/256
+_SMOOTHED = 64  # smoothing weights are in units of 1/64
+_CONTRAST = 0.1  # added to the mean square of a second-layer patch
 
 
 @dataclass(frozen=True)
 class DeepFilterConstants:
-    """The constants learnt from synthetic images; the first layer's filters are those of
-    ``patches``."""
+    """Constants learnt from synthetic images; ``patches`` has the first layer's filters."""
 
     half_filters: Filters
     second_filters: Filters
@@ -80,19 +79,20 @@ def deep_patch_features(
     places: Sequence[Place] = STILL,
     evened_out: Callable[[int], Mapping[str, Components]] | None = None,
 ) -> torch.Tensor:
-    """Deep patch features of every image by itself.
+    """Deep patch features of every image, computed separately.
 
     Args:
         images: float32, (N, 1 or 3, H, W) in [0, 1], 20 to 96 pixels a side; values are rounded
             to 1/255.
-        chunk: images at a time. It bounds memory and changes nothing else, not a bit.
-        places: how far all windows are moved, in pixels down and across: each sees what an image
-            moved the other way shows, and its mirror image moved so too. Standardised responses
-            are averaged over them.
-        evened_out: other components of each block, for grey (1) or colour (3) images.
+        chunk: images at a time. It bounds memory and changes no bit of the result.
+        places: shifts of all windows, in pixels down and across; a shift of the windows is an
+            opposite shift of the image, and of its mirror image. Standardised responses are
+            averaged over the shifts.
+        evened_out: gives other components of each block, for grey (1) or colour (3) images.
 
     Returns:
-        float32, (N, 1280, 4, 4), each image of norm 1 less what truncation to eight bits takes.
+        float32, (N, 1280, 4, 4), each image of norm 1 before truncation to eight bits, which makes
+        it slightly smaller.
 
     Raises:
         ValueError: another shape, or no place.
@@ -142,10 +142,10 @@ def blocks_of(
 def counts_of(images: torch.Tensor, places: Sequence[Place]) -> dict[str, torch.Tensor]:
     """Standardised roots of every block, summed over places; float32, (N, 16, channels)."""
     known, filters = constants(images.shape[1]), first_filters(images.shape[1])
-    # At half the size a place is half as far, towards where it was: whole pixels.
+    # At half the size a shift is half as long, rounded towards zero to whole pixels.
     near = [(int(down / 2), int(across / 2)) for down, across in places]
     found: dict[str, list[torch.Tensor]] = {name: [] for name in BLOCKS}
-    # One image at a time, in memory that is used again: it stays in the processor's cache.
+    # One image at a time, in the same memory, which stays in the processor's cache.
     fine = torch.empty(len(places), 2, FINE * FINE, 2 * len(filters.filters))
     for one in images[:, None]:
         first = pooled_at(one, filters, places, fine)
@@ -162,10 +162,10 @@ def combined(
     weights: Mapping[str, float] = WEIGHTS,
     waves: tuple[float, ...] = WAVES,
 ) -> torch.Tensor:
-    """Blocks smoothed over the grid, each of the norm that its weight says, truncated to 8 bits.
+    """Smooth the blocks over the grid, scale their norms by weights, and truncate to eight bits.
 
     Returns:
-        float32, (N, channels, 4, 4), of norm 1 less what truncation takes.
+        float32, (N, channels, 4, 4), of norm 1 before truncation, which makes it slightly smaller.
     """
     smooth = smoothing(waves)
     length = sum(weights[name] ** 2 for name in blocks) ** 0.5
@@ -184,7 +184,7 @@ def combined(
 
 @lru_cache(maxsize=8)
 def smoothing(waves: tuple[float, ...]) -> torch.Tensor:
-    """The filter that keeps so much of the cosines over four windows, in 1/64; float64, (4, 4)."""
+    """The filter with these factors of the cosines over four windows, in 1/64; float64, (4, 4)."""
     at = np.arange(GRID)
     cosines = np.cos(np.pi * (at + 0.5) * at[:, None] / GRID) / np.sqrt(GRID / 2)
     cosines[0] /= np.sqrt(2)
@@ -194,14 +194,14 @@ def smoothing(waves: tuple[float, ...]) -> torch.Tensor:
 
 @lru_cache(maxsize=2)
 def first_filters(channels: int) -> Filters:
-    """Those of ``patches``."""
+    """The filters of ``patches``."""
     known = patches.constants(channels)
     return Filters(known.filters, known.exponents)
 
 
 @lru_cache(maxsize=8)
 def _pieces(filters: Filters, channels: int) -> tuple[tuple[Filters, Filters], ...]:
-    """Some filters at a time, and mirrored: their responses stay in the processor's cache."""
+    """Filters in pieces, plain and mirrored, whose responses fit into the processor's cache."""
     count, side = len(filters.filters), patches.PATCH
     mirrored = filters.filters.reshape(count, channels, side, side)[..., ::-1]
     views = filters.filters, np.ascontiguousarray(mirrored).reshape(count, -1)
@@ -230,10 +230,11 @@ def pooled_at(
     """Pooled responses of one image, (1, channels, H, W), with its windows at several places.
 
     Args:
-        fine: (places, 2, 81, 2 · filters), where what the fine grid has is written to.
+            fine: (places, 2, 81, 2 · filters), to which the responses on the fine grid are written.
 
-    Returns:
-        What the coarse grid has, image and mirror image together, (places, 16, 2 · filters).
+        Returns:
+            The responses on the coarse grid, of image and mirror image together, (places, 16,
+            2 · filters).
     """
     found = normalised_patches(image)[0]
     H, W, _ = found.shape
@@ -245,7 +246,7 @@ def pooled_at(
     for piece, views in enumerate(_pieces(filters, image.shape[1])):
         part = slice(piece * _PIECE, (piece + 1) * _PIECE)
         for mirror, those in enumerate(views):
-            # A mirror image's responses are the image's own to mirrored filters, mirrored.
+            # Responses of the mirror image are the mirrored ones of the image to mirrored filters.
             _respond(seen, those, both.flatten(1, 2))
             for place, near, far in _in_windows(both, grids, places, bool(mirror)):
                 coarse[place, ..., part] += near
@@ -256,7 +257,7 @@ def pooled_at(
 
 
 def _respond(found: torch.Tensor, filters: Filters, both: torch.Tensor) -> None:
-    """Responses in 1/64, rounded, less the threshold on either side of zero; and their sizes."""
+    """Rounded responses in 1/64, minus the threshold on either side of zero; and their sizes."""
     kept, size = both
     responses = (found @ filters.times(_UNIT / _STEP)).round_()
     limit = _THRESHOLD * _UNIT
@@ -268,10 +269,10 @@ def _respond(found: torch.Tensor, filters: Filters, both: torch.Tensor) -> None:
 def _in_windows(
     both: torch.Tensor, grids: tuple[int, ...], places: Sequence[Place], mirror: bool
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Halves of responses and of their sizes, (2, H, W, filters), in the windows of each place.
+    """Sum halves of responses and of their sizes, (2, H, W, filters), in the windows of each place.
 
     Yields:
-        Which place, and (2, grid, grid, filters) for the first and the last grid.
+        The index of a place, and (2, grid, grid, filters) for the first and for the last grid.
     """
     _, H, W, _ = both.shape
     for down in {down for down, _ in places}:
@@ -296,15 +297,15 @@ def _in_windows(
 def _windows_of(
     positions: int, grids: tuple[int, ...], moved: tuple[int, ...], mirror: bool, weight: float
 ) -> torch.Tensor:
-    """Windows of several grids and places, one after another, times a power of two."""
+    """Windows of several grids and places, concatenated, times a power of two."""
     found = torch.cat([windows(positions, grid, by) for by in moved for grid in grids])
     return (found.flip(1) if mirror else found) * weight
 
 
 def _parts(pools: torch.Tensor) -> torch.Tensor:
-    """Positive and negative parts of halves of responses and of sizes, (N, 2, grid, grid, filters).
+    """Positive and negative parts, from halves of responses and sizes, (N, 2, grid, grid, filters).
 
-    Sums of parts are at most 4095 · 44² and those of image and mirror image below 2²⁴.
+    Sums of parts are at most 4095 · 44²; those of image and mirror image are below 2²⁴.
 
     Returns:
         (N, grid², 2 · filters).
@@ -314,23 +315,23 @@ def _parts(pools: torch.Tensor) -> torch.Tensor:
 
 
 def standardise_(pools: torch.Tensor) -> torch.Tensor:
-    """Roots of pooled responses, each image by itself to mean 0 and deviation 1, in 1/16.
+    """Roots of pooled responses, standardised for each image to mean 0 and deviation 1, in 1/16.
 
-    In the memory of the pooled responses themselves.
+    The memory of ``pools`` is overwritten with the result.
 
     Args:
         pools: whole numbers, (N, cells, channels).
     """
     size = pools[0].numel()
-    # The roots' squares are the pooled numbers themselves, but for the rounding. Positive and
-    # negative part together are below 2²⁴ too, and half as many to sum in double precision.
+    # The roots' squares are the pooled numbers themselves, except for rounding. The sum of positive
+    # and negative part is below 2²⁴ too, and half as many numbers are summed in float64.
     pairs = pools.view(len(pools), pools.shape[1], 2, -1).sum(2)
     square = pairs.sum((1, 2), dtype=torch.float64)[:, None, None] * _ROOT**2
-    # NumPy's roots are rounded correctly. PyTorch's come from a library where there is one: on some
-    # processors it is off by a last bit, and for a root of 0 it takes thirty times as long.
+    # NumPy's roots are correctly rounded. On some processors, PyTorch's come from a library that is
+    # wrong in the last bit, and that takes thirty times as long for a root of 0.
     np.sqrt(pools.numpy(), out=pools.numpy())
     roots = pools.mul_(_ROOT).round_()
-    # Roots are at most 2¹⁵: sums of at most 81 of them are exact in single precision too.
+    # Roots are at most 2¹⁵, so sums of at most 81 of them are exact in float32 too.
     total = roots.sum(1).sum(1, dtype=torch.float64)[:, None, None]
     deviation = ((square * size - total**2) / size**2).clamp_min_(1.0).sqrt_()
     roots.sub_((total / size).float()).mul_((STANDARD / deviation).float())
@@ -341,7 +342,7 @@ def cell_maps(fine: torch.Tensor, cells: Components) -> torch.Tensor:
     """Components of the fine grid's cells, in 1/32; (N, 2, 9, 9, components).
 
     Args:
-        fine: whole numbers, (N, 2, 81, channels): this memory is used.
+        fine: whole numbers, (N, 2, 81, channels); this memory is overwritten.
     """
     counts = standardise_(fine.flatten(0, 1))
     found = cells.of(counts, _STEP).clamp_(-_LARGEST, _LARGEST)
@@ -349,7 +350,7 @@ def cell_maps(fine: torch.Tensor, cells: Components) -> torch.Tensor:
 
 
 def cell_patches(maps: torch.Tensor) -> torch.Tensor:
-    """Patches of 2 × 2 cells of (N, 9, 9, components), to deviation 1, counted in 1/32 to ±127.
+    """Patches of 2 × 2 cells of (N, 9, 9, components), normalised, in units of 1/32, at most ±127.
 
     Returns:
         float32 whole numbers, (N, 8, 8, 4 · components).
@@ -376,22 +377,23 @@ def second_pooled(maps: torch.Tensor, filters: Filters) -> torch.Tensor:
     _respond(found, filters, both)
     down = windows(side, GRID) @ both.view(4 * len(maps), side, -1)
     pools = (windows(side, GRID) * 0.5) @ down.view(-1, GRID, side, both.shape[-1])
-    # The mirror image's map lies as the mirror image does already.
+    # The map of the mirror image has the orientation of the mirror image already.
     return _parts(pools.view(2, len(maps), 2, *pools.shape[1:]).sum(2).transpose(0, 1))
 
 
-# Linear filters in whole numbers: products with them are exact, so every machine has the same.
+# Linear filters in whole numbers, whose products are exact, so that all machines agree.
 
 
-STANDARD = 16  # a standardised number is counted in 1/16, to ±127
+STANDARD = 16  # standardised numbers are in units of 1/16, at most ±127
 
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """Linear filters in whole numbers: filter k counts in 2^−exponents[k].
+    """Linear filters in whole numbers: filter k is in units of 2^−exponents[k].
 
     Args:
-        filters: int8, (count, size). exponents: int8, (count,).
+        filters: int8, (count, size).
+        exponents: int8, (count,).
     """
 
     filters: NDArray[np.int8]
@@ -410,7 +412,7 @@ class Components:
 
     Args:
         filters: one for each component, over the channels.
-        offsets: int32, (components,): what they give for the mean of the channels, to be taken off.
+        offsets: int32, (components,): components of the channels' mean, which are subtracted.
     """
 
     filters: Filters
@@ -423,26 +425,27 @@ class Components:
         return (counts @ self.filters.times(unit / STANDARD)).sub_(offsets).round_()
 
 
-# Deep patches averaged over shifts of the image, their components evened out by alterations.
+# Deep patches averaged over shifts of the image, with components learnt from altered images.
 
 
-# Even: the image at half its size is shifted by whole pixels too.
+# Even numbers, so that the image at half its size is shifted by whole pixels too.
 SHIFTS: tuple[Place, ...] = ((0, 0), (-2, 0), (2, 0), (0, -2), (0, 2))
 
 
 def shifted_patch_features(images: torch.Tensor, *, chunk: int = 64) -> torch.Tensor:
-    """Shifted patch features of every image by itself.
+    """Shifted patch features of every image, computed separately.
 
-    Responses are the same ones under windows that are moved, and are computed once. What a shift
-    brings in from beyond the edge is flat: nothing responds to it.
+    Shifted windows see the same responses, which are computed once. Pixels that a shift brings in
+    from outside the image are flat, so that they give no response.
 
     Args:
         images: float32, (N, 1 or 3, H, W) in [0, 1], 20 to 96 pixels a side; values are rounded
             to 1/255.
-        chunk: images at a time. It bounds memory and changes nothing else, not a bit.
+        chunk: images at a time. It bounds memory and changes no bit of the result.
 
     Returns:
-        float32, (N, 1280, 4, 4), each image of norm 1 less what truncation to eight bits takes.
+        float32, (N, 1280, 4, 4), each image of norm 1 before truncation to eight bits, which makes
+        it slightly smaller.
 
     Raises:
         ValueError: another shape.

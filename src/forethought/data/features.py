@@ -1,4 +1,4 @@
-"""Fixed features of a whole data set of images, computed once and kept on disk."""
+"""Fixed features of a whole data set of images, computed once and cached on disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from forethought.data.scattering import (
 )
 from forethought.values.caveats import Caveat
 
-GROUP = 3  # channels normalised together: 27 groups for each plane of the image
+GROUP = 3  # channels that are normalised together: 27 groups for each plane of the image
 PRIVATE, _KEY, _KEY_BYTES = "private", "key", 32
 
 Shape = tuple[int, ...]
@@ -43,13 +43,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Extractor:
-    """A fixed map from images to features, each image by itself.
+    """A fixed map from images to features, computed for each image separately.
 
     Args:
-        kind: changed whenever the numbers change: old files are then never found.
-        words, needs, note: for the caveat on what is kept, for errors and for the data's notes.
-        usual_norm: of features of this shape.
-        halved: every feature is a bfloat16, and is kept as one.
+        name: of the features, as ``load`` takes it.
+        kind: changed whenever the features change, so that old cache files are not used.
+        words, needs, note: for the caveat on the cache, for errors, and for the data's notes.
+        suits: True if images of a shape have these features.
+        shape: the shape of the features of images of a shape.
+        compute: the map, float32 to float32.
+        usual_norm: usual norm of features of a shape.
+        halved: True if every feature is a bfloat16, and is stored as one.
     """
 
     name: str
@@ -65,7 +69,7 @@ class Extractor:
 
     @property
     def caveat(self) -> Caveat:
-        """That features are kept on disk, and where."""
+        """The caveat that features are stored on disk, and where."""
         return Caveat(
             "cached-features",
             f"{self.words}, in the user's cache folder or in FORETHOUGHT_CACHE (off keeps none), "
@@ -112,7 +116,7 @@ EXTRACTORS = {
             lambda shape: len(shape) == 4 and min(shape[2:]) > 2**SCALES,
             shape_of,
             _scattered,
-            # As the synthetic strokes have it: decorrelation leaves channels a deviation near 1.
+            # The value on synthetic strokes: decorrelated channels have a deviation near 1.
             lambda shape: 0.75 * math.sqrt(math.prod(shape[1:])),
             halved=False,
         ),
@@ -180,15 +184,16 @@ EXTRACTORS = {
 
 
 def best_features(shape: Shape) -> str | None:
-    """The features that ``"auto"`` takes for images of this shape; None: the data stay as they are.
+    """The features that ``"auto"`` chooses for images of this shape; None: images stay as they are.
 
-    Nothing but the shape decides, so no record does. On held-out training images patches won by far
-    in colour, and deep ones, which want at least 20 pixels a side, over those; in grey patches lost
-    on digits what they won on clothes, and more of it counted in errors, so grey images get
-    scattering (experiments/patches/README.md). Smaller and larger ones were not measured.
+    Only the shape decides, so no record does. On held-out training images, patches were far better
+    in colour, and deep patches, which need at least 20 pixels a side, better still. In grey,
+    patches lost as much on digits as they won on clothes, counted in errors even more, so grey
+    images get scattering (experiments/patches/README.md). Smaller and larger images were not
+    measured.
 
     Args:
-        shape: of all inputs: (N, channels, H, W), or of something that is no image.
+        shape: of all inputs: (N, channels, H, W), or another shape if they are no images.
     """
     if not EXTRACTORS["patches"].suits(shape):
         return None
@@ -198,8 +203,7 @@ def best_features(shape: Shape) -> str | None:
 
 
 def reason_for(name: str) -> str:
-    """The reason why ``"auto"`` takes these features, in a line for whoever reads a job or a
-    plan."""
+    """The reason for ``"auto"``'s choice of these features, in one line for readers of a plan."""
     model = "a linear model on fixed features learns more through the noise than one on pixels"
     if name == "patches":
         return f"{model}; of those measured the best for colour images so small"
@@ -211,7 +215,7 @@ def reason_for(name: str) -> str:
 def with_features(dataset: Dataset, name: str) -> Dataset:
     """The data set with images replaced by fixed features.
 
-    Each example is transformed by itself and with constants only, so this costs no privacy.
+    Each example is transformed separately, with constants only, so this costs no privacy.
 
     Args:
         name: ``"scattering"``: normalised, decorrelated scattering coefficients, (N, 81·C, H/4,
@@ -246,8 +250,8 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
 
 
 def _require_pixels(source: str, images: NDArray[np.float32], name: str) -> None:
-    """Refuse what is far from [0, 1]: bytes as floats, or standardised pixels, would be cut off."""
-    if name == "scattering" or not images.size:  # which cuts nothing off
+    """Refuse pixels far from [0, 1], such as bytes as floats, since they would be clipped."""
+    if name == "scattering" or not images.size:  # scattering clips nothing
         return
     if not (images.min() >= -1 and images.max() <= 2):
         raise DataError(
@@ -265,7 +269,7 @@ def _extractor(name: str) -> Extractor:
 
 
 def features_of(images: ArrayLike | torch.Tensor, name: str) -> NDArray[np.float32]:
-    """Features of ``images``, kept nowhere.
+    """Features of ``images``, without a cache.
 
     Args:
         images: (N, channels, height, width) in [0, 1], or bytes from 0 to 255.
@@ -291,12 +295,12 @@ def features_of(images: ArrayLike | torch.Tensor, name: str) -> NDArray[np.float
 
 
 def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.float32]:
-    """Features of ``images`` from the cache; computed and stored when not there.
+    """Features of ``images`` from the cache; computed and stored if they are not there.
 
-    They lie in a folder of their own, readable by its owner only, under names that are hashes with
-    a key kept there: a name tells nobody else which images it was made from. A file that is
-    truncated or damaged is computed again. A cache folder that cannot be written is no error: the
-    features are returned all the same.
+    They are stored in a separate folder, readable by its owner only. File names are hashes with a
+    key stored there, so that a name reveals nothing about the images. A truncated or damaged file
+    is computed again. If the cache folder cannot be written, the features are returned without an
+    error.
     """
     extractor = EXTRACTORS[name]
     images = np.ascontiguousarray(images, np.float32)
@@ -312,7 +316,7 @@ def cached(images: NDArray[np.float32], name: str = "scattering") -> NDArray[np.
 
 def _halved(features: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The upper halves of numbers whose lower halves are zero: bfloat16, which NumPy lacks."""
-    halves = np.empty(features.shape, np.uint16)  # and nothing between: features take gigabytes
+    halves = np.empty(features.shape, np.uint16)  # no temporary array: features take gigabytes
     np.right_shift(features.view(np.uint32), 16, out=halves, casting="unsafe")
     return halves
 
@@ -324,8 +328,7 @@ def _widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:
-    """The path at which the features of these images are kept; None without a folder to keep
-    them in."""
+    """The cache path of the features of these images; None without a usable cache folder."""
     folder = cache_folder()
     key = None if folder is None else _cache_key(folder / PRIVATE)
     if folder is None or key is None:
@@ -337,7 +340,7 @@ def _path_of(images: NDArray[np.float32], extractor: Extractor) -> Path | None:
 
 
 def _cache_key(folder: Path) -> bytes | None:
-    """The secret of an owner-only folder, both made on first use; None when neither is possible."""
+    """The key in an owner-only folder; both are made on first use. None if this fails."""
     path = folder / _KEY
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Files found, read in pieces and cached: every failure names the file."""
+"""Files: finding, reading in pieces and caching; every error names the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-# The one error for data that cannot be used.
+# The error for all data that cannot be used.
 
 
 class DataError(ValueError):
@@ -31,7 +31,7 @@ class DataError(ValueError):
 
     @classmethod
     def unexpected(cls, path: Path | str, found: object, expected: object) -> DataError:
-        """The error that says what a file holds and what it should hold."""
+        """The error that says what was found in a file and what was expected."""
         return cls(f"{path}: found {found}, expected {expected}")
 
 
@@ -41,10 +41,9 @@ def finite(
     """Refuse NaN and infinite features; ``first`` is the number of the first row.
 
     Raises:
-        DataError: names the first row and column that holds one.
+        DataError: there is one; the message names its row and column.
     """
-    # One pass without a temporary the size of the data: the sum of finite float32 values in
-    # float64 cannot overflow.
+    # One pass without a copy of the data: float32 values cannot overflow a sum in float64.
     if np.isfinite(inputs.sum(dtype=np.float64)):
         return
     row, *place = (int(index) for index in np.argwhere(~np.isfinite(inputs))[0])
@@ -62,7 +61,7 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what a damaged compr
 
 
 def data_folder(folder: Path | str | None) -> Path | None:
-    """The folder given, or the one that FORETHOUGHT_DATA names, or None."""
+    """The given folder, or the one in the variable FORETHOUGHT_DATA, or None."""
     chosen = folder or os.environ.get(FOLDER_VARIABLE)
     return Path(chosen).expanduser() if chosen else None
 
@@ -71,7 +70,7 @@ def find(name: str, files: Iterable[str], folder: Path | None) -> Path:
     """The first of ``files`` that exists in FOLDER/name or in FOLDER itself.
 
     Raises:
-        DataError: no folder was named, or none of the files is there.
+        DataError: no folder is known, or none of the files is there.
     """
     if folder is None:
         raise DataError(
@@ -91,7 +90,7 @@ def find(name: str, files: Iterable[str], folder: Path | None) -> Path:
 
 
 def resolve(path: str, folder: Path | None) -> Path:
-    """A path as the user wrote it: from the working directory, else from the data folder.
+    """The file that a user named: from the working directory, else from the data folder.
 
     Raises:
         DataError: no such file.
@@ -107,7 +106,7 @@ def resolve(path: str, folder: Path | None) -> Path:
 
 
 def read(path: Path, most: int = -1) -> bytes:
-    """The file's content, or so many bytes of it, decompressed as by :func:`opened_file`.
+    """The file's content, or its first ``most`` bytes, decompressed as by :func:`opened_file`.
 
     Raises:
         DataError: unreadable, truncated or corrupt.
@@ -125,7 +124,7 @@ def read(path: Path, most: int = -1) -> bytes:
 
 @contextmanager
 def opened_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed where it starts like a gzip, xz or bzip2 file."""
+    """Open a file for reading bytes, decompressed if it starts like a gzip, xz or bzip2 file."""
     with path.open("rb") as file:
         start = file.peek(8)[:8]
         opener = next((found for mark, found in _OPENERS.items() if start.startswith(mark)), None)
@@ -136,18 +135,19 @@ def opened_file(path: Path) -> Iterator[IO[bytes]]:
             yield plain
 
 
-# Arrays that are computed once and kept in the user's cache folder: whole files or none.
+# Arrays that are computed once and stored in the user's cache folder, in whole files only.
 
 
 CACHE_VARIABLE = "FORETHOUGHT_CACHE"
-_TRAILER = struct.Struct("<4sI")  # marks the end of a whole file; then a CRC-32 of what is before
+_TRAILER = struct.Struct("<4sI")  # a mark of the end of a whole file, and a CRC-32 of the array
 _MARK = b"end\n"
 
 
 def cache_folder() -> Path | None:
-    """The folder of kept features: FORETHOUGHT_CACHE, or the user's cache folder of the platform.
+    """The folder of cached features: FORETHOUGHT_CACHE, or the user's cache folder of the platform.
 
-    None when FORETHOUGHT_CACHE is ``off``.
+    Returns:
+        None if FORETHOUGHT_CACHE is ``off``.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen and chosen.lower() == "off":
@@ -166,12 +166,11 @@ def cache_folder() -> Path | None:
 def kept_array(
     path: Path, dtype: type[Any], shape: tuple[int, ...] | None = None
 ) -> NDArray[Any] | None:
-    """The array that :func:`keep_array` wrote; None where it is not there, damaged or something
-    else."""
+    """Read the array that :func:`keep_array` wrote; None if missing, damaged or a different one."""
     try:
         with path.open("rb") as file:
             found = np.lib.format.read_array(file, allow_pickle=False)
-            mark, checksum = _TRAILER.unpack(file.read())  # refuses another length
+            mark, checksum = _TRAILER.unpack(file.read())  # raises for another length
     except (OSError, ValueError, EOFError, struct.error):
         return None
     if mark != _MARK or found.dtype != dtype or shape not in (None, found.shape):
@@ -180,9 +179,9 @@ def kept_array(
 
 
 def keep_array(path: Path, array: NDArray[Any]) -> None:
-    """Write next to the target and rename: no reader ever sees half a file.
+    """Write an array next to its path, then rename the file: no reader sees a partial file.
 
-    A folder that cannot be written is no error: nothing is kept then.
+    If the folder cannot be written, nothing is stored, and no error is raised.
     """
     try:
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
@@ -200,11 +199,12 @@ def keep_array(path: Path, array: NDArray[Any]) -> None:
         raise
 
 
-# Tables in pieces: text with any separator, Parquet, Excel. Nothing here knows what columns mean.
+# Tables in pieces: text with any separator, Parquet, Excel. The meaning of columns is not known
+# here.
 
 
 Kind = Literal["csv", "parquet", "excel"]
-# How the names of files end → the format that :func:`forethought.data.load` calls them by.
+# File name suffix → the format's name for :func:`forethought.data.load`.
 ENDINGS = {
     **dict.fromkeys((".csv", ".tsv", ".txt", ".data"), "csv"),
     **dict.fromkeys((".svm", ".svmlight", ".libsvm"), "svmlight"),
@@ -212,7 +212,7 @@ ENDINGS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "excel"),
 }
-# Bytes of text that are parsed at once: large enough for speed, small beside any table's features.
+# Bytes of text that are parsed at once: enough for speed, little beside a table's features.
 PIECE = 16 << 20
 _ROWS = 100_000
 _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
@@ -220,15 +220,17 @@ _QUOTE, _NEWLINE, _RETURN = b'"'[0], b"\n"[0], b"\r"[0]
 
 @dataclass(frozen=True)
 class TableFormat:
-    """The way in which a text is written.
+    """The format of a text table.
 
     Args:
-        separator: one character between entries. decimal: ``"."`` or ``","``.
-        encoding: a name that Python knows. comment: what a line starts with that is none.
-        header: whether the first line holds the names; else columns are numbered, from 0.
+        separator: one character between entries.
+        decimal: decimal separator, ``"."`` or ``","``.
+        encoding: a name that Python knows.
+        comment: beginning of a line that is a comment; None: there are no comments.
+        header: True if the first line holds the names; else columns are numbered, from 0.
 
     Raises:
-        DataError: what cannot be used.
+        DataError: a value that cannot be used.
     """
 
     separator: str = ","
@@ -258,22 +260,24 @@ class TableFormat:
 
 
 AS_USUAL = TableFormat()
-# Of a record without a label, for messages.
+# The expected value in messages on a record without a label.
 LABEL_NEEDED = 'a label; missing_label = "drop" under [data] leaves such records out'
 
 
 def kind_of(path: Path) -> Kind:
-    """The kind of table that a file's name says it is; text where it says nothing else."""
+    """The kind of table by the suffix of a file's name; text if the suffix is unknown."""
     found: Any = ENDINGS.get(path.suffix.lower())
     return found if found in ("parquet", "excel") else "csv"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file that is read in pieces.
+    """A table in a file, read in pieces.
 
     Args:
-        path: the file. kind: text, Parquet or Excel. form: how a text is written.
+        path: the file.
+        kind: text, Parquet or Excel.
+        form: the format of a text.
     """
 
     path: Path
@@ -281,12 +285,13 @@ class Table:
     form: TableFormat = AS_USUAL
 
     def pieces(self) -> Iterator[pl.DataFrame]:
-        """Frames in the file's order, all with the names of its first line.
+        """Yield frames in the file's order, all with the names of its first line.
 
-        Columns of a text are words; those of the other kinds have their own types.
+        The columns of a text hold strings; those of the other kinds have their own types.
 
         Raises:
-            DataError: damaged, ragged, no names, two columns of one name, or no row.
+            DataError: a damaged file, lines of different lengths, two columns of one name, or no
+                row.
         """
         count = 0
         frames = {"csv": self._text, "parquet": self._parquet, "excel": self._excel}[self.kind]()
@@ -358,7 +363,7 @@ class Table:
     def _without_comments(self, piece: bytes) -> bytes:
         if self.form.comment is None:
             return piece
-        # Blank in its place: line numbers in messages stay those of the file.
+        # Comment lines become blank, so that line numbers in messages are those of the file.
         mark = self.form.comment.encode()
         lines = piece.split(b"\n")
         return b"\n".join(b"" if line.lstrip().startswith(mark) else line for line in lines)
@@ -373,7 +378,7 @@ class Table:
                 while True:
                     block = file.read(PIECE)
                     text = held + decoder.decode(block, final=not block)
-                    # The two characters of one line end may lie in two blocks.
+                    # The two characters of a line end, \r\n, may lie in two blocks.
                     held = "\r" if block and text.endswith("\r") else ""
                     text = text.removesuffix("\r") if held else text
                     if "\0" in text:
@@ -406,7 +411,7 @@ class Table:
 
     def _excel(self) -> Iterator[pl.DataFrame]:
         with self._reported("Excel"):
-            # Cells as they are: a column of an Excel sheet may mix numbers and words.
+            # No type inference: a column of an Excel sheet may mix numbers and words.
             frame = pl.read_excel(self.path, infer_schema_length=None)
         self._names(tuple(frame.columns))
         yield _with_entries(frame)
@@ -428,7 +433,7 @@ class Table:
             ) from (error if known else None)
 
 
-# In place of an entry that is no number, word or day: a list, bytes.
+# Type of an entry that is no number, word or day → a word in its place.
 _NO_ENTRY = {
     "list": "(lists)",
     "array": "(lists)",
@@ -440,7 +445,7 @@ NO_ENTRY = frozenset(_NO_ENTRY.values())
 
 
 def _with_entries(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with durations as seconds, and a word for each entry that is none."""
+    """The frame with durations in seconds, and a word in place of each unsupported entry."""
     changed = []
     for name, kind in frame.schema.items():
         word = _NO_ENTRY.get(kind.base_type().__name__.lower())
@@ -454,7 +459,7 @@ def _with_entries(frame: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A piece: all lines, filled ones, the first one's number in the file, without blank ones."""
+    """A piece: numbers of all and of filled lines, the first one's number, text without blanks."""
 
     lines: int
     rows: int
@@ -463,7 +468,7 @@ class _Shape:
 
 
 def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
-    """True for each byte outside quotes; None: there is no quote."""
+    """True for each byte outside quotes; None if there is no quote."""
     quotes = text == _QUOTE
     if not quotes.any():
         return None
@@ -472,7 +477,7 @@ def _outside_quotes(text: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
 
 
 def _last_line_end(piece: bytes) -> int:
-    """Length of the lines that are whole."""
+    """Total length of the complete lines."""
     text = np.frombuffer(piece, np.uint8)
     ends = text == _NEWLINE
     outside = _outside_quotes(text)
@@ -483,10 +488,10 @@ def _last_line_end(piece: bytes) -> int:
 
 
 def _shape(path: Path, piece: bytes, separator: int, before: int) -> _Shape:
-    """Check that all filled lines of a piece have as many entries.
+    """Check that all filled lines of a piece have the same number of entries.
 
     Raises:
-        DataError: names the first line that differs, or a quote that does not end.
+        DataError: a line differs, or a quote does not end; the message names the line.
     """
     text = np.frombuffer(piece, np.uint8)
     outside = _outside_quotes(text)

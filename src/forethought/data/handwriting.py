@@ -1,15 +1,15 @@
-"""Features of handwriting: scattering of deskewed images, evened out by drawings of a random pen.
+"""Features of handwriting: scattering of deskewed images, rescaled by pen drawings.
 
-Private gradient descent takes few, noisy steps. Where the features of all records share a large
-mean and a few strong directions, these take up the clipping norm and limit the step, and what
-tells the classes apart drowns. Statistics of the private records would have to be paid for; those
-of random drawings in the middle of the image (:func:`pen_strokes`) are nearly as good, and free: of
-deskewed digits' squared norm they leave six hundredths in the mean, where statistics of strokes all
-over the image (:func:`forethought.data.scattering.strokes`) leave four tenths.
+Private gradient descent makes few, noisy steps. If the features of all records share a large mean
+and a few strong directions, these use up the clipping norm and limit the step, and the differences
+between classes get lost in the noise. Statistics of the private records would have to be paid for.
+Those of random drawings in the middle of the image (:func:`pen_strokes`) are nearly as good, and
+cost nothing: 0.06 of the squared norm of deskewed digits remains in the mean, compared with 0.4 for
+statistics of strokes all over the image (:func:`forethought.data.scattering.strokes`).
 
 With Σ the covariance of the drawings' features, over channels and places together, features are
-multiplied by ((Σ + ridge) / (tail + ridge))^(−1/4), where all but the strongest directions of Σ are
-taken for their mean, the tail.
+multiplied by ((Σ + ridge) / (tail + ridge))^(−1/4). All but the strongest eigenvalues of Σ are
+replaced by their mean, the tail.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from forethought.data import scattering
 from forethought.data.files import cache_folder, keep_array, kept_array
 from forethought.data.scattering import ANGLES, SCALES, group_normalised, scatter, shape_of
 
-GROUPS = 27  # of three channels, as for scattering by itself
-DIRECTIONS, SPARE = 256, 40  # of Σ; and how many more are iterated, so that these converge
+GROUPS = 27  # groups of three channels, as in scattering
+DIRECTIONS, SPARE = 256, 40  # eigenvectors of Σ; further ones in the iteration, for convergence
 PASSES = 4
 RIDGE, POWER = 0.3, 0.25
-_PART = 2000  # images at a time: bounds memory
+_PART = 2000  # images at a time, which bounds memory
 
 
 def handwriting_features(images: torch.Tensor) -> torch.Tensor:
-    """Features of every image by itself.
+    """Features of every image, computed separately.
 
     Args:
         images: float32 in [0, 1], (N, 1, H, W), ink bright on dark ground.
 
     Returns:
-        float32, (N, 81, H // 4, W // 4), each image of norm 1 less what truncation to the eight
-        bits of bfloat16 takes.
+        float32, (N, 81, H // 4, W // 4), each image of norm 1 before truncation to the eight bits
+        of bfloat16, which makes it slightly smaller.
     """
     out = torch.empty(shape_of(tuple(images.shape)))
     mean, directions, factors = evening(*images.shape[2:])
@@ -58,10 +58,10 @@ def handwriting_features(images: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=2)
 def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the drawings' features: mean (d,), directions (d, 256), and what is added along them.
+    """Statistics of the drawings' features: mean (d,), directions (d, 256), factors (256,).
 
-    A direction's part is multiplied by 1 + factor. Kept in the cache folder, under a name that
-    changes with the code that makes them and with torch's version: bit for bit what is computed.
+    The part along a direction is multiplied by 1 + factor. The result is cached under a name that
+    changes with the code and with torch's version, and is equal bit for bit to a new computation.
     """
     path = path_of(height, width)
     known = None if path is None else kept_array(path, np.float32)
@@ -73,7 +73,7 @@ def evening(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.
         if path is not None:
             keep_array(path, known)
     parts = known[:-1, 0], known[:-1, 1:], known[-1, 1:]
-    # Laid out as computed: products of what lies otherwise differ in their last bits.
+    # Contiguous, as computed: products of another memory layout differ in their last bits.
     mean, directions, factors = (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
     return mean, directions, factors
 
@@ -94,7 +94,7 @@ def path_of(height: int, width: int) -> Path | None:
 
 
 def computed_for(height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Subspace iteration from a fixed start, so that the same machine gives the same numbers."""
+    """Subspace iteration from a fixed start, which is reproducible on one machine."""
     features = _scattered(torch.from_numpy(pen_strokes(height, width))).flatten(1)
     mean = features.double().mean(0).float()
     features -= mean
@@ -117,22 +117,22 @@ def _scattered(images: torch.Tensor) -> torch.Tensor:
     return group_normalised(coefficients, GROUPS)
 
 
-# Handwriting set upright and in the middle, each image by itself.
+# Deskewing: handwriting set upright and in the middle, each image separately.
 
 
-MOST_SHEAR = 0.7  # pixels across for one down; a horizontal dash has no slant to speak of
-_AT_ONCE = 5000  # images at a time: bounds memory
-_INK = 1e-3  # least ink that is divided by: an empty image stays empty
+MOST_SHEAR = 0.7  # pixels across for one down, as a limit: a horizontal dash has no clear slant
+_AT_ONCE = 5000  # images at a time, which bounds memory
+_INK = 1e-3  # lower bound of the divisor, so that an empty image stays empty
 
 
 def deskewed(images: torch.Tensor) -> torch.Tensor:
-    """Bright drawings on dark ground, their slant taken out, the centre of mass in the middle.
+    """Remove the slant of bright drawings on dark ground, and centre their mass.
 
     Args:
         images: float32, (N, 1, H, W), not negative; 0 is ground.
 
     Returns:
-        float32 of the same shape, interpolated between pixels; ground flows in at the borders.
+        float32 of the same shape, interpolated between pixels; borders are filled with ground.
 
     Raises:
         ValueError: another number of channels or dimensions.
@@ -148,7 +148,7 @@ def deskewed(images: torch.Tensor) -> torch.Tensor:
 
 
 def _upright(images: torch.Tensor) -> torch.Tensor:
-    """Of each image, where a pixel of the result comes from: (N, 2, 3), in halves of a side."""
+    """Affine maps from result to source positions, (N, 2, 3), in units of half a side."""
     _, _, H, W = images.shape
     ink = images[:, 0]
     y, x = torch.arange(H, dtype=ink.dtype), torch.arange(W, dtype=ink.dtype)
@@ -163,21 +163,21 @@ def _upright(images: torch.Tensor) -> torch.Tensor:
     found[:, 0, 1] = shear * H / W
     found[:, 0, 2] = 2 * (middle_x - (W - 1) / 2) / W
     found[:, 1, 2] = 2 * (middle_y - (H - 1) / 2) / H
-    # An empty image has its middle nowhere: it stays where it is.
+    # An empty image has no centre of mass, so it is not moved.
     found[ink.sum((1, 2)) < _INK] = torch.eye(3)[:2]
     return found
 
 
-# Images of random pen strokes: statistics of handwriting without anybody's hand.
+# Images of random pen strokes: statistics like those of handwriting, without any real writing.
 
 
 IMAGES, SEED = 6000, 11
-FILLED = 20 / 28  # of the image's shorter side: the frame that a drawing fills
-NARROWEST, WIDEST = 0.7 / 28, 1.5 / 28  # half the pen's width, likewise
-EDGE = 1 / 28  # over which ink fades
-SECOND_STROKE = 0.4  # probability of one
-SLIMNESS = 0.75  # control points fill a box this much narrower than high
-_POINTS = 80  # of a curve
+FILLED = 20 / 28  # size of a drawing, relative to the image's shorter side
+NARROWEST, WIDEST = 0.7 / 28, 1.5 / 28  # half the pen's width, in the same unit
+EDGE = 1 / 28  # width over which ink fades, in the same unit
+SECOND_STROKE = 0.4  # probability of a second stroke
+SLIMNESS = 0.75  # ratio of width to height of the box of control points
+_POINTS = 80  # points of a curve
 
 
 def pen_strokes(

@@ -1,16 +1,16 @@
-"""Patch features of images: fixed filters learnt from shapes that are no photograph.
+"""Patch features of images: fixed filters learnt from synthetic shapes, not from photographs.
 
-Every patch of 6 × 6 pixels is normalised in contrast and compared with 512 filters; what exceeds
-a threshold, of either sign, is pooled over a grid of 4 × 4 overlapping windows, for the image and
-its mirror image together (after Coates and Ng 2012). Square roots, a standardisation of each image
-by itself, and a decorrelation by constants follow. Filters and constants come from dead leaves
-alone (`tools/learners` in the repository), so that a private linear model behind them spends its
-whole budget on one layer.
+Every patch of 6 × 6 pixels is normalised in contrast and multiplied with 512 filters. The part of a
+response above a threshold, of either sign, is pooled over a grid of 4 × 4 overlapping windows, for
+the image and its mirror image together (after Coates and Ng 2012). Then follow square roots, a
+standardisation of each image separately, and a decorrelation by constants. Filters and constants
+come from dead-leaves images only (`tools/learners` in the repository), so that a private linear
+model on these features spends its whole budget on one layer.
 
-**The same bits everywhere.** Every sum is a sum of whole numbers that single or double precision
-holds exactly, so its order, and with it processor, threads and library, does not matter; what is
-between the sums is one correctly rounded operation at a time. The features have eight significant
-bits: bfloat16 holds them exactly.
+**The same bits everywhere.** Every sum is of whole numbers that float32 or float64 holds exactly,
+so the order of terms does not matter, and neither do processor, threads and library. Between the
+sums there is one correctly rounded operation at a time. The features have eight significant bits,
+which bfloat16 holds exactly.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from torch.nn import functional
 from forethought.gradients.boundary import turns
 
 PATCH, FILTERS, GRID = 6, 512, 4
-LEAST, MOST = 12, 96  # pixels a side: fewer or more would want other windows
-CHANNELS = 2 * FILTERS  # a filter and its negative
-_CONTRAST = 10.0  # added to a patch's variance, of pixels from 0 to 255: flat patches stay flat
-_STEP = 32  # a normalised patch is counted in 1/32 of its standard deviation, to ±127
-_UNIT = 64  # a response is counted in 1/64
+LEAST, MOST = 12, 96  # pixels a side; other sizes would need other windows
+CHANNELS = 2 * FILTERS  # each filter and its negative
+_CONTRAST = 10.0  # added to the variance of pixels from 0 to 255: flat patches stay flat
+_STEP = 32  # a normalised patch is in units of 1/32 of its standard deviation, at most ±127
+_UNIT = 64  # a response is in units of 1/64
 _THRESHOLD = 0.5
-_LARGEST = 4095.0  # of a response so counted: 2 · 4095 · _WEIGHT² is below 2²⁴
-WEIGHT = 44  # pooling weights of a window sum to less than this
-_ROOTS, _STANDARD, _FINE = 2.0**12, 2.0**8, 2.0**10  # steps to one, in the stages after pooling
+_LARGEST = 4095.0  # limit of a response in these units: 2 · 4095 · WEIGHT² is below 2²⁴
+WEIGHT = 44  # upper bound of the sum of a window's pooling weights
+_ROOTS, _STANDARD, _FINE = 2.0**12, 2.0**8, 2.0**10  # units to 1, in the stages after pooling
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FilterConstants:
 
 
 def bundled(name: str) -> dict[str, NDArray[Any]]:
-    """The arrays of a file that comes with the library."""
+    """The arrays of a file in the package."""
     file = files("forethought.data") / f"{name}.npz"
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
         return dict(arrays)
@@ -72,15 +72,16 @@ def constants(channels: int) -> FilterConstants:
 
 
 def patch_features(images: torch.Tensor, *, chunk: int = 8) -> torch.Tensor:
-    """Patch features of every image by itself.
+    """Patch features of every image, computed separately.
 
     Args:
-        images: float32, (N, 1 or 3, H, W) in [0, 1], at least 12 pixels a side; values are rounded
+        images: float32, (N, 1 or 3, H, W) in [0, 1], 12 to 96 pixels a side; values are rounded
             to 1/255.
-        chunk: images at a time. It bounds memory and changes nothing else, not a bit.
+        chunk: images at a time. It bounds memory and changes no bit of the result.
 
     Returns:
-        float32, (N, 1024, 4, 4), each image of norm 1 less what truncation to eight bits takes.
+        float32, (N, 1024, 4, 4), each image of norm 1 before truncation to eight bits, which makes
+        it slightly smaller.
 
     Raises:
         ValueError: another shape.
@@ -107,7 +108,7 @@ def suits(shape: tuple[int, ...]) -> bool:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Single precision means single precision, whatever the caller has allowed for speed."""
+    """Compute products in full float32 precision, even if the caller allowed less for speed."""
     with turns, torch.no_grad():
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
@@ -118,7 +119,7 @@ def exact_products() -> Iterator[None]:
 
 
 def normalised_patches(images: torch.Tensor) -> torch.Tensor:
-    """All patches, each with mean 0 and deviation about 1, counted in 1/32 and at most ±127.
+    """All patches, each with mean 0 and deviation about 1, in units of 1/32, at most ±127.
 
     Returns:
         float32 whole numbers, (N, H − 5, W − 5, channels · 36).
@@ -142,18 +143,18 @@ def pooled_roots(
     """Square roots of the pooled responses to the filters and to their negatives.
 
     Returns:
-        float64 whole numbers, in 2^−12, (N, 1024, 4, 4).
+        float64 whole numbers, in units of 2^−12, (N, 1024, 4, 4).
     """
     scale = np.exp2(1.0 - exponents.astype(np.float64))[:, None]  # 64 z = 2 · (32 p) · w
     weights = torch.from_numpy((filters * scale).astype(np.float32))
     _, C, H, W = images.shape
     down, across = windows(H - PATCH + 1), windows(W - PATCH + 1)
     places = torch.kron(down, across)
-    # A mirror image's responses are the image's own to mirrored filters, mirrored.
+    # Responses of the mirror image are the mirrored responses of the image to mirrored filters.
     mirrored = weights.view(FILTERS, C, PATCH, PATCH).flip(-1).flatten(1)
     total = torch.zeros(len(images), 2, GRID, GRID, FILTERS)
     patches = normalised_patches(images).flatten(1, 2)
-    for at in range(len(images)):  # one at a time: its responses stay in the processor's cache
+    for at in range(len(images)):  # one image at a time, whose responses fit into the cache
         for seen, mirror in ((weights, False), (mirrored, True)):
             responses = (patches[at] @ seen.T).round_()
             kept = functional.softshrink(responses, _THRESHOLD * _UNIT).clamp_(-_LARGEST, _LARGEST)
@@ -167,7 +168,7 @@ def pooled_roots(
 
 
 def standardised(roots: torch.Tensor) -> torch.Tensor:
-    """Each image by itself to mean 0 and deviation 1; float64, of the same shape."""
+    """Standardise each image to mean 0 and deviation 1; float64, of the same shape."""
     flat = roots.flatten(1)
     size = flat.shape[1]
     total = flat.sum(1, keepdim=True)
@@ -177,7 +178,7 @@ def standardised(roots: torch.Tensor) -> torch.Tensor:
 
 
 def _finished(images: torch.Tensor, known: FilterConstants) -> torch.Tensor:
-    """Centred and decorrelated by the constants, then scaled to norm 1."""
+    """Centre and decorrelate by the constants, then scale to norm 1."""
     counted = (images * _STANDARD).round_().clamp_(-32767, 32767).flatten(2)
     counted -= torch.from_numpy(known.means.astype(np.float64))[:, None]
     matrix = torch.from_numpy(known.matrix.astype(np.float64))
@@ -190,10 +191,10 @@ def _finished(images: torch.Tensor, known: FilterConstants) -> torch.Tensor:
 
 @lru_cache(maxsize=128)
 def windows(positions: int, grid: int = GRID, moved: int = 0) -> torch.Tensor:
-    """Weights (grid, positions) of overlapping triangles, whole numbers.
+    """Weights (grid, positions) of overlapping triangular windows, in whole numbers.
 
     Args:
-        moved: positions that all windows are moved by; what leaves the image is cut off.
+        moved: positions by which all windows are moved; parts outside the image are cut off.
     """
     width, beyond = positions / grid, abs(moved)
     centres = (np.arange(grid)[:, None] + 0.5) * width - 0.5
@@ -201,6 +202,6 @@ def windows(positions: int, grid: int = GRID, moved: int = 0) -> torch.Tensor:
     steps = np.clip(heights, 0, None)
     largest = steps[:, beyond : beyond + positions].sum(1).max()
     whole = np.round(steps * (WEIGHT - grid) / largest)
-    # A tie may be rounded one way here and the other way in the mirror image.
+    # Made symmetric, since rounding of a tie could differ in the mirror image.
     whole = np.minimum(whole, whole[::-1, ::-1])[:, beyond - moved :][:, :positions]
     return torch.from_numpy(np.ascontiguousarray(whole, np.float32))

@@ -1,4 +1,4 @@
-"""Wavelet scattering of images on torch's FFT: fixed features that no private datum shapes.
+"""Wavelet scattering of images on torch's FFT: fixed features, independent of private data.
 
 A scattering network (Bruna and Mallat 2013; Oyallon and Mallat 2015) averages the moduli of
 wavelet coefficients: order 0 is the local mean φ*x, order 1 is φ*|ψ₁*x|, order 2 is
@@ -8,7 +8,8 @@ of the channels are those of kymatio's ``Scattering2D`` (Andreux et al. 2020): t
 single precision.
 
 Convolutions with ψ are products of spectra, downsampled by folding the spectrum. The average with φ
-is separable and ends on a coarse grid: two small matrix products instead of two transforms.
+is separable and its result is on a coarse grid, so two small matrix products replace two
+transforms.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 from torch.nn import functional
 
-# kymatio normalises its filters with this truncated π; the exact one moves features by 3e-5.
+# kymatio normalises its filters with this truncated π; the exact value changes features by 3e-5.
 _PI_OF_NORM = 3.1415
 _REPEATS = (-2, -1, 0, 1, 2)  # periods of the padded grid that are summed into a periodic filter
 
 Grid = tuple[int, int]
-SCALES, ANGLES = 2, 8  # of the features that data sets come with
+SCALES, ANGLES = 2, 8  # the defaults, used for features of data sets
 
 
 def channels(scales: int = SCALES, angles: int = ANGLES) -> int:
@@ -36,7 +37,7 @@ def channels(scales: int = SCALES, angles: int = ANGLES) -> int:
 
 
 def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the coefficients of images (N, C, H, W), of the usual scales and angles."""
+    """Shape of the coefficients of images (N, C, H, W), for the default scales and angles."""
     N, C, H, W = shape
     return (N, C * channels(SCALES, ANGLES), H // 2**SCALES, W // 2**SCALES)
 
@@ -78,11 +79,11 @@ def scatter(
 
 
 def group_normalised(features: torch.Tensor, groups: int, epsilon: float = 1e-5) -> torch.Tensor:
-    """Each example by itself: every group of channels to mean 0 and variance 1.
+    """Each example separately: every group of channels normalised to mean 0 and variance 1.
 
-    Group normalisation without trained scale and shift, as Tramèr and Boneh (2021)
-    put behind scattering. No statistic crosses from one example to another, so it costs no privacy;
-    and it gives all examples features of nearly the same norm, so that clipping treats them alike.
+    Group normalisation without trained scale and shift, as Tramèr and Boneh (2021) use it after
+    scattering. No statistic mixes examples, so it costs no privacy; and the features of all
+    examples get nearly the same norm, so that clipping treats them alike.
 
     Args:
         features: (N, channels, H, W); ``groups`` divides ``channels``.
@@ -118,10 +119,10 @@ def _filtered(spectrum: torch.Tensor, psi: torch.Tensor, factor: int) -> torch.T
     """Spectrum of the wavelet's response, ``factor`` times coarser in space.
 
     Downsampling in space averages the aliases of the spectrum. Summing the aliases of the product
-    block by block is several times faster than forming the product and reducing it.
+    block by block is several times faster than computing the product and reducing it.
     """
-    # ψ is real, and here twice, once for the real and once for the imaginary parts: products of
-    # real numbers in a row are three times faster than torch's complex ones.
+    # ψ is real, and stored twice, for the real and the imaginary parts: products of real numbers
+    # are three times faster than torch's complex products.
     pairs = torch.view_as_real(spectrum)
     if factor == 1:
         return torch.view_as_complex(pairs * psi)
@@ -139,7 +140,7 @@ def _filtered(spectrum: torch.Tensor, psi: torch.Tensor, factor: int) -> torch.T
 
 
 def _moduli(waves: torch.Tensor) -> torch.Tensor:
-    """Like ``abs``, which guards against overflow (there is none here) and takes 2.5 × longer."""
+    """Like ``abs``, without its guard against overflow, which is 2.5 × slower and not needed."""
     real, imaginary = torch.view_as_real(waves).unbind(-1)
     return real.square().addcmul_(imaginary, imaginary).sqrt_()
 
@@ -167,7 +168,7 @@ class _Filters:
 
 @lru_cache(maxsize=8)
 def _wavelets(M: int, N: int, scales: int, angles: int) -> list[list[torch.Tensor]]:
-    """Spectra of ψ by scale j and by the resolution they meet.
+    """Spectra of ψ by scale j and by the resolution of the signals that they are applied to.
 
     Each is (angles, M/2^res, N/2^res, 2), every number twice: see :func:`_filtered`.
     """
@@ -177,7 +178,7 @@ def _wavelets(M: int, N: int, scales: int, angles: int) -> list[list[torch.Tenso
         for angle in range(angles):
             theta = (int(angles - angles / 2 - 1) - angle) * math.pi / angles
             wave = _morlet((M, N), 0.8 * 2**j, theta, 0.75 * math.pi / 2**j, 4 / angles)
-            # The imaginary part is rounding: ψ is Hermitian in space.
+            # The imaginary part is only rounding, since ψ is Hermitian in space.
             spectra.append(np.fft.fft2(wave).real)
         stack = np.stack(spectra)
         wavelets.append(
@@ -193,7 +194,7 @@ def _wavelets(M: int, N: int, scales: int, angles: int) -> list[list[torch.Tenso
 
 @lru_cache(maxsize=8)
 def _averages(side: int, scales: int) -> list[torch.Tensor]:
-    """Matrix by level: φ, then every 2^(scales−level)-th sample, then the border of one cut off."""
+    """Matrix by level: φ, every 2^(scales−level)-th sample, without a border of one sample."""
     sigma = 0.8 * 2 ** (scales - 1)
     at = np.arange(side)
     bell = sum(np.exp(-((at + period * side) ** 2) / (2 * sigma**2)) for period in _REPEATS)
@@ -210,7 +211,7 @@ def _averages(side: int, scales: int) -> list[torch.Tensor]:
 def _morlet(
     shape: Grid, sigma: float, theta: float, xi: float, slant: float
 ) -> NDArray[np.complex128]:
-    """A Gabor wave less the multiple of its envelope that makes its mean zero."""
+    """A Gabor wave minus the multiple of its envelope that makes its mean zero."""
     wave = _gabor(shape, sigma, theta, xi, slant)
     envelope = _gabor(shape, sigma, theta, 0.0, slant)
     morlet: NDArray[np.complex128] = wave - wave.sum() / envelope.sum() * envelope
@@ -236,7 +237,7 @@ def _gabor(
 
 
 def _periodised(spectrum: NDArray[np.float64], res: int, axis: int) -> NDArray[np.float64]:
-    """The spectrum for a signal 2^res coarser: frequencies above the new limit dropped, folded."""
+    """The spectrum for a signal 2^res coarser: cut at the new limit, then folded."""
     if res == 0:
         return spectrum
     side = spectrum.shape[axis]
@@ -253,8 +254,9 @@ def _periodised(spectrum: NDArray[np.float64], res: int, axis: int) -> NDArray[n
 
 
 IMAGES, SEED = 2000, 7
-WIDTH = 2.0  # of the smooth random fields whose level lines are the strokes, in pixels
-# Σ is replaced by (Σ + RIDGE)^(−POWER): the usual −1/2, with weak directions held back by a ridge.
+WIDTH = 2.0  # pixels, of the smooth random fields whose level lines are the strokes
+# The matrix is (Σ + RIDGE)^(−POWER): the usual power −1/2, with a ridge that limits weak
+# directions.
 RIDGE, POWER = 0.1, 0.5
 
 
@@ -272,7 +274,7 @@ def strokes(height: int, width: int, images: int = IMAGES, seed: int = SEED) -> 
 def decorrelation(
     height: int, width: int, scales: int, angles: int, groups: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean (channels, h, w) and symmetric matrix (channels, channels) for one plane of an image."""
+    """Mean (channels, h, w) and symmetric matrix (channels, channels) of an image plane."""
     features = group_normalised(
         scatter(strokes(height, width), scales=scales, angles=angles), groups
     ).double()
@@ -293,7 +295,7 @@ def decorrelated(
             were normalised in ``groups`` groups for each plane.
 
     Returns:
-        float32 of the same shape; every plane of an image is treated alike.
+        float32 of the same shape; all planes of an image are treated alike.
     """
     mean, matrix = decorrelation(height, width, scales, angles, groups)
     planes = features.reshape(-1, *mean.shape)

@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 def load_npz(
     name: str, path: Path, holdout: float | None, declared: Declared, split_by: str | None
 ) -> Dataset:
-    """Arrays as they are; bytes are taken for pixels: divided by 255, channels moved to the front.
+    """Arrays as they are; uint8 arrays are pixels: divided by 255, channels moved to the front.
 
     Args:
-        declared: what the user says of labels and features.
+        declared: the user's declaration of labels and features.
         split_by: name of the array that holds each example's person, for the split.
 
     Raises:
-        DataError: damaged, keys missing, lengths that differ, features that are not finite, labels
-            that are not one number or word an example.
+        DataError: a damaged file, missing arrays, different lengths, features that are not finite,
+            or labels that are not one number or word an example.
     """
     arrays = _archive(path)
     wanted = wanted_arrays(path, arrays)
@@ -97,7 +97,7 @@ def wanted_arrays(path: Path, found: Collection[str]) -> tuple[str, ...]:
     """The names of an archive's inputs and labels, and of those of its test part if it has one.
 
     Raises:
-        DataError: some are missing.
+        DataError: some arrays are missing.
     """
     wanted: tuple[str, ...] = ("x_train", "y_train") if "x_train" in found else ("x", "y")
     if wanted[0] == "x_train" and {"x_test", "y_test"} & {*found}:
@@ -110,10 +110,10 @@ def wanted_arrays(path: Path, found: Collection[str]) -> tuple[str, ...]:
 
 
 def load_records(path: Path) -> NDArray[np.float32]:
-    """New records without labels, (N, …), read as :func:`load_npz` reads those of training.
+    """New records without labels, (N, …), scaled as :func:`load_npz` scales training records.
 
     Args:
-        path: ``.npz`` with ``x_test`` or, where that is not there, ``x``; or ``.npy``.
+        path: ``.npz`` with ``x_test``, or else ``x``; or ``.npy``.
 
     Raises:
         DataError: no such file or array, or numbers that are not finite.
@@ -136,7 +136,7 @@ def load_records(path: Path) -> NDArray[np.float32]:
 
 
 def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """The shape of an array once it is read: that of bytes may have channels to move."""
+    """The shape of an array once it is loaded: in uint8 arrays, channels may move."""
     if dtype != np.uint8:
         return shape
     return _channels_first(np.broadcast_to(np.uint8(0), shape)).shape
@@ -145,7 +145,7 @@ def shape_read(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
 def _targets(
     path: Path, key: str, arrays: dict[str, NDArray[Any]], several: bool = False
 ) -> NDArray[Any]:
-    """One label an example, (N,), or ``several`` of 0 and 1, (N, labels)."""
+    """One label an example, (N,); with ``several``, labels of 0 and 1, (N, labels), float32."""
     values, where = arrays[key], f"{path}, {key}"
     found = f"{values.dtype} of shape {values.shape}"
     if several:
@@ -182,7 +182,7 @@ def _archive(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _inputs(where: str, inputs: NDArray[Any]) -> NDArray[np.float32]:
-    """An array of records as float32: bytes are pixels."""
+    """An array of records as float32; uint8 values are pixels."""
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf":
         found = f"{inputs.dtype} of shape {inputs.shape}"
         raise DataError.unexpected(where, found, "numbers (N, features, …)")
@@ -201,7 +201,7 @@ def _channels_first(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return pixels
 
 
-# Data sets that ship with scikit-learn: they work on any machine, offline.
+# Data sets that ship with scikit-learn, which load on any machine, offline.
 
 
 # Upper bounds of breast-cancer's ten measurements: round numbers at or above the ranges printed in
@@ -249,7 +249,7 @@ def load_breast_cancer(name: str, folder: Path | None, holdout: float | None) ->
 # The sparse text format of svmlight and LIBSVM: ``label index:value index:value …``.
 
 
-_MOST_VALUES = 2**31  # a dense matrix above 8 GiB is refused before it is made
+_MOST_VALUES = 2**31  # a dense matrix above 8 GiB is refused before memory is allocated
 
 
 def load_svmlight(
@@ -257,8 +257,8 @@ def load_svmlight(
 ) -> Dataset:
     """Dense features as they are, (N, highest index); classes numbered from 0 in sorted order.
 
-    A test file may mention fewer features than the training file (its last ones may all be zero)
-    or more (no training example has them): both parts get the larger number of columns, unless
+    A test file may have fewer features than the training file (the last ones may all be zero) or
+    more (which no training example has). Both parts get the larger number of columns, unless
     ``declared`` gives the number of features.
 
     Raises:
@@ -297,7 +297,7 @@ def load_svmlight(
 
 
 def _contents(features: Any, raw: NDArray[np.float64]) -> Iterator[bytes]:
-    """Each line's non-zero entries and label: the same however wide the other lines are."""
+    """Yield each line's non-zero entries and label, which do not depend on other lines."""
     ends = features.indptr
     for row, label in enumerate(raw):
         entries = slice(ends[row], ends[row + 1])
@@ -389,7 +389,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-# CIFAR-10 (Krizhevsky 2009) in its binary layout: a folder, or straight from the archive.
+# CIFAR-10 (Krizhevsky 2009) in its binary format: a folder, or directly from the archive.
 
 
 _SHAPE = (3, 32, 32)
@@ -402,12 +402,12 @@ _ARCHIVES = tuple(
     for stem in ("cifar-10-batches-bin", "cifar-10-binary")
     for ending in (".xz", ".gz", "")
 )
-# Published with copies of the archive in which some images were decoded from a lossy copy.
+# This file accompanies copies of the archive in which some images were decoded from a lossy copy.
 _INEXACT = "approx_rows.json"
 
 
 def load_cifar10(name: str, folder: Path | None) -> Dataset:
-    """50,000 and 10,000 colour images, (N, 3, 32, 32) in [0, 1]; nothing is unpacked to disk.
+    """50,000 and 10,000 colour images, (N, 3, 32, 32) in [0, 1]; the archive is read in memory.
 
     Raises:
         DataError: a file is missing, damaged or of the wrong size, or a label is above 9.
@@ -442,7 +442,7 @@ def _from(found: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
 
 
 def _from_archive(archive: Path) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    # Decompressed in memory first: tarfile alone would never compare the checksum at the end.
+    # Decompressed in memory first, since tarfile alone never compares the checksum at the end.
     content = read(archive)
     try:
         with tarfile.open(fileobj=BytesIO(content)) as members:
@@ -491,7 +491,7 @@ def _inexact(folder: Path) -> tuple[str, ...]:
     )
 
 
-# Sets without a test part of their own, sets with one, and formats of the user's own files.
+# Sets without a test part of their own, sets with one, and formats of a user's own files.
 _BUNDLED: dict[str, Callable[[str, Path | None, float | None], Dataset]] = {
     "digits": load_digits,
     "breast-cancer": load_breast_cancer,
@@ -503,13 +503,13 @@ _ORIGINAL: dict[str, Callable[[str, Path | None], Dataset]] = {
 }
 _FORMATS = ("svmlight", "csv", "npz", "parquet", "excel")
 _TABLES = ("csv", "parquet", "excel")
-_TESTED = (*_TABLES, "svmlight")  # may have a file of its own for testing
+_TESTED = (*_TABLES, "svmlight")  # formats that may have a separate file for the test part
 FIXED = ("scattering", "patches", "deep-patches", "shifted-patches", "handwriting", "deskewed")
 FEATURES = (*FIXED, "auto", "pixels")
 
 
 def names() -> tuple[str, ...]:
-    """Every source that :func:`load` knows; PATH stands for a file of the user's own."""
+    """Every source that :func:`load` knows; PATH stands for a user's own file."""
     return (*_BUNDLED, *_ORIGINAL, *(f"{kind}:PATH" for kind in _FORMATS))
 
 
@@ -527,36 +527,40 @@ def load(
     site: str | None = None,
     schema: TableSchema | None = None,
 ) -> Dataset:
-    """A data set as float32 arrays, scaled by public constants only.
+    """Load a data set as float32 arrays, scaled by public constants only.
 
     Args:
         source: one of :func:`names`: ``"digits"``, ``"mnist"``, ``"csv:patients.csv"``, …
-        folder: where data files are: in FOLDER/mnist, … or in FOLDER itself; paths that are not
-            found from the working directory are looked up here too. By default the folder that the
-            environment variable FORETHOUGHT_DATA names.
+        folder: folder of the data files, in FOLDER/mnist, … or in FOLDER itself; paths that are not
+            found from the working directory are looked up here too. Default: the folder in the
+            environment variable FORETHOUGHT_DATA.
         label: the label's column of a table: a name; for csv a number if the file has no names.
             Several names with ``task="multilabel"``: columns of 1 and 0, or yes and no.
-        holdout: share of the examples held out as test part, for sources without one of their own;
-            0.2 by default, drawn by a hash of each example (:func:`forethought.data.split_off`).
-        features: how many there are, declared so that no record decides it; or ``"scattering"``,
+        holdout: share of the examples in the test part, for sources without one of their own; 0.2
+            by default, by a hash of each example (:func:`forethought.data.dataset.split_off`).
+        features: number of features, declared so that no record decides it; or ``"scattering"``,
             ``"patches"``, ``"deep-patches"``, ``"shifted-patches"``, ``"handwriting"`` or
-            ``"deskewed"``: images by fixed features of them, computed once and cached
+            ``"deskewed"``: fixed features in place of images, computed once and cached
             (:mod:`forethought.data.features`);
-            ``"auto"``: those that are best for images of this shape, none where the data are no
-            images; ``"pixels"``: none.
-        test: a file of its own for the test part (csv and svmlight).
-        task, classes: whether targets are classes or values, and which classes (the first is class
-            0), declared so that no record decides it. Files of one's own only.
-        split_by: what keeps a person's records on one side of the split: a column (csv) or an
-            array (npz).
-        site: the column (csv) that says which client of a federation holds a record; it becomes
-            the data set's ``sites``.
-        schema: what every column of a table is, declared (:class:`TableSchema`): the only way to
+            ``"auto"``: the best ones for images of this shape, none if the data are no images;
+            ``"pixels"``: none.
+        test: a separate file for the test part (tables and svmlight).
+        task, classes: kind of the targets, and the classes (the first is class 0), declared so
+            that no record decides them. For a user's own files only.
+        split_by: column (tables) or array (npz) whose equal entries stay in one part of the split,
+            such as a person's name.
+        site: column (tables) of the client of a federation that holds a record; it becomes the
+            data set's ``sites``.
+        schema: declaration of every column of a table (:class:`TableSchema`): the only way to
             read Parquet and Excel, and tables with other separators, missing entries or dates.
 
+    Returns:
+        The data set.
+
     Raises:
-        DataError: unknown source, an option that does not go with it, or data that is missing,
-            damaged or unsuitable; names the file, what was found and what was expected.
+        DataError: an unknown source, an option that the source does not take, or data that are
+            missing, damaged or unsuitable; names the file, what was found and what was expected.
+        TypeError: ``source`` is no string.
 
     >>> load("digits").train.inputs.shape
     (1443, 1, 8, 8)

@@ -1,4 +1,4 @@
-"""Synthetic data of a given shape, and data dealt out to the clients of a federation."""
+"""Synthetic data of a given shape, and data sets divided among the clients of a federation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from forethought.data.dataset import Dataset, Split
 from forethought.data.files import DataError
 from forethought.values.checks import real, whole
 
-# Synthetic data of a given shape: something to rehearse on when there is no public data.
+# Synthetic data of a given shape, for trials without public data.
 #
-# Nothing here looks at real records. What private data enters is its shape, number of classes and
-# number of examples, all of which a plan takes as public anyway.
+# No real record is read. Only the shape, number of classes and number of examples of private data
+# are used, all of which a plan takes as public anyway.
 
 
-# Prototypes a class of images has; a linear model then errs as often as on real digits (3 to 8 %).
+# Prototypes of a class of images; with two, a linear model errs as on real digits (3 to 8 %).
 PROTOTYPES = 2
-# An example is moved off its prototype by up to one pixel in so many, each way.
+# An example is shifted by up to one pixel for so many pixels of a side, in each direction.
 PIXELS_PER_SHIFT = 14
-# Clusters are scaled by one public constant, and clipped, to values in [−1, 1].
+# Clusters are divided by this public constant and clipped to [−1, 1].
 _CLUSTER_SCALE = 5.0
 
 
@@ -45,11 +45,11 @@ def like(
     Args:
         shape: of one example: (features,) gives :func:`clusters`, (channels, height, width) gives
             :func:`images`.
-        classes: at least 2; None, of (features,): values to regress on, see :func:`slopes`.
-        examples: size of the training part. test: of the test part; a fifth of ``examples``, and
-            at least one per class, by default.
-        noise: how hard it is: 1 leaves a good model with a few per cent of errors, 2 with many.
-        seed: the same data for the same seed.
+        classes: at least 2; None, with (features,): values of a regression, see :func:`slopes`.
+        examples: size of the training part.
+        test: size of the test part; by default a fifth of ``examples``, at least one a class.
+        noise: difficulty: with 1 a good model makes a few per cent of errors, with 2 many.
+        seed: the same seed gives the same data.
 
     Raises:
         ValueError, TypeError: a shape of another length, or a number outside its range.
@@ -109,9 +109,9 @@ def clusters(
 
 
 def slopes(examples: int, features: int, *, noise: float = 1.0, seed: int = 0) -> Split:
-    """Values to regress on, in [−1, 1]: a line or half a wave of each feature, summed, and noise.
+    """A regression with targets in [−1, 1]: a sum of lines and half waves of the features, noised.
 
-    Features are uniform in [−1, 1]. At ``noise`` 1 it leaves a fifth of the values' variance.
+    Features are uniform in [−1, 1]. With ``noise`` 1, noise is a fifth of the targets' variance.
 
     Returns:
         inputs float32 (examples, features), targets float32 (examples,).
@@ -132,8 +132,9 @@ def images(
 ) -> Split:
     """Smooth random images with values in [0, 1].
 
-    A class has two prototypes, smooth random fields. An example is a prototype moved by up to
-    1/14 of a side each way, under another smooth field and pixel noise, both scaled by ``noise``.
+    A class has two prototypes, which are smooth random fields. An example is a prototype shifted by
+    up to 1/14 of a side in each direction, plus another smooth field and pixel noise, both scaled
+    by ``noise``.
 
     Args:
         shape: (channels, height, width).
@@ -152,7 +153,7 @@ def images(
     which = random.integers(PROTOTYPES, size=examples)
     moves = random.integers(2 * margin + 1, size=(examples, 2))
     inputs = np.empty((examples, *shape), dtype=np.float32)
-    for start in range(0, examples, 4096):  # bounds memory, in double precision, at any size
+    for start in range(0, examples, 4096):  # in parts, to bound the memory of float64 arrays
         part = slice(start, min(start + 4096, examples))
         size = part.stop - part.start
         field = 0.7 * noise * _smooth(random, (size, *shape), scale)
@@ -176,15 +177,15 @@ def _smooth(
     return np.asarray(gaussian_filter(white, widths, mode="wrap") * 2 * scale * math.sqrt(math.pi))
 
 
-# One data set dealt out to the clients of a federation, for simulations and rehearsals.
+# One data set divided among the clients of a federation, for simulations and rehearsals.
 #
-# In a real federation every client brings its own records and nothing is dealt: :func:`write_share`
-# makes such a client's own folder. Every way but ``drawn`` gives each record to exactly one client,
-# which is what a statement over disjoint shares assumes.
+# In a real federation every client has its own records and nothing is divided; :func:`write_share`
+# writes such a client's own folder. All ways but ``drawn`` give each record to exactly one client,
+# which a statement over disjoint shares assumes.
 
 
 Indices = NDArray[np.int64]
-# A share without a record has no mechanism: such deals are drawn again, so often.
+# A share without records has no mechanism: such a division is drawn again, at most so often.
 _TRIES = 1000
 
 
@@ -199,22 +200,22 @@ def shares(
 
     Args:
         labels: classes or values, (N,).
-        clients: how many there are; None goes with ``"column"`` only, which says so itself.
-        how: ``"iid"``: equal sizes, at random. ``"dirichlet:A"``: label skew; every class is dealt
-            by proportions from a symmetric Dirichlet distribution of concentration A > 0 (Hsu, Qi
-            and Brown 2019; Yurochkin et al. 2019); the smaller A, the fewer classes a client has.
-            ``"power-law:A"``: at random, client i's size in proportion to (i + 1)^−A, A ≥ 0.
-            ``"column"``: one client for each different entry of ``column``, in sorted order.
-            ``"drawn:SHARE"``: every client draws that share of all records by itself, without
-            replacement: shares overlap (Bhaskar et al., their 10 %).
-        generator: draws the deal. Its seed is public: a deal is no part of any guarantee.
-        column: what each record belongs to, (N,).
+        clients: number of clients; None only with ``"column"``, which decides it.
+        how: ``"iid"``: equal sizes, at random. ``"dirichlet:A"``: label skew; every class is
+            divided by proportions from a symmetric Dirichlet distribution of concentration A > 0
+            (Hsu, Qi and Brown 2019; Yurochkin et al. 2019); the smaller A, the fewer classes a
+            client has. ``"power-law:A"``: at random, client i's size proportional to (i + 1)^−A, A
+            ≥ 0. ``"column"``: one client for each different entry of ``column``, in sorted order.
+            ``"drawn:SHARE"``: every client draws that share of all records independently, without
+            replacement, so shares overlap (Bhaskar et al. use 10 %).
+        generator: draws the division. Its seed is public: no guarantee depends on it.
+        column: the entry of each record, (N,).
 
     Returns:
-        For each client the record numbers, sorted, int64; never empty.
+        For each client the indices of its records, sorted, int64; never empty.
 
     Raises:
-        DataError: an unknown way, more clients than it can fill, or no column.
+        DataError: an unknown way, more clients than it can serve, or no column.
 
     >>> parts = shares(np.arange(10) % 2, 3, "iid", np.random.default_rng(0))
     >>> [len(part) for part in parts]
@@ -248,13 +249,13 @@ def shares(
 
 
 def disjoint(parts: Sequence[Indices]) -> bool:
-    """True if no record is in two shares: what a statement over disjoint shares assumes."""
+    """True if no record is in two shares, which a statement over disjoint shares assumes."""
     everything = np.concatenate(list(parts))
     return len(np.unique(everything)) == len(everything)
 
 
 def share_of(dataset: Dataset, part: Indices) -> Dataset:
-    """A data set whose training part are the records of one share; the test part stays."""
+    """A data set whose training part is one share; the test part stays."""
     persons = None if dataset.persons is None else dataset.persons[part]
     return replace(dataset, train=dataset.train.at(part), sites=None, persons=persons)
 
@@ -263,14 +264,14 @@ def write_share(dataset: Dataset, folder: Path) -> Path:
     """Write a client's own folder: ``data.npz`` with its records, read as ``npz:PATH``.
 
     Args:
-        dataset: one client's, see :func:`share_of`. A test part is written along.
-        folder: made, readable by its owner only.
+        dataset: one client's, see :func:`share_of`. A test part is written too.
+        folder: made if missing, readable by its owner only.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        DataError: there is a data file already.
+        DataError: the folder has a data file already.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "data.npz"
@@ -320,7 +321,7 @@ def _power_law(
     labels: NDArray[Any], clients: int, exponent: float, generator: np.random.Generator
 ) -> list[Indices]:
     weights = (1.0 + np.arange(clients)) ** -exponent
-    # One record each, the rest in proportion, rounded so that nothing is lost.
+    # One record for each client, the rest proportional, rounded so that the sizes sum to N.
     ends = np.rint(np.cumsum(weights) / weights.sum() * (len(labels) - clients)).astype(int)
     sizes = 1 + np.diff(ends, prepend=0)
     return np.split(generator.permutation(len(labels)), np.cumsum(sizes)[:-1])
@@ -349,7 +350,7 @@ def _drawn(
     return [generator.choice(len(labels), size, replace=False) for _ in range(clients)]
 
 
-# Way → how it deals, an example, and the bounds of its number, exclusive below, in words.
+# Way → its function, an example, and the bounds of its number (exclusive below) with their words.
 _Deal = Callable[[NDArray[Any], int, float, np.random.Generator], list[Indices]]
 _WAYS: dict[str, tuple[_Deal, str, tuple[float, float, str] | None]] = {
     "iid": (_iid, "iid", None),

@@ -1,4 +1,4 @@
-"""Tables, declared or not: read in pieces, encoded without a look at the whole."""
+"""Tables, declared or not: read in pieces, and encoded without a view of the whole."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from forethought.data.dataset import (
 from forethought.data.files import DataError, Kind, Table, TableFormat, read
 from forethought.values.caveats import Caveat
 
-# What a table probably is when it cannot be what it seems: the remedy for each.
+# Checks that find out what a file or column really is, with a remedy for each case.
 #
-# Looked at on the owner's machine only; what is found goes into an error or a warning for the owner
-# and into no result.
+# The checks run on the owner's machine only. Their findings go into an error or a warning for the
+# owner, and into no result.
 
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -61,10 +61,10 @@ _STARTS = {
     b"{": "JSON: write it as CSV, or as npz",
     b"[": "JSON: write it as CSV, or as npz",
 }
-# Undeclared numbers are not rescaled: from about here on they drown all other features.
+# Undeclared numbers are not rescaled: numbers above this dominate all other features.
 LARGE = 100.0
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T]\d{1,2}:\d{2}.*)?")
-# Units that measurements come with; not any letters, which would take codes such as 2B for one.
+# Units of measurements, and no other letters, which would match codes such as 2B.
 _UNITS = (
     r"%|‰|€|\$|£|[kmµ]?g|[kcmµ]?m|m?l|d?l|mm ?hg|bpm|kg/m[2²]|[mg]+/dl|[mµ]?mol/l|y(ea)?rs?|days?"
 )
@@ -72,10 +72,10 @@ _NUMBER_AND_MORE = re.compile(rf"[-+€$£]?\d[\d.,' ]*\s*({_UNITS})?", re.IGNOR
 
 
 def require_text(path: Path, content: bytes) -> str:
-    """The content as UTF-8 text.
+    """Decode the content as UTF-8 text.
 
     Raises:
-        DataError: some other kind of file, or another encoding; says what to save it as.
+        DataError: another kind of file, or another encoding; the message says what to save it as.
     """
     for start, kind in _STARTS.items():
         if content.lstrip()[: len(start)] == start and start in content[:64]:
@@ -95,7 +95,7 @@ def require_text(path: Path, content: bytes) -> str:
 
 
 def unknown_column(path: Path, names: list[str], wanted: str, purpose: str) -> DataError:
-    """The error for a column that is not there, with what the first line looks like."""
+    """The error for a missing column, with a hint from the names in the first line."""
     line = ",".join(names)
     for separator, word in _SEPARATORS.items():
         if separator in line and wanted in (part.strip() for part in line.split(separator)):
@@ -122,13 +122,13 @@ def unknown_column(path: Path, names: list[str], wanted: str, purpose: str) -> D
 
 
 def require_words(path: Path, name: str, words: list[str]) -> None:
-    """Refuse a column that would become categories and holds dates, or numbers with something.
+    """Refuse a column of categories that holds dates, or numbers with other characters.
 
     Args:
-        words: the different entries.
+        words: the different entries, sorted.
 
     Raises:
-        DataError: names the column, shows one entry, and says what to do.
+        DataError: the message names the column, shows an entry, and says what to do.
     """
     if not any(words):
         raise DataError(
@@ -151,10 +151,10 @@ def require_words(path: Path, name: str, words: list[str]) -> None:
 
 
 def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
-    """Refuse an undeclared column of large numbers: it would drown all others under the clipping.
+    """Refuse an undeclared column of large numbers, which would dominate all others in clipping.
 
     Raises:
-        DataError: names the column and how to declare its range.
+        DataError: the message names the column and says how to declare its range.
     """
     if not (np.abs(numbers) > LARGE).any() or not np.isfinite(numbers).all():
         return
@@ -174,7 +174,7 @@ def require_small(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
 
 
 def warn_of_codes(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
-    """Warn where a number that stands for "missing" would be taken for a measurement."""
+    """Warn if a number that stands for "missing" would be read as a measurement."""
     if not len(numbers) or float(numbers.min()) not in CODES:
         return
     kinds = np.unique(numbers)
@@ -188,19 +188,20 @@ def warn_of_codes(path: Path, name: str, numbers: NDArray[np.float32]) -> None:
         )
 
 
-_SAMPLE, _START = 500, 1 << 16  # entries that decide on a column; bytes looked at for names
+_SAMPLE, _START = 500, 1 << 16  # entries that decide a column's kind; bytes read for its names
 
 
-# The schema of a text of which nothing is declared: which columns hold numbers, and which words.
+# The schema of a text without declarations: which columns hold numbers, and which hold words.
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A text whose columns are known by name, from its first lines.
+    """A text with the names of its columns, from its first lines.
 
     Args:
-        names: of its columns, numbers from 0 where it has none. header: whether its first line
-            holds them. label: the name of the label's column.
+        names: of its columns; numbers from 0 if it has none.
+        header: True if its first line holds the names.
+        label: the name of the label's column.
     """
 
     path: Path
@@ -210,13 +211,14 @@ class _Text:
 
     @classmethod
     def of(cls, path: Path, label: str) -> _Text:
-        """Look at the first lines.
+        """Read the first lines.
 
         Args:
-            label: a name, or a number where the file has no names.
+            label: a name, or a number if the file has no names.
 
         Raises:
-            DataError: no text, an empty file, no such column, or names where there should be none.
+            DataError: no text, an empty file, no such column, or names although the label is a
+                number.
         """
         first, second = _first_lines(path)
         header = label in first
@@ -236,13 +238,13 @@ class _Text:
         return cls(path, names, header, names[at])
 
     def pieces(self) -> Iterator[pl.DataFrame]:
-        """Its rows as words, none of which is missing."""
+        """Yield its rows as strings, with missing entries as empty strings."""
         for frame in Table(self.path, "csv", TableFormat(header=self.header)).pieces():
             frame.columns = self.names
             yield frame.select(pl.all().fill_null(""))
 
     def resolved(self, aside: Aside) -> Aside:
-        """The columns that are no features by their names, where some are given by number."""
+        """The label, split_by and site columns by name, if some are given by number."""
         places: dict[str, Any] = {"label": self.label}
         for option, purpose in (("split_by", "to split by"), ("site", "to deal records out by")):
             wanted = getattr(aside, option)
@@ -253,10 +255,10 @@ class _Text:
         return replace(aside, **places)
 
     def columns(self, aside: Aside) -> dict[str, Column]:
-        """A kind for every column that is a feature: numbers as they are, or the words it holds.
+        """The kind of each feature column: numbers as they are, or the words that it holds.
 
         Raises:
-            DataError: words that should be something else, or more than categories are.
+            DataError: words that are dates or contain numbers, or too many different words.
         """
         words: dict[str, set[str]] = {}
         numeric: set[str] = set()
@@ -283,17 +285,17 @@ class _Text:
 
 
 def _mostly_numbers(entries: pl.Series) -> bool:
-    """True if most of some evenly spread entries are numbers."""
+    """True if most entries of an evenly spaced sample are numbers."""
     sample = entries.gather_every(max(1, len(entries) // _SAMPLE)).str.strip_chars()
     numbers = sample.cast(pl.Float64, strict=False)
     return len(numbers) - numbers.null_count() > len(sample) / 2
 
 
 def _first_lines(path: Path) -> tuple[list[str], list[str]]:
-    """The entries of the first two filled lines; the second is empty where there is none.
+    """The entries of the first two non-empty lines; the second is empty if there is only one.
 
     Raises:
-        DataError: no text, or nothing in it.
+        DataError: no text, or an empty file.
     """
     start = read(path, _START)
     end = start.rfind(b"\n") + 1 if len(start) == _START else len(start)
@@ -309,13 +311,13 @@ def _first_lines(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _looks_like_names(first: list[str], second: list[str]) -> bool:
-    """Words only, all different, above at least one number."""
+    """True if the first line has only different words, and the second at least one number."""
     different = len(set(first)) == len(first)
     return different and not any(map(is_number, first)) and any(map(is_number, second))
 
 
 def _place(path: Path, names: list[str], wanted: str, purpose: str) -> int:
-    """The place of a column that is given by name or by number."""
+    """The index of a column that is given by name or by number."""
     if wanted in names:
         return names.index(wanted)
     try:
@@ -327,7 +329,7 @@ def _place(path: Path, names: list[str], wanted: str, purpose: str) -> int:
     return number % len(names)
 
 
-# One reader: every column has a kind, declared or found out above; pieces are encoded one by one.
+# One reader: every column has a kind, declared or inferred above; pieces are encoded one by one.
 
 
 @dataclass(frozen=True)
@@ -335,10 +337,12 @@ class Aside:
     """Columns that are no features, by name; in a file without names by number, from 0.
 
     Args:
-        label: the target's. labels: those of several, in place of one.
-        split_by: keeps a person's records on one side of the split.
-        site: which client of a federation holds a record. person: whose row it is; all rows of a
-            person are then one record (:func:`forethought.data.of_persons`).
+        label: column of the target.
+        split_by: column whose equal entries stay in one part of the split, such as a person.
+        site: column of the client of a federation that holds a record.
+        person: column of the person of a row; all rows of a person are then one record
+            (:func:`forethought.data.of_persons`).
+        labels: columns of several labels, instead of ``label``.
     """
 
     label: str
@@ -349,17 +353,17 @@ class Aside:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The label's column, or those of several labels."""
+        """The label's column, or the columns of several labels."""
         return self.labels or (self.label,)
 
     @property
     def kept(self) -> list[str]:
-        """Those that say what a row is, and whose."""
+        """The columns to keep beside the features: targets, and person or site."""
         return sorted({*self.targets, *filter(None, (self.person or self.site,))})
 
     @property
     def names(self) -> set[str]:
-        """All of them."""
+        """The names of all columns that are no features."""
         return {*self.targets, *filter(None, (self.split_by, self.site, self.person))}
 
 
@@ -383,20 +387,23 @@ def load_table(
     test: Path | None,
     holdout: float | None,
 ) -> Dataset:
-    """A table by its declaration, or by what its text seems to be; float32.
+    """Load a table by its declaration, or by what its text seems to hold; features are float32.
 
-    Without a declaration a column is numeric when most of its first entries are numbers; then all
-    of them must be. Otherwise each different word is a category, with a feature of its own that is
-    1 where the word stands. The file is read in pieces, in about twice the memory of its features.
+    Without a declaration, a column is numeric if most entries of a sample are numbers; then all
+    must be. Otherwise each different word is a category with a feature of its own, which is 1 where
+    the word stands. The file is read in pieces, in about twice the memory of its features.
 
     Args:
-        name: of the source. path, kind: the file. schema: what its columns are; None: found out.
+        name: of the source.
+        path, kind: the file.
+        schema: the declaration of its columns; None: inferred from the text.
         aside: label and other columns that are no features.
-        declared: the classes, or that it is a regression. test: a file of its own for testing.
-        holdout: share held out where there is none.
+        declared: the classes, or that it is a regression.
+        test: a separate file for the test part.
+        holdout: share held out if there is no ``test``.
 
     Raises:
-        DataError: columns that are not declared or not there, entries that no declaration covers,
+        DataError: columns that are missing or not declared, entries that no declaration covers,
             no declared classes, or a damaged file.
     """
     if not aside.label and not aside.labels:
@@ -443,7 +450,7 @@ def load_table(
         "correct [data.columns] where it is wrong, from what you know and not from these counts"
     )
     outside.tell(path, len(train) + len(held), remedy)
-    # What init wrote was not declared without a look at the data: nor were its classes.
+    # A declaration written by init read the data, and so did the classes in it.
     caveats = (MEASURED,) if schema.measured else (*declared.caveats, COLUMNS)
     remarks = ["numbers scaled from their declared ranges to [-1, 1]"]
     if schema.missing_label == "drop":
@@ -461,8 +468,10 @@ def load_table(
 
 
 class _Rows(NamedTuple):
-    """A file's rows: features of those that stay and of those that are held out, which of all rows
-    are (N,), and all rows of the columns that say what a row is and whose."""
+    """A file's rows: features of the training part (``stay``) and of the test part (``out``).
+
+    ``held`` is true for rows of the test part, (N,); ``aside`` has :attr:`Aside.kept` of all rows.
+    """
 
     stay: NDArray[np.float32]
     out: NDArray[np.float32]
@@ -472,12 +481,13 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class _Reader:
-    """A way to read files of the same columns.
+    """A reader of files that have the same columns.
 
     Args:
-        encoder: what becomes of a row. aside: columns that are no features, by name.
-        pieces: a file in pieces, its columns those that are known. inferred: from a file of which
-            nothing is declared.
+        encoder: encodes a row as features.
+        aside: columns that are no features, by name.
+        pieces: yields a file in pieces, with the known column names.
+        inferred: True if nothing of the file is declared.
     """
 
     encoder: Encoder
@@ -486,7 +496,7 @@ class _Reader:
     inferred: bool = False
 
     def read(self, path: Path, share: float, outside: Outside) -> _Rows:
-        """Encode a file's rows; ``share`` of them are held out (0: none).
+        """Encode a file's rows and hold out a share of them (0: none).
 
         Raises:
             DataError: an entry that its column does not cover.
@@ -502,14 +512,14 @@ class _Reader:
         held = np.zeros(first, bool)
         if share:
             all_hashes = np.concatenate(hashes)
-            alone = self.aside.split_by is None  # else equal ones are one person's
+            alone = self.aside.split_by is None  # with split_by, equal hashes are one person's
             held = places(told_apart(all_hashes) if alone else all_hashes[:, 0]) < share
         whole = np.concatenate(parts)
-        del parts  # twice the features are in memory at most
+        del parts  # so that at most twice the features are in memory
         return _Rows(whole[~held], whole[held], held, pl.concat(aside))
 
     def require_sizes(self, path: Path, rows: _Rows) -> None:
-        """Refuse undeclared numbers that are too large to be left unscaled, and warn of codes."""
+        """Refuse undeclared numbers too large to leave unscaled; warn of missing-value codes."""
         at = 0
         for name, kind in self.encoder.columns:
             if isinstance(kind, PlainNumber):
@@ -521,10 +531,10 @@ class _Reader:
     def targets(
         self, path: Path, rows: pl.DataFrame, labels: Labels | None, outside: Outside
     ) -> NDArray[np.int64] | NDArray[np.float32]:
-        """The rows' classes, values, or several labels where ``labels`` is None.
+        """The classes or values of the rows, or several labels if ``labels`` is None.
 
         Raises:
-            DataError: a label that is missing, or not among those that are known.
+            DataError: a label that is missing, or that is not among the known ones.
         """
         if labels is None:
             names = self.aside.labels
@@ -538,7 +548,7 @@ class _Reader:
             places = entries.replace_strict(known, default=None, return_dtype=pl.Int64)
             if not places.null_count():
                 return places.to_numpy()
-        return labels.encode(path, np.array(_text(entries)))  # written in another way
+        return labels.encode(path, np.array(_text(entries)))  # some are spelt differently
 
     def _identities(self, frame: pl.DataFrame) -> list[bytes]:
         if self.aside.split_by is not None:
@@ -553,19 +563,19 @@ class _Reader:
 
 
 def _joined(texts: list[pl.Expr]) -> pl.Expr:
-    """Texts in a row, with a mark between them that none contains: others give another one."""
+    """Texts of a row joined by a separator that none contains, so that the result is unique."""
     for character, other in (("\x1b", "\x1b\x1b"), ("\x1f", "\x1b_")):
         texts = [text.str.replace_all(character, other, literal=True) for text in texts]
     return pl.concat_str(texts, separator="\x1f")
 
 
 def _text(entries: pl.Series) -> list[str]:
-    """Entries as words without spaces around them; nothing where they are missing."""
+    """Entries as strings without spaces around them; missing ones are empty."""
     return entries.cast(pl.String).str.strip_chars().fill_null("").to_list()
 
 
 def _inferred(path: Path, aside: Aside) -> _Reader:
-    """A reader of texts like this one, of which nothing is declared."""
+    """A reader for texts with the same columns as this one, without declarations."""
     text = _Text.of(path, aside.label)
     by_name = text.resolved(aside)
 
@@ -583,10 +593,10 @@ def _inferred(path: Path, aside: Aside) -> _Reader:
 def _declared(
     path: Path, kind: Kind, schema: TableSchema, aside: Aside, declared: Declared
 ) -> _Reader:
-    """A reader of tables whose every column is declared.
+    """A reader for tables whose columns are all declared.
 
     Raises:
-        UndeclaredError: declarations that do not go together, or none of what is needed.
+        UndeclaredError: declarations that contradict each other, or that are missing.
     """
     if declared.classes is None and declared.task not in ("regression", "multilabel"):
         raise UndeclaredError(

@@ -1,1 +1,1 @@
-"""The ledger: one budget for everything that is ever learned from a data set."""
+"""The ledger: one budget for all that is ever released from a data set."""

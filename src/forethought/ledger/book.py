@@ -1,9 +1,9 @@
-"""The book's values, and what can be done with a book wherever it is kept.
+"""The book's values, and the methods of a book, wherever it is stored.
 
 A data set has an *account*: one budget (ε, δ) for all that is ever released from it. Before a run
-may touch the data it *reserves* what its whole plan can release. The reservation begins with the
-run, carries a mark that never lags behind what was released, and is settled with what the
-transcript released; only a decision of an owner ends one whose run is gone.
+reads the data, it *reserves* all that its plan can release. The reservation begins with the run.
+Its mark is never lower than the number of released rounds, and it is settled with the rounds that
+the transcript shows. If the run is gone, only an owner's decision ends the reservation.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol
 from forethought.accounting.adaptive import Selection
 from forethought.values.mechanism import Adjacency, Budget, Mechanism
 
-# A reservation's life. Only the last two are over; "ended" is an owner's decision.
+# States of a reservation. The last two are final; "ended" is an owner's decision.
 Status = Literal["reserved", "active", "settled", "ended"]
 Role = Literal["owner", "analyst", "auditor"]
-# The presence that an account's budget protects is that of one:
+# The budget of an account protects the presence of one:
 Unit = Literal["record", "person"]
 
 
@@ -27,10 +27,10 @@ class BookError(ValueError):
 
 
 class OverBudgetError(BookError):
-    """The reservation does not fit into what is left; nothing was charged.
+    """The reservation does not fit into the rest of the budget; nothing was charged.
 
     Attributes:
-        epsilon_left: the largest ε at the account's δ of one more Gaussian release that fits.
+        epsilon_left: the largest ε, at the account's δ, of one more Gaussian release that fits.
     """
 
     def __init__(self, message: str, epsilon_left: float) -> None:
@@ -38,11 +38,11 @@ class OverBudgetError(BookError):
         self.epsilon_left = epsilon_left
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.epsilon_left)  # between the processes of a run
+        return type(self), (str(self), self.epsilon_left)  # to be sent between processes
 
 
 class NotAllowedError(BookError):
-    """The token's role may not do this."""
+    """The role of the caller may not do this."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Account:
 
     Args:
         data: the data set's name, unique in the book.
-        budget: for all that is ever released from it.
+        budget: for all that is ever released from the data set.
         adjacency: of every mechanism that is charged.
-        unit: whom the budget protects: one record, or one person with all of their records.
+        unit: the unit of protection: one record, or one person with all of their records.
         opened: date, UTC, as YYYY-MM-DD.
-        until: the last date on which something may be reserved; None: no end.
+        until: the last date, UTC, on which a reservation can be made; None: no end.
     """
 
     data: str
@@ -71,13 +71,16 @@ class Charge:
     """All that a reservation may release.
 
     Args:
-        mechanism: the whole plan's. Several plans that are declared together, before any of them
+        mechanism: of the whole plan. Several plans that are declared together, before any of them
             runs, are one charge with the sum of their mechanisms: they compose exactly.
-        group: records protected together, as of a plan with several records a person.
-        partition: ``"scheme=part"``, if only records of one part are touched: "site=A". Parts of
-            one scheme are disjoint, which the book checks by the persons registered for each.
+        group: number of records protected together, as in a plan with several records a person.
+        partition: ``"scheme=part"``, such as "site=A", if only records of one part are read. Parts
+            of one scheme are disjoint, which the book checks by the persons registered for each.
         selection: a private search, which is charged as a whole; ``mechanism`` is then that of its
             first candidate, and the group 1.
+
+    Raises:
+        ValueError: a search with another mechanism or group.
     """
 
     mechanism: Mechanism
@@ -92,20 +95,24 @@ class Charge:
 
     @property
     def rounds(self) -> int:
-        """Releases that are marked and settled one by one: rounds, or the one of a search."""
+        """Number of releases that are marked and settled separately: rounds, or 1 for a search."""
         return len(self.mechanism) if self.selection is None else 1
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """One reservation as it stands.
+    """The present state of one reservation.
 
     Args:
-        number: its name in the book, counted from 1.
-        data: the account's. charge: what was reserved. status: of its life.
-        by: who reserved. purpose: in their words. run: the run's name, once it has begun.
-        mark: rounds that may have been released so far, never fewer than were.
-        released: rounds that it was settled or ended with; None: not over.
+        number: its number in the book, from 1.
+        data: the account's name.
+        charge: the reserved charge.
+        status: see :data:`Status`.
+        by: name of the actor that reserved.
+        purpose: in the actor's words.
+        run: the run's name, once it has begun.
+        mark: upper bound of the number of rounds released so far.
+        released: number of rounds that it was settled or ended with; None: neither.
         at: date and time of the reservation, UTC, ISO 8601.
     """
 
@@ -123,13 +130,14 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Total:
-    """The sum of all that is charged to an account.
+    """The total of all charges to an account.
 
     Args:
-        epsilon: at the account's δ, of everything that is reserved, active, settled and ended.
-        delta: the account's. left: see :class:`OverBudgetError`.
-        by_part: partition → ε of what touched its records; "" is what touched all records.
-        head: hash of the book's newest entry when the total was taken; a statement names it.
+        epsilon: at the account's δ, of all that is reserved, active, settled or ended.
+        delta: the account's δ.
+        left: the largest ε, at that δ, of one more Gaussian release that fits.
+        by_part: partition → ε of the charges to its records; "" is for charges to all records.
+        head: hash of the book's newest entry at that moment; a statement names it.
     """
 
     epsilon: float
@@ -141,14 +149,16 @@ class Total:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the book; nothing is ever changed or taken out.
+    """One entry of the book; entries are never changed or removed.
 
     Args:
-        number: counted from 1 without gaps. kind: "account", "reserve", "begin", "mark", "settle",
-            "end", "refuse", "partition", "records", "forget", "token", …
-        values: JSON-ready, everything that the entry says, with actor and time.
-        previous: hash of the entry before. hash: of this one with ``previous``.
-        signature: of the hash, in base64, where the book has a key.
+        number: from 1, without gaps.
+        kind: "account", "reserve", "begin", "mark", "settle", "end", "refuse", "partition",
+            "records", "forget", "token", …
+        values: JSON values of the entry, with actor and time.
+        previous: hash of the entry before; "" for the first.
+        hash: hash of this entry and ``previous``.
+        signature: of the hash, in base64; None if the book has no key.
     """
 
     number: int
@@ -160,63 +170,66 @@ class Entry:
 
 
 class Book(Protocol):
-    """A book in a database, or one behind the service: the same methods, the same errors.
+    """A book in a database or behind the service: the same methods, the same errors.
 
-    Every change is one transaction: it is in the book for good when the method returns, or not at
-    all when it raises.
+    Every change is one transaction: it is durable in the book when the method returns, and not in
+    the book when it raises, unless the error says that this is unknown.
     """
 
     def open_account(self, account: Account) -> Account:
         """Open a data set's account. Raises BookError: the name is taken."""
 
     def account(self, data: str) -> Account:
-        """The account of a data set. Raises BookError: none, with the names that are near."""
+        """The account of a data set. Raises BookError: no such account; suggests near names."""
 
     def accounts(self) -> Sequence[Account]:
         """All accounts, by name."""
 
     def fits(self, data: str, charge: Charge) -> bool:
-        """True if :meth:`reserve` would take the charge now; nothing is taken."""
+        """True if :meth:`reserve` would accept the charge now; nothing is reserved."""
 
     def reserve(
         self, data: str, charge: Charge, *, purpose: str = "", call: str | None = None
     ) -> Reservation:
-        """Take a charge from what is left.
+        """Reserve a charge.
 
         Args:
-            call: a name of this call, at most 64 characters, drawn at random: the same call said
-                again returns the same reservation, as after an answer that was lost.
+            call: a random name of this call, at most 64 characters: repeating the call with the
+                same name, as after a lost answer, returns the same reservation.
 
         Raises:
-            OverBudgetError: it does not fit. BookError: no such account, another adjacency or
-                unit, an account that has ended, an unknown partition.
+            OverBudgetError: the charge does not fit.
+            BookError: no such account, another adjacency or unit, an account that has ended, or an
+                unknown partition.
         """
 
     def begin(self, number: int, run: str) -> Reservation:
-        """Say that a run starts; the same run may say so again. Raises BookError: another run
-        has it, or it is over."""
+        """Begin a reservation; the same run may repeat it.
+
+        Raises BookError: another run has it, or it is over.
+        """
 
     def mark(self, number: int, rounds: int) -> None:
-        """Raise the mark, *before* round ``rounds`` reaches anything outside the process."""
+        """Raise the mark, *before* the result of round ``rounds`` leaves the process."""
 
     def settle(self, number: int, rounds: int) -> Total:
-        """End a reservation with the rounds that were released; the rest returns.
+        """Settle a reservation with the number of released rounds; the rest is refunded.
 
-        Saying it again with the same number changes nothing. Raises BookError: it has not begun,
+        A repeated call with the same number changes nothing. Raises BookError: it has not begun,
         or it is over with another number.
         """
 
     def end(self, number: int, rounds: int, reason: str) -> Total:
-        """An owner's decision about a reservation whose run is gone; never fewer than its mark."""
+        """End a reservation whose run is gone, with at least its mark; for owners only."""
 
     def reservation(self, number: int) -> Reservation:
-        """The reservation of a number. Raises BookError: no such number."""
+        """The reservation with this number. Raises BookError: no such number."""
 
     def reservations(self, data: str) -> Sequence[Reservation]:
-        """All of an account, oldest first."""
+        """All reservations of an account, oldest first."""
 
     def total(self, data: str) -> Total:
-        """The sum of everything that is charged to an account."""
+        """The total of all charges to an account."""
 
     def add_persons(self, data: str, partition: str | None, persons: Iterable[bytes]) -> int:
         """Register persons (keyed hashes of 16 bytes) of a data set or of one of its parts.
@@ -225,32 +238,35 @@ class Book(Protocol):
         """
 
     def add_records(self, data: str, persons: Iterable[bytes], fingerprint: str) -> int:
-        """Note whose records a run on a data set has, as persons of the whole data set.
+        """Register the records or persons of a run's data, as persons of the whole data set.
 
         Args:
             persons: keyed hashes of records or of persons, 16 bytes each.
-            fingerprint: of all records, as :mod:`forethought.ledger.identity` names it.
+            fingerprint: name of the fingerprint of all records; see
+                :mod:`forethought.ledger.identity`.
+
+        Returns the number of new ones.
         """
 
     def forget(self, data: str, entry: int, reason: str) -> int:
-        """An owner's decision to take out what an entry registered for the whole data set.
+        """Remove the hashes that an entry registered for the whole data set; for owners only.
 
-        As of hashes that nobody's records have. Returns their number. Raises BookError: the entry
-        registered no records of the data set, or they are taken out.
+        For example hashes that belong to no real record. Returns their number. Raises BookError:
+        the entry registered no records of the data set, or they were removed already.
         """
 
     def overlaps(self, data: str, persons: Iterable[bytes]) -> Mapping[str, tuple[int, int]]:
-        """Other data sets that have any of these: name → how many of them, and how many it has."""
+        """Other data sets with any of these: name → number in common, and number that it has."""
 
     def entries(self, after: int = 0) -> Sequence[Entry]:
-        """The book's lines, oldest first."""
+        """The book's entries with numbers above ``after``, oldest first."""
 
     def verify(self, head: str | None = None) -> Sequence[str]:
-        """Problems found: chain, signatures, sums, lives of reservations; none: an empty list.
+        """Problems in the chain, signatures, sums and reservations; an empty list if none.
 
         Args:
             head: a hash that must be in the chain, such as a statement's.
         """
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close the connections."""

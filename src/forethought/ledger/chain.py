@@ -1,8 +1,8 @@
-"""Entries chained by hash and signed, and what a book must look like after them.
+"""Entries chained by hash and signed, and the state of a book that follows from them.
 
-Each entry's hash covers its number, kind and values and the hash before it; in a signed book each
-hash is signed, in entry 1's words by one key. Playing the entries again gives accounts, sums and
-lives of reservations; a book or an export that shows anything else was tampered with.
+Each entry's hash covers its number, kind and values, and the hash before it. In a signed book every
+hash is signed by the key that entry 1 names. Replaying the entries gives accounts, sums and states
+of reservations; a book or an export that shows anything else was tampered with.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from forethought.values.signing import SignatureError, Signer, public_key_of, si
 EXPORT = "forethought/book/1"
 _SIGNED = "application/vnd.forethought.entry"
 ROLES: tuple[book.Role, ...] = get_args(book.Role)
-# Sums by data set and partition; "" is what touched all records.
+# Sums by data set and partition; partition "" is for charges to all records.
 Holdings: TypeAlias = Mapping[tuple[str, str], Sums]
 
 
 @dataclass(frozen=True)
 class TokenHolder:
-    """One whom a token names. revoked: it no longer opens anything."""
+    """The holder of a token. revoked: True if the token is no longer accepted."""
 
     name: str
     role: book.Role
@@ -39,7 +39,7 @@ class TokenHolder:
 def chained(
     number: int, kind: str, values: Mapping[str, Any], previous: str, signer: Signer | None
 ) -> book.Entry:
-    """The entry that follows the one whose hash is ``previous``."""
+    """The entry that follows the entry with the hash ``previous``."""
     hashed = _hash(number, kind, values, previous)
     signature = signer.sign(_SIGNED, hashed.encode()) if signer else None
     return book.Entry(number, kind, values, previous, hashed, signature)
@@ -50,12 +50,12 @@ def _hash(number: int, kind: str, values: Mapping[str, Any], previous: str) -> s
 
 
 def persons_digest(persons: Iterable[bytes]) -> str:
-    """One text for a set of persons' hashes: what an entry says of those it registers."""
+    """One digest of a set of persons' hashes, for the entry that registers them."""
     return "sha256:" + hashlib.sha256(b"".join(sorted(persons))).hexdigest()
 
 
 def charge_values(charge: book.Charge) -> dict[str, Any]:
-    """A charge as JSON; :func:`charge_from` reads it back."""
+    """A charge as JSON values; :func:`charge_from` reads them back."""
     found = charge.selection
     return {
         "mechanism": charge.mechanism.to_dict(),
@@ -75,7 +75,7 @@ def charge_from(values: Mapping[str, Any]) -> book.Charge:
 
 
 def account_values(account: book.Account) -> dict[str, Any]:
-    """An account as JSON; :func:`account_from` reads it back."""
+    """An account as JSON values; :func:`account_from` reads them back."""
     return asdict(account)
 
 
@@ -84,11 +84,11 @@ def account_from(values: Mapping[str, Any]) -> book.Account:
     return build(book.Account, {**values, "budget": build(Budget, values["budget"])}, "account")
 
 
-# The life of a reservation. What is said again changes nothing and returns what was given.
+# States of a reservation. A repeated change returns the reservation as it is.
 
 
 def begun(held: book.Reservation, run: str) -> book.Reservation:
-    """The reservation once a run has begun. Raises BookError: another run has it, or it is over."""
+    """The reservation once its run has begun. Raises BookError: it is another run's, or over."""
     if held.status not in ("reserved", "active"):
         raise book.BookError(f"reservation {held.number} is over ({held.status}): reserve anew")
     if held.run not in (None, run):
@@ -99,7 +99,7 @@ def begun(held: book.Reservation, run: str) -> book.Reservation:
 
 
 def marked(held: book.Reservation, rounds: int) -> book.Reservation:
-    """The reservation with its mark at ``rounds``, or where it was, if that is higher."""
+    """The reservation with its mark at ``rounds``; a higher mark stays."""
     _active(held)
     return replace(held, mark=max(held.mark, rounds_of(held, rounds)))
 
@@ -113,7 +113,7 @@ def settled(held: book.Reservation, rounds: int) -> book.Reservation:
 
 
 def ended(held: book.Reservation, rounds: int) -> book.Reservation:
-    """The reservation ended by a decision, with no fewer rounds than its mark."""
+    """The reservation ended by a decision, with at least as many rounds as its mark."""
     if held.released == rounds:
         return held
     if held.released is not None:
@@ -142,7 +142,7 @@ def _is_over(held: book.Reservation) -> book.BookError:
 
 
 def rounds_of(held: book.Reservation, rounds: int) -> int:
-    """A number of rounds that a reservation can have. Raises BookError: another one."""
+    """The number of rounds, checked. Raises BookError: outside 0 to the charge's rounds."""
     planned = held.charge.rounds
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= planned:
         raise book.BookError(
@@ -156,9 +156,11 @@ class BookState:
     """The content of a book's tables after its entries.
 
     Attributes:
-        rules, accounts: by data set. reservations, costs: by number; what each is charged now.
-        sums, persons: by data set and partition, "" for all records. registered: entry → data set,
-            partition and digest of the persons that it added. tokens: name → holder, token's hash.
+        accounts, rules: by data set.
+        reservations, costs: by number; the present cost of each.
+        sums, persons: by data set and partition, "" for all records.
+        registered: entry → data set, partition and digest of the persons that it added.
+        tokens: name → holder, and the token's hash.
     """
 
     accounts: dict[str, book.Account] = field(default_factory=dict)
@@ -171,7 +173,7 @@ class BookState:
     tokens: dict[str, tuple[TokenHolder, str]] = field(default_factory=dict)
 
     def play(self, entry: book.Entry) -> None:
-        """Go on with the next entry. Raises ValueError, LookupError, TypeError: it cannot be."""
+        """Apply the next entry. Raises ValueError, LookupError, TypeError: an invalid entry."""
         values = entry.values
         match entry.kind:
             case "book":
@@ -257,17 +259,17 @@ def _require(good: bool, otherwise: str) -> None:
 
 
 def covers(charged: Sums, costs: Sums) -> bool:
-    """Say whether a charge of another day, or another machine's last digits, is not too small."""
+    """True if a charge is not too small; it allows for rounding on another machine or version."""
     return len(charged) == len(costs) and all(
         paid + 1 + (paid >> 30) >= cost for paid, cost in zip(charged, costs, strict=True)
     )
 
 
 def sum_of(rule: TotalRule, data: str, sums: Holdings, partition: str | None = None) -> Sums:
-    """The sums of the record of an account that most is charged to.
+    """The sums of the record with the largest charges in an account.
 
     Args:
-        partition: only records in this part; None: in any.
+        partition: count only records in this part; None: all records.
     """
     own = {part: held for (owner, part), held in sums.items() if owner == data}
     whole = own.pop("")
@@ -293,14 +295,15 @@ def reserved_by(values: Mapping[str, Any]) -> book.Reservation:
 def play(
     entries: Iterable[book.Entry], head: str | None, key: str | None
 ) -> tuple[BookState, list[str]]:
-    """Check a chain and play it; what is behind a problem in the chain is not played.
+    """Check a chain and replay it; entries after a break in the chain are not replayed.
 
     Args:
-        head: a hash that must be in it.
-        key: the public key, in hexadecimal, that must have signed all; None: the one it names.
+        head: a hash that must be in the chain; None: not checked.
+        key: the public key, in hexadecimal, that must have signed all entries; None: the key that
+            entry 1 names.
 
     Returns:
-        The state, and the problems: in the chain, in signatures, in lives and sums.
+        The state, and the problems in the chain, signatures, reservations and sums.
     """
     state, problems = BookState(), list[str]()
     before: book.Entry | None = None
@@ -345,13 +348,13 @@ def _signed(entry: book.Entry, key: str) -> bool:
 
 
 def export(entries: Sequence[book.Entry]) -> str:
-    """A book's entries as JSON: all that :func:`verify_export` needs."""
+    """A book's entries as JSON, with everything that :func:`verify_export` needs."""
     values = [plain(asdict(entry)) for entry in entries]
     return canonical({"schema": EXPORT, "entries": values, "head": entries[-1].hash})
 
 
 def exported(text: str) -> list[book.Entry]:
-    """The entries in an export. Raises BookError: no export of a book."""
+    """Read the entries of an export. Raises BookError: not an export of a book."""
     try:
         values = parse(text)
         exact_keys("export", values, {"schema", "entries", "head"})
@@ -366,12 +369,12 @@ def exported(text: str) -> list[book.Entry]:
 
 
 def verify_export(text: str, *, head: str | None = None, key: Path | None = None) -> Sequence[str]:
-    """Problems of a book's JSON export, found without its database; none: an empty list.
+    """Problems of a book's JSON export, found without its database; an empty list if none.
 
     Args:
         head: a hash that must be in the chain, such as a statement's.
         key: PEM file of the key (public or private) that must have signed every entry; None: the
-            one that the book names, which shows only that nothing was changed since.
+            key that the book names, which proves only that nothing changed since.
     """
     try:
         wanted = public_key_of(key) if key else None

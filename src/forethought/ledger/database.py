@@ -1,4 +1,4 @@
-"""A book's tables, connections to SQLite and PostgreSQL, and their failures in the user's words."""
+"""A book's tables, connections to SQLite and PostgreSQL, and their errors in plain words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENTRIES = sa.Table(
     *_texts("previous", "hash", "call", unique=True),
     sa.Column("signature", sa.Text),
 )
-# One row, of the newest entry: whoever writes holds it.
+# One row, of the newest entry; every change locks it.
 HEAD = sa.Table("head", TABLES, _key("id", sa.BigInteger), _number("number"), *_texts("hash", "at"))
 ACCOUNTS = sa.Table("accounts", TABLES, _key("data"), *_texts("account", "rule"))
 RESERVATIONS = sa.Table(
@@ -59,7 +59,7 @@ SUMS = sa.Table(
     *_texts("sums"),
     _number("persons"),
 )
-# The key says that a person is in one part of a scheme.
+# The primary key ensures that a person is in one part of a scheme only.
 PERSONS = sa.Table(
     "persons",
     TABLES,
@@ -82,7 +82,7 @@ READS = {"book_reads": True}
 
 
 def address(url: str) -> sa.URL:
-    """A book's address with the driver that speaks to it. Raises BookError: no such address."""
+    """A book's address with its database driver. Raises BookError: not an address of a book."""
     try:
         found = sa.make_url(url)
     except ArgumentError:
@@ -98,22 +98,22 @@ _FORMS = "say sqlite:///FILE or postgresql://USER@HOST/DATABASE"
 
 
 def _hidden(url: str) -> str:
-    # Not even a malformed address may show its password.
+    # The password is hidden even in a malformed address.
     return f"{url.split(':', 1)[0]}:…" if "@" in url else repr(url)
 
 
 def shown(url: sa.URL) -> str:
-    """An address for people, without its password."""
+    """An address to show to people, without its password."""
     if url.drivername == "sqlite":
         return str(url.database)
     return url.set(drivername="postgresql").render_as_string(hide_password=True)
 
 
 def new_file(url: sa.URL) -> Path | None:
-    """The file of a new book, empty and its owner's only; None: a server keeps it.
+    """Create the empty file of a new book, its owner's only; None if a server stores the book.
 
     Raises:
-        BookError: it is there already, or cannot be made.
+        BookError: the file exists already, or cannot be created.
     """
     if url.drivername != "sqlite":
         return None
@@ -128,11 +128,11 @@ def new_file(url: sa.URL) -> Path | None:
 
 
 def connected(url: sa.URL, patience: float) -> sa.Engine:
-    """An engine whose transactions are for good when they return. Nothing is connected yet.
+    """An engine whose committed transactions are durable. It does not connect yet.
 
-    SQLite: a write-ahead log that is on the disk before a change returns; whoever writes has said
-    so at the beginning. PostgreSQL: the same by its own log; a connection that went silent inside a
-    change is given up by the server, so that it holds up nobody.
+    SQLite: the write-ahead log is on the disk before a change returns; a transaction that writes
+    takes the lock at its beginning. PostgreSQL: its own log does the same; the server ends a
+    transaction whose connection is silent, so that it blocks no others.
     """
     if url.drivername == "sqlite":
         engine = sa.create_engine(
@@ -170,7 +170,7 @@ def _sqlite(path: str, patience: float) -> sqlite3.Connection:
     if may_write or not Path(path).exists():
         mode = "mode=rw"
     else:
-        # Without a log nobody has it open, and all is in the file: an auditor's copy.
+        # Without a write-ahead log, no process has the book open: this is an auditor's copy.
         mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
     connection = sqlite3.connect(
         f"file:{quote(path)}?{mode}",
@@ -190,7 +190,7 @@ def _begin(connection: sa.Connection) -> None:
 
 
 def reading(engine: sa.Engine) -> sa.Engine:
-    """The same engine for transactions that only read, each one moment of the book."""
+    """The same engine for read-only transactions, each of which sees one state of the book."""
     if engine.dialect.name == "sqlite":
         return engine.execution_options(**READS)
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -200,7 +200,7 @@ Form = Literal["none", "older", "current", "newer"]
 
 
 def form_of(connection: sa.Connection) -> Form:
-    """Say how a database's tables compare with those that this version of the library writes."""
+    """Compare a database's tables with the schema of this version of the library."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return "none"
     found = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
@@ -211,7 +211,7 @@ def form_of(connection: sa.Connection) -> Form:
 
 
 def durable(connection: sa.Connection) -> None:
-    """Refuse a server that may lose in a crash what it said was written. Raises BookError."""
+    """Refuse a server that may lose committed changes in a crash. Raises BookError."""
     if connection.dialect.name == "sqlite":
         return
     for name in ("fsync", "full_page_writes"):
@@ -223,11 +223,11 @@ def durable(connection: sa.Connection) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that went wrong in a database.
+    """A database error.
 
     Args:
-        kind: "again": another's change came between; "lost": the connection is gone, or there is
-            none; "busy": others write; "stop": it would go wrong again.
+        kind: "again": a concurrent change; "lost": no connection; "busy": others write; "stop": a
+            retry would fail again.
         words: for the user.
     """
 
@@ -255,12 +255,12 @@ _POSTGRES = {
     "XX": "the server reports damage: go back to a copy, and verify it with the newest known head",
 }
 _AGAIN = ("40001", "40P01")
-# Connections, shut-down, crash, start-up, too many clients, silence inside a transaction.
+# SQLSTATE of: connections, shutdown, crash, start-up, too many clients, idle in a transaction.
 _LOST = ("08", "57P", "53300", "25P03", "25P04")
 
 
 def failure(error: DBAPIError) -> Failure:
-    """A database's error as one line, and what can be done about it."""
+    """A database's error as one line, and whether a retry can help."""
     cause: Any = error.orig
     first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     if isinstance(cause, sqlite3.Error):
@@ -281,5 +281,5 @@ def failure(error: DBAPIError) -> Failure:
 
 
 def one(connection: sa.Connection, table: sa.Table, *conditions: Any) -> Any:
-    """The row of a table that meets the conditions, or None."""
+    """The only row of a table that meets the conditions, or None."""
     return connection.execute(sa.select(table).where(*conditions)).one_or_none()

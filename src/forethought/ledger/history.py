@@ -12,7 +12,7 @@ from forethought.ledger.totals import Sums, TotalRule
 
 @dataclass(frozen=True)
 class Point:
-    """The total ε after an entry. number, at, hash: of the entry."""
+    """The total ε after an entry. number, at, hash: those of the entry."""
 
     number: int
     at: str
@@ -22,10 +22,12 @@ class Point:
 
 @dataclass(frozen=True)
 class History:
-    """One account over time.
+    """The charges to one account over time.
 
     Args:
-        rule: by which its charges add up. sums: partition → what is charged; "": to all records.
+        rule: the account's rule.
+        data: the account's name.
+        sums: partition → charges; "" for charges to all records.
         points: the total after each entry that changed it.
     """
 
@@ -41,10 +43,11 @@ class History:
 
 
 def history(entries: Iterable[Entry], data: str, head: str | None = None) -> History:
-    """An account's history, from what every entry charges.
+    """The history of an account, from the costs in the book's entries.
 
     Args:
-        entries: of the whole book, oldest first. head: hash of the last one that counts.
+        entries: of the whole book, oldest first.
+        head: hash of the last entry to count; None: all.
 
     Raises:
         BookError: no such account, or no entry with that hash.

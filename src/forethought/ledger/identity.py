@@ -1,21 +1,21 @@
 """A data set's identity: a keyed fingerprint of its records, and hashes of its persons.
 
 **The fingerprint** is LtHash (Bellare and Micciancio 1997; lthash16 with 1,024 numbers, Lewi, Kim,
-Maykov and Weis 2019): every record becomes 1,024 numbers below 2¹⁶ by BLAKE3 with the book's key,
+Maykov and Weis 2019): BLAKE3 with the book's key turns every record into 1,024 numbers below 2¹⁶,
 and the fingerprint is their sum modulo 2¹⁶, number by number. So the order of records does not
-matter, each counts as often as it is there, and records are added and taken out later in the time
-that they take alone. Two different multisets of one fingerprint are a short non-zero vector of
-whole numbers (how often each record is in one and not in the other) in the kernel of a matrix that
-is random if BLAKE3 is a random function: the short-integer-solution problem of dimension 1,024
-modulo 2¹⁶, whose best known attacks cost more than 2²⁰⁰ steps even for one who has the key. A sum
-of 256 bits would not do: with many records to choose from a key's holder finds collisions by
-Wagner's (2002) tree in 2³¹ steps. A count of 2¹⁶ equal records vanishes from the sum, so that the
-number of records is a part of the name. For one without the key a fingerprint is a random number,
-which says nothing about a record that they guess.
+matter, repeated records count repeatedly, and adding or removing records takes time for these
+records only. Two different multisets with one fingerprint give a short non-zero integer vector (the
+differences of the records' counts) in the kernel of a matrix that is random if BLAKE3 is a random
+function: the short-integer-solution problem of dimension 1,024 modulo 2¹⁶, whose best known attacks
+cost more than 2²⁰⁰ steps, even with the key. A sum of 256 bits would not suffice: with many records
+to choose from, a holder of the key finds collisions by Wagner's (2002) tree in 2³¹ steps. Since 2¹⁶
+equal records vanish from the sum, the number of records is a part of the name. Without the key, a
+fingerprint is a random number, which cannot confirm a guessed record.
 
-**Hashes** of records or of persons are 16 bytes each, keyed too, and kept sorted with how often
-each is there. They find what a fingerprint cannot: a part, a superset, another data set about the
-same people. With n hashes in a book two different ones are equal with chance below n²/2¹²⁹.
+**Hashes** of records or of persons are 16 bytes each, keyed too, and stored sorted with their
+counts. They find matches that a fingerprint cannot find: a part, a superset, another data set about
+the same persons. With n hashes in a book, two different entries have one hash with probability
+below n²/2¹²⁹.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 
 KEY_BYTES, HASH_BYTES = 32, 16
 _NUMBERS = 1024
-# Records that are expanded at a time: 2 MB of numbers, which stay in the cache.
+# Records that are expanded at a time: 2 MB of numbers, which fit into the processor's cache.
 _BLOCK = 1024
 Kind = Literal["record", "person"]
 
 
 def new_key(path: Path) -> None:
-    """Make a file with a key, its owner's only. Raises OSError: there is one, or it cannot be."""
+    """Create an owner-only file with a new key. Raises OSError: it exists, or cannot be made."""
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(secrets.token_bytes(KEY_BYTES))
 
@@ -54,10 +54,11 @@ def _key(key: bytes, purpose: str) -> bytes:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The sum of all records' numbers; empty at first.
+    """The sum of all records' numbers; by default that of no records.
 
     Args:
-        state: 2,048 bytes, 1,024 numbers of two bytes, low one first. count: records in it.
+        state: 2,048 bytes: 1,024 numbers of two bytes, low byte first.
+        count: number of records in it.
     """
 
     state: bytes = bytes(2 * _NUMBERS)
@@ -73,20 +74,21 @@ class Fingerprint:
         return blake3(self.count.to_bytes(16, "little", signed=True) + self.state).hexdigest()
 
     def added(self, key: bytes, records: Iterable[bytes]) -> Fingerprint:
-        """The fingerprint with these records too.
+        """The fingerprint with these records added.
 
         Args:
-            key: 32 bytes, the book's. records: each as bytes (:func:`contents`).
+            key: 32 bytes, the book's.
+            records: each as bytes (:func:`contents`).
         """
         return self + fingerprint(key, records)
 
     def removed(self, key: bytes, records: Iterable[bytes]) -> Fingerprint:
-        """The fingerprint without these records, which must be in it: that is not checked."""
+        """The fingerprint without these records; it is not checked that they are in it."""
         less = fingerprint(key, records)
         return Fingerprint((self._numbers - less._numbers).tobytes(), self.count - less.count)
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
-        """Of both data sets together; disjoint parts may be hashed apart."""
+        """The fingerprint of both data sets together; disjoint parts can be hashed separately."""
         return Fingerprint((self._numbers + other._numbers).tobytes(), self.count + other.count)
 
     @property
@@ -95,7 +97,7 @@ class Fingerprint:
 
 
 def fingerprint(key: bytes, records: Iterable[bytes]) -> Fingerprint:
-    """Of records, in any order."""
+    """The fingerprint of records, which can come in any order."""
     own, total, count = _key(key, "fingerprint"), np.zeros(_NUMBERS, dtype="<u2"), 0
     records = iter(records)
     while block := list(islice(records, _BLOCK)):
@@ -108,27 +110,28 @@ def fingerprint(key: bytes, records: Iterable[bytes]) -> Fingerprint:
 
 @dataclass(frozen=True, eq=False)
 class Hashes:
-    """Different records or persons of a data set, and how many rows each has.
+    """The different records or persons of a data set, and the number of rows of each.
 
     Args:
-        found: sorted, shape (different,), 16 bytes each. times: rows of each.
+        found: sorted hashes, shape (different,), 16 bytes each.
+        times: number of rows of each, shape (different,).
     """
 
     found: NDArray[Any]
     times: NDArray[np.int64] = field(repr=False)
 
     def __len__(self) -> int:
-        """Different ones."""
+        """The number of different records or persons."""
         return len(self.found)
 
     @property
     def rows(self) -> int:
-        """All rows."""
+        """The number of all rows."""
         return int(self.times.sum())
 
     @property
     def group(self) -> int:
-        """Rows of the one that has most: the ``group`` that a charge must cover."""
+        """The largest number of rows of one: the ``group`` that a charge must cover."""
         return int(self.times.max(initial=0))
 
     def listed(self) -> list[bytes]:
@@ -137,17 +140,17 @@ class Hashes:
         return [held[at : at + HASH_BYTES] for at in range(0, len(held), HASH_BYTES)]
 
     def __add__(self, other: Hashes) -> Hashes:
-        """Of both data sets: whoever is in both has the rows of both."""
+        """The hashes of both data sets together; rows of equal ones add up."""
         found, place = np.unique(np.concatenate([self.found, other.found]), return_inverse=True)
         times = np.bincount(place, np.concatenate([self.times, other.times]), len(found))
         return Hashes(found, times.astype(np.int64))
 
 
 def hashes(key: bytes, entries: Iterable[bytes | str], kind: Kind = "person") -> Hashes:
-    """Keyed hashes of one entry a row: a record's bytes, or what a column calls its person.
+    """Keyed hashes of one entry a row: a record's bytes, or the name of its person.
 
     Args:
-        kind: records and persons of one content have different hashes.
+        kind: records and persons with equal content have different hashes.
     """
     own = _key(key, kind)
     texts = (one.encode() if isinstance(one, str) else one for one in entries)
@@ -156,17 +159,18 @@ def hashes(key: bytes, entries: Iterable[bytes | str], kind: Kind = "person") ->
     return Hashes(found, times.astype(np.int64))
 
 
-# 16 bytes that sort; their trailing zeros are never dropped, since only tobytes takes them out.
+# NumPy's sortable 16 bytes. Only tobytes reads them, so that trailing zeros are never dropped.
 _HASH = "S16"
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Two data sets beside each other, in different records or persons.
+    """A comparison of two data sets, in different records or persons.
 
     Args:
-        of, other: how many each has. shared: how many are in both.
-        group: most rows of one in both together.
+        of, other: number in the first, and in the second data set.
+        shared: number in both.
+        group: largest number of rows of one in both together.
     """
 
     of: int
@@ -176,9 +180,10 @@ class Overlap:
 
     @property
     def kind(self) -> Literal["same", "superset", "part", "overlapping", "disjoint"]:
-        """The first's relation to the second; nearly all (19 of 20) counts as all but for "same".
+        """The first data set's relation to the second.
 
-        A superset with some records taken out is to be noticed too.
+        For "superset" and "part", 19 of 20 suffice, so that a superset with some records removed is
+        found too.
         """
         if self.shared == self.of == self.other:
             return "same"
@@ -189,7 +194,7 @@ class Overlap:
         return "part" if 20 * self.shared >= 19 * self.of else "overlapping"
 
     def words(self, other: str, unit: str = "record") -> str:
-        """A question's first half: "this looks like a superset of 'x': 12,000 of …"."""
+        """The comparison in words, such as "this looks like a superset of 'x': 12,000 of …"."""
         shown = f"{self.shared:,} of the {self.other:,} {unit}s of {other!r} are among {self.of:,}"
         return {
             "same": f"this is {other!r} under another name: all {self.of:,} {unit}s are the same",
@@ -201,7 +206,7 @@ class Overlap:
 
 
 def overlap(one: Hashes, other: Hashes) -> Overlap:
-    """The part of two data sets that is the same; hashes of one key and one kind."""
+    """Compare two data sets by their hashes, which need the same key and kind."""
     found, here, there = np.intersect1d(
         one.found, other.found, assume_unique=True, return_indices=True
     )
@@ -211,13 +216,13 @@ def overlap(one: Hashes, other: Hashes) -> Overlap:
 
 
 def contents(frame: pl.DataFrame, leave_out: Iterable[str] = ()) -> list[bytes]:
-    """Every row of a table as bytes: equal for equal entries, whatever the order of columns.
+    """Every row of a table as bytes: equal for equal entries, for any order of the columns.
 
-    Entries that are numbers count by their value, whether they stand as "1", "1.0" or 1; words
-    without spaces around them; missing entries are one value.
+    Numbers are compared by value, whether written as "1", "1.0" or 1; words without spaces around
+    them; all missing entries are equal.
 
     Args:
-        leave_out: columns that do not tell records apart, such as a running number.
+        leave_out: columns that do not identify records, such as a running number.
     """
     left_out = set(leave_out)
     parts = []
@@ -228,10 +233,10 @@ def contents(frame: pl.DataFrame, leave_out: Iterable[str] = ()) -> list[bytes]:
         words = entries.cast(pl.String).str.strip_chars()
         numbers = entries if entries.dtype.is_numeric() else words
         value = numbers.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() + 0.0
-        # Whole numbers from 2⁵³ on, such as long identifiers, are told apart as words only.
+        # Whole numbers from 2⁵³ on, such as long identifiers, can be distinguished only as words.
         exact = pl.Series(np.abs(value) < 2**53)
         bits = pl.Series(value.view(np.int64)).cast(pl.String)
-        # A length before each word keeps it from running into the next one.
+        # The length before each word separates it from the next one without ambiguity.
         sized = words.str.len_bytes().cast(pl.String) + ":" + words
         written = ("n" + bits).zip_with(exact, "w" + sized).fill_null("-")
         parts.append((f"{len(name.encode())}:{name}=" + written).alias(name))

@@ -1,6 +1,6 @@
-"""The auditor's page: what was reserved from a data set, by whom, for what, and what it adds up to.
+"""The auditor's page: reservations of a data set, their authors and purposes, and their total.
 
-One file of HTML that needs nothing else: no network, no script, no fonts; its curve is SVG.
+It is one file of HTML with no script, no fonts and no network access; its curve is SVG.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forethought.ledger.book import Book, Charge, Entry, Reservation
 from forethought.ledger.chain import charge_from
 from forethought.ledger.history import Point, history
 
-# Points of the curve, at most; and its place in the picture.
+# The largest number of points of the curve; and its position in the picture.
 MOST_POINTS = 400
 WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 14, 34
@@ -76,7 +76,7 @@ def in_plain_words(charge: Charge) -> str:
 
 
 def account_page(book: Book, data: str) -> str:
-    """The year of one data set, for an auditor. Raises BookError: no such account."""
+    """The page of one data set, for an auditor. Raises BookError: no such account."""
     account, total = book.account(data), book.total(data)
     reservations, entries = book.reservations(data), book.entries()
     problems = book.verify()
@@ -258,8 +258,10 @@ def _number(text: str) -> str:
 
 
 def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], none: str) -> str:
-    """A table, or a paragraph where it has no rows; cells are HTML, numbers begin with a mark of
-    :func:`_number`."""
+    """A table, or a paragraph if it has no rows.
+
+    Cells are HTML; those of :func:`_number` are aligned as numbers.
+    """
     if not rows:
         return f"<p>{none}</p>"
     numeric = [False] * len(heads)
@@ -287,11 +289,11 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], no
 
 
 def _curve(points: Sequence[Point], limit: float) -> str:
-    """The total as steps over the entries, below the budget's line."""
+    """The total as steps over the entries, with a line for the budget."""
     if not points:
         return "<p>Nothing was reserved yet.</p>"
     step = max(1, -(-len(points) // MOST_POINTS))
-    # The highest of neighbours that share a place.
+    # Of neighbouring points that share a place, the highest is shown.
     shown = [
         max(points[at : at + step], key=lambda point: point.epsilon)
         for at in range(0, len(points), step)
@@ -342,19 +344,19 @@ def _page(title: str, body: Sequence[str]) -> str:
     )
 
 
-# The same in a few lines.
+# The same content in a few lines of text.
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An account as it stands. text: for people. values: JSON-ready."""
+    """The present state of an account. text: for people. values: as JSON values."""
 
     text: str
     values: dict[str, Any]
 
 
 def shown(book: Book, data: str) -> Shown:
-    """An account as it stands, in words and values. Raises BookError: no such account."""
+    """The present state of an account, as text and values. Raises BookError: no such account."""
     account, total = book.account(data), book.total(data)
     reservations = book.reservations(data)
     budget, more = account.budget, None

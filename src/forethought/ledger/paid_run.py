@@ -1,10 +1,10 @@
-"""A run that is paid from a data set's book: reserved before data, marked ahead, settled.
+"""A run that a data set's book pays for: reserved before data is read, marked ahead, settled.
 
-A :class:`Ledger` says which book and which account. :meth:`Ledger.paid` reserves all that a plan
-can release and begins; from then on the mark in the book runs ahead of the releases, and the end of
-the run settles what was released. A process that dies leaves its reservation active: the charge
-stays at everything, and the mark says how many rounds may have left. The same run folder goes on
-with the same reservation, whose number lies in it.
+A :class:`Ledger` names a book and an account. :meth:`Ledger.paid` reserves all that a plan can
+release, and begins the reservation. From then on the mark in the book stays ahead of the releases,
+and the end of the run settles the rounds that were released. If the process dies, its reservation
+stays active: the whole charge stays, and the mark says how many rounds may have been released. The
+same run folder, which holds the reservation's number, continues the same reservation.
 """
 
 from __future__ import annotations
@@ -41,25 +41,27 @@ from forethought.values.serialisation import parse, write_text
 if TYPE_CHECKING:
     from forethought.ledger.store import Store
 
-# In a folder: the reservation of the run in it, and what the book said when it was settled.
+# Files of a run folder: the reservation of its run, and the book's answer when it was settled.
 RESERVATION, EVIDENCE = "reservation.json", "ledger.json"
 RESERVATION_SCHEMA, EVIDENCE_SCHEMA = "forethought/reservation/1", "forethought/in-book/1"
-# Seconds between two marks, about.
+# Approximate seconds between two marks.
 PACE = 1.0
-# Where a token and a signing key are found when no file is named.
+# Environment variables that hold a token, and name the file of a signing key.
 TOKEN, KEY = "FORETHOUGHT_LEDGER_TOKEN", "FORETHOUGHT_LEDGER_KEY"
-# Words on a smaller plan, from ``fits`` of a charge and the ε that is left.
+# Words on a smaller plan, from a test whether a charge fits and the ε that is left.
 Advice = Callable[[Callable[[Charge], bool], float], str | None]
 
 
 def book_at(url: str, token_file: str | Path | None = None) -> Book:
-    """The book at an address: a database's, or the service's (https://…).
+    """Open the book at an address: a database's, or the service's (https://…).
 
     Args:
-        token_file: holds the service's token; None: the variable FORETHOUGHT_LEDGER_TOKEN does.
+        token_file: file of the service's token; None: the token is in the environment variable
+            FORETHOUGHT_LEDGER_TOKEN.
 
     Raises:
-        BookError: no such book, or no token where one is needed. OSError: no such file.
+        BookError: no such book, or no token where one is needed.
+        OSError: the token file cannot be read.
     """
     if url.startswith(("http://", "https://")):
         from forethought.ledger.remote import RemoteBook
@@ -77,10 +79,11 @@ def book_at(url: str, token_file: str | Path | None = None) -> Book:
 
 
 def stored(url: str, key: Path | None = None) -> Store:
-    """The book in a database, in the name of this machine's user.
+    """Open the book in a database; entries name this machine's user.
 
     Args:
-        key: that signs or signed it; None: the variable FORETHOUGHT_LEDGER_KEY names it.
+        key: file of the key that signs the book or verifies it; None: the environment variable
+            FORETHOUGHT_LEDGER_KEY names it.
 
     Raises:
         BookError: no such book, or another key.
@@ -94,7 +97,7 @@ def stored(url: str, key: Path | None = None) -> Store:
 
 
 def user() -> str:
-    """This machine's user, as a book at hand names them."""
+    """The name of this machine's user, for entries of a book in a database."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
@@ -103,17 +106,18 @@ def user() -> str:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The book that a run is paid from.
+    """The book and account that a run is paid from.
 
     Args:
         url: ``sqlite:///books.db``, ``postgresql://…`` or the service's ``https://…``.
-        data: the account's name. purpose: of the run, for whoever reads the book.
+        data: the account's name.
+        purpose: purpose of the run, for readers of the book.
         token_file: of the service; see :func:`book_at`.
-        partition: ``"scheme=part"`` where the run touches one part's records only.
+        partition: ``"scheme=part"`` if the run reads only one part's records.
         also: other accounts of the book whose data sets share persons with this one. The run is
-            charged to them too, so that what all of them release of a person adds up in each.
-        identity: file of the key by which records and persons are hashed (`forethought ledger
-            identity`), the same for all that use the book; None: nothing is compared.
+            charged to them too, so that each adds up all that is released about a person.
+        identity: file of the key that hashes records and persons (`forethought ledger identity`),
+            the same for all users of the book; None: nothing is compared.
 
     >>> Ledger("sqlite:///books.db", "patients", purpose="survival after a stroke").data
     'patients'
@@ -128,17 +132,17 @@ class Ledger:
     identity: str | Path | None = None
 
     def recognise(self, records: Sequence[bytes], persons: Sequence[bytes] | None = None) -> None:
-        """Ask whether a data set of another name has these records or persons, and note them.
+        """Register records or persons, and refuse if another account has them.
 
-        Nothing is asked without ``identity``. The book is given keyed hashes only.
+        Does nothing without ``identity``. The book gets keyed hashes only.
 
         Args:
             records: each as bytes, in any order (`forethought.ledger.identity.contents`).
-            persons: whose they are, in place of comparing records; None: records are compared, and
-                fewer than 1 in 20 equal ones are a coincidence.
+            persons: the person of each record, compared instead of the records; None: records are
+                compared, and fewer than 1 in 20 equal ones count as a coincidence.
 
         Raises:
-            BookError: it has, and ``also`` does not name it; says what to do.
+            BookError: another account has them and ``also`` does not name it; says what to do.
         """
         if self.identity is None:
             return
@@ -165,17 +169,18 @@ class Ledger:
         with contextlib.closing(book):
             ask()
             book.add_records(self.data, listed, name)
-            ask()  # whoever did the same at the same time is seen by one of the two
+            ask()  # if two runs register at the same time, at least one of them sees the other
 
     def book(self) -> Book:
-        """The opened book. Raises BookError, OSError."""
+        """Open the book. Raises BookError, OSError."""
         return book_at(self.url, self.token_file)
 
     def require(self) -> Account:
-        """The account, where it can still pay for anything; asked before data are loaded.
+        """Check, before data are loaded, that the account can still pay; return it.
 
         Raises:
-            BookError: no such account, one that has ended, or one with nothing left.
+            BookError: no such account, or one that has ended.
+            OverBudgetError: nothing is left of its budget.
         """
         with contextlib.closing(self.book()) as book:
             account, total = book.account(self.data), book.total(self.data)
@@ -197,17 +202,19 @@ class Ledger:
         resume: bool = False,
         advice: Advice | None = None,
     ) -> PaidRun:
-        """Reserve a run's whole mechanism and begin; use what comes back in a ``with``.
+        """Reserve a run's whole mechanism and begin it; use the result in a ``with`` statement.
 
         Args:
-            selection: a private search, whose first candidate ``mechanism`` is.
-            folder: keeps the reservation's number; None: a run that cannot go on after its process.
-            resume: go on with the reservation of the folder, where there is one.
-            advice: words on a plan that would still fit; None: says how many rounds would.
+            group: size of the groups of records that the guarantee protects.
+            selection: a private search, of which ``mechanism`` is the first candidate.
+            folder: keeps the reservation's number; None: the run cannot be continued after its
+                process.
+            resume: continue the reservation of the folder, if there is one.
+            advice: words on a plan that would still fit; None: says how many rounds would fit.
 
         Raises:
-            OverBudgetError: it does not fit; the message names what does. BookError: no such
-                account, or a reservation that is over or of another plan.
+            OverBudgetError: the charge does not fit; the message says what would.
+            BookError: no such account, or a reservation that is over or of another plan.
         """
         charge = Charge(mechanism, whole("group", group), self.partition, selection)
         book = self.book()
@@ -255,8 +262,8 @@ class Ledger:
     ) -> tuple[int, ...]:
         """The run's reservations in accounts that share persons with its own, all begun.
 
-        They are found by their calls' names, which follow from that of the run's own. Where one
-        does not fit, all that were made are given back.
+        A resumed run finds them by the names of their calls, which are derived from the name of its
+        own call. If one does not fit, all new reservations are ended with 0 rounds.
         """
         made: list[Reservation] = []
         try:
@@ -281,7 +288,7 @@ class Ledger:
 
 
 def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
-    """The reservation of a folder whose run goes on; None: it was given back whole."""
+    """The reservation that a folder's run continues; None if it was settled with 0 rounds."""
     if found.charge != charge:
         raise BookError(
             f"reservation {found.number} of this run folder is for another plan: go on with the "
@@ -292,12 +299,12 @@ def _going_on(found: Reservation, charge: Charge) -> Reservation | None:
             f"reservation {found.number} of this run folder is over: it was ended with "
             f"{found.released} of {charge.rounds} rounds. Start a new run in another folder"
         )
-    # One that was settled lacks its statement at most: the book marks no further round of it.
+    # A settled one lacks at most its statement: the book marks no further round of it.
     return None if found.status == "settled" and found.released == 0 else found
 
 
 def _unused(path: Path | None, ledger: Ledger, book: Book, charge: Charge) -> dict[str, Any] | None:
-    """A folder's reservation for the same plan whose run died before it released anything."""
+    """A folder's reservation for the same plan whose run died before any round; else None."""
     if path is None or not path.is_file():
         return None
     try:
@@ -310,7 +317,7 @@ def _unused(path: Path | None, ledger: Ledger, book: Book, charge: Charge) -> di
 
 
 def _kept(path: Path | None, ledger: Ledger) -> dict[str, Any] | None:
-    """The reservation that lies in a folder. Raises BookError: of another book."""
+    """The reservation noted in a folder; None if none. Raises BookError: of another book."""
     if path is None or not path.is_file():
         return None
     values = parse(path.read_text(encoding="utf-8"))
@@ -331,7 +338,7 @@ def _keep(path: Path | None, ledger: Ledger, found: dict[str, Any]) -> None:
 
 
 def _forget(path: Path | None, number: int | None) -> None:
-    """Remove a reservation's file, unless another run of the folder has written its own."""
+    """Delete a reservation's file, unless another run of the folder has written its own."""
     if path is None or not path.is_file():
         return
     if parse(path.read_text(encoding="utf-8"))["number"] == number:
@@ -352,7 +359,7 @@ def _fewer_rounds(charge: Charge) -> Advice:
 
 
 def most_rounds(mechanism: Mechanism, fits: Callable[[Mechanism], bool]) -> int:
-    """The largest number of a mechanism's first rounds that fit; 0: not one does."""
+    """The largest number of a mechanism's first rounds that fit; 0 if not even one fits."""
     low, high = 0, len(mechanism)
     while low < high:
         middle = (low + high + 1) // 2
@@ -363,9 +370,9 @@ def most_rounds(mechanism: Mechanism, fits: Callable[[Mechanism], bool]) -> int:
 class PaidRun:
     """A reservation that has begun, for one run; made by :meth:`Ledger.paid`.
 
-    In a ``with`` it may be entered again by whoever it is handed on to; the outermost end closes
-    it. Where a run fails before its first release, or can never go on because it has no folder,
-    what it did not release returns; any other end leaves the reservation active.
+    ``with`` statements on it can be nested; the outermost one closes it. If a run fails before its
+    first release, or can never continue because it has no folder, the rounds that it did not
+    release are refunded. Any other end without :meth:`settle` leaves the reservation active.
     """
 
     def __init__(
@@ -377,26 +384,26 @@ class PaidRun:
         call: str,
         others: tuple[int, ...] = (),
     ) -> None:
-        # Its reservations in accounts that share persons with its own: the same is done to all.
+        # Reservations in accounts that share persons with its own; all get the same changes.
         self._others = others
         self._ledger, self.book, self._path, self._call = ledger, book, path, call
         self.data = ledger.data
         self.number, self.charge, self.mechanism = held.number, held.charge, held.charge.mechanism
-        # What may have left before this process; rounds up to there can be released again.
+        # Rounds that may have been released before this process; they can be released again.
         self._before = held.mark if held.released is None else held.released
         self.marked, self._noted, self._settled = self._before, 0, held.status == "settled"
         self._again: list[int] = []
-        self._twice = 0, 1  # rounds up to there are paid for so many times
+        self._twice = 0, 1  # (last round, times): rounds up to it are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
-        self._used = False  # a run has begun from it
-        self._over = False  # settled by this process; a settled one that goes on lacks a statement
-        self._taken = 0  # rounds of the plans of a series that were handed on
+        self._used = False  # True once a run has begun from it
+        self._over = False  # settled by this process; a run settled earlier may lack a statement
+        self._taken = 0  # number of rounds in the plans of a series that were handed out
 
     def part(self, mechanism: Mechanism) -> SeriesPart:
-        """The next plan of a series that was reserved together: ``ledger=`` of its run.
+        """The next plan of a series that was reserved together, for ``ledger=`` of its run.
 
         Several plans that are fixed before the first of them runs compose exactly: reserve the sum
-        of their mechanisms, run them in this order, and settle once all are done:
+        of their mechanisms, run them in this order, and settle when all are done:
 
             with ledger.paid(one.mechanism + other.mechanism) as series:
                 ft.train(model, data, one, ledger=series.part(one.mechanism))
@@ -425,7 +432,7 @@ class PaidRun:
         folder: Path | None = None,
         resume: bool = False,
     ) -> Self:
-        """Itself, for a run whose rounds are its last ones. Raises BookError: another run's."""
+        """This object, for a run whose rounds are its last ones. Raises BookError: another run."""
         ahead = len(self.mechanism) - len(mechanism)
         own = self.mechanism
         if ahead > 0:
@@ -450,13 +457,13 @@ class PaidRun:
 
     @property
     def begun(self) -> int:
-        """The number of rounds of which any may have been released, before this process too."""
+        """The number of first rounds that may have been released, by this process or before it."""
         return max(self._noted, self._before)
 
     def ahead(self, rounds: int) -> None:
-        """Have the mark at ``rounds``, before the round of that number reaches anything outside.
+        """Make sure that the mark is at least ``rounds``, before that round is released.
 
-        The mark runs ahead in strides, so that the book is written about once a second.
+        The mark moves ahead in strides, so that the book is written about once a second.
 
         Raises:
             BookError: more rounds than were reserved, or the book cannot be written.
@@ -483,13 +490,14 @@ class PaidRun:
     def again(self, rounds: int, times: int) -> None:
         """Pay for release number ``times`` of round ``rounds``, before it is made.
 
-        Releases of a round are about one batch, so together they are one of σ/√times, which is paid
-        anew: the first payment alone would count on batches that are drawn apart. With it are paid
-        all rounds after it that a former process may have released, or all that there are where it
-        is a copy of this process that releases them too.
+        All releases of a round use the same batch, so together they are one release of noise
+        σ/√times, which is paid anew: the first payment alone assumes independently drawn batches.
+        All later rounds that a former process may have released are paid in the same way; if a copy
+        of this process releases them too, all later rounds of the mechanism.
 
         Raises:
-            OverBudgetError: it does not fit. BookError: rounds that mean nothing by themselves.
+            OverBudgetError: the payment does not fit.
+            BookError: rounds that no theorem covers without the others.
         """
         self._require_open()
         if rounds <= self._twice[0] and times <= self._twice[1]:
@@ -503,7 +511,7 @@ class PaidRun:
                 f"round {rounds} would be released again with another sum, which cannot be paid "
                 f"for by itself ({error}): set back what changed, or start a new run"
             ) from None
-        root = math.sqrt(times) * (1 + 2.0**-50)  # never less than it is
+        root = math.sqrt(times) * (1 + 2.0**-50)  # rounded up, never below √times
         joined = [replace(one, noise_multiplier=one.noise_multiplier / root) for one in part]
         whole = replace(self.charge, mechanism=Mechanism(*joined, adjacency=part.adjacency))
         for number in (*self._others, self.number):
@@ -521,10 +529,13 @@ class PaidRun:
         self._twice = last, times
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
-        """Settle with the rounds that the transcript has; None: all.
+        """Settle with the number of rounds in the transcript; None: all that were reserved.
 
         Returns:
-            What the book then says: the evidence for the run's statement, as JSON, and in words.
+            The book's evidence for the run's statement, as JSON and in words.
+
+        Raises:
+            BookError: fewer rounds than may have been released, or the book cannot be written.
         """
         released = self.charge.rounds if rounds is None else rounds
         if released < self._noted:
@@ -538,10 +549,11 @@ class PaidRun:
         return self.evidence(total, released=released)
 
     def evidence(self, total: Total, **more: Any) -> tuple[str, str]:
-        """The book's words on a run: its evidence as JSON, and in words.
+        """The book's evidence on a run, as JSON and in words.
 
         Args:
-            total: after the run. more: ``released`` of the reservation, or ``part`` of a series.
+            total: the account's total after the run.
+            more: ``released`` of the reservation, or ``part`` of a series.
         """
         account = self.book.account(self._ledger.data)
         values = {
@@ -577,8 +589,8 @@ class PaidRun:
         try:
             lost = self._path is None or not self.begun
             if kind is not None and not self._settled and lost:
-                # Whoever kept the model of an interrupted run kept no more than was noted. A book
-                # that cannot be reached keeps the whole charge.
+                # The model of an interrupted run has seen at most the noted rounds. If the book
+                # cannot be reached, it keeps the whole charge.
                 with contextlib.suppress(BookError):
                     for number in (*self._others, self.number):
                         self.book.settle(number, self.begun)
@@ -611,8 +623,7 @@ class SeriesPart:
         folder: Path | None = None,
         resume: bool = False,
     ) -> Iterator[Self]:
-        """Itself, for the run of its plan. Raises BookError: another plan's run, or one that is
-        resumed, which its series cannot be."""
+        """This part, for the run of its plan. Raises BookError: another plan, or a resumed run."""
         fits = group <= self._series.charge.group and selection is None and not resume
         if mechanism != self.mechanism or not fits:
             raise BookError("this part of a series is for another plan, or its series is over")
@@ -635,7 +646,7 @@ class SeriesPart:
         self._series.again(self._first + rounds, times)
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
-        """The words of the book after this part; the series itself stays active."""
+        """The book's evidence after this part; the series itself stays active."""
         end = self._first + (len(self.mechanism) if rounds is None else rounds)
         self._series.ahead(end)
         total = self._series.book.total(self._series.data)
@@ -643,7 +654,7 @@ class SeriesPart:
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """The data set's total after a run, as its statement says it.
+    """The data set's total after a run, in the words of its statement.
 
     Args:
         found: the values of the evidence of :meth:`PaidRun.settle`.
@@ -663,10 +674,10 @@ def in_words(found: Mapping[str, Any]) -> str:
 
 
 def joined_evidence(texts: Sequence[str]) -> tuple[str, str]:
-    """The evidence of a run whose parts were paid one by one, and what it says in words.
+    """The evidence of a run whose parts were paid separately, as JSON and in words.
 
     Args:
-        texts: what :meth:`PaidRun.settle` gave for each part, in order; at least one.
+        texts: the JSON that :meth:`PaidRun.settle` gave for each part, in order; at least one.
     """
     parts = [json.loads(text) for text in texts]
     last = parts[-1]

@@ -1,4 +1,4 @@
-"""A book behind the service: the same methods over HTTPS, said again where an answer was lost."""
+"""A book behind the service: the same methods over HTTPS, repeated after lost answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from forethought.ledger import book
 from forethought.ledger.wire import ARGUMENTS, CALLS, error_from
 
 _Result = TypeVar("_Result")
-# Seconds for one answer, and how long one call is tried before the run is stopped. What reads the
-# whole book may take longer.
+# Seconds to wait for one answer, and to retry one call before the run is stopped. Methods that read
+# the whole book get more time.
 ANSWER, PATIENCE = 30.0, 60.0
 LONG, WHOLE = 600.0, frozenset({"entries", "reservations", "verify"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-# Certificates that are trusted besides the system's (PEM); and plain http beyond this machine.
+# Variables: a PEM file of further trusted authorities; and permission for plain http to others.
 AUTHORITY, PLAIN = "FORETHOUGHT_LEDGER_CA", "FORETHOUGHT_LEDGER_PLAIN"
-# Persons that one message registers.
+# The largest number of persons in one message.
 AT_ONCE = 10_000
 
 
@@ -39,12 +39,13 @@ class RemoteBook(book.Book):
 
     Args:
         url: ``https://host:port`` of ``forethought ledger serve``. Plain http only to this machine,
-            unless FORETHOUGHT_LEDGER_PLAIN is 1: whoever listens would have the token.
-        token: of the caller; what it may do, the service knows.
-        patience: seconds that a call is tried while the service cannot be reached.
+            unless FORETHOUGHT_LEDGER_PLAIN is 1, since a listener on the network could read the
+            token.
+        token: of the caller; it decides the caller's role.
+        patience: seconds to retry a call while the service cannot be reached.
 
     Raises:
-        BookError: an address that is none, or plain http to another machine.
+        BookError: an invalid address, or plain http to another machine.
     """
 
     def __init__(self, url: str, token: str, *, patience: float = PATIENCE) -> None:
@@ -66,7 +67,7 @@ class RemoteBook(book.Book):
         self._process = os.getpid()
 
     def _connection(self) -> http.client.HTTPConnection:
-        if self._process != os.getpid():  # a fork's own
+        if self._process != os.getpid():  # after a fork, the connection is the parent's
             self._held, self._process = None, os.getpid()
         if self._held is None:
             if self._context is None:
@@ -87,10 +88,11 @@ class RemoteBook(book.Book):
         """Call a method of the book behind the service.
 
         Args:
-            kind: of what it returns.
+            kind: the type of its result.
 
         Raises:
-            BookError, UnsupportedMechanismError: the book's own, or the service is not reached.
+            BookError, UnsupportedMechanismError: raised by the book, or the service cannot be
+                reached.
         """
         call = CALLS[method]
         written = {
@@ -134,7 +136,7 @@ class RemoteBook(book.Book):
 
     def _once(self, method: str, body: bytes) -> tuple[int, Any]:
         if not CALLS[method].again:
-            self._drop()  # one that the service has closed meanwhile would look like a lost answer
+            self._drop()  # a connection that the service closed would look like a lost answer
         connection = self._connection()
         connection.timeout = LONG if method in WHOLE else ANSWER
         if connection.sock is not None:

@@ -1,12 +1,12 @@
 """The ledger as a small service: training machines need a token and no database credentials.
 
 Every method of a book is one POST of JSON under ``/v1/``, with the caller's token as a bearer
-token; what its role may do, the book itself knows, since it is asked in the caller's name. ``/``
-and ``/accounts/NAME`` are the auditor's pages, for which a browser asks for the token as a
-password; nothing can be changed that way. ``/health`` asks for nothing.
+token. The book is called in the caller's name, and checks what the caller's role may do. ``/`` and
+``/accounts/NAME`` are the auditor's pages, for which a browser asks for the token as a password;
+they can change nothing. ``/health`` needs no token.
 
-A line of JSON is logged for each request: who, what, how it ended, how long it took. Tokens and
-bodies are never in it.
+Each request writes a log line of JSON: caller, method, result and duration. The log never contains
+tokens or bodies.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from forethought.values.serialisation import parse
 if TYPE_CHECKING:
     from forethought.ledger.store import Store, TokenHolder
 
-# Bytes of a body, and requests a second (and at once) of one token; wrong tokens of one address.
+# Largest body in bytes; requests a second (and at once) of a token; wrong tokens of an address.
 LARGEST = 4 << 20
 RATE, BURST = 50.0, 200.0
 WRONG_RATE, WRONG_BURST = 0.2, 10.0
-# Buckets that are remembered.
+# The largest number of buckets in memory.
 MOST_NAMES = 10_000
 
 HEADERS = {
@@ -57,14 +57,14 @@ HEADERS = {
 
 
 class Buckets:
-    """Permits that grow back with time, a bucket for each name."""
+    """Rate limits: a bucket of permits for each name, refilled with time."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate, self._burst, self._lock = rate, burst, threading.Lock()
         self._left: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str, amount: float = 1.0) -> bool:
-        """True if the bucket of a name had so many permits; 0 only looks for one."""
+        """Take permits from a name's bucket; False if there are too few. 0 only checks for one."""
         now = time.monotonic()
         with self._lock:
             left, at = self._left.pop(name, (self._burst, now))
@@ -77,7 +77,7 @@ class Buckets:
 
 
 class _AskError(Exception):
-    """A request that is answered without asking the book; sent as it is."""
+    """A request that is answered without calling the book; the message is sent as it is."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -86,10 +86,11 @@ class _AskError(Exception):
 
 @dataclass
 class Service:
-    """The answers; :func:`app` makes an application of it.
+    """The handlers of requests; :func:`app` makes an application of them.
 
     Args:
-        book: opened by an owner; callers act in their own names. log: for one line a request.
+        book: opened by an owner; callers act in their own names.
+        log: gets one line for each request.
     """
 
     book: Store
@@ -98,7 +99,7 @@ class Service:
     wrong: Buckets = field(default_factory=lambda: Buckets(WRONG_RATE, WRONG_BURST))
 
     def call(self, request: Request, body: bytes) -> Response:
-        """One method of the book, for whoever has the token."""
+        """Call one method of the book, in the name of the token's holder."""
         method = request.path_params["method"]
         with self._answering(request, method) as answer:
             holder = self._holder(request, answer)
@@ -118,14 +119,14 @@ class Service:
         return answer.made
 
     def health(self, request: Request, body: bytes) -> Response:
-        """Says that the book can be read, and nothing of its content."""
+        """Answer that the book can be read, without its content."""
         with self._answering(request, "health") as answer:
             self.book.accounts()
             answer.made = JSONResponse({"ok": True}, headers=HEADERS)
         return answer.made
 
     def page(self, request: Request, body: bytes) -> Response:
-        """The auditor's pages: all accounts, or the year of one."""
+        """The auditor's pages: the list of accounts, or one account."""
         data = request.path_params.get("data")
         with self._answering(request, "page" if data else "index") as answer:
             holder = self._holder(request, answer, browser=True)
@@ -137,10 +138,10 @@ class Service:
     def _holder(
         self, request: Request, answer: _LoggedResponse, *, browser: bool = False
     ) -> TokenHolder:
-        """The one whose token a request has.
+        """The holder of a request's token.
 
         Raises:
-            _AskError: none that is known, too many requests, or too many wrong tokens.
+            _AskError: no known token, too many requests, or too many wrong tokens.
         """
         address = answer.line["from"]
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -182,7 +183,7 @@ class Service:
             told = error if isinstance(error, ValueError | TypeError) else ValueError(text)
             status, values = error_to(told)
             answer.made = JSONResponse(values, status, headers=HEADERS)
-        except Exception as error:  # one request's failure ends no other
+        except Exception as error:  # a failure of one request must not end others
             answer.line["failure"] = f"{type(error).__name__}: {error}"
             values = {"error": "book", "message": "the service failed; its log says why"}
             answer.made = JSONResponse(values, 503, headers=HEADERS)
@@ -194,14 +195,14 @@ class Service:
 
 @dataclass
 class _LoggedResponse:
-    """The response to a request, and the line that is logged of it."""
+    """The response to a request, and its line in the log."""
 
     line: dict[str, Any]
     made: Response = field(default_factory=lambda: Response(status_code=500))
 
 
 def app(service: Service) -> Starlette:
-    """The application: any ASGI server can run it."""
+    """The ASGI application."""
 
     def route(path: str, answer: Callable[[Request, bytes], Response], method: str) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -230,15 +231,15 @@ def app(service: Service) -> Starlette:
 def listening(
     host: str, port: int, *, certificate: Path | None, key: Path | None, plain: bool
 ) -> socket.socket:
-    """The socket that the service listens on.
+    """Open the socket that the service listens on.
 
     Args:
-        certificate, key: PEM files; None: plain http, which is for this machine alone.
-        plain: whether plain http to other machines is wanted all the same.
+        certificate, key: PEM files; None: plain http, for this machine only.
+        plain: True to allow plain http to other machines.
 
     Raises:
-        BookError: plain http for other machines, or files that are no certificate.
-        OSError: the address is taken or not ours.
+        BookError: plain http for other machines, or invalid certificate files.
+        OSError: the address is in use or not this machine's.
     """
     if (certificate is None) != (key is None):
         raise BookError("a certificate goes with its key: give --certificate and --certificate-key")
@@ -255,7 +256,7 @@ def listening(
                 f"{certificate} and {key} are no certificate and key: {error}"
             ) from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, so that answers are sent at once: asyncio lets Nagle's algorithm wait otherwise.
+    # The protocol number makes asyncio switch off Nagle's algorithm, so answers are sent at once.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -277,7 +278,8 @@ def server(
     """A server of a book; ``run(sockets=[listener])`` answers until SIGINT or SIGTERM.
 
     Args:
-        certificate, key: those of :func:`listening`. log: for a line a request.
+        certificate, key: as for :func:`listening`.
+        log: gets one line for each request; default: standard error.
     """
     config = uvicorn.Config(
         app(Service(book, log or sys.stderr)),

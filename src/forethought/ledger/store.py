@@ -1,8 +1,8 @@
-"""A book in a database: SQLite (one file) or PostgreSQL, with one text.
+"""A book in a database, SQLite (one file) or PostgreSQL, with the same code for both.
 
-Every change is one transaction that holds the book's head, appends one entry to the chain and
-brings the tables to what follows from it. The costs of a charge are computed before it; inside are
-whole numbers that are added and compared, whatever the number of entries before.
+Every change is one transaction: it locks the book's head, appends one entry to the chain and
+updates the tables accordingly. The costs of a charge are computed before the transaction; inside,
+whole numbers are added and compared, in a time that does not depend on the number of entries.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ from forethought.values.signing import SignatureError, Signer, public_key_of
 
 _Found = TypeVar("_Found")
 _LOG = logging.getLogger(__name__)
-# A clock may be so far behind another machine's before it is spoken of.
+# A clock may be behind another machine's by so much before a warning is logged.
 _SKEW = timedelta(minutes=5)
-# Refusals of one actor that are written in so many seconds; further ones hold all the same.
+# The largest number of refusals of one actor that are written in so many seconds; further refusals
+# hold too, but have no entry.
 _NOTED, _HOUR = 60, 3600.0
-# Persons that are looked up with one statement.
+# The number of persons that one SQL statement looks up.
 _AT_ONCE = 500
-# Whoever may write entries of a kind; analysts the reservations that they made.
+# The roles that may write entries of a kind; analysts change only reservations that they made.
 _MAY: dict[str, tuple[book.Role, ...]] = {
     **dict.fromkeys(("account", "partition", "forget", "token", "revoke"), ("owner",)),
     **dict.fromkeys(
@@ -75,17 +76,20 @@ _MAY: dict[str, tuple[book.Role, ...]] = {
 
 
 def now() -> datetime:
-    """This machine's clock, in UTC."""
+    """The time of this machine's clock, in UTC."""
     return datetime.now(UTC)
 
 
 def create(url: str, *, actor: str, key: Path | None = None) -> Store:
-    """Make an empty book where there is none.
+    """Create an empty book where there is none.
 
     Args:
         url: ``sqlite:///books.db`` or ``postgresql://user@host/database``.
-        actor: who writes, as entries name them.
+        actor: name of the person or program that writes, for the entries.
         key: PEM file of an Ed25519 private key, which then signs every entry.
+
+    Returns:
+        The book, open for its owner.
 
     Raises:
         BookError: there is a book already, or the database cannot be reached.
@@ -136,16 +140,16 @@ def open_book(
     migrate: bool = False,
     patience: float = 60.0,
 ) -> Store:
-    """The book at ``url``; see :func:`create`.
+    """Open the book at ``url`` for its owner; see :func:`create`.
 
     Args:
-        key: the private key that signs entries (a signed book takes changes from nobody else), or
-            the public one that must have signed them, for reading.
-        migrate: bring a book of an older version to this one's form.
-        patience: seconds to wait for others who write, and for a server that is gone.
+        key: the private key that signs entries (a signed book cannot be changed without it), or
+            the public key that must have signed them, for reading.
+        migrate: upgrade a book of an older version to the schema of this one.
+        patience: seconds to wait for other writers, and for a server that cannot be reached.
 
     Raises:
-        BookError: no such book, no book at all, of an older or a newer version, another key.
+        BookError: no such book, not a book, a book of an older or newer version, or another key.
     """
     where = address(url)
     try:
@@ -195,12 +199,14 @@ def _signer(key: Path | None) -> Signer | None:
 
 @dataclass
 class _Connections:
-    """A book's connections, and what never changes in it.
+    """A book's connections, and caches of its values that never change.
 
     Args:
-        key: the public one that signs all entries; None: nobody signs. signer: has that key.
-        rules, charges: account and rule of data sets, and reservations as they once were.
-        refused: when refusals were noted, by actor.
+        signer: signs entries with the private key; None: not given.
+        key: the public key that verifies all entries; None: the book is not signed.
+        rules: data set → its account and rule.
+        charges: number → reservation, as it was when it was read; only its charge is used.
+        refused: actor → times at which refusals were written, in seconds of a monotonic clock.
     """
 
     engine: sa.Engine
@@ -213,7 +219,7 @@ class _Connections:
     refused: dict[str, deque[float]] = field(default_factory=dict)
 
     def noting(self, actor: str) -> bool:
-        """True if a refusal is written: so many an hour, as asking in a loop must not fill it."""
+        """True if a refusal may be written; the limit keeps the book from filling up."""
         noted, here = self.refused.setdefault(actor, deque(maxlen=_NOTED)), time.monotonic()
         if len(noted) == _NOTED and here - noted[0] < _HOUR:
             _LOG.warning("refusals of %s are not written any more for a while", actor)
@@ -226,14 +232,14 @@ class _Connections:
         return reading(self.engine)
 
     def remember(self, made: book.Reservation) -> None:
-        """Know a reservation's charge, which never changes, when it is settled."""
+        """Cache a reservation for its charge, which never changes, until it is settled."""
         if len(self.charges) > 1000:
             self.charges.clear()
         self.charges[made.number] = made
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Turns a database's errors into the book's."""
+        """Turn a database's errors into :class:`BookError`."""
         try:
             yield
         except DBAPIError as error:
@@ -242,7 +248,7 @@ class _Connections:
 
 @dataclass(frozen=True)
 class _Turn:
-    """A change's turn: its transaction, which holds the head, and the entry that it will write."""
+    """The context of one change: its transaction, which locks the head, and its new entry."""
 
     connection: sa.Connection
     number: int
@@ -250,18 +256,18 @@ class _Turn:
 
 
 class Store(book.Book):
-    """See :class:`~forethought.ledger.book.Book`; threads may share it, processes may not."""
+    """See :class:`~forethought.ledger.book.Book`; threads can share it, processes cannot."""
 
     def __init__(self, kept: _Connections, actor: str, role: book.Role) -> None:
         self._kept, self.actor, self.role = kept, actor, role
 
     def acting(self, actor: str, role: book.Role) -> Store:
-        """The same book for somebody else, over the same connections."""
+        """The same book for another actor, over the same connections."""
         one_of("role", role, chain.ROLES)
         return Store(self._kept, _name("the actor", actor), role)
 
     def close(self) -> None:
-        """Give connections back, of everyone who acts over them."""
+        """Close the connections, also for other actors that use them."""
         self._kept.engine.dispose()
 
     # Accounts, persons and tokens.
@@ -272,8 +278,8 @@ class Store(book.Book):
         """See :meth:`Book.open_account`.
 
         Args:
-            rule: the name of the rule by which charges add up; see
-                :data:`forethought.ledger.totals.RULES`; None: the one for most kinds of charges.
+            rule: the name of the rule that adds charges up; see
+                :data:`forethought.ledger.totals.RULES`; None: the rule for most kinds of charges.
             blocks: see :meth:`forethought.ledger.totals.TotalRule.of`.
         """
         made: book.Account = _account(account)
@@ -308,7 +314,7 @@ class Store(book.Book):
     def forget(self, data: str, entry: int, reason: str) -> int:
         self._known(data)
         words = _reason(reason)
-        # Persons of a partition stay: that parts are disjoint rests on them.
+        # Persons of a partition stay, since the proof that its parts are disjoint needs them.
         own = PERSONS.c.entry == entry, PERSONS.c.data == data, PERSONS.c.scheme == ""
 
         def work(turn: _Turn) -> Mapping[str, Any]:
@@ -389,20 +395,20 @@ class Store(book.Book):
         return int(found["new"]) if found else 0
 
     def partitions(self, data: str) -> dict[str, int]:
-        """Persons registered: partition → their number; "" is the whole data set."""
+        """The number of registered persons: partition → number; "" is the whole data set."""
         self._known(data)
         rows = self._rows(sa.select(SUMS).where(SUMS.c.data == data).order_by(SUMS.c.part))
         return {row.part: row.persons for row in rows}
 
     def add_token(self, name: str, role: book.Role) -> str:
-        """A new token, which is told this once: the book keeps its hash. Owners only.
+        """Create a token, which only this call returns: the book keeps its hash. Owners only.
 
         Raises:
-            BookError: the name has one.
+            BookError: the name has, or had, a token.
         """
         _name("the token's holder", name)
         one_of("role", role, chain.ROLES)
-        # 256 random bits: a plain hash of them tells nothing.
+        # A plain hash suffices: 256 random bits cannot be guessed.
         token = f"ft_{secrets.token_urlsafe(32)}"
         hashed = _token_hash(token)
 
@@ -417,7 +423,7 @@ class Store(book.Book):
         return token
 
     def revoke_token(self, name: str) -> None:
-        """Let a name's token open nothing from now on. Owners only. Raises BookError: no such."""
+        """Revoke a name's token. Owners only. Raises BookError: the name has no token."""
 
         def work(turn: _Turn) -> Mapping[str, Any] | None:
             row = one(turn.connection, TOKENS, TOKENS.c.name == name)
@@ -433,7 +439,7 @@ class Store(book.Book):
         self._write("revoke", work)
 
     def holder(self, token: str) -> TokenHolder:
-        """The one whom a token names. Raises NotAllowedError: nobody, or it was revoked."""
+        """The holder of a token. Raises NotAllowedError: the token is unknown or was revoked."""
         found = self._rows(sa.select(TOKENS).where(TOKENS.c.hash == _token_hash(token)))
         row = found[0] if found else None
         if row is None or row.revoked:
@@ -441,7 +447,7 @@ class Store(book.Book):
         return TokenHolder(row.name, row.role)
 
     def holders(self) -> Sequence[TokenHolder]:
-        """All that were given a token, by name."""
+        """All names that were given a token, in order of name, revoked ones included."""
         rows = self._rows(sa.select(TOKENS).order_by(TOKENS.c.name))
         return [TokenHolder(row.name, row.role, row.revoked) for row in rows]
 
@@ -484,7 +490,7 @@ class Store(book.Book):
             told = {"data": data, "purpose": purpose, "left": over.epsilon_left}
             values = {**told, "charge": chain.charge_values(charge)}
             if self._kept.noting(self.actor):
-                with suppress(book.BookError):  # the refusal holds, noted or not
+                with suppress(book.BookError):  # the refusal holds, even if it cannot be written
                     self._write("refuse", lambda turn: values)
             raise over from None
         made = chain.reserved_by(found)
@@ -525,7 +531,7 @@ class Store(book.Book):
         return self._finish("settle", number, rounds, chain.settled, {})
 
     def end(self, number: int, rounds: int, reason: str) -> book.Total:
-        """See :meth:`Book.end`; whoever reserved may end what has not begun, with 0 rounds."""
+        """See :meth:`Book.end`; analysts can end own reservations before they begin (0 rounds)."""
         return self._finish("end", number, rounds, chain.ended, {"reason": _reason(reason)})
 
     def _finish(
@@ -536,7 +542,7 @@ class Store(book.Book):
         finished: Callable[[book.Reservation, int], book.Reservation],
         values: Mapping[str, Any],
     ) -> book.Total:
-        # A reservation's charge never changes: it is priced before the transaction.
+        # A reservation's charge never changes, so its costs are computed before the transaction.
         held = self._kept.charges.get(number) or self.reservation(number)
         data, charge = held.data, held.charge
         rule = self._known(data)[1]
@@ -597,10 +603,10 @@ class Store(book.Book):
 
         return self._read(work)
 
-    # Within.
+    # Helpers.
 
     def _known(self, data: str) -> tuple[book.Account, TotalRule]:
-        """An account and its rule, which never change."""
+        """The account of a data set and its rule; they never change, so they are cached."""
         if data not in self._kept.rules:
             rows = self._rows(sa.select(ACCOUNTS).where(ACCOUNTS.c.data == data))
             if not rows:
@@ -613,7 +619,11 @@ class Store(book.Book):
         return self._kept.rules[data]
 
     def _priced(self, data: str, charge: book.Charge) -> tuple[TotalRule, Sums]:
-        """The rule of an account and what a charge costs by it; refuses what does not go there."""
+        """The rule of an account and the costs of a charge under it.
+
+        Raises:
+            BookError: the charge does not fit the account's adjacency, unit or rule.
+        """
         account, rule = self._known(data)
         _parts(charge.partition)
         stated = charge.mechanism.adjacency
@@ -645,7 +655,11 @@ class Store(book.Book):
         )
 
     def _own(self, turn: _Turn, number: int) -> tuple[book.Reservation, Sums]:
-        """A reservation that the actor may change, and what it costs now."""
+        """A reservation that the actor may change, and its present costs.
+
+        Raises:
+            NotAllowedError: an analyst asks for another actor's reservation.
+        """
         row = _row(turn.connection, number)
         if self.role == "analyst" and row.actor != self.actor:
             raise book.NotAllowedError(
@@ -656,7 +670,7 @@ class Store(book.Book):
     def _change(
         self, turn: _Turn, held: book.Reservation, new: book.Reservation, **more: str
     ) -> bool:
-        """Bring a reservation's row to what follows; False: it is there already."""
+        """Update a reservation's row; False if nothing changes."""
         if new == held:
             return False
         life = {name: getattr(new, name) for name in ("status", "run", "mark", "released")}
@@ -668,7 +682,7 @@ class Store(book.Book):
         return self._read(lambda connection: connection.execute(query).all())
 
     def _read(self, work: Callable[[sa.Connection], _Found]) -> _Found:
-        """Look at one moment of the book; a server that is gone is waited for."""
+        """Read the book in one transaction; retry while the server cannot be reached."""
         until = time.monotonic() + self._kept.patience
         while True:
             try:
@@ -688,16 +702,16 @@ class Store(book.Book):
     ) -> Mapping[str, Any]:
         """Make one change in one transaction.
 
-        Whatever breaks, the change is in the book when this returns, and otherwise the error says
-        that it is not, or that nobody can say. An answer that was lost is looked for under the
-        call's name while the head is held: the transaction that it was lost of has then ended.
+        If this returns, the change is in the book. Otherwise the error says that it is not, or that
+        this is unknown. After a lost answer, the entry is looked up by the call's name while the
+        head is locked, when the transaction of the lost answer must have ended.
 
         Args:
-            work: brings the tables to what follows and returns the entry's values; None: nothing.
-            call: whoever says it again is given what was written the first time.
+            work: updates the tables and returns the entry's values; None: nothing is to be changed.
+            call: a repeated call with the same name returns the values written the first time.
 
         Returns:
-            What the entry says; empty: nothing was to be changed.
+            The values of the entry; empty if nothing was to be changed.
         """
         kept = self._kept
         if self.role not in _MAY[kind]:
@@ -727,7 +741,7 @@ class Store(book.Book):
                 trouble = failure(error)
             looked = True
             if trouble.kind == "stop" and sent:
-                # It has ended, and holds nothing up: the book can be asked at once.
+                # The transaction has ended and locks nothing, so the book can be read at once.
                 if rows := self._rows(sa.select(ENTRIES).where(ENTRIES.c.call == name)):
                     return _entry(rows[0]).values
                 sent = False
@@ -746,7 +760,7 @@ class Store(book.Book):
 
 
 class _FullError(Exception):
-    """The charge does not fit; sums: what is there."""
+    """The charge does not fit; ``sums``: the present sums of the data set."""
 
     def __init__(self, sums: Holdings) -> None:
         super().__init__()
@@ -759,7 +773,7 @@ def total_of(account: book.Account, rule: TotalRule, sums: Holdings, head: str) 
 
     @cache
     def epsilon(of: Sums) -> float:
-        # Sums that fit keep the budget; their ε is rounded up, perhaps to more.
+        # Sums that fit keep the budget, but their ε is rounded up, perhaps above it.
         return min(rule.epsilon(of), budget.epsilon if rule.fits(of) else math.inf)
 
     by_part = {
@@ -801,7 +815,7 @@ def _account(account: book.Account) -> book.Account:
 
 
 def _parts(partition: str | None) -> tuple[str, str]:
-    """Scheme and part of a partition's name; both empty: the whole data set."""
+    """Scheme and part of a partition's name; both are empty for the whole data set."""
     if partition is None:
         return "", ""
     scheme, _, part = partition.partition("=")
@@ -817,7 +831,7 @@ def _text(moment: datetime) -> str:
 
 
 def _moment(before: str) -> str:
-    """An entry's time: the clock's, but never before the entry before."""
+    """The time of a new entry: the clock's, but not earlier than that of the entry before."""
     clock = now()
     if (here := _text(clock)) >= before:
         return here
@@ -867,7 +881,7 @@ def _row(connection: sa.Connection, number: int) -> sa.Row[Any]:
 
 
 def _reservation(row: sa.Row[Any]) -> book.Reservation:
-    # Its own columns follow the costs in the order of a reservation's fields.
+    # Row order: number, data, charge, costs, then the other fields of a Reservation in order.
     own: tuple[Any, ...] = tuple(row)[4:]
     return book.Reservation(row.number, row.data, chain.charge_from(parse(row.charge)), *own)
 
@@ -902,7 +916,7 @@ def _set_sums(turn: _Turn, data: str, partition: str | None, sums: Holdings) -> 
 def _with(
     rule: TotalRule, data: str, sums: Holdings, charge: book.Charge, costs: Sums
 ) -> dict[tuple[str, str], Sums]:
-    """The sums after a charge. Raises BookError: an unknown partition."""
+    """The sums of a data set after a charge. Raises BookError: an unknown partition."""
     at = data, charge.partition or ""
     if at not in sums:
         known = [part for _, part in sums if part]
@@ -914,7 +928,7 @@ def _with(
 def _differing(
     connection: sa.Connection, state: chain.BookState, newest: book.Entry
 ) -> Iterator[str]:
-    """Places where the tables hold something else than what follows from the entries."""
+    """Sentences on rows of the tables that differ from the state that the entries give."""
     held = {
         number: (
             made.data,

@@ -36,19 +36,20 @@ from forethought.values.serialisation import exact_keys
 
 Sums = tuple[int, ...]
 
-# A limit is so many units: a cost is rounded up by a part of 1e-15 of the budget.
+# A budget's limit is divided into so many units; a cost is rounded up by at most 1e-15 of it.
 WHOLE = 2**50
-# A cost of at least this is not told apart from an infinite one; sums of 1,000 fit into 64 bits.
+# A cost of at least this counts as infinite; sums of 1,000 such costs fit into 64 bits.
 MOST = 2**53
 _ROUNDING = 1 + 1e-12
 
 
 @dataclass(frozen=True)
 class TotalRule:
-    """The way in which charges to one account add up; chosen when it is opened, and never changed.
+    """A rule that adds up the charges to one account; fixed when the account is opened.
 
     Args:
-        budget: of the account. adjacency: of every mechanism that is charged.
+        budget: the account's budget.
+        adjacency: the adjacency of every mechanism that is charged.
     """
 
     KIND: ClassVar[str]
@@ -61,11 +62,11 @@ class TotalRule:
         """The rule of a new account.
 
         Args:
-            kind: one of :data:`RULES`; None: the one that fits most kinds of charges.
+            kind: a key of :data:`RULES`; None: the rule that covers most kinds of charges.
             blocks: of a :class:`ClockRule`; None: its default.
 
         Raises:
-            ValueError: no such rule, or blocks of one that returns round by round.
+            ValueError: no such rule, or ``blocks`` with a rule that refunds round by round.
         """
         chosen = DEFAULT if kind is None else kind
         one_of("rule", chosen, tuple(RULES))
@@ -76,7 +77,7 @@ class TotalRule:
         return ClockRule(account.budget, account.adjacency, blocks=blocks)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping; :meth:`from_dict` reads it back."""
+        """The rule as JSON values; :meth:`from_dict` reads them back."""
         budget = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
         return {"kind": self.KIND, **budget, "adjacency": self.adjacency, **self._own()}
 
@@ -110,7 +111,7 @@ class TotalRule:
         """The amounts that a charge adds to the sums, in whole units, rounded up.
 
         Args:
-            rounds: those that were released; None: the whole charge.
+            rounds: number of rounds that were released; None: the whole charge.
 
         Raises:
             UnsupportedMechanismError: another adjacency, or no theorem covers the charge.
@@ -150,11 +151,11 @@ class TotalRule:
         )
 
     def fits(self, sums: Sequence[int]) -> bool:
-        """True if everything charged keeps the budget."""
+        """True if all charges together keep the budget."""
         return all(spent <= WHOLE for spent in sums)
 
     def epsilon(self, sums: Sequence[int]) -> float:
-        """The ε at the account's δ of the budget that these sums would just have kept."""
+        """The smallest ε, at the δ of the account's budget, that these sums keep."""
         raise NotImplementedError
 
     def left(self, sums: Sequence[int]) -> float:
@@ -162,7 +163,7 @@ class TotalRule:
         raise NotImplementedError
 
     def more(self, sums: Sequence[int], charge: Charge) -> int:
-        """The number of charges like this one that still fit; at most 10⁹."""
+        """The number of further charges like this one that fit; at most 10⁹."""
         counts = [
             10**9 if not cost else max(0, WHOLE - spent) // cost
             for spent, cost in zip(sums, self.costs(charge), strict=True)
@@ -170,12 +171,12 @@ class TotalRule:
         return min(*counts, 10**9) if self.fits(sums) else 0
 
     def total(self, whole: Sequence[int], parts: Mapping[str, Sequence[int]]) -> Sums:
-        """The sums of the record that most is charged to.
+        """The sums of the record with the largest charges.
 
         Args:
-            whole: of what touched all records.
-            parts: ``"scheme=part"`` → sums of what touched that part alone. The worst part of
-                each scheme counts, number by number.
+            whole: sums of the charges to all records.
+            parts: ``"scheme=part"`` → sums of the charges to that part alone. Of each scheme, the
+                worst part counts, separately for each number of the sums.
         """
         worst: dict[str, Sums] = {}
         for partition, sums in parts.items():
@@ -197,7 +198,7 @@ def _value(units: int, limit: float) -> float:
 
 @dataclass(frozen=True)
 class GaussianRule(TotalRule):
-    """Σ μ² of Gaussian releases; a sampled round counts as one that holds every record.
+    """Σ μ² of Gaussian releases; a sampled round counts as if it held every record.
 
     Source: Smith and Thakurta 2022; :class:`~forethought.accounting.adaptive.GaussianFilter`.
     """
@@ -224,12 +225,12 @@ class GaussianRule(TotalRule):
 
 @dataclass(frozen=True)
 class RenyiRule(TotalRule):
-    """Rényi divergence at one order that is fixed when the account is opened.
+    """Rényi divergence at one order, fixed when the account is opened.
 
     Source: Feldman and Zrnic 2021, Theorem 4.3.
 
     Args:
-        order: above 1; None: the best for Gaussian releases that use up the budget.
+        order: above 1; 0: the best order for Gaussian releases that use up the budget.
     """
 
     KIND: ClassVar[str] = "renyi"
@@ -255,7 +256,7 @@ class RenyiRule(TotalRule):
 
     def _costs(self, mechanism: Mechanism, group: int, rounds: int) -> Sums:
         made = mechanism.first(rounds)
-        # Every batch holding the whole group is never better (joint convexity).
+        # If every batch holds the whole group, the run is never better (joint convexity).
         value = self.order * unsampled_distance(made, group) ** 2 / 2
         if group == 1:
             value = min(value, rdp(made, (self.order,)).values[0])
@@ -280,32 +281,33 @@ def _order(budget: Budget) -> float:
     return max(orders, key=lambda order: limit_of(order, budget.epsilon, budget.delta) / order)
 
 
-# Sudden steps of the clock, in hundredths of its even course, and what each may add to the moment
-# that ε at δ hangs on: enough for the tails of sampled rounds, and little beside 1.
+# Sizes of the clock's jumps, in hundredths of its even growth, → the part that each may add to the
+# moment that decides ε at δ: enough for the tails of sampled rounds, and little compared with 1.
 _ADDED = {2: 0.04, 5: 0.08, 12: 0.04, 40: 0.04}
 _HUNDREDTHS = 100
-# The leaps' share of δ.
+# The share of δ that is the probability of a leap to ∞.
 _LEAPS = 5e-4
-# Sudden steps of more hundredths together count as a leap.
+# Jumps of more hundredths in total count as a leap.
 _FURTHEST = 400
 _NEGLIGIBLE = 1e-26
 _KNOTS = 160
-# Where knots may end. Every figure of them is a part of what stored charges are compared with.
+# Possible ends of the knots. Stored charges are compared with results of these numbers.
 _ENDS: Array = np.cumprod(np.array([2.0**-10, *[1.1] * 133]))
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock that is told, and that the data does not move; its reading is a variance, μ².
+    """A random clock whose path is published and independent of the data; it reads a variance, μ².
 
-    From 0 to 1 it grows evenly by ``variance``, by sudden steps now and then, and with a chance
-    that is a small part of δ it leaps to ∞. What is released in some time is a Gaussian release of
-    what it has advanced; after a leap, everything. Both directions of it are alike.
+    From time 0 to 1 it grows evenly by ``variance`` and makes jumps at random times. With a
+    probability that is a small part of δ, it leaps to ∞. The release of a time interval is a
+    Gaussian release of the variance that the clock has advanced; after a leap, it discloses
+    everything. The release is the same in both directions of adjacency.
 
     Args:
-        variance: of the even course.
-        steps: (size in hundredths of ``variance``, expected number until 1) of sudden steps.
-        leaps: expected number of leaps until 1.
+        variance: the even growth until time 1.
+        steps: (size in hundredths of ``variance``, expected number until time 1) of the jumps.
+        leaps: expected number of leaps until time 1.
     """
 
     variance: float
@@ -321,9 +323,9 @@ class Clock:
 
     @classmethod
     def suited(cls, budget: Budget) -> Clock:
-        """The one of an account's budget: what it releases until 1 keeps it."""
+        """The clock for an account's budget: its release until time 1 keeps the budget."""
         pure = gaussian_mu(budget.epsilon, budget.delta) ** 2
-        # The tilt under which a Gaussian release's loss is ε on average.
+        # The tilt under which the mean privacy loss of a Gaussian release is ε.
         tilt = max(0.5, (budget.epsilon - pure / 2) / pure)
         moment = pure * tilt * (tilt + 1) / 2
         steps = tuple(
@@ -339,33 +341,33 @@ class Clock:
         return cls(high * (1 - 1e-9), steps, _LEAPS * budget.delta)
 
     def readings(self, time: float) -> tuple[Array, Array]:
-        """Its possible readings after ``time``, and their chances; unlikely ones are left out.
+        """The possible readings after ``time`` and their probabilities, without negligible ones.
 
-        Panjer's recursion: no term is negative.
+        The probabilities come from Panjer's recursion, in which no term is negative.
         """
         return _readings(self, time)
 
     def _left_out(self, time: float) -> float:
-        """At most this is the mass of the readings that are left out: Chernoff's bound."""
+        """An upper bound on the probability of the readings left out: Chernoff's bound."""
         return _left_out(self, time)
 
     def leapt(self, time: float) -> float:
-        """The chance of a leap."""
+        """The probability of a leap until ``time``."""
         return -math.expm1(-time * self.leaps)
 
     def above(self, time: float, epsilon: float) -> float:
-        """δ at ``epsilon`` of what is released in ``time``: an upper end."""
+        """Upper end of δ at ``epsilon`` of the release in ``time``."""
         return float(self.deltas(time, np.array([epsilon]))[0])
 
     def deltas(self, time: float, epsilons: Array) -> Array:
-        """δ at each ε of what is released in ``time``: upper ends."""
+        """Upper ends of δ, at each ε, of the release in ``time``."""
         readings, odds = self.readings(time)
         deltas = gaussian_delta_above(epsilons[:, None], np.sqrt(readings * _ROUNDING)) @ odds
         lost = self.leapt(time) + self._left_out(time)
         return np.minimum(1.0, (deltas + lost) * _ROUNDING)
 
     def below(self, time: float, epsilons: Array) -> tuple[Array, Array]:
-        """δ at each ε, a lower end, and its slope against e^ε."""
+        """Lower end of δ at each ε of the release in ``time``, and its slope against e^ε."""
         readings, odds = self.readings(time)
         sizes = np.sqrt(readings / _ROUNDING)
         deltas = gaussian_delta_below(epsilons[:, None], sizes) @ odds
@@ -373,7 +375,7 @@ class Clock:
         return (deltas + self.leapt(time)) / _ROUNDING, -slopes
 
 
-# A total reads one clock at one time, at every step of its bisection.
+# Cached, since the bisection of a total reads one clock at one time again and again.
 @lru_cache(maxsize=64)
 def _readings(clock: Clock, time: float) -> tuple[Array, Array]:
     law = [math.exp(-time * math.fsum([clock.leaps, *(rate for _, rate in clock.steps)]))]
@@ -394,19 +396,20 @@ def _left_out(clock: Clock, time: float) -> float:
 
 @dataclass(frozen=True)
 class ClockRule(TotalRule):
-    """A charge costs the time that a clock takes until its release dominates the charge's.
+    """A charge costs the time that a clock needs until its release dominates the charge's.
 
-    The time is 1 in all. However charges are chosen by results, all that they show is then a
-    function of one path of the clock's release until 1, which keeps the budget:
-    docs/ledger_theorems.md. Gaussian releases cost their μ² of the even course, and sampled ones
-    hardly more than they add to the exact composition.
+    The total time is 1. Even if charges are chosen by results, all their releases are a function
+    of one path of the clock's release until time 1, which keeps the budget:
+    docs/ledger_theorems.md. A Gaussian release costs its μ² over the clock's even growth; a sampled
+    one costs hardly more than its share of the exact composition.
 
     Args:
-        clock: None: the one that is suited to the budget.
-        blocks: so many parts of a run are charged one by one, so that those which were never begun
-            return when it stops. With 1 a sampled run that has begun returns nothing, since what it
-            showed may be the reason why it stopped; it costs least. 0: for each run as many of 2, 4
-            or 8 as make it dearer by 3 % at most, which follows from its plan alone.
+        clock: None: the clock for the budget (:meth:`Clock.suited`).
+        blocks: number of parts of a run that are charged separately, so that parts that were never
+            begun are refunded when the run stops. With 1, a sampled run that has begun gets no
+            refund, since its releases may be the reason why it stopped; this costs least. 0: for
+            each run the largest of 8, 4 or 2 that costs at most 3 % more, which depends on its plan
+            only.
     """
 
     KIND: ClassVar[str] = "clock"
@@ -435,7 +438,7 @@ class ClockRule(TotalRule):
 
     def _costs(self, mechanism: Mechanism, group: int, rounds: int) -> Sums:
         if not any(part.sampling.hides(part.sampling.rounds_per_epoch) for part in mechanism):
-            # The even course alone dominates Gaussian releases, round by round.
+            # The even growth alone dominates Gaussian releases, round by round.
             return (_even(self.clock, mechanism.first(rounds), group),)
         parts = _blocks(self.clock, mechanism, group, self.blocks or 1)
         for number in () if self.blocks else _BLOCKS:
@@ -465,9 +468,9 @@ class ClockRule(TotalRule):
 def smallest(
     holds: Callable[[float], bool], low: float, high: float, within: float = 1e-12
 ) -> float:
-    """Upper end of the bisection bracket of the smallest value at which ``holds`` turns true."""
+    """Upper end of a bisection bracket for the smallest value at which ``holds`` is true."""
     while high - low > within * high:
-        # Halves of the exponent where the ends are far apart.
+        # The geometric mean, while the ends are far apart.
         far = 0 < 4 * low < high
         middle = math.sqrt(low * high) if far else 0.5 * (low + high)
         if not low < middle < high or high < 1e-18:
@@ -477,11 +480,11 @@ def smallest(
 
 
 def _even(clock: Clock, mechanism: Mechanism, group: int) -> int:
-    """The cost with every batch holding the whole group: no sampling makes a run worse."""
+    """The cost as if every batch held the whole group; with sampling, a run costs no more."""
     return _units(unsampled_distance(mechanism, group) ** 2, clock.variance)
 
 
-# Numbers of blocks that a run is cut into where it may, and how much dearer it may become.
+# The numbers of blocks that are tried, largest first, and the factor by which they may cost more.
 _BLOCKS, _DEARER = (8, 4, 2), 1.03
 
 
@@ -489,7 +492,7 @@ _BLOCKS, _DEARER = (8, 4, 2), 1.03
 def _blocks(
     clock: Clock, mechanism: Mechanism, group: int, blocks: int
 ) -> tuple[tuple[int, int], ...]:
-    """First rounds and costs of a charge's blocks; one block where it cannot be cut."""
+    """First rounds and costs of a charge's blocks; one block if it cannot be divided."""
     length = len(mechanism)
     starts = sorted({length * block // blocks for block in range(blocks)})
     try:
@@ -510,7 +513,7 @@ def least_time(clock: Clock, mechanism: Mechanism, group: int) -> int:
     try:
         ends = [above for _, above in exact.privacy_loss(mechanism, group)]
     except UnsupportedMechanismError:
-        # Some theorem covers it, as the distance is known, but there is no curve.
+        # A theorem covers it, since the distance is known, but there is no privacy curve.
         return even
 
     def most(levels: Array) -> Array:
@@ -521,10 +524,10 @@ def least_time(clock: Clock, mechanism: Mechanism, group: int) -> int:
 
 
 def _dominating(clock: Clock, most: Callable[[Array], Array]) -> int:
-    """The least time, in units, whose release is nowhere below a profile; MOST: none is found.
+    """The least time, in units, whose release dominates a profile; MOST if none is found.
 
     Args:
-        most: upper ends of the profile, of both directions, at levels of at least 0.
+        most: upper ends of the profile, the maximum of both directions, at ε of at least 0.
     """
     zero, longest = np.zeros(1), MOST / WHOLE
     at_zero = float(most(zero)[0])
@@ -535,7 +538,7 @@ def _dominating(clock: Clock, most: Callable[[Array], Array]) -> int:
     profile = most(knots)
 
     def dominates(t: float) -> bool:
-        # Beyond the last knot the profile only falls, and the chance of a leap stays.
+        # Beyond the last knot the profile only falls, while the probability of a leap is constant.
         if clock.leapt(t) < profile[-1] * _ROUNDING:
             return False
         return above_chords(np.exp(knots), profile, *clock.below(t, knots))
@@ -544,24 +547,25 @@ def _dominating(clock: Clock, most: Callable[[Array], Array]) -> int:
     return _units(high, 1.0) if dominates(high) else MOST
 
 
-# Numbers of trials are told apart up to here; above it, those of one factor count as its largest.
+# Numbers of trials up to this are computed one by one; above it, numbers within this factor of each
+# other count as the largest of them.
 _APART, _TOGETHER = 24, 1.08
-# What more trials than are summed up would take: they count as disclosed.
+# The probability of more trials than are summed up; they count as a disclosure.
 _UNLIKELY = 1e-14
 
 
 @lru_cache(maxsize=256)
 def _searched_time(clock: Clock, selection: Selection) -> int:
-    """The least time, in units, that dominates a search, for a record of either kind."""
+    """The least time, in units, that dominates a search, for the worst kind of record."""
     return max(_best_time(clock, kind, selection.trials) for kind in selection.of_a_record)
 
 
 def _best_time(clock: Clock, mechanisms: Sequence[Mechanism], trials: Trials) -> int:
-    """The time of the best of so many trials, each of any of the mechanisms.
+    """The time of the best of a random number of trials, each of any of the mechanisms.
 
-    Two profiles hold, and so does the lower at each level: that of the theorem on the best trial,
-    which says nothing at low levels; and that of all trials shown, each of which the clock releases
-    in some time, so that k of them take k times that.
+    Two profiles hold, and so does the smaller one at each level: the theorem's on the best trial,
+    which is trivial at low ε; and that of showing all trials. The clock releases each trial in some
+    time, so that k of them take k times that time.
     """
     each = max(least_time(clock, mechanism, 1) for mechanism in mechanisms)
     if each >= MOST:
@@ -572,7 +576,7 @@ def _best_time(clock: Clock, mechanisms: Sequence[Mechanism], trials: Trials) ->
         together = np.zeros(len(levels))
         for number, chance in shown:
             time = _value(min(MOST, number * each), 1.0)
-            # One that takes twice the whole clock is as good as disclosed.
+            # A trial count that takes twice the whole clock counts as a disclosure.
             together += chance * (clock.deltas(time, levels) if time < 2 else 1.0)
         missed = max(0.0, 1 - math.fsum(chance for _, chance in shown)) + _UNLIKELY
         return np.minimum(best(levels), np.minimum(1.0, together + missed)) * _ROUNDING
@@ -581,7 +585,7 @@ def _best_time(clock: Clock, mechanisms: Sequence[Mechanism], trials: Trials) ->
 
 
 def _trials_shown(trials: Trials) -> list[tuple[int, float]]:
-    """Numbers of trials with their chances, never less than they are; few of them."""
+    """Numbers of trials with upper bounds of their probabilities, few of them."""
     most = 64
     while True:
         odds = trials.probabilities(most)
@@ -599,12 +603,15 @@ def _trials_shown(trials: Trials) -> list[tuple[int, float]]:
 
 
 def above_chords(places: Array, chords: Array, values: Array, slopes: Array) -> bool:
-    """True if a convex function is above the chords of another one, not only where they end.
+    """True if one convex function is above the chords of another one everywhere.
 
-    Both profiles are convex in e^ε: one is at most its chords, the other at least its tangents.
+    Both profiles are convex in e^ε: the second is at most its chords, the first at least its
+    tangents.
 
     Args:
-        places: e^ε. chords: of the one there. values, slopes: of the other.
+        places: e^ε of the knots, increasing.
+        chords: the second function's values there.
+        values, slopes: the first function's values and slopes there.
     """
     above = values - chords
     if not np.all(above >= 0):
@@ -612,7 +619,7 @@ def above_chords(places: Array, chords: Array, values: Array, slopes: Array) -> 
     wide = np.diff(places)
     rise = np.diff(chords) / wide
     left, right = slopes[:-1] - rise, slopes[1:] - rise
-    # Where the difference falls first and then rises, it is least where both tangents meet.
+    # If the difference first falls and then rises, its least value is where the tangents meet.
     dips = (left < 0) & (right > 0)
     lowest, highest = above[:-1][dips], above[1:][dips]
     left, right = left[dips], right[dips]

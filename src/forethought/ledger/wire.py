@@ -14,11 +14,11 @@ from forethought.values.serialisation import build
 
 @dataclass(frozen=True)
 class BookCall:
-    """One method of a book, as it travels.
+    """One method of a book in the protocol.
 
     Args:
-        again: whether it may be said a second time when the answer was lost.
-        write, read: its result as JSON, and back.
+        again: True if the call may be repeated after a lost answer.
+        write, read: convert its result to JSON values, and back.
     """
 
     write: Callable[[Any], Any]
@@ -61,7 +61,7 @@ def _same(value: Any) -> Any:
 
 
 _RESERVATION, _TOTAL = (reservation_to, reservation_from), (total_to, total_from)
-# Methods of a Book → how they travel; arguments are JSON values but for those in ARGUMENTS.
+# Methods of a Book → their conversion; arguments are JSON values, except those in ARGUMENTS.
 CALLS: dict[str, BookCall] = {
     "open_account": BookCall(account_values, account_from, again=False),
     "account": BookCall(account_values, account_from),
@@ -85,7 +85,7 @@ CALLS: dict[str, BookCall] = {
     "entries": BookCall(_each(entry_to), _each(entry_from)),
     "verify": BookCall(list, list),
 }
-# Names of arguments that are no plain values: how each is written and read.
+# Arguments that are no JSON values → functions to write and to read them.
 ARGUMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "account": (account_values, account_from),
     "charge": (charge_values, charge_from),
@@ -94,7 +94,7 @@ ARGUMENTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda persons: [bytes.fromhex(person) for person in persons],
     ),
 }
-# The error's name on the wire → its class and the HTTP status; the first that fits is sent.
+# Name of an error in the protocol → its class and HTTP status; the first class that fits is sent.
 ERRORS: dict[str, tuple[type[ValueError], int]] = {
     "over-budget": (book.OverBudgetError, 409),
     "not-allowed": (book.NotAllowedError, 403),
@@ -105,7 +105,7 @@ ERRORS: dict[str, tuple[type[ValueError], int]] = {
 
 
 def error_to(error: ValueError | TypeError) -> tuple[int, dict[str, Any]]:
-    """HTTP status and JSON of a refusal."""
+    """The HTTP status and JSON values of an error."""
     for name, (kind, status) in ERRORS.items():
         if isinstance(error, kind):
             values: dict[str, Any] = {"error": name, "message": str(error)}

@@ -1,5 +1,5 @@
 """Runs a Plan on one machine: sampling, noise, schedules, optimizers, the loop, checkpoints.
 
-Everything a guarantee depends on comes from the :class:`~forethought.values.plan.Plan`; the options
-of :func:`~forethought.training.run.train` change speed, place and reporting only.
+The :class:`~forethought.values.plan.Plan` decides everything that a guarantee depends on; the
+options of :func:`~forethought.training.run.train` change only speed, place and reporting.
 """

@@ -1,9 +1,10 @@
-"""The memory and the time that training a plan takes, from a few rounds on records of no content.
+"""The memory and the time of training a plan, from a few rounds on made-up records.
 
-A copy of the model, its weights random and its repeated layers cut to one and two where it is
-large, runs two rounds of made-up records at two sizes of micro_batch. The peak of tensors at
-these is a line in the size; the copy's own line goes up by what each further layer adds. So a model
-that does not fit here, or has no weights yet (on torch's ``meta`` device), is measured as well.
+A copy of the model with random weights runs a few rounds of made-up records at two sizes of
+micro_batch; of a large model, its repeated layers are cut to one and to two. The peak memory is
+linear in the size of micro_batch, and each further layer adds the difference between the copies of
+one and two layers. So a model that does not fit in memory here, or that has no weights yet (on
+torch's ``meta`` device), is measured as well.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from forethought.values.mechanism import Examples, FullBatch, Mechanism, Persons
 from forethought.values.plan import Plan
 
 GB = 1e9
-# The first size of micro_batch that is tried; rounds at each, of which the first looks at more than
-# the others.
+# The first size of micro_batch that is tried, and the rounds at each size; the first round does
+# more work than the others.
 TRIED, ROUNDS = 4, 3
-# Records in the longer of two rounds that are timed, and the most of which the peak is looked at.
+# Records in the longer of two timed rounds, which is also the most whose peak is measured.
 TIMED = 32
-# Larger models are tried with one and with two of their repeated layers, in bytes.
+# Models of more bytes are tried with one and with two of their repeated layers.
 LARGE = 200e6
-# Of a device's memory, what tensors may take: the rest is its driver's, and lost between tensors.
+# The share of a device's memory for tensors; the driver and fragmentation take the rest.
 USABLE = 0.9
 
 
@@ -53,15 +54,17 @@ Progress = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Cost:
-    """Memory and time of a run, one process.
+    """Memory and time of a run, for one process.
 
     Args:
-        weights: bytes of the model, its optimizer's state and whatever else does not grow with
-            micro_batch. each: bytes of an example of a micro_batch.
-        unsplit: bytes of the largest layer, which a shard gathers; two at a time.
-        program: bytes of Python and its libraries here; 0: of a GPU's memory.
-        micro_batch: examples at once. rounds, batch: of the plan.
-        begin, example: seconds of a round on this machine, and of an example in it; None: only
+        weights: bytes that do not grow with micro_batch: model, optimizer state and others.
+        each: bytes for each example of a micro_batch.
+        unsplit: bytes of the largest layer, which sharding gathers, two at a time.
+        program: bytes of Python and its libraries here; 0 for a GPU's memory.
+        micro_batch: examples at once.
+        rounds: rounds of the plan.
+        batch: mean batch size of the plan.
+        begin, example: seconds of a round on this machine, and of each example in it; None if only
             some of the layers were tried.
     """
 
@@ -82,34 +85,34 @@ class Cost:
 
     @property
     def step(self) -> float | None:
-        """Seconds of a mean round."""
+        """Seconds of a round with the mean batch, on this machine; None: not measured."""
         if self.begin is None or self.example is None:
             return None
         return self.begin + self.example * self.batch
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the run on this machine, nothing else on it."""
+        """Seconds of the run on this machine, with no other load; None: not measured."""
         return None if self.step is None else self.step * self.rounds
 
     def largest(self, memory: float, shards: int = 1) -> int:
-        """The largest micro_batch that fits into so many bytes a process; 0: none does.
+        """The largest micro_batch that fits into ``memory`` bytes a process; 0: none fits.
 
         Args:
-            shards: processes among which weights, sums and the optimizer's state are split.
+            shards: number of processes that share weights, sums and the optimizer's state.
         """
         own = self.weights if shards == 1 else self.weights / shards + 2 * self.unsplit
         return max(0, math.floor((memory - self.program - own) / max(self.each, 1.0)))
 
     def shards(self, memory: float) -> int | None:
-        """Processes needed for one example at a time, a power of two; None: none are enough."""
+        """Processes needed for one example at a time, a power of two; None: no number suffices."""
         return next((2**k for k in range(13) if self.largest(memory, 2**k)), None)
 
     def text(self, gpu_memory: float | None = None) -> str:
-        """In words.
+        """The cost in words.
 
         Args:
-            gpu_memory: GB of another machine's GPU.
+            gpu_memory: memory of a GPU on another machine, in GB; None: leave it out.
         """
         held = f", {self.program / GB:.2g} of them Python and its libraries" if self.program else ""
         lines = [
@@ -138,7 +141,7 @@ class Cost:
         )
 
 
-@torch.random.fork_rng(devices=[])  # what is drawn after it stays as it was
+@torch.random.fork_rng(devices=[])  # leaves the caller's random numbers as they were
 def cost(
     model: nn.Module,
     data: object,
@@ -147,18 +150,19 @@ def cost(
     loss: Loss | None = None,
     micro_batch: int | None = None,
 ) -> Cost:
-    """Memory of a process and time on this machine that training will take.
+    """Measure the memory of a process and the time on this machine that training will take.
 
-    No value of model or data is used, only their shapes; nothing is trained or spent.
+    Only the shapes of model and data are used, not their values; nothing is trained or spent.
 
     Args:
         model: as for :func:`forethought.train`; its weights may be on torch's ``meta`` device.
         data: as for :func:`forethought.train`; one record is enough, as a list.
-        plan: what would run. loss: as for training.
+        plan: the plan that would run.
+        loss: as for :func:`forethought.train`.
         micro_batch: examples at once; default: the mean batch.
 
     Raises:
-        ValueError, TypeError: what training would refuse.
+        ValueError, TypeError: arguments that training would refuse, or a plan that clips groups.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a forethought.Plan, not {type(plan).__name__}")
@@ -167,10 +171,10 @@ def cost(
             "the cost of plans that clip groups is not known beforehand: make the plan with "
             "clipping='example', or time a few rounds"
         )
-    plan = plan.with_(preparation=None)  # one pass over the data, which takes no more
+    plan = plan.with_(preparation=None)  # its one pass over the data takes no more memory
     held = plan.mean_batch if micro_batch is None else whole("micro_batch", micro_batch)
     own = arranged(opened(data, None)[0], plan, loss or usual_loss(data))
-    if isinstance(plan.contribution, Persons):  # each is one record by now, clipped the same way
+    if isinstance(plan.contribution, Persons):  # a person is one record now, clipped the same way
         plan = plan.with_(contribution=Examples())
     first = next(p for p in model.parameters() if p.requires_grad)
     trial = _TrialRounds(own.wrapped(model), as_records(own.data, first.dtype), plan, own.loss)
@@ -182,7 +186,7 @@ def cost(
     counts = (1, 2) if large else (None,)
     few = min(TRIED, most)
     spent = trial.seconds(few, counts[0])
-    while trial.alone and few < min(most, TIMED):  # on some machines small blocks go another way
+    while trial.alone and few < min(most, TIMED):  # small blocks may be computed differently
         few = min(2 * few, most)
         spent = trial.seconds(few, counts[0])
     longer = max(few + 1, min(2 * few if large else max(2 * few, TIMED), most))
@@ -190,9 +194,9 @@ def cost(
     if not large:
         begin, example = _line((few, longer), [spent, trial.seconds(longer)])
         example /= trial.blocks
-    sizes = (max(few, longer // 2), longer)  # short blocks may go another way than longer ones
-    # By now kernels have what they keep for themselves. The model is counted with the rest.
-    gc.collect()  # trials that are over are no part of it
+    sizes = (max(few, longer // 2), longer)  # short blocks may be computed differently
+    # Kernels have allocated their workspaces by now. The model is counted in the peaks.
+    gc.collect()  # memory of earlier trials does not count
     program = _resident() - sum(one.nbytes for one in model.parameters() if not one.is_meta)
     peaks = [[trial.peak(size, count) for size in sizes] for count in counts]
     lines = [_line(sizes, row) for row in peaks]
@@ -206,13 +210,13 @@ def cost(
 
 
 def _line(sizes: tuple[int, int], found: list[float]) -> tuple[float, float]:
-    """The line through two points, nowhere falling: its value at 0 and its slope."""
+    """The line through two points, as value at 0 and slope, neither negative."""
     slope = max(0.0, (found[1] - found[0]) / (sizes[1] - sizes[0]))
     return max(0.0, found[0] - slope * sizes[0]), slope
 
 
 def _resident() -> float:
-    """Bytes that this process holds; 0 where nobody says."""
+    """Bytes of memory that this process holds; 0 if the system does not say."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
         return float(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -221,9 +225,9 @@ def _resident() -> float:
 
 
 def peak(run: Callable[[], object]) -> float:
-    """The most bytes of tensors on the CPU, above what there was, while something runs.
+    """The peak of bytes of CPU tensors while ``run`` runs, above those before it.
 
-    By torch's allocator, which tells a profiler of every tensor that it makes or frees.
+    Torch's allocator reports every allocation to a profiler.
     """
     autograd: Any = torch.autograd  # its stubs do not know the profiler
     how = torch._C._profiler._ExperimentalConfig()
@@ -246,11 +250,13 @@ class _TrialRounds:
     """A copy of a model that runs rounds of made-up records.
 
     Args:
-        model: as it would be trained. records: of which the form is used. plan, loss: of training.
+        model: the model to train.
+        records: only their form is used.
+        plan, loss: of training.
 
     Attributes:
-        blocks: how many blocks a round's batch has, one after the other.
-        alone: whether the examples of the last trial went one at a time.
+        blocks: number of blocks of a round's batch, computed one after the other.
+        alone: True if the examples of the last trial were computed one at a time.
     """
 
     def __init__(self, model: nn.Module, records: Records, plan: Plan, loss: Loss | None) -> None:
@@ -258,11 +264,11 @@ class _TrialRounds:
         self._form = records.take(np.zeros(1, dtype=np.int64))
 
     def peak(self, size: int, count: int | None) -> float:
-        """Bytes of model, optimizer and records' gradients with so many at a time."""
+        """Peak bytes of model, optimizer and per-example gradients with ``size`` at a time."""
         return peak(lambda: self._train(_made(self._model, count), size))
 
     def seconds(self, size: int, count: int | None = None) -> float:
-        """Of a round of so many records."""
+        """Seconds of a round of ``size`` records a block."""
         stamps: list[float] = []
         model = _made(self._model, count)
         self._train(model, size, lambda event: stamps.append(time.perf_counter()))
@@ -277,14 +283,14 @@ class _TrialRounds:
         with warnings.catch_warnings(record=True) as told, torch.random.fork_rng(devices=[]):
             warnings.simplefilter("always")
             here = copy_context()
-            here.run(COMPARED.set, 0)  # each copy is tried anew, and nothing of it is released
+            here.run(COMPARED.set, 0)  # copies need no comparison: nothing of them is released
             given = {"loss": self._loss, "micro_batch": size, "seeds": Seeds(0, 0), **how}
             here.run(train, model, data, plan, **given)
         self.alone = any(issubclass(one.category, SlowGradientsWarning) for one in told)
 
 
 def _like(leaf: Any, size: int) -> Any:
-    """So many made-up rows of a record's tensor: numbers in [0, 1), and ones."""
+    """``size`` made-up rows of a record's tensor: numbers in [0, 1), or ones for integers."""
     if not isinstance(leaf, Tensor):
         return leaf
     shape = (size, *leaf.shape[1:])
@@ -292,7 +298,7 @@ def _like(leaf: Any, size: int) -> Any:
 
 
 def _made(model: nn.Module, count: int | None) -> nn.Module:
-    """The model with random weights; of each stack of repeated layers so many."""
+    """A copy with random weights and the first ``count`` layers of each stack; None: all."""
     empty = {
         id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
         for one in model.parameters()
@@ -319,7 +325,7 @@ def _made(model: nn.Module, count: int | None) -> nn.Module:
 
 
 def _stacks(model: nn.Module) -> list[nn.ModuleList | nn.Sequential] | None:
-    """Lists of three layers and more that are alike, all of one length; None: there are none."""
+    """The longest lists of three or more identical layers; None if there are none."""
     found = [
         part
         for part in model.modules()

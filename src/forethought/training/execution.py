@@ -1,4 +1,4 @@
-"""The place and the way of a run's computation: no choice here can change a guarantee."""
+"""The execution of a run: device, threads, processes; nothing here can change a guarantee."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from forethought.rounds.private_sum import Team, TeamError, present_team
 from forethought.rounds.randomness import Seeds
 from forethought.values.checks import whole
 
-# Where to train: a device that torch knows and this machine has, or one clear line.
+# The device: one that torch knows and this machine has, or a clear error.
 
 
 def usable(device: str | torch.device) -> torch.device:
-    """The device, after a tensor was put there.
+    """The device, checked by allocating a tensor on it.
 
     Raises:
-        ValueError: no such device, or not on this machine; names what there is.
+        ValueError: no such device on this machine; the message lists those that it has.
     """
     here = ["cpu"]
     if torch.cuda.is_available():
@@ -45,19 +45,19 @@ def usable(device: str | torch.device) -> torch.device:
     return found
 
 
-# How many threads a run takes: no more than this process may use, and than are free.
+# The number of threads of a run: at most as many as this process may use, and as are free.
 #
-# Torch takes a thread for every core of the machine, whatever a container's quota or other
-# processes leave; too many threads wait for each other at every operation. The number can move
-# rounding, so a continued run keeps that of its beginning, and a seeded one does not look at the
-# load.
+# Torch uses a thread for every core of the machine, even if a container's quota or other processes
+# leave fewer; too many threads wait for each other at every operation. The number can change
+# rounding, so a continued run keeps the number that it began with, and a seeded run does not depend
+# on the load.
 
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores(quota: Path = _QUOTA) -> int:
-    """Cores that this process may use: of its affinity, and of its control group's quota."""
+    """The number of cores that this process may use: CPU affinity and control-group quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = count or 1
     try:
@@ -65,19 +65,19 @@ def cores(quota: Path = _QUOTA) -> int:
         if allowed != "max":
             found = min(found, max(1, int(allowed) // int(period)))
     except (OSError, ValueError):
-        pass  # no control group, or one that says it otherwise
+        pass  # no control group, or an unknown format
     return found
 
 
 def free_threads(usual: int, *, by_load: bool = True) -> int:
-    """Threads for a run: torch's usual number, as far as cores are there and free.
+    """The number of threads for a run: torch's number, limited to the free cores.
 
     Args:
-        usual: what torch would take.
-        by_load: whether to leave out cores that other processes were busy on in the last minute.
+        usual: torch's number of threads.
+        by_load: True to leave out cores that were busy in the last minute.
     """
     if "OMP_NUM_THREADS" in os.environ:
-        return usual  # decided by hand
+        return usual  # the user decided it
     there = cores()
     if by_load and hasattr(os, "getloadavg"):
         there -= round(os.getloadavg()[0])
@@ -86,7 +86,7 @@ def free_threads(usual: int, *, by_load: bool = True) -> int:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with so many threads, and give torch its own number back."""
+    """Run with ``count`` threads, then set torch's number back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -102,11 +102,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was stopped from outside after a whole round.
+    """A run was stopped from outside, after a whole round.
 
     Attributes:
-        folder: where it can be resumed from, or None when nothing was kept.
-        rounds: how many rounds were done.
+        folder: folder to resume it from; None if it had no run folder.
+        rounds: number of rounds that were done.
     """
 
     def __init__(self, folder: Path | None, rounds: int) -> None:
@@ -147,9 +147,9 @@ class InterruptGuard:
 
 @contextlib.contextmanager
 def launched() -> Iterator[None]:
-    """Join the processes that torchrun started, where it did; leave them at the end.
+    """Join the processes that torchrun started, if it did, and leave them at the end.
 
-    Uses NCCL, one device a process, where there are CUDA devices, and gloo otherwise.
+    Uses NCCL with one device a process if there are CUDA devices, otherwise gloo.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
     if not several or not distributed.is_available() or distributed.is_initialized():
@@ -161,21 +161,21 @@ def launched() -> Iterator[None]:
     distributed.init_process_group("nccl" if cuda else "gloo")
     try:
         yield
-        distributed.barrier()  # nobody leaves while another still waits for it
+        distributed.barrier()  # no process leaves while another still waits for it
     finally:
         distributed.destroy_process_group()
 
 
-# Words of the backends where another process is gone; they have no error of their own for it.
+# Backends have no error class for a process that is gone; these words occur in their messages.
 _GONE = ("Connection closed", "Connection reset", "Broken pipe", "Timed out", "NCCL")
 
 
 @contextlib.contextmanager
 def all_there(team: Team, folder: Path | None) -> Iterator[None]:
-    """Say in one line that another process of a team has ended, and what to do.
+    """Turn the error of a process that is gone into one line that says what to do.
 
     Raises:
-        TeamError: it has, while this one waited for it.
+        TeamError: another process ended while this one waited for it.
     """
     try:
         yield
@@ -191,15 +191,15 @@ def all_there(team: Team, folder: Path | None) -> Iterator[None]:
 
 
 def leads() -> bool:
-    """True if this process shows and writes what a person reads."""
+    """True if this process shows and writes output for the user."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def alone(name: str) -> None:
-    """Refuse several processes where one plan after the other is run.
+    """Refuse several processes in a function that runs several plans, one after the other.
 
     Raises:
-        ValueError: names the function that several processes can run.
+        ValueError: several processes; names the function that they can run.
     """
     if (size := present_team().size) > 1:
         raise ValueError(
@@ -212,7 +212,7 @@ def check_model(model: torch.nn.Module) -> None:
     """Refuse a model that another library has wrapped for several processes.
 
     Raises:
-        ValueError: names the wrapper and what to do.
+        ValueError: the message names the wrapper and says what to do.
     """
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -225,34 +225,34 @@ def check_model(model: torch.nn.Module) -> None:
 
 
 def same_start(model: torch.nn.Module, team: Team) -> None:
-    """Give every process the first one's weights and buffers."""
+    """Copy the first process's weights and buffers to every process."""
     if team.size == 1:
         return
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            if not hasattr(tensor, "to_local"):  # of shards every process has its own
+            if not hasattr(tensor, "to_local"):  # every process has its own shards
                 distributed.broadcast(tensor.data, src=0)
 
 
-# Options that by definition cannot change a guarantee: where a run computes, when it saves.
+# Options that cannot change a guarantee: where a run computes and when it saves.
 
 
 @dataclass(frozen=True)
 class Execution:
-    """The execution of a plan. Sampling and the laws of noise and results stay the same.
+    """Options of a run's execution. They do not change sampling or any distribution.
 
-    A sum that is rounded otherwise, by a last bit, has another draw of the noise.
+    A sum that differs by rounding in its last bits gets another draw of the noise.
 
     Args:
-        device: where to train; default: where the model is.
-        micro_batch: examples whose gradients are held at once. Bounds memory. Blocks follow from it
-            and are probed, so that it changes no record's contribution but in last bits.
+        device: device to train on; default: the model's.
+        micro_batch: examples whose gradients are held at once, which bounds memory. It changes
+            contributions in their last bits only.
         checkpoint_every: rounds between checkpoints; default: by time, about every 10 s.
         log_every: rounds between rows of the history; default: about 100 rows.
-        salted: deprecated: a round's noise always depends on the weights, and on the sum.
+        salted: deprecated, without effect: the noise of a round always depends on weights and sum.
 
     Raises:
-        TypeError, ValueError: no whole number of at least 1.
+        TypeError, ValueError: a number that is no whole number of at least 1.
     """
 
     device: str | torch.device | None = None
@@ -276,7 +276,7 @@ class Execution:
 
 
 class ShortForms(TypedDict, total=False):
-    """Options of ``execution=Execution(...)`` and ``seeds=Seeds(...)`` by themselves."""
+    """Options of ``execution=Execution(...)`` and ``seeds=Seeds(...)`` as single arguments."""
 
     device: str | torch.device | None
     micro_batch: int | None
@@ -289,10 +289,11 @@ class ShortForms(TypedDict, total=False):
 def settled(
     execution: Execution | None, seeds: Seeds | None, **short: Unpack[ShortForms]
 ) -> tuple[Execution, Seeds]:
-    """One value each from ``execution=``, ``seeds=`` and their short forms.
+    """One execution and one seeds value from ``execution=``, ``seeds=`` and their short forms.
 
     Raises:
-        TypeError: an unknown option, or values of another type. ValueError: something said twice.
+        TypeError: an unknown option, or values of another type.
+        ValueError: an option that is given twice.
     """
     unknown = sorted(set(short) - set(ShortForms.__annotations__))
     if unknown:

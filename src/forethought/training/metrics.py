@@ -1,4 +1,4 @@
-"""Figures of a run and of its model on held-out records."""
+"""Measurements of a run, and figures of its model on held-out records."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from forethought.gradients.clipped import outputs_in_front, placed
 from forethought.rounds.contributions import Loss, correct, mixing_layers, undisturbed
 from forethought.rounds.records import Records
 
-# Batch normalisation after private training: whose statistics evaluation uses.
+# The statistics that batch normalisation uses in evaluation after private training.
 #
-# Inside a group a layer normalises by the group's own statistics, which go nowhere: running
+# In training, a layer normalises by the statistics of its own group, which are not kept: running
 # statistics of private records are never released, so the model has none. Evaluation uses either
-# the layer statistics of a public batch, which then go into the model's buffers, or those of the
-# records that are evaluated, a batch at a time.
+# the layer statistics of a public batch, which are then stored in the model's buffers, or those of
+# the evaluated records, a batch at a time.
 
 
 def public_statistics(
@@ -41,8 +41,9 @@ def public_statistics(
     """Buffer name → running mean or variance of a public batch, layer by layer.
 
     Args:
-        model: its layers of batch normalisation in training mode are looked at, all else is in
-            evaluation mode. parameters: the weights, by name.
+        model: its batch normalisation layers are put in training mode, all others in evaluation
+            mode.
+        parameters: the weights, by name.
         inputs: a tensor, tuple or dict of at least two public records, batch first.
     """
     with undisturbed(model), torch.no_grad():
@@ -62,14 +63,14 @@ def public_statistics(
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model's arguments by place and by name, from inputs in any form."""
+    """A model's positional and keyword arguments, from inputs in any form."""
     if isinstance(inputs, dict):
         return (), inputs
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
 
 
 def settle_statistics(model: nn.Module, inputs: Any) -> None:
-    """Write a public batch's layer statistics into the model, for evaluation mode.
+    """Store a public batch's layer statistics in the model's buffers, for evaluation mode.
 
     Args:
         inputs: public records, batch first.
@@ -80,24 +81,24 @@ def settle_statistics(model: nn.Module, inputs: Any) -> None:
         buffers[name].copy_(value)
 
 
-# From a classifier's outputs to what is said of a record, by facts that are declared, not measured.
+# From a classifier's outputs to probabilities and answers, by declared facts, not measured ones.
 #
-# With shares q of the classes among the records that are asked about, against shares p in a model's
-# answers, probabilities are in proportion to softmax · q/p (Saerens, Latinne and Decaestecker 2002;
-# Elkan 2001): logarithms of that are added to the outputs. Clipping makes p another share than that
-# of the records: a rare class's gradients are long and are shortened, a frequent one's are not.
-# Where a linear model clips at a known share of its features' norm, :func:`learnt` is what it comes
-# to, from declared numbers.
-# Of answers the cheapest is given: the class of the largest probability times its cost.
+# With class shares q among the records in use, and shares p in a model's answers, probabilities are
+# proportional to softmax · q/p (Saerens, Latinne and Decaestecker 2002; Elkan 2001), so log(q/p) is
+# added to the outputs. Clipping makes p differ from the shares of the records: the gradients of a
+# rare class are long and are shortened, those of a frequent one are not. If a linear model clips at
+# a known share of its features' norm, :func:`learnt` computes p from declared numbers.
+# The answer is the one of the least expected cost: the class of the largest probability times its
+# cost.
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """The probabilities and answers that a classifier's outputs stand for.
+    """The rule from a classifier's outputs to probabilities and answers.
 
     Args:
-        shift: added to the outputs before the softmax, one a class; empty: nothing.
-        costs: of a record of each class that is taken for another; empty: all alike.
+        shift: added to the outputs before the softmax, one a class; empty: nothing is added.
+        costs: for each true class, the cost of a wrong answer; empty: all are equal.
     """
 
     shift: tuple[float, ...] = ()
@@ -107,11 +108,12 @@ class Decisions:
     def of(
         cls, asked: Sequence[float] | None, answered: Sequence[float] | None, costs: Sequence[float]
     ) -> Decisions:
-        """The decisions that follow from declared facts.
+        """The rule that follows from declared facts.
 
         Args:
-            asked: shares of the classes where the model is used; None: not declared.
-            answered: shares in its answers as they come. costs: of mistakes, by true class.
+            asked: class shares where the model is used; None: not declared.
+            answered: class shares in the model's answers without a shift.
+            costs: of wrong answers, by true class.
         """
         moved: tuple[float, ...] = ()
         if asked is not None and answered is not None:
@@ -119,7 +121,7 @@ class Decisions:
         return cls(moved if any(abs(one) > 1e-9 for one in moved) else (), tuple(costs))
 
     def shifted(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """Outputs whose softmax are the probabilities, float64, (N, classes)."""
+        """Outputs whose softmax is the probabilities, float64, (N, classes)."""
         return outputs.astype(np.float64) + (self.shift or 0.0)
 
     def shares(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -129,7 +131,7 @@ class Decisions:
         return np.asarray(found / found.sum(axis=1, keepdims=True))
 
     def chosen(self, outputs: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-        """The cheapest answer to each record, a class, (N,)."""
+        """The class of the least expected cost for each record, int64, (N,)."""
         own = np.log(self.costs) if self.costs else 0.0
         return np.asarray((self.shifted(outputs) + own).argmax(axis=1))
 
@@ -137,14 +139,15 @@ class Decisions:
 def learnt(
     shares: Sequence[float], weights: Sequence[float] | None, clip: float | None
 ) -> tuple[float, ...]:
-    """Shares of the classes in the answers of a linear model that knows nothing but an intercept.
+    """Class shares in the answers of a linear model that has learnt nothing but its intercept.
 
-    Where gradients of class k, w_k (p − e_k) times features of norm R, are clipped at C, the answer
-    p at which their mean is zero has p_k in proportion to q_k w_k min(1, C/(w_k R ‖p − e_k‖)).
+    The gradients of class k, w_k (p − e_k) times features of norm R, are clipped at C. The answer p
+    at which their mean is zero has p_k proportional to q_k w_k min(1, C/(w_k R ‖p − e_k‖)).
 
     Args:
-        shares: q, of the records. weights: w, of the loss; None: all 1. clip: C/R; None: unknown,
-            and the shares are taken to be learnt as they are.
+        shares: q, of the records.
+        weights: w, of the loss; None: all 1.
+        clip: C/R; None: unknown, and the result is ``shares``.
     """
     own = np.asarray(shares, float)
     if clip is None:
@@ -159,14 +162,14 @@ def learnt(
     return tuple(found.tolist())
 
 
-# Figures of a model on held-out records, by name: what each is, and what no model at all reaches.
+# Figures of a model on held-out records, by name, each with its value for constant answers.
 #
-# *No model* answers every record alike: with the most frequent class and the shares of the classes
-# among the held-out records, with the mean of values, with each label's share. A figure is measured
-# on these constant answers by the same function, so that the two are about the same thing.
+# *No model* gives every record the same answer: of classes, the most frequent one and the class
+# shares among the held-out records; of values, their mean; of labels, each label's share. The same
+# function measures a figure on these constant answers, so that both values mean the same.
 
 
-# Of the intervals.
+# Confidence level of the intervals.
 CONFIDENCE = 0.95
 _Z = float(ndtri((1 + CONFIDENCE) / 2))
 _BINS = 10
@@ -174,14 +177,14 @@ _BINS = 10
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured figure with its interval at 95 % confidence, where one is known."""
+    """A measured figure, with its interval at 95 % confidence if there is one."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def around(self, form: str) -> str:
-        """The interval as it is printed behind the figure; nothing where there is none."""
+        """The interval as text to print after the figure; empty if there is none."""
         if self.low is None or self.high is None:
             return ""
         return f" ({at_least(self.low, form)} to {at_most(self.high, form)})"
@@ -189,13 +192,13 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class HeldOutAnswers:
-    """The right answers for held-out records, and a model's.
+    """The right answers for held-out records, and a model's answers.
 
     Args:
         targets: classes (N,), values (N,), or labels (N, K) of 0 and 1.
         scores: probabilities (N, K); of a regression its values (N,).
         chosen: classes (N,) or labels (N, K).
-        costs: of a record of each class that is taken for another; empty: nothing is declared.
+        costs: for each true class, the cost of a wrong answer; empty: not declared.
     """
 
     targets: NDArray[Any]
@@ -205,7 +208,7 @@ class HeldOutAnswers:
 
     @property
     def there(self) -> NDArray[np.int64]:
-        """The classes that some record has."""
+        """The classes that at least one record has."""
         return np.flatnonzero(np.bincount(self.targets, minlength=self.scores.shape[1]))
 
 
@@ -231,7 +234,7 @@ def values_of(outputs: NDArray[np.float64], targets: NDArray[np.float64]) -> Hel
 
 
 def without_a_model(answers: HeldOutAnswers) -> HeldOutAnswers:
-    """The same answer to every record."""
+    """The constant answers of no model to the same records."""
     targets, scores = answers.targets, answers.scores
     if scores.ndim == 1:
         return values_of(np.full(len(targets), targets.mean()), targets)
@@ -283,7 +286,7 @@ def _area(targets: NDArray[Any], scores: NDArray[np.float64]) -> Figure:
 
 
 def _each(a: HeldOutAnswers) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
-    """Of each class or label that some, and not all, records have: who has it, and its scores."""
+    """Truth and scores of each class or label that some, but not all, records have."""
     if a.targets.ndim == 1:
         each = [(a.targets == kind, a.scores[:, kind]) for kind in a.there]
     else:
@@ -313,7 +316,7 @@ def _average_precision(a: HeldOutAnswers) -> Figure | None:
 
 
 def _macro(score: Callable[[Any, Any, Any], Any]) -> Measure:
-    """The mean over classes or labels of a function of how many were found, wrong and missed."""
+    """The mean over classes or labels of a score of the counts found, wrong and missed."""
 
     def measure(a: HeldOutAnswers) -> Figure:
         there, kinds = a.there if a.targets.ndim == 1 else None, a.scores.shape[1]
@@ -340,11 +343,11 @@ def _share_of(found: Any, others: Any) -> Any:
 
 
 def _calibration(a: HeldOutAnswers) -> Figure:
-    """Expected calibration error over ten bins: how far confidence is from accuracy.
+    """Expected calibration error over ten bins: the distance of confidence from accuracy.
 
-    The sizes of ten noisy gaps are too large by E|γ + N(0, σ²)| − |γ| each, most where γ is 0. The
-    interval's lower end takes that off with each γ a deviation nearer to 0 than it was found, its
-    upper end takes nothing off.
+    The mean size of a bin's noisy gap γ + N(0, σ²) is too large by E|γ + N(0, σ²)| − |γ|, most
+    where γ is 0. The interval's lower end subtracts this, with each γ a deviation nearer to 0 than
+    it was measured; its upper end subtracts nothing.
     """
     if a.targets.ndim == 1:
         sure, right = a.scores.max(axis=1), a.scores.argmax(axis=1) == a.targets
@@ -352,7 +355,7 @@ def _calibration(a: HeldOutAnswers) -> Figure:
         sure, right = a.scores, a.targets
     sure, right = (part.reshape(len(a.targets), -1) for part in (sure, right))
     bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
-    # Of each record, shape (n, bins): what its answers add to each bin's gap.
+    # Shape (n, bins): the part of each record's answers in each bin's gap.
     cells = (np.arange(len(sure))[:, None] * _BINS + bins).ravel()
     each = np.bincount(cells, (sure - right).ravel(), len(sure) * _BINS) / sure.shape[1]
     each = each.reshape(len(sure), _BINS)
@@ -363,7 +366,7 @@ def _calibration(a: HeldOutAnswers) -> Figure:
     excess = 2 * float(deviations @ (density - least * ndtr(-least)))
     half = _Z * float((each @ np.sign(gaps)).std()) / few
     error = float(np.abs(gaps).sum())
-    if not np.ptp(a.scores, axis=0).any():  # of answers that are all alike nobody asks one
+    if not np.ptp(a.scores, axis=0).any():  # constant answers need no interval
         return Figure(error)
     return Figure(error, max(0.0, error - excess - half), min(1.0, error + half))
 
@@ -382,14 +385,14 @@ def _brier(a: HeldOutAnswers) -> Figure:
 
 
 def _cost(a: HeldOutAnswers) -> Figure | None:
-    """Mean cost of a record's answer, where costs are declared."""
+    """Mean cost of the answers; None if no costs are declared."""
     if not a.costs or a.targets.ndim > 1:
         return None
     return _mean(np.where(a.chosen == a.targets, 0.0, np.array(a.costs)[a.targets]), 0.0)
 
 
 def _r_squared(a: HeldOutAnswers) -> Figure:
-    """R² with the interval of the delta method: a ratio of two means over the same records."""
+    """R² with the interval of the delta method, as a ratio of two means over the same records."""
     plain = np.square(a.targets - a.targets.mean())
     gaps = np.square(a.scores - a.targets)
     spread = float(plain.mean())
@@ -407,8 +410,8 @@ def _root_mean_square(a: HeldOutAnswers) -> Figure:
 
 
 def _median_error(a: HeldOutAnswers) -> Figure:
-    """The median error between two order statistics, for any distribution; few have no such two."""
-    from scipy.stats import binom  # slow to load, and other figures need none of it
+    """Median error between two order statistics, for any distribution; none if N is small."""
+    from scipy.stats import binom  # imported here since it is slow, and other figures lack it
 
     errors, count = np.sort(np.abs(a.scores - a.targets)), len(a.targets)
     low = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5)) - 1
@@ -419,14 +422,14 @@ def _median_error(a: HeldOutAnswers) -> Figure:
     return Figure(median, float(errors[low]), float(errors[high]))
 
 
-# Draws of held-out records, with replacement, for the interval of a figure that has no formula.
+# Bootstrap samples of the held-out records, for the interval of a figure without a formula.
 _DRAWS = 200
 
 
 def _resampled(a: HeldOutAnswers, value: Callable[[HeldOutAnswers], float]) -> Figure:
-    """A share with a normal interval by the bootstrap's deviation and bias (Efron 1979).
+    """A share with a normal interval, by the bootstrap's deviation and bias (Efron 1979).
 
-    None of answers that are all alike.
+    Constant answers get no interval.
     """
     own, generator = value(a), np.random.default_rng(0)
     if not math.isfinite(own) or not np.ptp(a.scores, axis=0).any():
@@ -453,7 +456,7 @@ _OF_CLASSES: dict[str, Measure] = {
     "Brier score": _brier,
     "mean cost": _cost,
 }
-# Kind of task → name → figure; the first is always given: it says whether a model is any good.
+# Kind of task → name → figure. The first one is always measured: it shows if a model is useful.
 MEASURES: dict[str, Mapping[str, Measure]] = {
     "classification": _OF_CLASSES,
     "multilabel": {**_OF_CLASSES, "all labels right": _all_right},
@@ -464,7 +467,7 @@ MEASURES: dict[str, Mapping[str, Measure]] = {
         "median absolute error": _median_error,
     },
 }
-# What is measured where nobody says what.
+# The figures that are measured by default.
 USUAL: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "AUC", "F1", "calibration error"),
     "multilabel": ("accuracy", "all labels right", "AUC", "F1", "calibration error"),
@@ -473,10 +476,10 @@ USUAL: dict[str, tuple[str, ...]] = {
 
 
 def chosen_measures(task: str, names: Sequence[str] | None) -> tuple[str, ...]:
-    """The measures that are wanted, the first one of the task before them.
+    """The names of the wanted figures, with the first one of the task before them.
 
     Raises:
-        ValueError: a name that this task does not have; says which there are.
+        ValueError: a name that this task does not have; the message lists those that it has.
     """
     known = MEASURES[task]
     if names is None:
@@ -490,11 +493,11 @@ def chosen_measures(task: str, names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((next(iter(known)), *names)))
 
 
-# What a run tells while it runs and afterwards.
+# The measurements of a run.
 #
-# Two kinds of numbers are kept apart. What follows from the released model (the rounds, the step
-# size, ε) and from held-out records goes to ``metrics.csv``. Loss, share of clipped contributions
-# and the number of non-finite ones are taken on private batches without noise: they are for the
+# Two kinds of numbers are separate. Those that follow from the released model (rounds, step size,
+# ε) and from held-out records go to ``metrics.csv``. Loss, share of clipped contributions and
+# number of non-finite ones are measured on private batches without noise: they are for the
 # operator, go to ``diagnostics.csv``, and the Statement names them as not covered.
 
 
@@ -533,9 +536,10 @@ PUBLIC = tuple(field.name for field in fields(Metrics) if field.name not in PRIV
 
 @dataclass(frozen=True)
 class Event:
-    """The facts that a progress display needs, after every round: the values last measured.
+    """The values for a progress display after every round, as they were last measured.
 
-    ``loss``, ``clipped`` and ``non_finite`` come from private batches: show them, do not publish.
+    ``loss``, ``clipped`` and ``non_finite`` come from private batches: show them to the operator
+    only.
     """
 
     round: int
@@ -560,7 +564,7 @@ def as_csv(history: Sequence[Metrics], columns: Sequence[str]) -> str:
 
 
 def from_csv(public: str, private: str | None) -> list[Metrics]:
-    """The inverse of :func:`as_csv` on the columns of both files."""
+    """Read the rows that :func:`as_csv` wrote, from the public file and perhaps the private one."""
     rows = list(csv.DictReader(io.StringIO(public)))
     if private is not None:
         more = csv.DictReader(io.StringIO(private))
@@ -593,12 +597,12 @@ def evaluate(
     """Mean loss and accuracy of the model with other parameters, in evaluation mode.
 
     Args:
-        dims: where the model has its examples, where its owner declares it.
-        public_inputs: records whose statistics batch normalisation uses. None: those of the records
-            that are evaluated, so many at a time.
+        dims: the dimensions that hold the examples, if the user declares them.
+        public_inputs: records whose statistics batch normalisation uses. None: those of the
+            evaluated records, at most 512 at a time.
 
     Returns:
-        (loss, accuracy); the accuracy is None where targets are no labels.
+        (loss, accuracy); the accuracy is None if targets are no labels.
     """
     total, hits, size = 0.0, 0, len(records)
     classified = True
@@ -620,7 +624,7 @@ def evaluate(
                 outputs = call(model, inputs)
             outputs = outputs_in_front(outputs, dims)
             values = loss(outputs, targets).double()
-            # A model that computes its own loss gives the mean of its batch.
+            # A model that computes its own loss returns the mean over its batch.
             total += float(values.sum() if values.ndim else values * len(indices))
             found = correct(outputs, targets)
             classified = classified and found is not None
@@ -628,9 +632,9 @@ def evaluate(
     return total / size, hits / size if classified else None
 
 
-# What a run's result is worth, on held-out records: beside a baseline, with intervals.
+# The result of a run on held-out records, beside a baseline, with intervals.
 #
-# Held-out records are not those that the guarantee is about; the Statement names their use.
+# The guarantee is not about held-out records; the Statement names their use.
 
 
 SCHEMA = "forethought/results/1"
@@ -642,16 +646,17 @@ class Results:
     """Figures on held-out records.
 
     Args:
-        examples: how many there are.
+        examples: number of held-out records.
         figures: name → figure, those of :data:`forethought.training.metrics.MEASURES` that were
             asked for; AUC, F1, precision and recall are means over classes or labels.
-        baseline: the same figures of answering every record alike.
-        classes: their names, or those of labels; empty for a regression. recall: of each; None for
-            one that no held-out record has. confusion: true class × predicted class; of each label
-            how many were rightly left out, wrongly given, missed, found.
-        weak: whether the model is not clearly better than the baseline.
-        task: "classification", "multilabel" or "regression". target: of a regression, what it is
-            of, in whose units all but R² are.
+        baseline: the same figures for constant answers.
+        classes: names of the classes or labels; empty for a regression.
+        recall: of each class or label; None if no held-out record has it.
+        confusion: true class × predicted class; for each label the counts of true negatives, false
+            positives, false negatives and true positives.
+        weak: True if the model is not clearly better than the baseline.
+        task: "classification", "multilabel" or "regression".
+        target: of a regression, the name of its target, the unit of all figures but R².
     """
 
     examples: int
@@ -673,7 +678,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results | None:
-        """Read ``results.json``; None where a run kept none."""
+        """Read ``results.json``; None if the run has none."""
         if not path.is_file():
             return None
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -684,7 +689,7 @@ class Results:
         return cls(**{**values, "confusion": tuple(map(tuple, values["confusion"]))})
 
     def sentences(self) -> tuple[str, ...]:
-        """The result in words, its baseline beside it."""
+        """The result in words, with its baseline."""
         (name, lead), *rest = self.figures.items()
         form, nothing = ".1%", "always saying the most frequent class"
         if self.task == "multilabel":
@@ -709,7 +714,7 @@ class Results:
 
     @property
     def _worse(self) -> bool:
-        """True if no model at all does better, beyond chance."""
+        """True if the model is worse than constant answers, beyond chance."""
         name = "mean absolute error" if self.task == "regression" else "accuracy"
         figure, plain = self.figures.get(name), self.baseline.get(name)
         if figure is None or plain is None or figure.low is None or figure.high is None:
@@ -740,8 +745,8 @@ class Results:
         return found
 
     def _named_with(self, name: str, figure: Figure) -> str:
-        """A figure with what no model reaches."""
-        # One answer for all, the frequency of each class, is calibrated by definition.
+        """A figure, with the value for constant answers."""
+        # The constant answer is the frequency of each class, which is calibrated by definition.
         plain = None if name == "calibration error" else self.baseline.get(name)
         around = figure.around(".3g") if self.task == "regression" else ""
         without = "" if plain is None else f" (no model {plain:.3g})"
@@ -762,15 +767,14 @@ def measured(
         outputs: of a classifier (N, classes), before the softmax; of labels (N, labels), before
             the sigmoid; of a regression (N,), in the unit of its targets.
         targets: (N,), or (N, labels) of 0 and 1.
-        classes: their names, class 0 first, or those of labels; None for a regression.
-        names: the figures wanted; None: the usual ones, and the cost of mistakes where it is
+        classes: names of the classes, class 0 first, or of the labels; None for a regression.
+        names: the wanted figures; None: the default ones. The mean cost is added if costs are
             declared.
-        target: what a regression is of.
-        decisions: the way from a classifier's outputs to probabilities and answers.
-
+        decisions: the rule from a classifier's outputs to probabilities and answers.
+        target: name of a regression's target.
 
     Raises:
-        ValueError: a figure that there is not.
+        ValueError: a figure that the task does not have.
     """
     values = outputs.astype(np.float64)
     if classes is None:
@@ -798,8 +802,7 @@ def measured(
 def _confusion(
     answers: HeldOutAnswers, count: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[float | None, ...]]:
-    """The counts of each class taken for each, and the share of each class or label that was
-    found."""
+    """Counts of each true and predicted class or label, and the recall of each."""
     if answers.scores.ndim == 1:
         return (), ()
     if answers.targets.ndim == 2:
@@ -817,7 +820,7 @@ def _confusion(
 
 
 def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers) -> bool:
-    """True if no interval keeps clear of no model's: of the task's own figure, or of the AUC."""
+    """True if no interval excludes the baseline: that of the task's main figure, or of the AUC."""
     name = "mean absolute error" if task == "regression" else "accuracy"
     figure, plain = MEASURES[task][name](answers), MEASURES[task][name](nothing)
     assert figure is not None and plain is not None
@@ -825,7 +828,7 @@ def _weak(task: str, answers: HeldOutAnswers, nothing: HeldOutAnswers) -> bool:
     if task == "regression":
         return figure.high >= plain.value
     ranked = MEASURES[task]["AUC"](answers) if "AUC" in MEASURES[task] else None
-    # Where one class is rare, what a model has learnt is the order of records, not the accuracy.
+    # If one class is rare, a model may have learnt the order of records without better accuracy.
     clear = ranked is not None and ranked.low is not None and ranked.low > 0.5
     return figure.low <= plain.value and not clear
 

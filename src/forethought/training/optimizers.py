@@ -1,4 +1,4 @@
-"""From released sums to weights: optimizers, schedules, filters, averages; free of cost."""
+"""From released sums to weights: optimizers, schedules, filters, averages; at no privacy cost."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from forethought.values.mechanism import Correlated
 from forethought.values.plan import Plan, Round
 from forethought.values.use import OPTIMIZERS, Averaging, GradientFilter, Optimizer
 
-# Averages of the iterates: post-processing of what was released, so they cost no privacy.
+# Averages of the iterates: post-processing of released values, so they cost no privacy.
 
 
 class IterateAverage:
-    """A running average of parameters; of fixed size, exactly resumable.
+    """A running average of parameters, in constant memory; its state can be saved and restored.
 
     Args:
-        averaging: which average. ``exponential`` moves by 1 − min(decay, (1 + t)/(10 + t)) towards
-            iterate t = 1, 2, …, so that early iterates do not weigh on a short run; ``tail`` is
-            the even mean of the last ⌈fraction·rounds⌉ iterates.
+        averaging: the kind of average. ``exponential`` moves by 1 − min(decay, (1 + t)/(10 + t))
+            towards iterate t = 1, 2, …, so that early iterates have little weight in a short run;
+            ``tail`` is the plain mean of the last ⌈fraction·rounds⌉ iterates.
         parameters: name → parameter, whose iterates are averaged.
         rounds: length of the run.
     """
@@ -44,7 +44,7 @@ class IterateAverage:
         self._pairs = [(self._average[name], self._parameters[name]) for name in self._average]
 
     def update(self, done: int) -> None:
-        """Take in the parameters as they are after ``done`` rounds."""
+        """Add the parameters as they are after ``done`` rounds to the average."""
         if not self._pairs:
             return
         if self._averaging.kind == "exponential":
@@ -62,12 +62,12 @@ class IterateAverage:
 
     @torch.no_grad()
     def hand_over(self) -> None:
-        """Give the parameters the averaged values."""
+        """Copy the averaged values into the parameters."""
         for average, parameter in self._pairs:
             parameter.copy_(average)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The state that a checkpoint has to hold."""
+        """The state for a checkpoint, name → average."""
         return self._average
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -77,7 +77,7 @@ class IterateAverage:
 
 
 def _moving(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, Any, torch.Tensor, Any]]:
-    """Every parameter that has a gradient: its group, itself, the gradient, and its state."""
+    """Yield each parameter that has a gradient: its group, itself, the gradient and its state."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -91,25 +91,27 @@ def _require_betas(name: str, betas: tuple[float, float]) -> None:
 
 # Adam without the noise in its second moment: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2023).
 #
-# Noise of variance φ on a gradient adds φ to the expected second moment. Where noise outweighs the
-# gradient, Adam then divides every coordinate by the same number, and is gradient descent with
-# momentum. The variance is public, so it can be subtracted: post-processing.
+# Noise of variance φ on a gradient adds φ to the expected second moment. Where the noise is larger
+# than the gradient, Adam then divides every coordinate by the same number, and becomes gradient
+# descent with momentum. The variance is public, so subtracting it is post-processing.
 
 
-# What is divided by is never below its square root, as Adam's eps.
+# Lower bound of the estimated second moment, whose square root is the divisor; like Adam's eps.
 _LEAST = 1e-16
 
 
 class AdamBC(torch.optim.Optimizer):
     """Steps along m̂/√max(v̂ − φ̂, floor), with φ̂ the noise's own share of v̂ (their Algorithm 1).
 
-    φ̂ is averaged over rounds with the weights of v̂, so E[v̂ − φ̂] is the second moment of the
-    gradients without noise whatever schedule the noise has.
+    φ̂ averages the noise variance over rounds with the weights of v̂, so that E[v̂ − φ̂] is the
+    second moment of the gradients without noise, for any schedule of the noise.
 
     Args:
-        params: as for torch's optimizers. lr: step size. betas: of the two moments.
-        floor: γ′ of the paper, in squared units of the gradient. None: a standard deviation of
-            v̂ where a coordinate has nothing but independent noise, √2 φ̂ in the first round and
+        params: as for torch's optimizers.
+        lr: step size.
+        betas: decay rates of the two moments, each in [0, 1).
+        floor: γ′ of the paper, in squared units of the gradient. None: the standard deviation of
+            v̂ in a coordinate with only independent noise: √2 φ̂ in the first round and
             φ̂√(2(1 − β₂)/(1 + β₂)) later on.
     """
 
@@ -130,15 +132,15 @@ class AdamBC(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "floor": floor})
 
     def expect_noise(self, variance: float) -> None:
-        """Say what variance the noise on every coordinate of the next step's gradients has."""
+        """Set the variance of the noise on every coordinate of the next step's gradients."""
         self.noise_variance = variance
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step along the parameters' gradients; a closure is not called.
+        """Make one step along the parameters' gradients; a closure is not called.
 
         Raises:
-            RuntimeError: nobody said how much noise these gradients have.
+            RuntimeError: :meth:`expect_noise` was not called since the last step.
         """
         if self.noise_variance is None:
             raise RuntimeError(
@@ -172,12 +174,14 @@ class AdamBC(torch.optim.Optimizer):
 
 
 class Yogi(torch.optim.Optimizer):
-    """Adam whose second moment moves by its difference's sign: it never jumps.
+    """Adam with a second moment that changes by the sign of a difference, so that it never jumps.
 
     Args:
-        params: as for torch's optimizers. lr: step size.
-        betas: of the two moments. eps: added to the root of the second moment (τ of FedYogi).
-        initial: what the second moment starts from.
+        params: as for torch's optimizers.
+        lr: step size.
+        betas: decay rates of the two moments, each in [0, 1).
+        eps: added to the root of the second moment (τ of FedYogi).
+        initial: initial value of the second moment.
     """
 
     def __init__(
@@ -196,7 +200,7 @@ class Yogi(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step along the parameters' gradients; a closure is not called."""
+        """Make one step along the parameters' gradients; a closure is not called."""
         for group, parameter, gradient, state in _moving(self):
             first, second = group["betas"]
             if not state:
@@ -210,17 +214,17 @@ class Yogi(torch.optim.Optimizer):
             parameter.addcdiv_(state["mean"], root, value=-group["lr"])
 
 
-# Torch optimizers by name. What they do with a noised mean is post-processing, hence free.
+# Torch optimizers by name. Their use of a noised mean is post-processing, which costs no privacy.
 
 
-# Optimizers that evaluate the loss again inside a step would use the data without noise.
+# Optimizers that evaluate the loss inside a step would use the data without noise.
 _LOOKS_AT_THE_DATA = {"lbfgs"}
 _LOOKS = (
     "optimizer {name!r} evaluates the loss inside its step, which would read the data without "
     "noise; use 'sgd' or 'adam'"
 )
 
-# Of torch, and of ours with what is known of them.
+# Name → class: torch's own optimizers, and those that forethought adds.
 NAMES: dict[str, str] = {
     name.lower(): f"torch.optim:{name}"
     for name, kind in vars(torch.optim).items()
@@ -234,11 +238,11 @@ NAMES: dict[str, str] = {
 def make_optimizer(
     optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The torch optimizer that a plan names.
+    """Make the torch optimizer that a plan names.
 
     Raises:
-        ValueError: an unknown name (the nearest is suggested), an option that it does not take,
-            or an optimizer that evaluates the loss inside its step.
+        ValueError: an unknown name (the message suggests the nearest), an option that it does not
+            take, or an optimizer that evaluates the loss inside its step.
     """
     kind = _find(optimizer.name)
     if needs_closure(kind):
@@ -285,25 +289,26 @@ def _find(name: str) -> type[torch.optim.Optimizer]:
     return kind
 
 
-# Filters of noised means: what they make of earlier rounds, and how much noise is left.
+# Filters of noised means: they use earlier rounds to reduce the noise.
 #
-# A filter sees noised means, their public noise and its own state, so what comes out is
-# post-processing. Each says what variance the noise in its output has, for optimizers that subtract
-# it (:mod:`forethought.training.optimizers`).
+# A filter reads noised means, their public noise variance and its own state, so its output is
+# post-processing. Each filter computes the variance of the noise in its output, for optimizers that
+# subtract it (:class:`AdamBC`).
 
 
 Tensors = dict[str, torch.Tensor]
 
 
 class LowPass:
-    """A Butterworth low-pass filter, divided by its answer to ones: DOPPLER's Algorithm 1.
+    """A Butterworth low-pass filter, divided by its response to ones: DOPPLER's Algorithm 1.
 
-    m_t = −Σ a_τ m_{t−τ} + Σ b_τ g_{t−τ}, c_t the same of ones, and out comes m_t/c_t. By the
-    bilinear transform of 1/(1 + s/ω) and of 1/(1 + √2 s/ω + s²/ω²), whose delay at frequency 0 is
-    1/ω and √2/ω rounds.
+    m_t = −Σ a_τ m_{t−τ} + Σ b_τ g_{t−τ}; c_t is the same for ones; the output is m_t/c_t. The
+    coefficients come from the bilinear transform of 1/(1 + s/ω) and of 1/(1 + √2 s/ω + s²/ω²),
+    whose delay at frequency 0 is 1/ω and √2/ω rounds.
 
     Args:
-        delay: at frequency 0, in rounds, at least 0.5. order: 1 or 2.
+        delay: at frequency 0, in rounds, at least 0.5.
+        order: 1 or 2.
     """
 
     def __init__(self, delay: float, order: int) -> None:
@@ -316,17 +321,17 @@ class LowPass:
             b = [w * w / whole, 2 * w * w / whole, w * w / whole]
             a = [2 * (w * w - 1) / whole, (1 - root * w + w * w) / whole]
         self._a, self._b, self._order = a, b, order
-        self._ones = [0.0] * order, [0.0] * order  # c and ones so far, the latest first
-        self._past: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []  # m and g likewise
-        # Covariance of the noise in (m_{t−1}, …, g_{t−1}, …), of any one coordinate.
+        self._ones = [0.0] * order, [0.0] * order  # past values of c and of ones, the latest first
+        self._past: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []  # past m and g likewise
+        # Covariance of the noise in (m_{t−1}, …, g_{t−1}, …), the same for each coordinate.
         self._spread = np.zeros((2 * order, 2 * order))
 
     def ahead(self, variance: float) -> float:
-        """The number of the last step's lengths ahead of the weights of the next gradient: none."""
+        """The factor of :meth:`Kalman.ahead`: 0, since gradients are taken at the weights."""
         return 0.0
 
     def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
-        """The mean of the next round filtered, and the variance of the noise that is left in it."""
+        """The filtered mean of the next round, and the variance of the noise that is left in it."""
         c, ones = self._ones
         answer = self._next(c, ones, 1.0)
         moments, means = self._past
@@ -345,7 +350,7 @@ class LowPass:
         return self._b[0] * value + earlier - back
 
     def _noise(self, variance: float) -> float:
-        """Variance of the noise in m_t; moves the covariance on by a round."""
+        """Variance of the noise in m_t; also updates the covariance by a round."""
         n = self._order
         row = np.array([*(-a for a in self._a), *self._b[1:]])
         move = np.zeros((2 * n, 2 * n))
@@ -358,7 +363,7 @@ class LowPass:
         return float(self._spread[0, 0])
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """The state that a continued run needs: tensors, and JSON-ready values."""
+        """The state for a checkpoint: tensors, and JSON values."""
         named, (c, ones) = zip(("moment", "mean"), self._past, strict=True), self._ones
         tensors = {f"{name}{at}": value for name, past in named for at, value in enumerate(past)}
         return tensors, {"answers": c, "ones": ones, "spread": self._spread.tolist()}
@@ -375,23 +380,23 @@ class LowPass:
 
 
 class Kalman:
-    """An estimate that moves toward each round's mean by the gain of a Kalman filter: DiSK.
+    """An estimate that moves towards each round's mean by the gain of a Kalman filter: DiSK.
 
-    The gradient is a random walk seen through noise of known variance φ_t: with P the variance of
-    the estimate before a round, κ = P/(P + φ_t), then P ← (1 − κ)P + q. The walk's variance q is
-    that at which κ settles at 1/(1 + delay) under the noise of the first round that has any. What
-    the gradient's change owes to the weights' is not left to chance: the gradient is taken at
-    x_t + γ(x_t − x_{t−1}) with γ = (1 − κ)/κ, which is to first order the prediction with the
-    Hessian and its correction (Zhang et al. 2025, Section 3).
+    The gradient is modelled as a random walk, observed with noise of known variance φ_t. With P the
+    variance of the estimate before a round, κ = P/(P + φ_t), then P ← (1 − κ)P + q. The walk's
+    variance q is chosen so that κ converges to 1/(1 + delay) under the noise of the first round
+    that has any. The change of the gradient with the weights is not treated as random: the gradient
+    is taken at x_t + γ(x_t − x_{t−1}) with γ = (1 − κ)/κ, which is to first order the prediction
+    with the Hessian and its correction (Zhang et al. 2025, Section 3).
 
     Args:
-        delay: in rounds, where the gain has settled.
+        delay: in rounds, once the gain has converged.
     """
 
     def __init__(self, delay: float) -> None:
         self._settled = 1 / (1 + delay)
         self._before = 0.0  # P
-        self._walk = 0.0  # q; 0: there was no noise yet, and nothing to weigh it against
+        self._walk = 0.0  # q; 0: no round had noise yet, so that every mean is taken as it is
         self._estimate: torch.Tensor | None = None
         self._left = 0.0  # variance of the noise in the estimate
 
@@ -399,17 +404,16 @@ class Kalman:
         return self._before / (self._before + variance) if self._walk else 1.0
 
     def ahead(self, variance: float) -> float:
-        """The number of the last step's lengths ahead of the weights at which the next gradient is
-        taken.
+        """The factor γ: the next gradient is taken at x_t + γ(x_t − x_{t−1}).
 
         Args:
-            variance: of the noise on its mean.
+            variance: variance of the noise on the next mean.
         """
         gain = self._gain(variance)
         return (1 - gain) / gain
 
     def filtered(self, mean: torch.Tensor, variance: float) -> tuple[torch.Tensor, float]:
-        """The mean of the next round filtered, and the variance of the noise that is left in it."""
+        """The filtered mean of the next round, and the variance of the noise that is left in it."""
         gain = self._gain(variance)
         self._walk = self._walk or variance * self._settled**2 / (1 - self._settled)
         self._before = gain * variance + self._walk  # κφ = (1 − κ)P
@@ -419,7 +423,7 @@ class Kalman:
         return self._estimate.clone(), self._left
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """The state that a continued run needs: tensors, and JSON-ready values."""
+        """The state for a checkpoint: tensors, and JSON values."""
         tensors = {} if self._estimate is None else {"estimate": self._estimate}
         return tensors, {"before": self._before, "walk": self._walk, "left": self._left}
 
@@ -434,30 +438,30 @@ MeanFilter = LowPass | Kalman
 
 
 def make_filter(how: GradientFilter | None, rounds: int) -> MeanFilter | None:
-    """The filter of a run of so many rounds; None: none."""
+    """The filter of a run of ``rounds`` rounds; None if the plan has none."""
     if how is None:
         return None
     delay = how.rounds_late(rounds)
     return Kalman(delay) if how.kind == "kalman" else LowPass(delay, how.order)
 
 
-# From noised sums to optimizer steps: what is not noised cannot reach a model here.
+# From noised sums to optimizer steps: this code accepts nothing that is not noised.
 
 
 @runtime_checkable
 class CountsOnNoise(Protocol):
-    """An optimizer that is told the noise of its gradients, independent from round to round."""
+    """An optimizer that uses the variance of its gradients' noise, independent between rounds."""
 
     def expect_noise(self, variance: float) -> None: ...
 
 
 class Descent:
-    """Steps an optimizer along noised means; memory does not grow with the number of rounds.
+    """Steps an optimizer along noised means, in memory that does not grow with the rounds.
 
     Args:
-        parameters: name → trainable parameter, those that the noised sums are about.
-        optimizer: over the same parameters.
-        through: what noised means go through before the optimizer; None: nothing.
+        parameters: name → trainable parameter, in the order of the noised sums.
+        optimizer: an optimizer over the same parameters.
+        through: the filter of noised means before the optimizer; None: no filter.
     """
 
     def __init__(
@@ -479,12 +483,13 @@ class Descent:
         """Step along a noised mean, or along the sum of several holders' noised sums.
 
         Args:
-            noised: what was released.
-            step_size: None leaves the optimizer its own.
-            divisor: what the sum is divided by; default: the divisors of the rounds together.
+            noised: the released sum, or sums.
+            step_size: the optimizer's learning rate; None keeps its own.
+            divisor: divides the sum; default: the sum of the rounds' divisors.
 
         Raises:
-            TypeError: anything but noised sums. ValueError: sums about other parameters.
+            TypeError: anything but noised sums.
+            ValueError: sums about other parameters.
         """
         sums = [noised] if isinstance(noised, NoisedSum) else list(noised)
         for one in sums:
@@ -513,7 +518,7 @@ class Descent:
 
     @contextmanager
     def ahead(self, coming: Round) -> Iterator[None]:
-        """The weights at which the filter wants the gradients of a round; then as they were."""
+        """Move the weights to where the filter needs a round's gradients, then back."""
         steps = 0.0 if self._filter is None else self._filter.ahead(coming.mean_variance)
         if not steps or not self._last:
             yield
@@ -530,7 +535,7 @@ class Descent:
                     parameter.copy_(here[name])
 
     def filter_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The state that the filter needs to go on: tensors, and JSON-ready values."""
+        """The filter's state for a checkpoint: tensors, and JSON values."""
         if self._filter is None:
             return {}, {}
         tensors, values = self._filter.state()
@@ -548,7 +553,7 @@ class Descent:
         self._filter.restore(own, values)
 
     def _mean(self, mean: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
-        # Where all parameters have one precision, one vector is converted and kept.
+        # If all parameters have one dtype, one buffer for all of them is used again.
         if len(set(layout.dtypes)) > 1:
             views = layout.views(mean)
             return {name: view.to(self.parameters[name].dtype) for name, view in views.items()}
@@ -559,7 +564,7 @@ class Descent:
         return self._kept[2]
 
     def clear(self) -> None:
-        """Take the gradients off the parameters: the model is as it was, but for its weights."""
+        """Remove the gradients from the parameters; only the weights stay changed."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -572,11 +577,11 @@ def descent_of(
     """The descent along a plan's noised sums.
 
     Args:
-        optimizer: in place of the plan's own.
+        optimizer: used instead of the plan's own; None: the plan's.
 
     Raises:
-        ValueError: no such optimizer, or one or a filter that counts on noise which is independent
-            from round to round, where it is not.
+        ValueError: an unknown optimizer; or a filter or an optimizer that needs independent noise
+            in a plan with correlated noise.
     """
     own = make_optimizer(plan.optimizer, parameters.values()) if optimizer is None else optimizer
     counts = plan.gradient_filter is not None or isinstance(own, CountsOnNoise)
@@ -591,10 +596,10 @@ def descent_of(
 def optimizer_state(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as tensors and plain values; step sizes follow from the plan.
+    """An optimizer's state as tensors and JSON values; step sizes follow from the plan.
 
     Raises:
-        TypeError: state of a kind that can be stored in neither.
+        TypeError: the state has a value that is neither.
     """
     held = optimizer.state_dict()["state"].items()
     every = {f"{at}/{name}": value for at, state in held for name, value in state.items()}

@@ -1,9 +1,9 @@
 """A training loop of one's own whose steps are the rounds of a plan.
 
-The loop gets batches that hold nothing (:class:`Deferred`): it *says* what the loss is, and
-``optimizer.step()`` opens the round, draws its records, computes the loss of each by itself,
-clips, adds noise and steps along what was released. So the loop can be anything, and what is
-released is the plan's mechanism all the same.
+The loop gets batches without values (:class:`Deferred`). It *states* the loss, and
+``optimizer.step()`` runs the round: it draws the round's records, computes the loss of each
+record separately, clips, adds noise, and updates the weights with the released gradient. So the
+loop can be any code, and the release is still that of the plan's mechanism.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ FINISHED = "the run is finished"
 
 
 class OwnLoop(NamedTuple):
-    """The result of :func:`private`."""
+    """The result of :func:`private`, to be unpacked as ``loader, optimizer``."""
 
     loader: PrivateLoader
     optimizer: PrivateOptimizer
@@ -97,33 +97,35 @@ def private(
 ) -> OwnLoop:
     """Make an ordinary training loop private: its loader and its optimizer.
 
-    The loader's batches hold nothing; model and loss functions take them, and what comes out holds
-    nothing either. ``loss.backward()`` notes the loss, one value per example, and
+    The batches of the loader have no values; model and loss functions accept them, and return
+    objects without values. ``loss.backward()`` records the loss, one value per example, and
     ``optimizer.step()`` runs the next round of the plan with it. Everything else in the loop
-    (schedulers, evaluation, printing) works as it did.
+    (schedulers, evaluation, printing) works as before.
 
     Args:
-        model: as for :func:`forethought.train`; its class is a subclass of its own until the end.
-            One that torch's ``fully_shard`` has cut trains in all processes of torchrun.
+        model: as for :func:`forethought.train`; until ``finish``, its class is a subclass of its
+            own. A model that torch's ``fully_shard`` has sharded trains in all processes of
+            torchrun.
         optimizer: any of torch's, over exactly the model's trainable parameters, with step sizes
             of its own (schedulers included). None: the plan's own optimizer, step sizes and
             averaging, as in :func:`forethought.train`.
-        data: as for :func:`forethought.train`; or a DataLoader, of which the data set and the
-            ``collate_fn`` are used: batches are drawn as the plan says.
-        plan: what is released.
+        data: as for :func:`forethought.train`; or a DataLoader, of which only the data set and the
+            ``collate_fn`` are used, since the plan decides how batches are drawn.
+        plan: the plan whose mechanism is released.
         ledger: the book that pays, a `forethought.Ledger`: the whole plan is reserved before a
-            record is read. ``finish`` settles with the rounds that were begun; so does the end of a
-            loop, or of the process, without it.
-        execution: ``device=`` and ``micro_batch=`` count here. seeds, short: as for
-            :func:`forethought.train`.
+            record is read. ``finish`` charges the rounds that were begun and refunds the rest;
+            so does the end of the loop's objects, or of the process, without ``finish``.
+        execution: only ``device=`` and ``micro_batch=`` have an effect here.
+        seeds, short: as for :func:`forethought.train`.
 
     Returns:
         ``(loader, optimizer)``. ``optimizer.finish()`` at the end gives the Run with its Statement.
 
     Raises:
         ValueError, TypeError: an argument that does not fit, before any private step.
-        OverBudgetError: the ledger's budget has not so much left (a ValueError). TeamError: the
-            processes' loops differ, or one has ended (a ValueError; of steps, too).
+        OverBudgetError: the ledger's budget is too small for the plan (a ValueError).
+        TeamError: the processes' loops differ, or one process has ended (a ValueError); steps can
+            raise it too.
     """
     execution, seeds = settled(execution, seeds, **short)
     if not isinstance(plan, Plan):
@@ -147,23 +149,23 @@ def private(
         data, _, found = opened(data, None)
         plan = with_caveats(plan, found)
         records = placed_records(model, arranged(data, plan).data, plan, execution.device)
-        if optimizer is None:  # whose step size is the plan's
+        if optimizer is None:  # the step size is the plan's, chosen for a model
             warn_of_another_model(plan, model, given)
         rounds = _Rounds(model, optimizer, records, plan, execution, seeds, paid)
-        if paid is not None:  # held until the loop ends, or nobody has it any more
+        if paid is not None:  # reserved until the loop ends or its rounds are garbage-collected
             rounds.over = weakref.finalize(rounds, _unfinished, held.pop_all(), os.getpid())
     return OwnLoop(PrivateLoader(rounds), PrivateOptimizer(rounds))
 
 
 def _unfinished(held: ExitStack, process: int) -> None:
-    """Settle a loop that nobody can go on with; in a fork it is the parent's to end."""
+    """Settle the payment of an abandoned loop, only in the process that began it, not in a fork."""
     if os.getpid() == process:
         error = RoundError("the loop was not finished")
         held.__exit__(RoundError, error, None)
 
 
 class _Rounds:
-    """The rounds of one loop: which batch is out, what its loss is, what was released."""
+    """The state of one loop: its present batch, the stated loss, and the rounds that are done."""
 
     def __init__(
         self,
@@ -185,7 +187,7 @@ class _Rounds:
         self.team = team = present_team()
         secrets = self._secrets = team.first(lambda: Secrets.draw(seeds))
         held = execution.micro_batch
-        loss: Loss = cross_entropy  # every round states its own
+        loss: Loss = cross_entropy  # a placeholder: every round states its own loss
         if team.size > 1:
             named = identity(model, records, None, loss, secrets.sampling)
             team.require_same((plan, type(optimizer), named), "data, model, plan or optimizer")
@@ -213,7 +215,7 @@ class _Rounds:
         self._value: Deferred | None = None
         self._left = self._standing()
         self.marks_gradients = True
-        # A mark has a weight's whole shape: nobody marks those that are cut.
+        # A mark has the full shape of a weight, so that sharded weights get none.
         self._marks = _marks(parameters.values() if shards is None else ())
         self._gate = Gate(model)
 
@@ -245,9 +247,9 @@ class _Rounds:
                 parameter.grad = mark
 
     def state_by(self, closure: Callable[[], Any]) -> Any:
-        """The value of a closure, which is called once and states the loss of the batch.
+        """Call a closure once, which states the loss of the batch; return its value.
 
-        Before the round draws its records, like any line of the loop.
+        The call comes before the round draws its records, like any other line of the loop.
         """
         if self._value is not None:
             raise RoundError(
@@ -301,10 +303,10 @@ class _Rounds:
                 parameter.grad = None
 
     def _require_moved(self, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
-        """Refuse a step that passed over a trained weight, or moved one that is frozen.
+        """Refuse a step that left a trained weight as it was, or changed a frozen one.
 
-        Compares hashes that are there anyway. A step may round to nothing, so that a weight counts
-        as stepped also where only torch's counter of writes moved.
+        The comparison uses hashes that were computed already. A step may round to no change; a
+        weight counts as stepped also if only torch's counter of writes (``_version``) grew.
         """
         trained = self.descent.parameters
         groups = self.descent.optimizer.param_groups
@@ -322,7 +324,7 @@ class _Rounds:
             if name not in trained and before[name] != after[name]
         ]
         if self.descent.optimizer._optimizer_step_post_hooks:
-            moved = []  # a hook may write what it likes, from what is released
+            moved = []  # a hook may write any weight: it knows only released values
         if still or moved:
             self.closed = f"round {self.done - 1} moved other weights than the plan trains"
             what = (
@@ -337,9 +339,9 @@ class _Rounds:
             )
 
     def _standing(self) -> dict[str, bytes]:
-        """The state that rounds start from, and only rounds may change, in all processes' hashes.
+        """Hashes of the state that only rounds may change.
 
-        Of each weight and buffer by name, and of what else there is.
+        One for each weight and buffer, by name, and two for other state, from all processes.
         """
         let_go(self.model)
         found = _hashes(self.model)
@@ -351,13 +353,13 @@ class _Rounds:
 
     def _round(self, found: tuple[Loss, ArrangedRecords]) -> None:
         loss, records = found[0], found[1].settled()
-        if found is not self._stated:  # before anything is released
+        if found is not self._stated:  # checked before anything is released
             require_fit(self.model, loss, records)
             kind, altered = self.plan.contribution, self.plan.augmentation
             check_loss(self.model, loss, records, None, kind, altered)
             require_reached(self.model, loss, records)
             self._stated = found
-        # What fails from here on may have drawn the round's records and noise.
+        # A failure from here on may come after the round's records and noise were drawn.
         self.closed = f"round {self.done} failed"
         self._private.how = replace(self._private.how, loss=loss)
         with self._private:
@@ -396,7 +398,7 @@ class _Rounds:
         self._unmark()
         self._gate.open()
         self.descent.clear()
-        # A round that failed was released whole or not at all: either way a beginning of the plan.
+        # A failed round was released whole or not at all; both are a beginning of the plan.
         transcript.require(self.plan.mechanism, stopped=True)
         statement = self.statement
         if len(transcript) < self.plan.rounds:
@@ -426,17 +428,17 @@ class _Rounds:
 
 
 class _RoundBatch:
-    """The batch of one round, of which nothing is known; see :class:`Leaf`."""
+    """The batch of one round, whose content is unknown to the loop; see :class:`Leaf`."""
 
     def __init__(self, rounds: _Rounds) -> None:
         self._rounds = rounds
 
     def take(self, value: Deferred) -> None:
-        """Called by ``backward``."""
+        """Take the loss of this batch; ``Deferred.backward`` calls this."""
         self._rounds.take(value, self)
 
     def form(self, records: Records) -> Any:
-        """Deferred tensors in the form of the data set's own records."""
+        """Deferred tensors in the structure of the data set's own records."""
         tensors, structure = torch.utils._pytree.tree_flatten(blank(records, 1))
         leaves = [Deferred(Leaf(self, place)) for place in range(len(tensors))]
         inputs, targets = torch.utils._pytree.tree_unflatten(leaves, structure)
@@ -445,7 +447,7 @@ class _RoundBatch:
 
 
 class PrivateLoader:
-    """The batches of a plan's rounds, an epoch (as many rounds as hold N records) an iteration."""
+    """The batches of a plan's rounds; one iteration is an epoch (rounds that hold N records)."""
 
     def __init__(self, rounds: _Rounds) -> None:
         self._rounds = rounds
@@ -458,20 +460,20 @@ class PrivateLoader:
 
     @property
     def dataset(self) -> Any:
-        """The private records, of which the plan counts ``len(loader.dataset)``."""
+        """The private records; ``len(loader.dataset)`` is the number that the plan counts."""
         return self._rounds.records
 
     @property
     def epochs(self) -> int:
-        """The number of times it can be gone through; the last time may be shorter."""
+        """The number of epochs, that is of iterations over the loader; the last may be shorter."""
         return len(self._ends)
 
     def __len__(self) -> int:
-        """Rounds of a whole epoch."""
+        """The number of rounds in a whole epoch."""
         return self._ends[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches up to the end of the epoch.
+        """Iterate over the batches up to the end of the epoch.
 
         Raises:
             RoundError: all rounds are done, or a batch had no step.
@@ -487,10 +489,10 @@ class PrivateLoader:
 
 
 class PrivateOptimizer(torch.optim.Optimizer):
-    """An optimizer whose step is the plan's next round; schedulers take it as any other."""
+    """An optimizer whose step is the plan's next round; schedulers accept it like any other."""
 
     def __init__(self, rounds: _Rounds) -> None:
-        # Everything but the step is the wrapped optimizer's own, state and groups above all.
+        # Everything but the step is the wrapped optimizer's own, such as state and groups.
         self._rounds = rounds
 
     def __getattr__(self, name: str) -> Any:
@@ -500,31 +502,33 @@ class PrivateOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's."""
+        """The parameter groups of the wrapped optimizer."""
         return self._rounds.descent.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's."""
+        """The state of the wrapped optimizer."""
         return self._rounds.descent.optimizer.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's."""
+        """The defaults of the wrapped optimizer."""
         return self._rounds.descent.optimizer.defaults
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run the round of the present batch and step along what it releases.
+        """Run the round of the present batch, and update the weights with what it releases.
 
         Args:
-            closure: states the loss of the batch with ``backward``; it is called once, before.
+            closure: states the loss of the batch with ``backward``; it is called once, before the
+                round.
 
         Returns:
-            What the closure returned, which holds no number of the batch.
+            The value that the closure returned, which holds no number of the batch.
 
         Raises:
-            RoundError: no batch, no loss, a second one, or a changed model. ValueError, TypeError:
-                a loss that cannot be computed privately; nothing was released then.
+            RoundError: no batch, no loss, a second loss, or a changed model.
+            ValueError, TypeError: a loss that cannot be computed privately; then nothing was
+                released.
         """
         returned = None if closure is None else self._rounds.state_by(closure)
         with all_there(self._rounds.team, None):
@@ -532,43 +536,51 @@ class PrivateOptimizer(torch.optim.Optimizer):
         return returned
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ever; the records' gradients are never in ``.grad``."""
+        """Clear the gradients as usual; the records' gradients are never in ``.grad``."""
         self._rounds.descent.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        """Refused: the rounds are about the parameters that there were."""
+        """Refuse: the rounds are about the parameters that the loop began with.
+
+        Raises:
+            RoundError: always.
+        """
         raise RoundError("parameters cannot be added after forethought.private()")
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's."""
+        """The state dict of the wrapped optimizer."""
         return self._rounds.descent.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The wrapped optimizer's."""
+        """Load a state dict into the wrapped optimizer; the next step refuses a changed state."""
         self._rounds.descent.optimizer.load_state_dict(state_dict)
 
     def __repr__(self) -> str:
         return f"private {self._rounds.descent.optimizer!r}"
 
     def finish(self, out: str | Path | None = None, about: About | None = None) -> Run:
-        """End the loop: the model is as it was but for its weights, and the Statement is written.
+        """End the loop: give the model its own class again, and write the Statement.
 
         A loop may end early, also because a round failed or was interrupted.
 
         Args:
-            out: a new run folder for plan, model, transcript and statement. None keeps nothing.
+            out: a new run folder for plan, model, transcript and statement. None writes no files.
             about: as for :func:`forethought.train`.
 
+        Returns:
+            The Run, with the model, its Statement and an empty history.
+
         Raises:
-            RoundError: nothing was released, or the run was finished. TranscriptError: what was
-                released is not what was accounted. RunFolderExistsError: ``out`` is not empty.
+            RoundError: nothing was released, or the run was finished already.
+            TranscriptError: the releases are not those that were accounted.
+            RunFolderExistsError: ``out`` is not empty.
         """
         with all_there(self._rounds.team, None):
             return self._rounds.finish(out, about)
 
     @property
     def rounds_done(self) -> int:
-        """Rounds so far."""
+        """The number of rounds that are done."""
         return self._rounds.done
 
 
@@ -608,7 +620,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _hashes(model: torch.nn.Module) -> dict[str, bytes]:
-    """A hash of each weight and buffer, by name, and of which are trained."""
+    """A hash of each weight and buffer, by name, which covers ``requires_grad`` too."""
     found = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         state = blake3(f"{tensor.requires_grad} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -618,7 +630,7 @@ def _hashes(model: torch.nn.Module) -> dict[str, bytes]:
 
 
 def _of_attributes(model: torch.nn.Module) -> bytes:
-    """Names the tensors and arrays that modules hold as plain attributes, also in lists."""
+    """A hash of the tensors and arrays that modules hold as plain attributes, also in lists."""
     state = blake3()
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
@@ -628,7 +640,7 @@ def _of_attributes(model: torch.nn.Module) -> bytes:
 
 
 def _of_state(optimizer: torch.optim.Optimizer) -> bytes:
-    """Names what an optimizer remembers of the rounds before; step sizes are a scheduler's."""
+    """A hash of an optimizer's state, without its step sizes, which a scheduler may change."""
     state = blake3()
     for key, value in optimizer.state_dict()["state"].items():
         _take(state, str(key), value)
@@ -638,7 +650,7 @@ def _of_state(optimizer: torch.optim.Optimizer) -> bytes:
 
 
 def _take(state: blake3, name: str, value: Any) -> None:
-    """Add the tensors and arrays in a value."""
+    """Add the tensors and arrays in a value to a hash."""
     for place, leaf in enumerate(torch.utils._pytree.tree_leaves(value)):
         if isinstance(leaf, np.ndarray | array) and np.asarray(leaf).dtype != object:
             leaf = torch.from_numpy(np.array(leaf))
@@ -648,11 +660,11 @@ def _take(state: blake3, name: str, value: Any) -> None:
 
 
 class NoGradientsWarning(UserWarning):
-    """A loop looks at gradients, or clips them, before the round has computed any."""
+    """A loop reads or clips gradients before the round has computed any."""
 
 
 class _NotYet(torch.Tensor):
-    """The gradient of a weight before its round: what is done with it is done with nothing."""
+    """The gradient of a weight before its round: all zeros; the first use of it warns."""
 
     told: list[str]
 
@@ -694,23 +706,24 @@ def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[nn.Parameter, _NotY
     return found
 
 
-# What is read of a gradient in passing, as by zero_grad.
+# Accesses to a gradient that do not use its values, as by zero_grad.
 _HARMLESS = frozenset({"__get__", "detach_", "requires_grad_", "zero_", "_foreach_zero_"})
 
 
-# Batches that hold nothing: what a loop does with them is written down, and done in the round.
+# Batches without values: the loop's operations on them are recorded, and computed in the round.
 
 
 class DeferredError(ValueError):
-    """A training loop asked for a number of a private batch, or for what a round cannot compute."""
+    """A loop asked for a number of a private batch, or for a result that no round can compute."""
 
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A tensor of a batch's records.
+    """One tensor of a batch's records.
 
     Args:
-        batch: which batch. place: which of the records' tensors, inputs before targets.
+        batch: the batch.
+        place: index of the tensor among the records' tensors, inputs before targets.
     """
 
     batch: Any
@@ -719,7 +732,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class FunctionCall:
-    """A function's value; ``casts``: what autocast was on where a model was called."""
+    """The recorded call of a function; ``casts``: autocast settings at the call of a model."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -728,7 +741,7 @@ class FunctionCall:
 
 
 def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
-    """Kinds of devices on which autocast is on here, and its types."""
+    """Device types for which autocast is on here, each with its dtype."""
     return tuple(
         (kind, torch.get_autocast_dtype(kind))
         for kind in ("cpu", "cuda")
@@ -736,14 +749,14 @@ def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
     )
 
 
-# What would hand a number of the records to Python.
+# Attributes that would hand a number of the records to Python.
 _EXITS = frozenset({"item", "tolist", "numpy", "data_ptr", "storage", "untyped_storage", "nonzero"})
-# The number of records in a batch tells which were drawn.
+# Attributes that hold the number of records in a batch, which is private.
 _SIZES = frozenset({"shape", "size", "numel", "nelement"})
 
 
 class Deferred:
-    """A value that there will be in the private round, for each example by itself."""
+    """A value without content, which the private round computes for each example separately."""
 
     __slots__ = ("_what",)
 
@@ -761,7 +774,7 @@ class Deferred:
         kwargs = dict(kwargs or {})
         if is_mean(function, kwargs):
             kwargs["reduction"] = "none"
-            if function in ALIKE:  # others give one value an example, or are refused
+            if function in ALIKE:  # other functions give one value an example, or are refused
                 return cls(FunctionCall(own_mean, (function, *args), kwargs))
         elif function in ALIKE:
             return cls(FunctionCall(of_alike, (function, *args), kwargs))
@@ -783,21 +796,22 @@ class Deferred:
         return Deferred(FunctionCall(operator.call, (self, *args), kwargs))
 
     def to(self, *args: Any, **kwargs: Any) -> Deferred:
-        """Itself for another device, where the round puts it; another precision as elsewhere."""
+        """This value if only the device changes, which the round chooses; else a recorded call."""
         places = [*args, *(kwargs[name] for name in ("device", "dtype") if name in kwargs)]
         if all(isinstance(place, str | int | torch.device | bool) for place in places):
             return self
         return Deferred(FunctionCall(getattr, (self, "to"), {}))(*args, **kwargs)
 
     def cuda(self, *_: Any, **__: Any) -> Deferred:
-        """Itself: the round computes where the model is."""
+        """This value, since the round computes on the model's device."""
         return self
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Say that this is the loss: one value per example, to be made small by the next step.
+        """State that this value is the loss, one value per example, which the next step minimises.
 
         Raises:
-            DeferredError: arguments, or a value that no batch takes part in.
+            DeferredError: arguments were given, or the value is not about exactly one batch.
+            RoundError: the batch is an earlier one, or has a loss already.
         """
         if args or kwargs:
             raise DeferredError("backward() of a private loss takes no arguments")
@@ -832,7 +846,7 @@ def _operator(name: str, turned: bool = False) -> Callable[..., Deferred]:
     function = getattr(operator, name)
 
     def apply(self: Deferred, *others: Any) -> Deferred:
-        if name == "truediv" and others == (1,) and not turned:  # as trainers do, by their pieces
+        if name == "truediv" and others == (1,) and not turned:  # trainers divide by their pieces
             return self
         return Deferred(FunctionCall(function, (*others, self) if turned else (self, *others), {}))
 
@@ -877,7 +891,7 @@ _scale = torch.amp.GradScaler.scale
 
 
 def _unscaled(self: torch.amp.GradScaler, outputs: Any) -> Any:
-    """A private batch's loss as it is: what is clipped is not scaled, and the scaler rests."""
+    """Leave a private batch's loss unscaled, since scaling would change the clipping."""
     if isinstance(outputs, Deferred):
         self._enabled = False
         return outputs
@@ -888,15 +902,15 @@ torch.amp.GradScaler.scale = _unscaled  # type: ignore[method-assign]
 
 
 def children(value: Any) -> Iterator[Any]:
-    """Every value in an argument, which may be nested in tuples, lists and dicts."""
+    """Every leaf value of an argument, which may be nested in tuples, lists and dicts."""
     yield from torch.utils._pytree.tree_leaves(value)
 
 
 def nodes(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf | FunctionCall]:
-    """Everything that a value is computed from, each once, and itself.
+    """Everything that a value is computed from, and the value itself, each once.
 
     Args:
-        apart: a call that is passed over, with what it is computed from.
+        apart: a call to leave out, with everything that only this call is computed from.
     """
     seen = {id(apart)}
     pending: list[Any] = [value]
@@ -912,20 +926,20 @@ def nodes(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf |
 
 
 def leaves(value: Deferred, apart: FunctionCall | None = None) -> Iterator[Leaf]:
-    """The records' tensors that a value is computed from; see :func:`nodes`."""
+    """The records' tensors that a value is computed from; ``apart`` as in :func:`nodes`."""
     return (what for what in nodes(value, apart) if isinstance(what, Leaf))
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The result of an earlier step of a program, by its number."""
+    """The result of an earlier step of a stated loss, by its number."""
 
     number: int
 
 
 @contextmanager
 def cast_as_called(value: Deferred) -> Iterator[None]:
-    """Autocast as it was where the model was called."""
+    """Set autocast as it was when the model was called."""
     calls = [what for what in nodes(value) if isinstance(what, FunctionCall)]
     with ExitStack() as stack:
         for kind, dtype in {cast for call in calls for cast in call.casts}:
@@ -934,11 +948,11 @@ def cast_as_called(value: Deferred) -> Iterator[None]:
 
 
 class Gate:
-    """Lets a model take deferred values: its call is written down, as one step of a loss.
+    """Lets a model accept deferred values: it records its call, as one step of a loss.
 
     The model's class is replaced by a subclass with another ``__call__``, as
-    ``torch.nn.utils.parametrize`` does; tensors go through as before. Copies and files of the model
-    are of the class that it had.
+    ``torch.nn.utils.parametrize`` does; calls with tensors work as before. Copies and files of the
+    model have its original class.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -951,16 +965,16 @@ class Gate:
         self.close()
 
     def close(self) -> None:
-        """Deferred values are written down."""
+        """Set the subclass, which records calls with deferred values."""
         self._model.__class__ = self._gated
 
     def open(self) -> None:
-        """The model is as it was."""
+        """Set the original class again."""
         self._model.__class__ = self._kind
 
 
 def model_call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The stand-in for a model's call in an expression; the round knows its value."""
+    """The stand-in for a model's call in a recorded loss; the round puts in the output."""
     return model(*args, **kwargs)
 
 
@@ -974,7 +988,7 @@ def _gated(kind: type[nn.Module]) -> type[nn.Module]:
         return kind.__call__(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        # An object of the class that it had; pickle wants the class itself elsewhere.
+        # An object of the original class; the default would name the subclass in the pickle.
         rest = tuple(kind.__reduce_ex__(self, protocol))[2:]
         return (copyreg._reconstructor, (kind, object, None), *rest)  # type: ignore[attr-defined]
 
@@ -983,18 +997,19 @@ def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     return gated
 
 
-# From what a training loop did with a batch to what a private round computes.
+# From the operations that a loop recorded on a batch to the loss that a private round computes.
 
 
 class StatedLoss:
     """The loss of a round, as the loop stated it: ``loss(outputs, targets)``.
 
-    Plain data: calls whose arguments hold :class:`Earlier` values. Nothing of a batch or a loop is
-    in it.
+    Plain data: calls whose arguments hold :class:`Earlier` values. It refers to no batch and no
+    loop.
 
     Args:
-        value: what ``backward`` was called on. output: the model's call in it.
-        targets: the records' tensors in it, in the order in which the round has them.
+        value: the value whose ``backward`` was called.
+        output: the model's call in it.
+        targets: the records' tensors in it, in the order in which the round passes them.
     """
 
     def __init__(self, value: Deferred, output: FunctionCall, targets: Sequence[Leaf]) -> None:
@@ -1032,9 +1047,9 @@ class StatedLoss:
         return of(self._result)
 
     def same_as(self, other: object) -> bool:
-        """True if the same lines were written, with the same numbers and objects in them.
+        """True if both record the same calls, with equal numbers and words.
 
-        Objects other than numbers and words must be the same ones.
+        Other objects in them must be identical.
         """
         if not isinstance(other, StatedLoss):
             return False
@@ -1060,19 +1075,20 @@ def _same(one: FunctionCall, other: FunctionCall) -> bool:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """The place of one of a record's tensors."""
+    """The index of one of a record's tensors."""
 
     number: int
 
 
 class ArrangedRecords:
-    """Records with their tensors as a model's arguments and a loss's targets.
+    """Records whose tensors are arranged as a model's arguments and a loss's targets.
 
     Args:
-        records: as they are.
-        inputs: nested tuples and dicts of places among all their tensors (inputs before targets),
-            and of what is no tensor.
-        targets: the places of those that the loss looks at; none where the model computes it.
+        records: the records to arrange.
+        inputs: nested tuples and dicts of :class:`TensorPlace` values (indices among all tensors
+            of the records, inputs before targets) and of values that are no tensors.
+        targets: the indices of the tensors that the loss reads; none if the model computes its
+            loss.
     """
 
     def __init__(self, records: Records, inputs: Any, targets: tuple[int, ...]) -> None:
@@ -1090,7 +1106,7 @@ class ArrangedRecords:
             return tensors[place.number] if isinstance(place, TensorPlace) else place
 
         inputs = torch.utils._pytree.tree_map(at, self._inputs)
-        # A round wants some: the loss that a model computes itself looks at none.
+        # A round needs a target: a loss that the model computes itself ignores it.
         targets = tuple(tensors[place] for place in self._targets or (-1,))
         return inputs, targets[0] if len(targets) == 1 else targets
 
@@ -1098,12 +1114,12 @@ class ArrangedRecords:
         return self._records.digest(key)
 
     def settled(self) -> Records:
-        """The records themselves where nothing has another place: rounds know their own kinds."""
+        """The original records if nothing was rearranged, since rounds have fast paths for them."""
         as_they_are = (self._inputs, self._targets) == (TensorPlace(0), (1,))
         return self._records if as_they_are and isinstance(self._records, TensorRecords) else self
 
     def same_as(self, other: ArrangedRecords) -> bool:
-        """True if models and losses get the same of every record."""
+        """True if models and losses get the same tensors of every record."""
         return (self._inputs, self._targets) == (other._inputs, other._targets)
 
 
@@ -1113,14 +1129,15 @@ def stated(
     records: Records,
     before: tuple[Loss, ArrangedRecords] | None = None,
 ) -> tuple[Loss, ArrangedRecords]:
-    """The loss of a round and the records as it takes them.
+    """The loss of a round, and the records in the arrangement that it takes.
 
     Args:
-        value: what ``backward`` was called on. before: that of the round before, which is used
-            again where the lines are the same: gradients remember a loss that they judged.
+        value: the value whose ``backward`` was called.
+        before: the result of the round before; returned again if the recorded calls are the same,
+            since gradients remember their checks of a loss object.
 
     Raises:
-        DeferredError: something that a round cannot compute, with what to write instead.
+        DeferredError: something that a round cannot compute; the message says what to write.
     """
     calls = [what for what in nodes(value) if isinstance(what, FunctionCall)]
     outputs = [call for call in calls if call.function is model_call]
@@ -1140,7 +1157,7 @@ def stated(
                 )
     inputs = _as_called(model, output)
     of_inputs = {id(leaf) for leaf in _leaves(inputs)}
-    # What the loss looks at other than through the model.
+    # The tensors that the loss reads other than through the model.
     targets = tuple(sorted(leaves(value, output), key=lambda leaf: leaf.place))
     for leaf in _leaves(inputs):
         if not isinstance(leaf, Leaf | bool | str | None):
@@ -1190,7 +1207,7 @@ def _as_called(model: nn.Module, output: FunctionCall) -> Any:
 
 
 def _known(value: Deferred, output: FunctionCall, targets: tuple[Leaf, ...]) -> Loss:
-    """Forethought's own function for plain cross entropy, which has rules; else as stated."""
+    """Forethought's own function for plain cross entropy, which has fast rules; else as stated."""
     what = value._what
     if isinstance(what, FunctionCall) and what.function is F.cross_entropy and len(targets) == 1:
         bound = inspect.signature(F.cross_entropy).bind(*what.args, **what.kwargs)

@@ -1,4 +1,4 @@
-"""The records of a run: their fit with model, loss and plan; persons, weights and centring."""
+"""The records of a run: checks against model, loss and plan; persons, weights and centring."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from forethought.values.use import differences, is_linear, trained_parameters
 
 
 class OtherModelWarning(UserWarning):
-    """Step size or batch of a plan were chosen for another model, or for other features."""
+    """The step size or batch of a plan was chosen for another model, or for other features."""
 
 
 def warn_of_another_model(plan: Plan, model: torch.nn.Module, data: object = None) -> None:
-    """Say where a plan was made for other weights or features than these, with cost and remedy.
+    """Warn if a plan was made for another model or other features; say the cost and the remedy.
 
-    Of the data only what is declared is looked at: the usual norm that a
-    :class:`forethought.data.Dataset` has of its features.
+    Of the data, only a declared value is read: the usual feature norm of a
+    :class:`forethought.data.Dataset`.
 
     Args:
         data: as for :func:`forethought.train`; None: only the model is compared.
@@ -62,10 +62,10 @@ def warn_of_another_model(plan: Plan, model: torch.nn.Module, data: object = Non
 
 
 def warn_of_other_features(plan: Plan, model: torch.nn.Module, norm: float | None) -> None:
-    """The same of the features alone, where training will get arrays and compare the model.
+    """Warn of other features only, where training will get arrays and compare the model itself.
 
     Args:
-        norm: usual norm of the model's inputs, declared; None: unknown.
+        norm: usual norm of the model's inputs, as declared; None: unknown.
     """
     alone = _found(plan, model, None)
     _warn(sentence for sentence in _found(plan, model, norm) if sentence not in alone)
@@ -83,12 +83,12 @@ def _warn(sentences: Iterable[str]) -> None:
         warnings.warn(sentence, OtherModelWarning, stacklevel=4)
 
 
-# Whether a model, its loss and the records go together: said in the user's words beforehand.
+# Checks that a model, its loss and the records fit together, before anything is released.
 
 
-# Cross entropy passes over targets of this value.
+# Cross entropy ignores targets of this value.
 IGNORED = -100
-_NUMBERS = 1 << 20  # that are added at a time
+_NUMBERS = 1 << 20  # the size of the pieces that are summed
 
 
 class NonFiniteRecordsWarning(UserWarning):
@@ -98,14 +98,14 @@ class NonFiniteRecordsWarning(UserWarning):
 def placed_records(
     model: torch.nn.Module, data: object, plan: Plan, device: str | torch.device | None
 ) -> Records:
-    """A model that can be trained privately, where it is to be, and the records that it gets.
+    """Check that a model can be trained privately, move it, and return its records.
 
     Args:
-        device: where the model is put; None leaves it where it is.
+        device: the device to move the model to; None leaves it where it is.
 
     Raises:
-        ValueError, TypeError: a model that mixes examples, noise that protects nothing, or data of
-            another form or size than the plan's.
+        ValueError, TypeError: the model mixes examples, the noise is too small to protect anything,
+            or the data has another form or size than the plan's.
     """
     check_model(model, plan.contribution.clipping == "group")
     check_unwrapped(model)
@@ -137,11 +137,12 @@ def require_fit(
 ) -> None:
     """Refuse records that the model or the default loss cannot take, before anything is released.
 
-    The model is tried on records of zeros. Labels, and whether features are finite, are looked at
-    where all records are in memory; what is found goes to the caller and nowhere else.
+    The model is called on records of zeros. Labels and finiteness are checked where all records
+    are in memory; the result goes only to the caller.
 
     Args:
-        tried: what the model made of zeros of each form, of many holders that share one model.
+        tried: cache, form of records → the model's outputs on zeros, for many data holders that
+            share one model.
 
     Raises:
         ValueError: inputs of a shape that the model does not take, labels that are none of its
@@ -191,22 +192,22 @@ def _of_zeros(
         ) from error
 
 
-# Torch's optimizers whose step of a weight follows from that weight's own gradients.
+# Torch's optimizers whose step of a coordinate depends only on the gradients of that coordinate.
 _BY_COORDINATE = {"adadelta", "adagrad", "adam", "adam-bc", "adamax", "adamw", "asgd"}
 _BY_COORDINATE |= {"nadam", "radam", "rmsprop", "rprop", "sgd", "yogi"}
 
 
 def require_sharded(plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Refuse what needs whole parameters between the rounds of a sharded model.
+    """Refuse an optimizer or filter that needs whole parameters, for a sharded model.
 
     Args:
-        optimizer: in place of the plan's own; it steps tensors that are cut, as anywhere.
+        optimizer: used instead of the plan's own; None: the plan's.
 
     Raises:
-        ValueError: says what, and what to do.
+        ValueError: the message says what is refused, and what to do.
     """
     name, known, kind = plan.optimizer.name, _BY_COORDINATE, type(optimizer)
-    if optimizer is not None:  # torch has no rule for what its Rprop writes into tensors
+    if optimizer is not None:  # torch cannot shard the writes of its Rprop
         name, known = kind.__name__, known - {"rprop"}
     judged = optimizer is None or kind.__module__.startswith("torch.optim")
     if judged and name.lower() not in known:
@@ -219,14 +220,14 @@ def require_sharded(plan: Plan, optimizer: torch.optim.Optimizer | None = None) 
 
 
 class UnreachedWeightsWarning(UserWarning):
-    """Some weights that are trained take no part in the loss: they get noise and nothing else."""
+    """Some trained weights take no part in the loss, so that they get only noise."""
 
 
 def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> None:
-    """Refuse a loss that none of the trained weights takes part in, and name those that do not.
+    """Refuse a loss in which no trained weight takes part; warn of single ones that do not.
 
-    Tried on records of zeros, by torch's own graph. So an adapter that is switched off, merged or
-    attached to another copy of the model is found before noise is all that it learns.
+    The loss is computed on records of zeros, and torch's graph is read. This finds an adapter that
+    is switched off, merged or attached to another copy of the model before it learns only noise.
 
     Raises:
         ValueError: no trained weight takes part.
@@ -235,7 +236,7 @@ def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> Non
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     shards = shards_of(model)
     with undisturbed(model, loss), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        if shards is not None:  # whole parameters are there in passes only
+        if shards is not None:  # whole parameters exist only during passes
             terms = contributions(model, loss, LaneBatch(inputs, targets), shards.whole)
             unreached = [name for name, term in terms.items() if isinstance(term, Unused)]
         else:
@@ -260,9 +261,9 @@ def require_reached(model: torch.nn.Module, loss: Loss, records: Records) -> Non
 
 
 def _sums_are_finite(values: torch.Tensor) -> bool:
-    """True if every number is finite, by sums: single precision cannot overflow in double.
+    """True if every number is finite, by sums in float64, which float32 values cannot overflow.
 
-    In pieces, for a sum in double precision makes a copy in it.
+    The sums are computed in pieces, since each makes a copy in float64.
     """
     rows = max(1, _NUMBERS // max(1, values[:1].numel()))
     return all(
@@ -300,18 +301,18 @@ def _shapes(inputs: Any) -> str:
     return ", ".join(shapes) or type(inputs).__name__
 
 
-# The records of a run: weighed, centred, gathered by person, apart from held-out ones.
+# The records of a run: weighted, centred, grouped by person, and compared with held-out ones.
 
 
-# Classes of different weight: the loss of a rare one counts more.
+# Class weights: the loss of a rare class counts more.
 #
 # A weight scales a record's gradient before it is clipped. Automatic clipping normalises every
-# contribution, and takes the weight away again: it only matters there where gradients are small.
-# Under flat clipping it matters below the norm. No weight moves the bound of a contribution.
+# contribution and so removes the weight, except where gradients are small. Flat clipping keeps the
+# weight of gradients below the clipping norm. No weight changes the bound of a contribution.
 
 
 class MutedWeightsWarning(UserWarning):
-    """Weights of classes that the clipping rule takes away again."""
+    """Class weights have almost no effect, since the clipping rule removes them."""
 
 
 @dataclass(frozen=True)
@@ -325,13 +326,13 @@ class WeightedCrossEntropy:
     weights: tuple[float, ...]
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """One value a record."""
+        """One value a record, (batch,)."""
         own = torch.tensor(self.weights, dtype=outputs.dtype, device=outputs.device)
         return F.cross_entropy(outputs, targets, weight=own, reduction="none")
 
 
 def weighted(weights: Sequence[float], data: Dataset) -> WeightedCrossEntropy:
-    """The loss with these weights.
+    """The weighted cross entropy for a data set's classes.
 
     Raises:
         ValueError: not one weight a class, or data without classes.
@@ -347,7 +348,7 @@ def weighted(weights: Sequence[float], data: Dataset) -> WeightedCrossEntropy:
 
 
 def warn_if_muted(weights: Sequence[float] | None, plan: Plan) -> None:
-    """Warn where the plan's clipping takes the weights away."""
+    """Warn if the plan's clipping removes the weights."""
     if weights is None or plan.clip.rule != "automatic" or len(set(weights)) == 1:
         return
     warnings.warn(
@@ -359,13 +360,13 @@ def warn_if_muted(weights: Sequence[float] | None, plan: Plan) -> None:
     )
 
 
-# A loaded data set as training data: its arrays, and what the Statement must say of loading it.
+# A loaded data set as training data: its arrays, and the caveats of loading it for the Statement.
 
 
 def opened(data: object, held_out: object | None) -> tuple[object, object | None, Sequence[Caveat]]:
-    """Pairs of arrays, and caveats, where ``data`` is a Dataset; anything else as it is.
+    """Arrays, held-out arrays and caveats of a Dataset; other data as they are, without caveats.
 
-    Where the Dataset says whose each row is, the rows with that.
+    If the Dataset names the person of each row, the arrays come as :class:`PersonRows`.
 
     Args:
         held_out: records to test or score on; by default the Dataset's own test part.
@@ -380,16 +381,15 @@ def opened(data: object, held_out: object | None) -> tuple[object, object | None
 
 
 def usual_loss(data: object) -> Loss | None:
-    """The loss that a data set's targets call for, where that is not to be seen from their type."""
+    """The loss for a data set's targets, if their type alone does not show it; else None."""
     return label_cross_entropy if isinstance(data, Dataset) and data.multilabel else None
 
 
 def declared(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
-    """The notes of the Statement on an algorithm of the user's own, and on steps that follow
-    accuracy on held-out records.
+    """Caveats on a user's own local algorithm, and on a schedule that reads held-out accuracy.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the schedule needs held-out records, and there are none.
     """
     own = plan.local.function if plan.local is not None else None
     found = () if own is None else (Caveat("own-algorithm", own),)
@@ -405,33 +405,33 @@ def declared(plan: Plan, held_out: object | None) -> tuple[Caveat, ...]:
 
 
 def with_caveats(plan: Plan, found: Sequence[Caveat]) -> Plan:
-    """The plan with what loading read from the private data, or was declared, each thing once."""
+    """The plan with the caveats of loading the data added, each once."""
     new = tuple(use for use in found if use not in plan.not_covered)
     return plan.with_(not_covered=(*plan.not_covered, *new)) if new else plan
 
 
-# Whether held-out records are records that were trained on: found by hashes of their content.
+# Held-out records that were also trained on are found by hashes of their content.
 
 
 PIECE = 1024
 
 
 class CoincidingRecordsError(ValueError):
-    """Held-out records are the training records."""
+    """Too many held-out records are also training records."""
 
 
 def coincide(records: Records, held_out: Records, name: str = "test") -> bool:
     """True if some held-out records are equal to training records, targets included.
 
     Raises:
-        CoincidingRecordsError: they are the same records; or more than half of those are that would
-            differ by the training records' own resemblance, where these are mostly different.
+        CoincidingRecordsError: both are the same records; or the training records are mostly
+            different, and so many held-out ones equal them that chance does not explain it.
     """
     own, others = list(_digests(records)), list(_digests(held_out))
     trained = set(own)
     found = sum(digest in trained for digest in others)
-    # Where records take few values, as binary features do, equal ones are no sign of anything; nor
-    # are as many as training records have an equal among themselves.
+    # Equal records prove nothing where records take few values, as binary features do, nor while
+    # the share is that of training records which have an equal among themselves.
     telling = len(trained) > len(own) / 2
     twins = sum(count for count in Counter(own).values() if count > 1) / len(own)
     if (telling and found > len(others) * (1 + twins) / 2) or sorted(others) == sorted(own):
@@ -459,21 +459,21 @@ def _rows(leaf: torch.Tensor, count: int) -> list[bytes]:
     return [raw[place * width : (place + 1) * width] for place in range(count)]
 
 
-# A model of rows trained on persons: each person's rows together are one contribution.
+# Training a model of rows on persons: all rows of a person together are one contribution.
 #
 # **Formal guarantee.** A person's contribution is the clipped gradient of the mean loss over that
-# person's own kept rows, computed in one lane; it depends on no other person, and its norm is at
-# most C. So the sensitivity of a round's sum to one person is that to one record.
+# person's own kept rows, computed in one lane. It depends on no other person, and its norm is at
+# most C. So the sensitivity of a round's sum to one person is the same as to one record.
 
 
 class PerPerson(nn.Module):
-    """Applies a model of rows to every row of a person; single rows go through as they are.
+    """Applies a model of rows to every row of a person; single rows are passed on unchanged.
 
-    Its weights are saved under the names that the model's own have, so that a finished run is one
-    of the model of rows.
+    The state dict has the names of the model of rows, so that the result of a run is such a model.
 
     Args:
-        model: of rows (B, …). shape: of one row.
+        model: takes rows (B, …).
+        shape: shape of one row.
     """
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...]) -> None:
@@ -489,18 +489,18 @@ class PerPerson(nn.Module):
         return flat.view(*inputs.shape[:2], *flat.shape[1:])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model of rows."""
+        """The state dict of the model of rows."""
         return self.model.state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Into the model of rows."""
+        """Load a state dict into the model of rows."""
         return self.model.load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 def person_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """One value for each person, the mean over their rows; for each row where rows are given.
+    """One value for each person, the mean over their rows; given rows, one value for each row.
 
     Args:
         outputs: (P, rows, classes) or (P, rows, 1) of persons; of rows as for the usual losses.
@@ -523,17 +523,18 @@ def person_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PersonLoss:
-    """A loss of rows as one of persons: the mean of its values over each person's rows.
+    """A loss of rows as a loss of persons: the mean of its values over each person's rows.
 
     Args:
-        loss: one value a row. ndim: dimensions that the targets of a batch of rows have.
+        loss: gives one value a row.
+        ndim: number of dimensions of the targets of a batch of rows.
     """
 
     loss: Loss
     ndim: int
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """One value for each person; for each row where rows are given."""
+        """One value for each person; given rows, one value for each row."""
         if targets.ndim == self.ndim:
             return self.loss(outputs, targets)
         if targets.is_floating_point():
@@ -552,11 +553,12 @@ def _mean_over_rows(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Arranged:
-    """The records that a plan is trained on, as it counts them, with a model and a loss of these.
+    """The records that a plan counts, with the matching loss and wrapper of the model.
 
     Args:
-        data: records. loss: one value a record; None: the usual one.
-        wrapped: from a model of rows to one of the records.
+        data: the records.
+        loss: one value a record; None: the usual loss.
+        wrapped: turns a model of rows into a model of the records.
     """
 
     data: object
@@ -565,11 +567,11 @@ class Arranged:
 
 
 def arranged(data: object, plan: Plan, loss: Loss | None = None) -> Arranged:
-    """Rows of persons as the records that a plan speaks of; anything else as it is.
+    """Rows of persons as the records that a plan counts; other data as they are.
 
     Raises:
-        DataError: a plan of persons without whose each row is, data of persons under a plan for
-            single rows, or more rows of a person than the plan says.
+        DataError: a plan of persons and data without persons, data of persons under a plan for
+            single rows, or more rows of a person than the plan allows.
     """
     kind = plan.contribution
     if not isinstance(data, PersonRows):
@@ -595,31 +597,32 @@ def arranged(data: object, plan: Plan, loss: Loss | None = None) -> Arranged:
 
 
 def of_rows(model: nn.Module) -> nn.Module:
-    """The model of rows inside a model of persons; any other as it is."""
+    """The model of rows inside a model of persons; other models as they are."""
     return model.model if isinstance(model, PerPerson) else model
 
 
-# Linear models trained on centred features, and handed over for the features as they are.
+# Linear models: trained on centred features, then converted back for features as they are.
 #
-# A plan may pay for the features' means (``Preparation(("means",))``). A linear model learns
-# faster, and through less noise, around them, and loses nothing: its scores W (x − m)/c + b are
-# those of weights W/c and intercept b − W m/c on x. So centring goes no further than the run.
+# A plan may pay for the features' means (``Preparation(("means",))``). Around the means a linear
+# model learns faster and its gradients have less noise. It loses nothing: its scores
+# W (x − m)/c + b are those of weights W/c and intercept b − W m/c on x. So no user of the model
+# sees the centring.
 
 
-# What a run folder keeps of a preparation.
+# File of a run folder that holds the released preparation.
 PREPARED = "prepared.json"
 
 
 class NotCentredWarning(UserWarning):
-    """A plan pays for the features' means, and what trains cannot use them."""
+    """A plan pays for the features' means, but the run cannot use them."""
 
 
 @dataclass(frozen=True)
 class WeightCentring:
-    """A linear layer's weights around a centre, and back.
+    """Converts a linear layer's weights for centred features, and back.
 
     Args:
-        layer: a torch.nn.Linear with an intercept; None: nothing is centred.
+        layer: a torch.nn.Linear with a bias; None: nothing is centred.
         constants: shift and scale of every feature.
     """
 
@@ -628,7 +631,7 @@ class WeightCentring:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Weights for features become weights for centred ones, with the same scores."""
+        """Convert the weights to centred features; the scores stay the same."""
         for weight, bias, shift, scale in self._tensors():
             bias += (weight.double() @ shift).to(bias.dtype)
             weight *= scale.to(weight.dtype)
@@ -641,7 +644,7 @@ class WeightCentring:
             bias -= (weight.double() @ shift).to(bias.dtype)
 
     def _tensors(self) -> Iterator[tuple[Tensor, ...]]:
-        """The layer's weight and bias, shift and scale; nothing where nothing is centred."""
+        """Yield weight, bias, shift and scale; nothing if nothing is centred."""
         if self.layer is not None:
             weight, constants = self.layer.weight, self.constants
             # In double precision: the features' means may be many times their spread.
@@ -651,10 +654,11 @@ class WeightCentring:
 
 
 class CentredRecords:
-    """Records whose inputs are centred when they are taken.
+    """Records whose inputs are centred when a batch is taken.
 
     Args:
-        records: what is centred. constants: shift and scale of every feature.
+        records: the records to centre.
+        constants: shift and scale of every feature.
     """
 
     def __init__(self, records: Records, constants: InputConstants) -> None:
@@ -677,7 +681,7 @@ class CentredRecords:
 
 
 def require_answered(plan: Plan, prepared: Prepared | None) -> None:
-    """Refuse a run that has not what its plan pays for and that it cannot release by itself.
+    """Refuse a run without the preparation that its plan pays for, unless the run can release it.
 
     Raises:
         ValueError: as :func:`forethought.rounds.preparation.require_prepared`.
@@ -695,9 +699,9 @@ def require_answered(plan: Plan, prepared: Prepared | None) -> None:
 
 
 def uncentred(plan: Plan) -> Plan:
-    """A plan without the means that it pays for: it spends that much less.
+    """The plan without the means that it pays for, with a warning; it then spends less.
 
-    Other preparations stay, for whoever runs the plan to answer.
+    Other preparations stay; running the plan needs them.
     """
     if plan.preparation is None or not plan.preparation.centres:
         return plan

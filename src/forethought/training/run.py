@@ -97,18 +97,21 @@ from forethought.values.mechanism import Augmentation, LocalUpdates
 from forethought.values.plan import Paid, Payer, Plan, Transcript, marked, step_sizes
 from forethought.values.use import linear_layer
 
-# The rounds of a Plan in order, and all state that changes from one to the next.
+# The rounds of a Plan in order, and all state that changes between rounds.
 
 
-# A batch's loss is shown from at most so many of its records: one more forward pass when logged.
+# The shown loss of a batch uses at most so many of its records: one more forward pass per log row.
 SHOWN_RECORDS = 256
 
 
 def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
-    """Certified upper end of ε after each of some numbers of rounds, as the statement accounts.
+    """Certified upper end of ε after each of the numbers of rounds, as the statement accounts it.
 
     Args:
-        statement: of the whole plan. Its ε bounds every prefix, a part of what was released.
+        statement: of the whole plan. Its ε also bounds every prefix, as a part of the releases.
+
+    Returns:
+        Number of rounds → ε at the statement's δ.
     """
     total, mechanism = statement.epsilon.upper, statement.mechanism
     composed = ACCOUNTANTS[statement.accountant["kind"]].composed
@@ -116,7 +119,7 @@ def epsilon_at(statement: Statement, rounds: Sequence[int]) -> dict[int, float]:
     if composed is None:
         return found
     noisy = sum(part.count for part in takewhile(lambda part: part.noise_multiplier, mechanism))
-    # A round without noise gives no guarantee from there on.
+    # From the first round without noise on, there is no guarantee.
     finite = [count for count in rounds if count <= noisy]
     if finite:
         curve = exact.epsilon_curve(composed(mechanism), statement.delta, finite, statement.group)
@@ -131,9 +134,10 @@ class Loop:
     """Runs a plan's rounds.
 
     Args:
-        task: what to run, on what, measured on what. secrets: of sampling and noise.
-        settings: ``log_every``, rounds between rows of the history, of which the last round always
-            has one; ``diagnostics``, whether to look at private batches for the operator.
+        task: the task with its model, records and held-out records.
+        secrets: of sampling and noise.
+        settings: ``log_every``, rounds between rows of the history (the last round always has a
+            row); ``diagnostics``, True to measure private batches for the operator.
         statement: of the whole plan.
     """
 
@@ -154,18 +158,18 @@ class Loop:
         self._step_size = step_sizes(plan)
         every = int(settings["log_every"])
         logged = [*range(every, plan.rounds, every), plan.rounds]
-        # What was released before the first round counts from the start.
+        # Releases before the first round, such as a preparation, count from the start.
         first = len(plan.mechanism) - plan.rounds
         spent = epsilon_at(statement, [first + count for count in logged])
         self._epsilon = {count: spent[first + count] for count in logged}
-        # Counted here since the last time that all processes added up, and by all before.
+        # This process's count since the last sum over processes, and the sum of all before.
         device = self.private.layout.device
         self._own_non_finite = torch.zeros((), dtype=torch.int64, device=device)
         self._non_finite = 0
         self._slowed, self._last_accuracy = 1.0, 0.0  # of the schedule "drops"
 
     def rounds(self) -> Iterator[int]:
-        """Compute what is left; yields the number of rounds done after each."""
+        """Run the rounds that are left; yield the number of rounds done after each."""
         while self.done < self.plan.rounds:
             self._round(self.done)
             self.done += 1
@@ -188,14 +192,14 @@ class Loop:
         if self.plan.schedule.kind == "drops":
             self._slow_down(index + 1)
         if self._diagnostics:
-            # Not a number counts too.
+            # NaN is not below infinity, so it counts too.
             self._own_non_finite += (total.norms < math.inf).logical_not_().sum()
         if logged:
             norms = self.private.team.gathered(total.norms) if self._diagnostics else total.norms
             self._log(index + 1, step_size, noised.round.clip_norm, loss, norms)
 
     def _slow_down(self, done: int) -> None:
-        """Smaller steps after an epoch in which accuracy on public records fell."""
+        """Reduce the step size after an epoch in which accuracy on public records fell."""
         size, seen = self.plan.examples, self.plan.privacy.examples_before
         if self._task.held_out is None or seen(done) < size * (seen(done - 1) // size + 1):
             return
@@ -235,15 +239,15 @@ class Loop:
         self.history.append(Metrics(*public, loss, clipped, non_finite))
 
     def add_up(self) -> None:
-        """Join what the processes of a run counted apart; all of them call it together."""
+        """Add the counts of all processes; all of them must call it together."""
         self.private.team.add_up(self._own_non_finite)
         self._non_finite += int(self._own_non_finite)
         self._own_non_finite.zero_()
 
     def checkpoint(self) -> Checkpoint:
-        """Everything that changes from round to round, as of the last :meth:`add_up`.
+        """The state that changes from round to round, as of the last :meth:`add_up`.
 
-        Of a sharded model all processes call it together, and the first one gets it whole.
+        For a sharded model, all processes call it together; the leading one gets whole tensors.
         """
         tensors, values = optimizer_state(self.descent.optimizer)
         filtered, filter_values = self.descent.filter_state()
@@ -252,7 +256,7 @@ class Loop:
         if self._shards is not None:
             tensors, average = (self._shards.full_of(own, keep) for own in (tensors, average))
         owned = {
-            "model": _untied(whole_state(self.model, keep)),  # the format refuses shared memory
+            "model": _untied(whole_state(self.model, keep)),  # safetensors refuses shared memory
             "average": average,
             "optimizer": tensors,
             "filter": filtered,
@@ -273,7 +277,7 @@ class Loop:
         )
 
     def restore(self, saved: Checkpoint) -> None:
-        """The inverse of :meth:`checkpoint`."""
+        """Restore the state of :meth:`checkpoint`."""
         owners = ("model", "average", "optimizer", "filter", "noise")
         owned: dict[str, dict[str, torch.Tensor]] = {owner: {} for owner in owners}
         for key, tensor in saved.tensors.items():
@@ -317,10 +321,10 @@ COINCIDE = Caveat(
 
 
 def require_public(found: Sequence[Caveat], name: str, instead: str) -> None:
-    """Refuse records as public of which some are private training records.
+    """Refuse to take records as public if some are private training records.
 
     Raises:
-        CoincidingRecordsError: says what to do instead.
+        CoincidingRecordsError: the message says what to do instead.
     """
     if COINCIDE in found:
         raise CoincidingRecordsError(
@@ -334,10 +338,12 @@ class Run:
     """A finished run.
 
     Args:
-        model: the module that was given, with the reported (averaged) weights.
-        statement: what was guaranteed. plan: what was run. transcript: what was released.
+        model: the given module, with the reported (averaged) weights.
+        statement: the guarantee.
         history: measurements, oldest first; see :class:`~forethought.training.metrics.Metrics`.
+        plan: the plan that was run.
         folder: the run folder, or None.
+        transcript: the record of the releases.
     """
 
     model: torch.nn.Module
@@ -349,13 +355,13 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the reported model on the held-out records, where it was measured."""
+        """Accuracy of the reported model on the held-out records; None if it was not measured."""
         return self.history[-1].accuracy
 
 
 @dataclass(frozen=True)
 class Task:
-    """One plan to run, with everything opened and checked; see :func:`train`."""
+    """One plan to run, with its data opened and checked; see :func:`train`."""
 
     model: torch.nn.Module
     records: Records
@@ -377,8 +383,8 @@ class Task:
     prepared: Prepared | None = None
     about: About | None = None
     centring: WeightCentring = field(default_factory=WeightCentring)
-    paid: Paid | None = None  # in the process that leads
-    paid_before: int | None = None  # its rounds before this task, which is a part of its run
+    paid: Paid | None = None  # only in the process that leads
+    paid_before: int | None = None  # rounds of its reservation before this task; None: not a part
 
 
 def train(
@@ -406,7 +412,7 @@ def train(
 ) -> Run:
     """Run a plan: every round releases a noised sum of clipped gradients and steps an optimizer.
 
-    Only ``plan`` decides what is guaranteed. The model is changed in place; its initial weights
+    Only ``plan`` decides the guarantee. The model is changed in place; its initial weights
     are the caller's. Modules keep their training or evaluation mode.
 
     Args:
@@ -414,47 +420,51 @@ def train(
         data: ``(inputs, targets)``, arrays or tensors with one row a record, or a map-style torch
             Dataset of such pairs; exactly ``plan.examples`` records. Or a
             :class:`forethought.data.Dataset`, whose caveats then reach the Statement.
-        plan: from :func:`forethought.plan` or made by hand. A resumed run may leave it out: the
-            folder's plan.json is the plan.
-        loss: ``loss(outputs, targets)`` → one value per example; of torch's criteria with their
-            mean each example's own value is taken. Default: cross entropy for whole
-            targets, squared error for floating-point ones.
-        batch_dims: for a model that takes a whole batch in a form only its owner knows: where the
-            examples are (``forethought.gradients.BatchDims``). The Statement names it as an
-            assumption, and every round recomputes one random example alone.
+        plan: from :func:`forethought.plan` or made by hand. None for a resumed run: the plan in
+            the folder's plan.json.
+        loss: ``loss(outputs, targets)`` → one value per example; of a torch criterion with a mean,
+            each example's own value is used. Default: cross entropy for integer targets, squared
+            error for floating-point ones.
+        batch_dims: for a model whose inputs or outputs have the examples in another dimension than
+            the first: the dimension (``forethought.gradients.BatchDims``). The Statement names it
+            as an assumption, and every round recomputes one random example alone.
         test: held-out records, in the same forms. Default: those of a ``forethought.data.Dataset``.
         public_inputs: public records whose statistics batch normalisation uses in evaluation and
-            keeps. Default: those of the records evaluated, at most 512 at a time.
-        prepared: what :func:`forethought.prepare` released for this plan, where it pays for that;
-            ``data`` and ``test`` hold the inputs as prepared. Means that only centre are the run's
-            own work where they are not given.
+            keeps. Default: those of the evaluated records, at most 512 at a time.
+        prepared: the release of :func:`forethought.prepare` for this plan, if the plan pays for
+            one; ``data`` and ``test`` hold the prepared inputs. If only means for centring are
+            needed, the run releases them itself.
         augment: altered copies of each image whose gradients are averaged before clipping, in place
             of the plan's: a `forethought.Augmentation`, or its kinds. No privacy cost.
         out: run folder: plan, statement, model, metrics, checkpoints. Until the run ends it holds
-            the keys of the noise and is a secret. None keeps nothing.
-        about: which data, what for, who answers for it, for the Statement.
+            the keys of the noise and is a secret. None writes no files.
         files: name → text to keep in the run folder, such as the job.
-        execution: device, micro-batches, intervals: what cannot change a guarantee.
-        seeds: of sampling (and dropout), and of the noise. Default: the operating system's
-            entropy. With a noise seed there is no guarantee, with one of the sampling no
-            amplification. When resuming, the secrets of the run itself are used.
+        about: data, purpose and responsible person, for the Statement.
+        ledger: the book that pays, a `forethought.Ledger`: the whole plan is reserved before a
+            record is read, and settled when the run ends.
+        execution: device, micro-batches, intervals: settings that cannot change a guarantee.
+        seeds: one of sampling (and dropout), one of the noise. Default: the operating system's
+            entropy. With a noise seed there is no guarantee, with a sampling seed no
+            amplification. A resumed run uses its own secrets.
         diagnostics: measure loss, clipped share and non-finite contributions on private batches,
             for the operator; the Statement then names them as not covered.
         resume: continue the run in ``out`` from its last checkpoint; the result is exactly that
             of an uninterrupted run. A finished run is read back.
-        overwrite: replace a run in ``out``. progress: called after every round.
+        overwrite: replace a run in ``out``.
+        progress: called after every round.
         short: ``device=``, ``micro_batch=``, ``checkpoint_every=``, ``log_every=`` of the
-            execution, and ``seed=``, ``noise_seed=`` by themselves.
+            execution, and ``seed=``, ``noise_seed=``, as single arguments.
 
     Returns:
-        The run, its model carrying the averaged weights if the plan averages.
+        The run; its model has the averaged weights if the plan averages.
 
     Raises:
         ValueError, TypeError: an argument that does not fit, before any private step.
-        OverBudgetError: the ledger's budget has not so much left (a ValueError).
-        RunFolderExistsError: ``out`` is not empty. RunFolderBusyError: a run is going on.
-        CheckpointError: nothing to resume, or not the same run (a ValueError).
-        TranscriptError: what was released is not what was accounted; nothing is written.
+        OverBudgetError: the ledger's budget is too small for the plan (a ValueError).
+        RunFolderExistsError: ``out`` is not empty.
+        RunFolderBusyError: another process runs in ``out``.
+        CheckpointError: nothing to resume, or another run (a ValueError).
+        TranscriptError: the releases are not those that were accounted; nothing is written.
         OSError: ``out`` cannot be written; before the first private step where that can be known.
         Interrupted: Ctrl-C or SIGTERM; the round was finished and a checkpoint written (a
             KeyboardInterrupt).
@@ -462,7 +472,7 @@ def train(
     execution, seeds = settled(execution, seeds, **short)
     folder = folder_of(out, files, resume, overwrite)
     team = present_team()
-    team.any()  # nobody still reads the folder
+    team.any()  # a barrier: no process still reads the folder
     with contextlib.ExitStack() as held:
         if folder is not None:
             team.first(lambda: held.enter_context(locked(folder.path)))
@@ -511,7 +521,7 @@ def reserved(
     overwrite: bool,
     team: Team,
 ) -> Paid | None:
-    """The run's reservation, in the process that leads; None: nobody pays, or all is done."""
+    """The run's reservation, in the process that leads; None without a ledger or if finished."""
     if ledger is None:
         if resume and folder is not None and (folder.path / RESERVATION).is_file():
             raise CheckpointError(
@@ -536,7 +546,7 @@ def reserved(
 def folder_of(
     out: str | Path | None, files: Mapping[str, str] | None, resume: bool, overwrite: bool
 ) -> RunFolder | None:
-    """The run folder of a call, where it has one.
+    """The run folder of a call, or None.
 
     Raises:
         ValueError: arguments that need a folder, or contradict each other.
@@ -557,7 +567,7 @@ def task_of(
     execution: Execution,
     batch_dims: gradients.BatchDims | None = None,
 ) -> Task:
-    """The task of a call: data sets opened, their caveats in the plan, persons arranged."""
+    """The task of a call: data sets opened, their caveats added to the plan, persons arranged."""
     loss = loss or usual_loss(data)
     data, test, found = opened(data, test)
     own, plan = arranged(data, plan, loss), with_caveats(plan, found)
@@ -573,10 +583,10 @@ def opened_task(
     execution: Execution,
     batch_dims: gradients.BatchDims | None = None,
 ) -> Task:
-    """Model, records and loss, put in place and checked; nothing private is released.
+    """The task with model and records on the device, and all checked; nothing is released.
 
     Raises:
-        ValueError, TypeError: what cannot be run.
+        ValueError, TypeError: a part that cannot be run.
     """
     records = placed_records(model, data, plan, execution.device)
     if take_shards(model) is not None:
@@ -588,7 +598,7 @@ def opened_task(
     if held_out is not None:
         require_fit(model, chosen, held_out, "test", batch_dims)
     check_loss(model, chosen, records, batch_dims, plan.contribution, plan.augmentation)
-    # An optimizer that there is not is told before anything is released, centres included.
+    # An unknown optimizer is reported before anything is released, means for centring included.
     descent_of(plan, trained_here(model))
     if batch_dims is None and not isinstance(plan.contribution, LocalUpdates):
         require_reached(model, chosen, records)
@@ -602,10 +612,10 @@ def opened_task(
 
 
 def _centred(task: Task) -> Task:
-    """The task with what its plan pays for to centre the features, released once.
+    """The task with features centred by means that the plan pays for, released once.
 
-    A continued run takes what its folder has. A task whose plan pays for nothing of the kind, or
-    whose inputs are prepared already, is left alone.
+    A continued run takes the means from its folder. The task is unchanged if its plan pays for no
+    means, or if its inputs are prepared already.
     """
     asked = task.plan.preparation
     begun = task.prepared
@@ -615,7 +625,7 @@ def _centred(task: Task) -> Task:
     fits = layer is not None and layer.bias is not None and layer.in_features == asked.features
     if not fits or not all(p.requires_grad for p in layer.parameters()):
         if begun is not None:
-            require_prepared(task.plan, begun)  # refuses: no means of these are released
+            require_prepared(task.plan, begun)  # raises: the means of these were not released
         return replace(task, plan=uncentred(task.plan))
     kept = None if task.folder is None or not task.resume else task.folder.path / PREPARED
 
@@ -682,7 +692,7 @@ def run_plan(task: Task) -> Run:
         loop.descent.clear()
         if checkpointer is not None:
             checkpointer.close()
-    rounds = team.first(lambda: loop.private.transcript)  # who keeps the folder knows of repeats
+    rounds = team.first(lambda: loop.private.transcript)  # only the folder's process counts repeats
     transcript = with_preparation(task.prepared, rounds)
     transcript.require(statement.mechanism, once=True)
     if rounds.again:
@@ -709,7 +719,7 @@ def run_plan(task: Task) -> Run:
 
 
 def _before(task: Task) -> int:
-    """The rounds of a task's reservation that come before its own rounds of training."""
+    """The number of rounds of a task's reservation before its own rounds of training."""
     if task.paid_before is not None:
         return task.paid_before
     paid = task.plan if task.paid is None else task.paid
@@ -717,10 +727,10 @@ def _before(task: Task) -> int:
 
 
 def settled_in(task: Task, statement: Statement, rounds: int | None = None) -> Statement:
-    """The statement of a run that a book paid for: settled, with what the book then says.
+    """The statement of a run that a book paid for: settled, with the book's evidence.
 
     Args:
-        rounds: that were released; None: all that were reserved.
+        rounds: number of rounds that were released; None: all that were reserved.
     """
     if task.paid is None or task.paid_before is not None:
         return statement
@@ -730,7 +740,7 @@ def settled_in(task: Task, statement: Statement, rounds: int | None = None) -> S
 def in_the_book(
     paid: Paid, statement: Statement, folder: RunFolder | None, rounds: int | None = None
 ) -> Statement:
-    """The statement with what the book says once the run is settled, whose evidence is kept."""
+    """Settle a run; return its statement with the book's words, and keep the evidence."""
     found, words = paid.settle(rounds)
     if folder is not None:
         replace_file(folder.path / PAID, found.encode())
@@ -738,7 +748,7 @@ def in_the_book(
 
 
 def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
-    """Keys, checkpoint and settings of the run that is continued, or those of a new one."""
+    """Keys, checkpoint and settings of the continued run; of a new run without a checkpoint."""
     keys, settings = RunSecrets.draw(task.seeds), _settings(task)
     if task.resume and task.folder is not None:
         begun = continued(task.folder, task.plan)
@@ -751,8 +761,7 @@ def _begun(task: Task) -> tuple[RunSecrets, Checkpoint | None, dict[str, Any]]:
 def _kept(
     task: Task, loop: Loop, keys: RunSecrets, saved: Checkpoint | None, settings: Mapping[str, Any]
 ) -> Checkpointer | None:
-    """The object that keeps the run in its folder, in the process that does; the others agree
-    with it."""
+    """The checkpointer, in the process that leads; all processes check that they agree."""
     team, folder = task.team, task.folder
     if folder is None and team.size == 1:
         return None
@@ -794,7 +803,7 @@ def randomness(plan: Plan, secrets: Secrets, prepared: Prepared | None = None) -
 
 
 def _settings(task: Task) -> dict[str, Any]:
-    """The settings that a continued run keeps, whatever it is continued with."""
+    """The settings that a continued run keeps, even if the call has others."""
     return {
         "log_every": task.execution.log_every or max(1, round(task.plan.rounds / ROWS)),
         "diagnostics": task.diagnostics,
@@ -835,7 +844,7 @@ def event(done: int, rounds: int, history: Sequence[Metrics]) -> Event:
 def _read_back(folder: RunFolder, model: torch.nn.Module, plan: Plan, team: Team) -> Run:
     if folder.plan() != plan:
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
-    team.first(folder.erase_secrets)  # what a kill during the end of the run may have left
+    team.first(folder.erase_secrets)  # a kill during the end of the run may have left them
     folder.load_model(model)
     statement = Statement.load(folder.path / STATEMENT)
     return Run(model, statement, folder.load_history(), plan, folder.path, folder.transcript())

@@ -1,16 +1,16 @@
 """Several runs under one guarantee: a private random search, and phases up to an accuracy.
 
-**Formal guarantee.** A search makes a random number of private trials, of which only the best is
-shown. A trial draws a candidate by a public rule, trains, and scores its model.
-Theorems 2 and 6 of Papernot and Steinke 2022 bound what the best of K trials costs from what one
-trial costs, if K is drawn from the stated distribution before the first trial and never shown,
-and if *the score belongs to the trial*. A record is either trained on or held out. For a training
-record the trial costs what its training costs, since the score only looks at the released model
-and at other records. For a held-out record it costs what the score costs: a noised count, which is
-accounted (``scoring="noised"``), nothing if it is public, or it is named as not covered.
+**Formal guarantee.** A search makes a random number of private trials and shows only the best. A
+trial draws a candidate by a public rule, trains, and scores its model. Theorems 2 and 6 of
+Papernot and Steinke 2022 bound the cost of the best of K trials by the cost of one trial, if K is
+drawn from the stated distribution before the first trial and never shown, and if *the score belongs
+to the trial*. A record is either trained on or held out. For a training record, a trial costs as
+much as its training, since the score reads only the released model and other records. For a
+held-out record, it costs as much as the score: a noised count, which is accounted
+(``scoring="noised"``); nothing, if the record is public; or the Statement names the score as not
+covered.
 
-Which trial wins among equal scores is decided by order, and trials are exchangeable, so this is a
-tie broken by chance alone.
+Among equal scores the first trial wins. Trials are exchangeable, so this breaks ties at random.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ DISJOINT = Caveat("disjoint-score")
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best trial of a search, and nothing of the others.
+    """The best trial of a search; nothing of the other trials is kept.
 
     Args:
-        run: of the best trial; with Poisson trials there may have been none, and then the model is
-            untrained and ``run.history`` has only round 0.
-        plan: the candidate that it ran.
-        score: its score; with noise where ``scoring="noised"``.
-        statement: of the whole search; the same as ``run.statement``.
+        run: the run of the best trial. With Poisson trials there may have been no trial; then the
+            model is untrained and ``run.history`` has only round 0.
+        plan: the candidate of the best trial.
+        score: its score, noised if ``scoring="noised"``.
+        statement: the statement of the whole search; the same as ``run.statement``.
     """
 
     run: Run
@@ -162,30 +162,31 @@ def tune(  # noqa: C901, PLR0915
     """Search for the best candidate privately; the Statement covers the search.
 
     Args:
-        make_model: builds the untrained model of a trial; it must not look at private data.
+        make_model: builds the untrained model of a trial; it must not read private data.
         data: the training records, as in :func:`forethought.train`.
         candidates: plans for the same data, δ and adjacency; each trial draws one at random. See
-            :func:`forethought.plan_tuning`. With different mechanisms the worst is accounted.
-        trials: how the number of trials is drawn.
-        holdout: records, not trained on, that models are scored on by their share of right
-            answers.
+            :func:`forethought.plan_tuning`. If mechanisms differ, the most costly is accounted.
+        trials: distribution of the number of trials.
+        holdout: records, not trained on; the score of a model is its share of right answers on
+            them.
         scoring: ``"noised"``: the held-out records are private too; the number of right answers
             gets Gaussian noise, and ε covers them. ``"public"``: they are public.
             ``"unprotected"``: they are private and the Statement names them as not covered.
-        score: instead of ``holdout``: from a model to a number, larger is better. With
+        score: instead of ``holdout``: a function from a model to a number, larger is better, with
             ``"public"`` or ``"unprotected"`` scoring.
-        score_noise: standard deviation of the noise on the count. Default: the least at which
-            held-out records pay no more than training records.
+        score_noise: standard deviation of the noise on the count. Default: the smallest at which
+            held-out records cost no more than training records.
         loss, execution, short: as in :func:`forethought.train`.
         out: run folder of the best trial. Nothing is written before the search ends, so that no
             trace of other trials is left; an interrupted search starts again.
         overwrite: replace a run in ``out``.
         ledger: the book that pays, as for :func:`forethought.train`. A search is reserved as one
-            release, whatever number of trials is drawn, and from its first trial on charged whole.
-        seeds: of sampling and the number of trials, and of all noise. Default: the operating
-            system's entropy. The Statement says what is left of the guarantee when one was given.
-        progress: called after every round with the number of the trial, for the operator only:
-            the number of trials is a secret.
+            release, for any number of trials, and is charged whole as soon as its first trial
+            begins.
+        seeds: one of sampling and the number of trials, one of all noise. Default: the operating
+            system's entropy. With a seed, the Statement says which part of the guarantee is left.
+        progress: called after every round with the number of the trial and the event, for the
+            operator only: the number of trials is a secret.
 
     Returns:
         The best trial.
@@ -193,7 +194,7 @@ def tune(  # noqa: C901, PLR0915
     Raises:
         ValueError, TypeError: arguments that do not fit, before any private step.
         RunFolderExistsError: ``out`` is not empty (a ValueError).
-        OverBudgetError: the ledger's budget has not so much left (a ValueError).
+        OverBudgetError: the ledger's budget is too small for the search (a ValueError).
         Interrupted: Ctrl-C (a KeyboardInterrupt).
 
     Source: Papernot and Steinke 2022.
@@ -267,13 +268,13 @@ def tune(  # noqa: C901, PLR0915
             score, size = _counting(probe, held, first.loss), len(held)
         secrets = Secrets.draw(seeds)
         named = (*trained_before(probe, None), *((COINCIDE,) if same else ()))
-        # Before the first trial: a mechanism that no theorem covers is refused here.
+        # Before the first trial, to refuse a mechanism that no theorem covers.
         statements = {
             plan: _statement(plan, plans, trials, score_noise, scoring, secrets, named)
             for plan in tasks
         }
         if paid is not None:
-            paid.ahead(1)  # models of trials are in the caller's reach from here on
+            paid.ahead(1)  # from here on the caller can read the models of trials
         if folder is not None:
             folder.begin(overwrite=overwrite)
         best, scores = None, BoundNoise(secrets.noise, "score")
@@ -294,7 +295,7 @@ def tune(  # noqa: C901, PLR0915
 def selection_of(
     plans: Sequence[Plan], trials: Trials, scoring: str, score_noise: float | None = None
 ) -> Selection:
-    """A search as one release; see :func:`tune`."""
+    """The mechanism of a search, accounted as one release; see :func:`tune`."""
     mechanisms = tuple(dict.fromkeys(plan.mechanism for plan in plans))
     if scoring == "noised" and score_noise is None:
         score_noise = matching_score_noise(mechanisms, trials, plans[0].delta)
@@ -360,7 +361,7 @@ def _best(
         statement = statement.of_run(run.transcript.releases())
     if paid is not None:
         statement = in_the_book(paid, statement, folder)
-    # What one trial spent by itself is not what the search has spent.
+    # The ε of one trial is not that of the search.
     accuracy = None if math.isnan(value) else value
     last = replace(run.history[-1], epsilon=statement.epsilon.upper, accuracy=accuracy)
     plan = with_caveats(run.plan, (SEARCH_ALONE,))
@@ -430,7 +431,7 @@ def _statement(
 
 
 def _counting(model: torch.nn.Module, records: Records, loss: Loss) -> Score:
-    """The share of right answers as a score, tried out on an untrained model."""
+    """The share of right answers as a score; evaluated once on an untrained model as a check."""
 
     def share(model: torch.nn.Module) -> float:
         parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -448,13 +449,13 @@ def _counting(model: torch.nn.Module, records: Records, loss: Loss) -> Score:
 # Training in phases until an accuracy is reached or the budget is used up.
 
 
-# Where a run in phases stands: which phases were begun, what came of them, what may follow.
+# The state of a run in phases: the phases that were begun, their outcomes, and the next phase.
 
 
 STEERED, PUBLIC_TEST = Caveat("steered-by-held-out"), Caveat("public-test")
 
 
-# The reason why there was no further phase → its words for a person.
+# Reason why there was no further phase → the words that users read.
 ENDINGS = {
     "reached": "the wanted accuracy was reached",
     "used-up": "the budget was used up",
@@ -464,14 +465,14 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One phase: what was run, and the accuracy of the model after it; none while it runs."""
+    """One phase: its rounds, and the accuracy of the model after it (None while it runs)."""
 
     rounds: Rounds
     accuracy: float | None = None
     history: tuple[Metrics, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the history."""
+        """The phase as JSON values, without the history."""
         return {"rounds": self.rounds.to_dict(), "accuracy": self.accuracy}
 
 
@@ -480,9 +481,9 @@ class PhasedRun(Run):
     """A run in phases.
 
     Args:
-        phases: what was run, in order.
-        reached: whether the wanted accuracy was.
-        stopped: why there was no further phase, in words.
+        phases: the phases that were run, in order.
+        reached: True if the wanted accuracy was reached.
+        stopped: the reason why there was no further phase, in words.
     """
 
     phases: tuple[PhaseRecord, ...] = ()
@@ -501,8 +502,8 @@ class PhaseState:
         self.randomness = Randomness()
         self.transcript = Transcript()
         self.phases: list[PhaseRecord] = []
-        self.ending: str | None = None  # of ENDINGS
-        self.paid: list[str] = []  # what a book says of each phase that was paid by itself
+        self.ending: str | None = None  # a key of ENDINGS
+        self.paid: list[str] = []  # the book's evidence of each phase that was paid separately
         self.filter: Filter | None = None
         if adaptive and plan.budget is not None:
             first = Mechanism(plan.mechanism.rounds[0], adjacency=plan.mechanism.adjacency)
@@ -545,7 +546,7 @@ class PhaseState:
         self.phases.append(PhaseRecord(rounds))
 
     def withdraw(self) -> None:
-        """Take the last phase back, which could not be paid for: nothing of it was released."""
+        """Remove the last phase, which could not be paid for; nothing of it was released."""
         self.phases.pop()
         if self.filter is not None:
             state = self.filter.state_dict()
@@ -573,7 +574,7 @@ class PhaseState:
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism of what was released."""
+        """The mechanism of the rounds that were released."""
         return Mechanism(*(p.rounds for p in self.phases), adjacency=self.plan.mechanism.adjacency)
 
     @property
@@ -597,7 +598,7 @@ class PhaseState:
         return account(plan, randomness=self.randomness, accountant=self.filter.details())
 
     def history(self, statement: Statement) -> tuple[Metrics, ...]:
-        """All rows, with the ε that holds for everything up to them."""
+        """All rows of the history, each with the ε of everything up to it."""
         rows = [row for phase in self.phases for row in phase.history]
         spent = epsilon_at(statement, sorted({row.round for row in rows}))
         return tuple(replace(row, epsilon=spent[row.round]) for row in rows)
@@ -605,17 +606,17 @@ class PhaseState:
     def result(
         self, model: torch.nn.Module, folder: RunFolder | None, diagnostics: bool
     ) -> PhasedRun:
-        """The whole run.
+        """The result of the whole run.
 
         Raises:
-            TranscriptError: what was released is not what is accounted.
+            TranscriptError: the releases are not those that are accounted.
         """
         plan = self.plan
         if self.filter is not None:
             uses = (*plan.not_covered, PHASES_ALONE)
             plan = plan.with_(mechanism=self.mechanism, not_covered=uses)
         statement = self.statement(diagnostics)
-        # Phases fixed in advance are all accounted; a run may have stopped after some.
+        # All phases fixed in advance are accounted; a run may have stopped after some of them.
         self.transcript.require(statement.mechanism, stopped=self.filter is None)
         statement = statement.of_run(self.transcript.releases())
         return PhasedRun(
@@ -640,7 +641,7 @@ class PhaseState:
         }
 
     def checkpoint(self) -> Checkpoint:
-        """The state, for the run folder."""
+        """The state, as a checkpoint for the run folder."""
         values = {
             "settings": self.settings,
             "plan": self.plan.to_dict(),
@@ -671,24 +672,24 @@ def _phase_of(row: Mapping[str, Any]) -> PhaseRecord:
 # Train in phases until an accuracy is reached or the budget is used up.
 #
 # Source: van Dijk et al., "Proactive DP", Appendix E, Figure 15. The accuracy after a phase is a
-# function of what was released, even on public records, so whether there is a further phase depends
-# on earlier outputs. **Formal guarantee**, one of two:
+# function of the releases so far, even on public records, so the decision for a further phase
+# depends on earlier outputs. **Formal guarantee**, one of two:
 #
 # - *Phases fixed in advance* (a plan of several parts). Only the time of stopping depends on
-#   results; what a stopped run releases is a function of what the full one would have released. The
+#   results. The releases of a stopped run are a function of the releases of the full run, so the
 #   exact ε of the full sequence holds, whenever it stops.
 # - *Phases chosen by results* (``next_phase``). A Rényi filter (a Gaussian one where no phase is
-#   sampled) with the plan's budget, set before
-#   the first round, is charged before each phase, and a phase that does not fit is not run. Its
-#   budget is the guarantee (Feldman and Zrnic 2021, Theorem 4.3).
+#   sampled) has the plan's budget, set before the first round. It is charged before each phase, and
+#   a phase that does not fit is not run. Its budget is the guarantee (Feldman and Zrnic 2021,
+#   Theorem 4.3).
 #
-# Both hold for the records that are trained on. Held-out records that steer the run are used
-# without noise, and the Statement names them.
+# Both hold for the records that are trained on. Held-out records on which the decisions are based
+# are used without noise, and the Statement names them.
 
 
 DecideOn = Literal["held-out", "public"]
 RECORD_SCHEMA = "forethought/phases/1"
-# Rows of the history for each phase.
+# Rows of the history of each phase.
 ROWS = 10
 
 
@@ -721,31 +722,32 @@ def train_until(
     Args:
         model, data, loss, files, about, ledger, execution, diagnostics, short: as in
             :func:`forethought.train`. The ledger reserves all phases, and those that were not run
-            return. With ``next_phase`` each phase is reserved by itself, the first before a record
-            is read; one that does not fit ends the run.
-        plan: with several parts, each a phase: see :func:`forethought.plan_phases`. With
-            ``next_phase`` its first part is the first phase, its budget that of the filter, and
-            the rest only what is foreseen.
+            are refunded. With ``next_phase`` each phase is reserved separately, the first one
+            before a record is read; a later phase that does not fit ends the run.
+        plan: each of its parts is a phase: see :func:`forethought.plan_phases`. With
+            ``next_phase``, its first part is the first phase, its budget is the filter's, and its
+            other parts are only a forecast.
         accuracy: in (0, 1]: stop after the first phase that reaches it.
-        test: records that accuracy is measured on. Default: those of a
+        test: records to measure the accuracy on. Default: those of a
             ``forethought.data.Dataset``.
-        decide_on: whether these are ``"public"`` or private ``"held-out"`` ones; the latter are
-            named in the Statement as not covered.
+        decide_on: ``"public"`` if these records are public, ``"held-out"`` if they are private;
+            the Statement names private ones as not covered.
         next_phase: a rule that chooses the next phase by results, or returns None to stop; for
-            example :func:`forethought.planning.alternatives.next_by_shortfall`. Totals then go
-            through a Rényi filter at the order that suits the foreseen plan best, or through a
+            example :func:`forethought.planning.alternatives.next_by_shortfall`. The total is then
+            kept by a Rényi filter at the order that suits the forecast plan best, or by a
             Gaussian one where no phase is sampled.
-        out: run folder. A killed run can be resumed from it; what a phase may release is charged
-            and on disk before the phase begins.
-        seeds: each phase derives its own from them.
+        out: run folder. A killed run can be resumed from it; the possible releases of a phase are
+            charged, and written to disk, before the phase begins.
+        seeds: the seeds of each phase are derived from them.
         resume, overwrite: as in :func:`forethought.train`.
-        progress: called after every round. ε is left out: it does not grow with the rounds.
+        progress: called after every round. Its ε is None, since it does not grow with the rounds.
 
     Returns:
-        The run, its model that of the last phase.
+        The run, with the model of the last phase.
 
     Raises:
         ValueError, TypeError: arguments that do not fit, before any private step.
+        OverBudgetError: the ledger's budget is too small (a ValueError).
         RunFolderExistsError, CheckpointError, OSError, Interrupted: as :func:`forethought.train`.
     """
     alone("train_until")
@@ -776,7 +778,7 @@ def train_until(
         first = plan.with_(mechanism=plan.mechanism.first(plan.mechanism.rounds[0].count))
         apart = next_phase is not None and ledger is not None
         paid = None
-        if not (apart and resume):  # a phase that goes on is paid when its turn comes
+        if not (apart and resume):  # a resumed phase is paid when its turn comes
             own = first if apart else plan
             paid = reserved(held, ledger, own, folder, resume, overwrite, Team())
         task = task_of(model, data, test, plan, loss, execution)
@@ -812,8 +814,9 @@ def _run(
     """Run phases to the end.
 
     Args:
-        ledger: pays for each phase by itself, as they are chosen by results: the rule of an account
-            adds up charges that were. None: ``task.paid`` is for all, or nobody pays.
+        ledger: pays for each phase separately, as results choose the phases: the rule of an account
+            adds up charges that were made. None: ``task.paid`` is for all phases, or there is no
+            ledger.
     """
     model, folder = task.model, task.folder
     keys = RunSecrets.draw(task.seeds)
@@ -821,10 +824,10 @@ def _run(
     if folder is not None:
         checkpointer, keys, seeds = _kept(task, state, keys, folder)
         task = replace(task, seeds=seeds)
-    drawn = keys.secrets, Secrets.draw(task.seeds)  # a seed given when resuming counts too
+    drawn = keys.secrets, Secrets.draw(task.seeds)  # a seed given at the resume counts too
     seeded = any(one.seeded_noise for one in drawn), any(one.seeded_sampling for one in drawn)
     state.randomness = Randomness(*seeded, state.plan.noise == "grid")
-    # Before the first round: a mechanism that no theorem covers is refused here.
+    # Before the first round, to refuse a mechanism that no theorem covers.
     exact.epsilon(state.plan.mechanism, state.plan.delta)
     while state.ending is None:
         if not state.running:
@@ -865,7 +868,11 @@ def _ran(
     ledger: Payer | None,
     checkpointer: Checkpointer | None,
 ) -> bool:
-    """Run a phase; False: the ledger has not so much left for a further one."""
+    """Run a phase; False if the ledger's budget is too small for a further phase.
+
+    Raises:
+        OverBudgetError: the budget is too small for the first phase.
+    """
     part = _phase_task(task, state, index)
     with contextlib.ExitStack() as held:
         paid = None
@@ -883,7 +890,7 @@ def _ran(
             state.paid.append(paid.settle()[0])
         if run.accuracy is not None and run.accuracy >= state.wanted:
             state.ending = "reached"
-        if checkpointer is not None:  # before the reservation's number is forgotten
+        if checkpointer is not None:  # before leaving the context deletes the reservation's file
             checkpointer.write(state.checkpoint())
     return True
 
@@ -891,7 +898,7 @@ def _ran(
 def _paid_phase(
     ledger: Payer, task: Task, part: Task, index: int
 ) -> contextlib.AbstractContextManager[Paid]:
-    """A phase's reservation: the one that its folder has, or a new one."""
+    """The reservation of a phase: the one noted in its folder, or a new one."""
     if index == 0 and task.paid is not None:
         return contextlib.nullcontext(task.paid)
     where = task.folder if index == 0 else part.folder
@@ -904,10 +911,10 @@ def _paid_phase(
 def _kept(
     task: Task, state: PhaseState, keys: RunSecrets, folder: RunFolder
 ) -> tuple[Checkpointer, RunSecrets, Seeds]:
-    """Begin or continue the top folder of a run in phases; a continued state is restored.
+    """Begin the top folder of a run in phases, or continue it and restore its state.
 
-    The seeds that later phases derive theirs from are kept in it, for its owner only, until the run
-    ends: a job in a run folder has none.
+    The top folder keeps the seeds from which later phases derive theirs, readable by its owner
+    only, until the run ends; the job in a run folder has no seeds.
     """
     seeds = task.seeds
     begun = None
@@ -965,12 +972,12 @@ def _place(folder: RunFolder, index: int) -> Path:
 
 
 def _begun(folder: RunFolder) -> bool:
-    """True if there is anything of a phase's run to continue."""
+    """True if a phase has a run to continue or to read back."""
     return folder.checkpoint.is_dir() or (folder.path / STATEMENT).is_file()
 
 
 def phases_of(path: str | Path) -> tuple[Plan, float] | None:
-    """The plan and the wanted accuracy of a run in phases, finished or not; None for any other."""
+    """The plan and the wanted accuracy of a run in phases, finished or not; None for other runs."""
     folder = RunFolder(path)
     if folder.has_checkpoint and (folder.checkpoint / KEYS).exists():
         saved = Checkpoint.read(folder.checkpoint).values
@@ -984,7 +991,7 @@ def phases_of(path: str | Path) -> tuple[Plan, float] | None:
 
 
 def _finish(folder: RunFolder, state: PhaseState, result: PhasedRun) -> PhasedRun:
-    """Write the results, the statement last; then forget the secrets and the phases' runs."""
+    """Write the results, the statement last; then delete the secrets and the phases' folders."""
     record = {
         "schema": RECORD_SCHEMA,
         **state.settings,
@@ -1011,7 +1018,7 @@ def _read_back(folder: RunFolder, model: torch.nn.Module, state: PhaseState) -> 
     plan = folder.plan()
     if state.filter is None and plan != state.plan:
         raise CheckpointError(f"cannot resume: the plan is not that of the run in {folder.path}")
-    folder.erase_phases()  # what a kill during the end of the run may have left
+    folder.erase_phases()  # a kill during the end of the run may have left them
     folder.erase_secrets()
     folder.load_model(model)
     return PhasedRun(
@@ -1035,7 +1042,11 @@ def _require(saved: Mapping[str, Any], present: Mapping[str, Any], folder: Path)
 
 
 def _require_labels(task: Task) -> None:
-    """Refuse held-out records that no accuracy can be measured on."""
+    """Refuse held-out records on which no accuracy can be measured.
+
+    Raises:
+        ValueError: there are none, or they have no labels.
+    """
     parameters, held_out = {n: p.detach() for n, p in task.model.named_parameters()}, task.held_out
     if held_out is None or evaluate(task.model, parameters, task.loss, held_out)[1] is None:
         raise ValueError("test has no labels: there is no accuracy to run until")

@@ -1,8 +1,9 @@
-"""Shape functions: what each column of a table adds to an additive model's answer.
+"""Shape functions: the contribution of each column of a table to an additive model's output.
 
-They follow from the released weights and from what was declared, so they cost no privacy. A surface
-over two columns is what is left when its means over either of them have gone to the columns' own
-curves (Lengerich et al. 2020, "Purifying interaction effects"), ranges taken as evenly filled.
+They follow from the released weights and from declarations, so they cost no privacy. A surface over
+two columns is the part that remains after its means over each column are moved to that column's own
+curve (Lengerich et al. 2020, "Purifying interaction effects"), for records spread evenly over the
+ranges.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from forethought.values.use import linear_layer
 
 Doubles = NDArray[np.float64]
 
-# Places of a curve, and of each side of a surface: every knot of eight pieces is one of them.
+# Places of a curve, and of each side of a surface; every knot of eight pieces is among them.
 PLACES, SIDE = 65, 9
 # Means of a surface's hats over an evenly filled range.
 _MEAN = np.full(PAIR_PIECES + 1, 1 / PAIR_PIECES)
@@ -33,21 +34,23 @@ _MEAN[[0, -1]] /= 2
 
 
 def _beyond(count: int) -> float:
-    """Deviations beyond which noise is at any of so many places in 5 of 100 runs (Bonferroni)."""
+    """Deviations that noise exceeds at any of ``count`` places in 5 of 100 runs (Bonferroni)."""
     return float(-ndtri(0.025 / count))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The part of one column in the answers.
+    """The contribution of one column to the outputs.
 
     Args:
-        column: its name. kind: "number", "day" or "word".
+        column: its name.
+        kind: "number", "day" or "word".
         places: entries: numbers in the column's own unit, days as text, or words.
-        values: a row an output, at each place; the mean over the places is 0.
-        noise: deviation, at each place, that the plan's noise has at most put there; empty: not
-            known for its optimizer. missing: of an entry that is missing, an output each; empty:
-            such entries are refused, or stand for the middle.
+        values: for each output, the contribution at each place; the mean over the places is 0.
+        noise: upper bound, at each place, of the deviation from the plan's noise; empty: not known
+            for the plan's optimizer.
+        missing: contribution of a missing entry to each output; empty: missing entries are refused,
+            or count as the middle.
     """
 
     column: str
@@ -64,18 +67,19 @@ class Shape:
 
     @property
     def clear(self) -> bool:
-        """True if some value is further from 0 than noise alone puts any in 95 of 100 runs."""
+        """True if some value differs from 0 by more than noise alone does in 95 of 100 runs."""
         rows = np.abs(np.array(self.values))
         return bool((rows > _beyond(rows.size) * np.array(self.noise or 0.0)).any())
 
 
 @dataclass(frozen=True)
 class Surface:
-    """The part of two columns together, beyond what each adds alone.
+    """The contribution of two columns together, beyond that of each alone.
 
     Args:
-        columns: their names. places: of the first, and of the second.
-        values: an output × places of the first × places of the second.
+        columns: their names.
+        places: entries of the first, and of the second column.
+        values: outputs × places of the first × places of the second.
         noise: as of :class:`Shape`, places of the first × places of the second.
     """
 
@@ -86,12 +90,12 @@ class Surface:
 
     @property
     def reach(self) -> float:
-        """The largest difference that it makes to an output."""
+        """The largest difference that the surface makes to an output."""
         return max(float(np.ptp(rows)) for rows in self.values)
 
     @property
     def clear(self) -> bool:
-        """As :attr:`Shape.clear`."""
+        """True if some value differs from 0 by more than noise, as :attr:`Shape.clear`."""
         rows = np.abs(np.array(self.values))
         return bool((rows > _beyond(rows.size) * np.array(self.noise or 0.0)).any())
 
@@ -101,11 +105,12 @@ class Shapes(Stored):
     """The shape functions of a model.
 
     Args:
-        outputs: names of what they add to: class 1 of two, each of more classes or labels, or a
-            regression's target. unit: of the values, in words.
-        intercept: an output each; the answer where every column adds its mean.
-        columns: a curve each. pairs: surfaces, those that noise alone would draw last, and the one
-            that reaches furthest first.
+        outputs: names of the outputs: class 1 of two, each of more classes or labels, or a
+            regression's target.
+        unit: of the values, in words.
+        intercept: one for each output; the output if every column contributes its mean.
+        columns: a curve for each column.
+        pairs: surfaces; those that noise alone explains come last, otherwise the largest first.
     """
 
     SCHEMA: ClassVar[str] = "forethought/shapes/1"
@@ -131,11 +136,13 @@ class Shapes(Stored):
 
 @dataclass(frozen=True, eq=False)
 class AdditiveModel:
-    """A model that is linear in a table's features, column by column.
+    """A model that is linear in a table's features and additive over its columns.
 
     Args:
-        encoder: from the table to features. weight: (classes, features) or (1, features) of a
-            regression. bias: of as many. multilabel: whether classes are labels.
+        encoder: encodes the table as features.
+        weight: (classes, features), or (1, features) of a regression.
+        bias: (classes,) or (1,).
+        multilabel: True if classes are labels.
     """
 
     encoder: Encoder
@@ -145,8 +152,7 @@ class AdditiveModel:
 
     @cached_property
     def _outputs(self) -> tuple[Doubles, Doubles, float]:
-        """Weights and intercepts of the outputs that are shown, and how much larger their noise is
-        than that of a weight."""
+        """Weights, intercepts and relative noise (a weight's is 1) of the shown outputs."""
         weight, bias = self.weight, self.bias
         if len(weight) == 1:
             low, high = self.encoder.target_range or (-1.0, 1.0)
@@ -167,7 +173,7 @@ class AdditiveModel:
 
     @cached_property
     def _parts(self) -> tuple[tuple[str, Column, slice, int | None], ...]:
-        """Columns that have features: name, kind, which, and which of the basis's numbers."""
+        """Columns that have features: name, kind, slice of features, index in basis.numbers."""
         found, at, number = [], 0, 0
         basis = self._basis
         for name, kind in self.encoder.columns:
@@ -189,7 +195,7 @@ class AdditiveModel:
         return sum(part.stop - part.start for _, _, part, _ in self._parts)
 
     def _of_column(self, at: int, own: NDArray[Any]) -> tuple[NDArray[np.int64], Doubles]:
-        """The features that a column's curve is made of, and their values for encoded entries."""
+        """The features that a column's curve consists of, and their values for encoded entries."""
         _, _, part, number = self._parts[at]
         places, values = [np.arange(part.start, part.stop)], [own.astype(np.float64)]
         basis = self._basis
@@ -216,11 +222,11 @@ class AdditiveModel:
 
     @cached_property
     def _references(self) -> tuple[Doubles, ...]:
-        """The mean of each column's features over what is declared."""
+        """The mean of each column's features over its declared values."""
         found = []
         for at, (name, kind, part, _) in enumerate(self._parts):
             entries = kind.spread(PLACES)
-            if not len(entries):  # a kind of somebody's own, or one without a range: from 0 on
+            if not len(entries):  # a user's own kind, or one without a range: relative to 0
                 places, _ = self._of_column(at, np.zeros((1, part.stop - part.start)))
                 found.append(np.zeros(len(places)))
                 continue
@@ -228,13 +234,13 @@ class AdditiveModel:
             _, values = self._of_column(at, own)
             shares = np.ones(len(values))
             if not isinstance(kind, Category):
-                shares[[0, -1]] = 0.5  # a curve's mean, by trapezia
+                shares[[0, -1]] = 0.5  # the trapezoidal rule for a curve's mean
             found.append(shares @ values / shares.sum())
         return tuple(found)
 
     @cached_property
     def intercept(self) -> Doubles:
-        """The outputs where every column adds its mean."""
+        """The outputs if every column contributes its mean."""
         weight, bias, _ = self._outputs
         found = bias.copy()
         for at, reference in enumerate(self._references):
@@ -249,7 +255,7 @@ class AdditiveModel:
         return found
 
     def columns(self, features: NDArray[np.float32]) -> Doubles:
-        """The part of each column in each output, for encoded records: (rows, columns, outputs)."""
+        """Contributions of columns to outputs, for encoded records: (rows, columns, outputs)."""
         weight, _, _ = self._outputs
         found = np.empty((len(features), len(self._parts), len(weight)))
         for at, (_, _, part, _) in enumerate(self._parts):
@@ -258,7 +264,7 @@ class AdditiveModel:
         return found
 
     def pairs(self, features: NDArray[np.float32]) -> Doubles:
-        """The part of all surfaces in each output, for encoded records: (rows, outputs)."""
+        """Contributions of all surfaces to outputs, for encoded records: (rows, outputs)."""
         weight, _, _ = self._outputs
         basis = self._basis
         found = np.zeros((len(features), len(weight)))
@@ -276,8 +282,9 @@ class AdditiveModel:
         """All shape functions.
 
         Args:
-            outputs, unit: as :class:`Shapes` has them. noise: deviation that the plan's noise has
-                at most put on each weight; None: not known.
+            outputs, unit: as in :class:`Shapes`.
+            noise: upper bound of the deviation of each weight from the plan's noise; None: not
+                known.
         """
         weight, _, factor = self._outputs
         noise = None if noise is None else factor * noise
@@ -285,7 +292,7 @@ class AdditiveModel:
         for at, (name, kind, _, _) in enumerate(self._parts):
             entries = kind.spread(PLACES)
             if not len(entries):
-                continue  # nothing says where
+                continue  # no declared values to show
             places, values = self._of_column(at, kind.encode("", name, entries, 0, Outside()))
             apart = values - self._references[at]
             missing: tuple[float, ...] = ()
@@ -326,10 +333,10 @@ class AdditiveModel:
 
 
 def addition_of(encoder: Encoder, model: Any, *, multilabel: bool = False) -> AdditiveModel:
-    """A linear torch module on a table's features, column by column.
+    """The additive model of a linear torch module on a table's features.
 
     Raises:
-        ValueError: another module.
+        ValueError: another module, or features that depend on several columns.
     """
     layer = linear_layer(model)
     if layer is None or layer.in_features != len(encoder.titles):
@@ -351,7 +358,7 @@ def _place(entry: Any) -> Any:
 
 
 def _tuples(values: Any) -> Any:
-    """An array as tuples of floats, to six digits: a picture shows three."""
+    """An array as nested tuples of floats, rounded to six digits, which suffices for plots."""
     listed = np.asarray(values, np.float64)
     if listed.ndim > 1:
         return tuple(map(_tuples, listed))

@@ -1,9 +1,9 @@
 """Private rounds inside other libraries' trainers: transformers' Trainer and Lightning's.
 
-Both run a loop around the same few lines as one's own (:mod:`forethought.training.own_loop`): they
-take a batch, state a loss, and step. So their loader and their optimizer are replaced, and what
-they would report of a private batch is left out; everything else is theirs. Neither library is
-imported here: a trainer is recognised by what it has.
+Both run the same few steps as a user's own loop (:mod:`forethought.training.own_loop`): they take a
+batch, compute a loss, and step. So their loader and their optimizer are replaced, and numbers that
+they would report of a private batch are left out; everything else stays theirs. Neither library is
+imported here: a trainer is recognised by its attributes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forethought.values.plan import Plan
 
 
 class PrivateTraining:
-    """Another library's trainer whose steps are the rounds of a plan."""
+    """A trainer of another library whose steps are the rounds of a plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._loop = plan, None
@@ -34,13 +34,16 @@ class PrivateTraining:
     _loop: OwnLoop | None
 
     def finish(self, out: str | Path | None = None, about: About | None = None) -> Run:
-        """End it, after the trainer's own call (``train()``, ``fit(…)``).
+        """End the training, after the trainer's own call (``train()``, ``fit(…)``).
 
         Args:
-            out, about: as for the optimizer of :func:`forethought.private`.
+            out, about: as for the ``finish`` of :func:`forethought.private`'s optimizer.
+
+        Returns:
+            The Run with its Statement.
 
         Raises:
-            RoundError: the trainer has not trained. Others as of that optimizer's ``finish``.
+            RoundError: the trainer has not trained. Others as of that ``finish``.
         """
         if self._loop is None:
             raise RoundError("nothing was released yet: call the trainer's fit(…) first")
@@ -59,26 +62,27 @@ def private_trainer(
 ) -> PrivateTraining:
     """Make a ``transformers.Trainer`` or a Lightning ``Trainer`` train a plan.
 
-    Its loader gives the plan's batches, which hold nothing, and its optimizer's steps are the
-    plan's rounds, as in :func:`forethought.private`. Batch size, number of steps and bound of
-    gradients are the plan's, whatever the trainer's arguments say. What is logged has no loss of a
-    private batch in it; evaluation, checkpoints and schedulers work as ever.
+    The trainer's loader gives the plan's batches, which have no values, and the steps of its
+    optimizer are the plan's rounds, as in :func:`forethought.private`. The plan decides batch size,
+    number of steps and clipping, not the trainer's arguments. No loss of a private batch is logged;
+    evaluation, checkpoints and schedulers work as usual.
 
     Args:
-        trainer: before its ``train()`` or ``fit(…)``. Of a ``transformers.Trainer`` model, data
-            set and collator are used, of Lightning those given to ``fit``. Several processes take
-            a ``transformers.Trainer`` of a model that torch's ``fully_shard`` has cut.
-        plan: what is released.
-        model: of Lightning: the part of the module that its ``training_step`` calls, with all that
-            is trained; by default the module itself, called as ``self(…)``.
-        planned: take the plan's own optimizer, step sizes and average instead of the trainer's.
+        trainer: before its ``train()`` or ``fit(…)``. Model, data set and collator are those of a
+            ``transformers.Trainer``, or those given to Lightning's ``fit``. Several processes need
+            a ``transformers.Trainer`` whose model torch's ``fully_shard`` has sharded.
+        plan: the plan whose mechanism is released.
+        model: for Lightning only: the part of the module that its ``training_step`` calls, with all
+            trained weights; by default the module itself, called as ``self(…)``.
+        planned: True to use the plan's own optimizer, step sizes and average, not the trainer's.
         execution, seeds, short: as for :func:`forethought.private`.
 
     Returns:
-        What gives the Run with its Statement afterwards: ``finish()``.
+        An object whose ``finish()`` gives the Run with its Statement after training.
 
     Raises:
-        TypeError: another trainer. ValueError: arguments that do not go with private rounds.
+        TypeError: another kind of trainer.
+        ValueError: arguments that do not fit private rounds.
     """
     how = dict(zip(("execution", "seeds"), settled(execution, seeds, **short), strict=True))
     training = PrivateTraining(plan)
@@ -97,7 +101,7 @@ def private_trainer(
 
 
 class _Steps:
-    """A private loader whose every iteration has as many batches as it says, while there are any.
+    """A private loader whose iterations all have ``len`` batches, until the plan's rounds are done.
 
     Args:
         loader: of one loop.
@@ -119,7 +123,7 @@ class _Steps:
 
 # In transformers.
 
-# Arguments of a transformers.Trainer that do not go with private rounds: the remedy of each.
+# Arguments of a transformers.Trainer that do not fit private rounds → the remedy for each value.
 _UNFIT: dict[str, Callable[[Any], str]] = {
     "gradient_accumulation_steps": lambda given: (
         "a step is one round; micro_batch= computes a large batch in pieces" if given != 1 else ""
@@ -136,7 +140,7 @@ _UNFIT: dict[str, Callable[[Any], str]] = {
         "it would count tokens of private records" if given not in (False, "no") else ""
     ),
 }
-# Of what a Trainer logs, what it has of private batches.
+# Values that a Trainer would log of private batches.
 _OF_BATCHES = ("loss", "grad_norm", "train_loss")
 
 
@@ -153,17 +157,18 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
     loop = private(
         trainer.model, None if planned else trainer.optimizer, _data_of(trainer), plan, **how
     )
-    loop.optimizer._rounds.marks_gradients = False  # a Trainer looks at them by itself
+    loop.optimizer._rounds.marks_gradients = False  # a Trainer always reads gradients
     trainer.optimizer, steps = loop.optimizer, _Steps(loop.loader)
     if planned:
         always = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda _: 1.0)
         trainer.lr_scheduler = always
     arguments.max_steps = plan.rounds
-    arguments.logging_nan_inf_filter = False  # it would decide by a private loss
+    arguments.logging_nan_inf_filter = False  # it would depend on a private loss
     step, log = trainer.training_step, trainer.log
 
     def training_step(model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
-        # Without the number of items in the batch, which is private: each record's own mean.
+        # The number of items in the batch is private, so it is not given: each record has its own
+        # mean.
         step(model, inputs, None)
         return torch.full((), float("nan"), device=arguments.device)
 
@@ -172,12 +177,12 @@ def _in_transformers(trainer: Any, plan: Plan, planned: bool, how: dict[str, Any
 
     trainer.get_train_dataloader = lambda: steps
     trainer.training_step, trainer.log = training_step, logged
-    trainer.floating_point_ops = lambda inputs: 0  # they follow from the batch's size
+    trainer.floating_point_ops = lambda inputs: 0  # they depend on the private batch size
     return loop
 
 
 def _leave_cut(trainer: Any) -> None:
-    """Let a Trainer take a model that fully_shard has cut as one of its own that are cut."""
+    """Make a Trainer treat a model that fully_shard has sharded as one that it sharded itself."""
     own = "is_distributed_loading_by_transformers"
     if not hasattr(trainer, own):
         raise ValueError(
@@ -190,12 +195,12 @@ def _leave_cut(trainer: Any) -> None:
             "use 'no'; finish(out=…) keeps the whole model"
         )
     setattr(trainer, own, True)
-    # It would add up numbers of tokens, which are private and of which nothing is used.
+    # It would sum numbers of tokens, which are private, and whose sum is not used.
     trainer.args.average_tokens_across_devices = False
 
 
 def _data_of(trainer: Any) -> Any:
-    """The loader of which data set and collating are used; one that pads says to what length."""
+    """The loader whose data set and collator are used; warns of padding by batch."""
     loader = trainer.get_train_dataloader()
     if getattr(trainer.data_collator, "padding", None) in (True, "longest"):
         warnings.warn(
@@ -227,7 +232,7 @@ def _lightning_callback(
     plan = training._plan
 
     class PrivateRoundsCallback(_base_of(trainer)):  # type: ignore[misc]
-        """Loader, optimizer and log of a fit, as the plan has them."""
+        """Replaces loader, optimizer and log of a fit by those of the plan."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             alone("forethought.private_trainer of Lightning")
@@ -254,7 +259,7 @@ def _lightning_callback(
 
 
 def _base_of(trainer: Any) -> Any:
-    """The class of callbacks in the library that a trainer is of: it has two names."""
+    """The callback class of the trainer's library, which exists under two package names."""
     from importlib import import_module
 
     package = type(trainer).__module__.partition(".trainer")[0]
@@ -262,7 +267,7 @@ def _base_of(trainer: Any) -> Any:
 
 
 def _state_in(strategy: Any, module: Any) -> None:
-    """Let a training step return a loss that holds nothing, and log what holds something."""
+    """Let a training step return a loss without values, and keep such values out of the log."""
     step, log = strategy.training_step, module.log
     told: set[str] = set()
 
@@ -278,7 +283,7 @@ def _state_in(strategy: Any, module: Any) -> None:
         log(name, value, *rest, **named)
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
-        # Only for this call: the round must find the module as it is.
+        # Only for this call, since the round needs the module unchanged.
         module.log = logged
         try:
             found = step(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Forms of a book's tables, one after the other: alembic's scripts.
+"""Versions of the schema of a book's tables, as alembic's scripts.
 
-``versions/vNNNN.py`` brings a book from the form before to its own; the numbers have no gaps.
+``versions/vNNNN.py`` upgrades a book from the version before; the numbers have no gaps.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ VERSION_TABLE = "book_form"
 
 
 def forms() -> list[str]:
-    """The forms that this version of the library knows, oldest first: "0001", …"""
+    """The schema versions that this version of the library knows, oldest first: "0001", …"""
     return sorted(path.stem[1:] for path in (PLACE / "versions").glob("v*.py"))
 
 
 def upgrade(connection: Connection) -> None:
-    """Bring the tables to the newest form, inside the connection's transaction."""
+    """Upgrade the tables to the newest schema, inside the connection's transaction."""
     from alembic.config import Config
     from alembic.runtime.environment import EnvironmentContext
     from alembic.script import ScriptDirectory

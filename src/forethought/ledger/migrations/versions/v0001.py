@@ -1,4 +1,4 @@
-"""The first form: entries, and what follows from them."""
+"""The first schema: the entries, and tables of the state that follows from them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ OF_ACCOUNT = "accounts.data"
 
 
 def key(name: str, kind: Any = sa.Text, *more: Any) -> sa.Column[Any]:
-    """A column of a table's key."""
+    """A column of a table's primary key."""
     return sa.Column(name, kind, *more, primary_key=True, autoincrement=False)
 
 
 def texts(*names: str, unique: bool | None = None) -> list[sa.Column[Any]]:
-    """Columns of texts."""
+    """Text columns that are not null."""
     return [sa.Column(name, sa.Text, nullable=False, unique=unique) for name in names]
 
 
 def number(name: str) -> sa.Column[Any]:
-    """A column of whole numbers."""
+    """An integer column that is not null."""
     return sa.Column(name, sa.BigInteger, nullable=False)
 
 
