@@ -694,6 +694,18 @@ def test_rounds_released_again_are_paid_by_all(tmp_path: Path) -> None:
         assert first.released == 2 and more.status == "settled"
 
 
+def test_an_earlier_round_that_is_released_again_later_is_paid_too(tmp_path: Path) -> None:
+    ledger, book = opened(tmp_path)
+    with ledger.paid(planned().mechanism) as paid:
+        paid.ahead(ROUNDS)
+        for rounds, payments in ((20, 2), (21, 2), (10, 3), (12, 3), (20, 3)):
+            paid.again(rounds, 2)
+            assert len(book.reservations("patients")) == payments
+        paid.settle()
+    _, *more = book.reservations("patients")
+    assert [one.released for one in more] == [ROUNDS - 19, ROUNDS - 9]
+
+
 def identified(path: Path, rows: range, name: str, people: bool = False) -> tuple[Ledger, Any]:
     """A ledger for an account of the book, and what it is asked about these rows."""
     url = f"sqlite:///{path / 'books.db'}"

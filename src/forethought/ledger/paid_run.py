@@ -393,7 +393,7 @@ class PaidRun:
         self._before = held.mark if held.released is None else held.released
         self.marked, self._noted, self._settled = self._before, 0, held.status == "settled"
         self._again: list[int] = []
-        self._twice = 0, 1  # (last round, times): rounds up to it are paid for so many times
+        self._twice = 1, 0, 1  # (first round, last, times): these are paid for so many times
         self._stride, self._at, self._depth = 1, -PACE, 0
         self._used = False  # True once a run has begun from it
         self._over = False  # settled by this process; a run settled earlier may lack a statement
@@ -500,7 +500,8 @@ class PaidRun:
             BookError: rounds that no theorem covers without the others.
         """
         self._require_open()
-        if rounds <= self._twice[0] and times <= self._twice[1]:
+        first, end, paid = self._twice
+        if first <= rounds <= end and times <= paid:
             return
         last = self._before if rounds <= self._before else len(self.mechanism)
         try:
@@ -526,7 +527,7 @@ class PaidRun:
             self.book.settle(made.number, len(part))
             if mine:
                 self._again.append(made.number)
-        self._twice = last, times
+        self._twice = rounds, last, times
 
     def settle(self, rounds: int | None = None) -> tuple[str, str]:
         """Settle with the number of rounds in the transcript; None: all that were reserved.
