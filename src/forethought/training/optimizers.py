@@ -270,8 +270,7 @@ def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
 
 def _find(name: str) -> type[torch.optim.Optimizer]:
     if ":" not in name:
-        found = NAMES.get(name.lower())
-        if found is not None:
+        if found := NAMES.get(name.lower()):
             return _find(found)
         if name.lower() in _LOOKS_AT_THE_DATA:
             raise ValueError(_LOOKS.format(name=name))
