@@ -383,6 +383,24 @@ def test_phases_chosen_by_results_are_paid_one_by_one(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / RESERVATION).exists()
 
 
+def test_phases_are_paid_by_every_account_that_shares_persons(tmp_path: Path) -> None:
+    ledger, book = shared(tmp_path)
+    out = tmp_path / "run"
+    done = chosen(ledger, out=out)
+    assert verified(out, ledger=ledger.url).statement == done.statement
+    noted = json.loads((out / EVIDENCE).read_text("utf-8"))
+    assert noted["also"] == [held.number for held in book.reservations("clinic")]
+    assert len(noted["also"]) == 3
+    for also in (noted["also"][::-1], noted["also"][1:]):
+        found = {**noted, "also": also}
+        (out / EVIDENCE).write_text(json.dumps(found))
+        words = Caveat("in-the-book", of_run.in_words(found))
+        others = (one for one in done.statement.caveats if one.code != "in-the-book")
+        with pytest.raises(StatementError, match="another run"):
+            _in_its_book(out, replace(done.statement, caveats=(*others, words)), ledger)
+    book.close()
+
+
 def test_a_phase_that_does_not_fit_ends_the_run(tmp_path: Path) -> None:
     ledger, book = opened(tmp_path, epsilon=0.75)
     done = chosen(ledger)

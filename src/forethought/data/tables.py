@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -45,6 +44,7 @@ from forethought.data.dataset import (
 )
 from forethought.data.files import DataError, Kind, Table, TableFormat, read
 from forethought.values.caveats import Caveat
+from forethought.values.checks import meant
 
 # Checks that find out what a file or column really is, with a remedy for each case.
 #
@@ -104,11 +104,9 @@ def unknown_column(path: Path, names: list[str], wanted: str, purpose: str) -> D
                 "(and decimal points)"
             )
     shown = ", ".join(names[:20])
-    known = [name.strip().lower() for name in names]
-    near = difflib.get_close_matches(wanted.strip().lower(), known, 1, 0.7)
     hint = ""
-    if near:
-        hint = f". Did you mean {names[known.index(near[0])]!r}?"
+    if near := meant(wanted, names):
+        hint = f".{near}"
     elif names[0].startswith("#") or sum(map(bool, names)) == 1:
         hint = ". The first line must hold the names: remove what is above it"
     elif any(re.fullmatch(r"[-+]?\d+(\.\d+)?", name) for name in names):

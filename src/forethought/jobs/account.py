@@ -265,9 +265,13 @@ def _in_book(
         same = same and _paid_again(ran, own, [one.charge.mechanism for one in again])
     else:
         same = same and (statement.way.composed is None or own == ran)
-    for other in paying:
-        charged = other.released, other.charge.mechanism, other.charge.selection
-        same = same and charged == (held.released, held.charge.mechanism, held.charge.selection)
+    # As many other accounts pay for every phase, each what the run's own account pays.
+    phases = [one for one in (*earlier, held) for _ in range(len(paying) // (1 + len(earlier)))]
+    of_others, own_charges = (
+        [(one.released, one.charge.mechanism, one.charge.selection) for one in some]
+        for some in (paying, phases)
+    )
+    same = same and of_others == own_charges
     # All other reservations of the run must be of the same account, different and fully released.
     more = (*earlier, *again)
     same = same and len({held.number, *(one.number for one in more)}) == 1 + len(more)

@@ -7,7 +7,6 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from forethought.data.files import DAMAGE, Kind, Table, kind_of, read
 from forethought.data.sources import shape_read, wanted_arrays
 from forethought.data.tables import require_text
 from forethought.jobs.job import toml_key, toml_value
+from forethought.values.checks import meant
 
 # A first job file for a table, made on its owner's machine, for the owner to correct.
 #
@@ -62,13 +62,9 @@ def job_for(path: Path, label: str | Sequence[str] | None = None) -> str:
     labels = (label,) if isinstance(label, str) else tuple(label or ())
     for each in labels:
         if each not in seen:
-            near = get_close_matches(each.lower(), [name.lower() for name in seen], 1)
-            meant = next((repr(name) for name in seen if [name.lower()] == near), None)
-            raise DataError.unexpected(
-                path,
-                f"the columns {', '.join(seen)}",
-                f"one named {each!r}" + (f"; did you mean {meant}?" if meant else ""),
-            )
+            hint = meant(each, seen)
+            wanted = f"one named {each!r}{hint and '.' + hint}"
+            raise DataError.unexpected(path, f"the columns {', '.join(seen)}", wanted)
     targets = tuple(dict.fromkeys(labels)) or (list(seen)[-1],)
     question = "" if labels else "  # is this the column to predict?"
     lines = [_HEAD.format(name=path.name), "[data]", f"source = {toml_value(f'{kind}:{path}')}"]

@@ -683,5 +683,7 @@ def joined_evidence(texts: Sequence[str]) -> tuple[str, str]:
     parts = [json.loads(text) for text in texts]
     last = parts[-1]
     if earlier := [part["reservation"] for part in parts[:-1]]:
-        last = {**last, "earlier": earlier, "again": [n for part in parts for n in part["again"]]}
+        for key in last.keys() & {"again", "also"}:
+            last[key] = [number for part in parts for number in part[key]]
+        last["earlier"] = earlier
     return json.dumps(last, indent=2, sort_keys=True) + "\n", in_words(last)

@@ -64,7 +64,7 @@ def by_name(name: str) -> nn.Module:
     """
     if name not in _ACTIVATIONS:
         raise ValueError(
-            f"unknown activation {name!r}.{meant(str(name).lower(), _ACTIVATIONS)} The choice "
+            f"unknown activation {name!r}.{meant(str(name), _ACTIVATIONS)} The choice "
             f"is {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]()

@@ -99,7 +99,7 @@ def _of_the_zoo(name: str) -> Callable[..., nn.Module]:
                 "repository into the working directory or next to the job file, and it is found "
                 f"({error})"
             ) from None
-    hint = meant(name.lower(), (*MODELS, *PUBLISHED))
+    hint = meant(name, (*MODELS, *PUBLISHED))
     raise ValueError(
         f"unknown model {name!r}.{hint} The models are {', '.join(MODELS)}, or module:function "
         "for your own"

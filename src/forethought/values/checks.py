@@ -6,7 +6,7 @@ import difflib
 import importlib
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,10 +81,11 @@ def suggestion(name: str, known: Collection[str], form: str = "{!r}") -> str:
     return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
 
 
-def meant(name: str, known: Collection[str]) -> str:
-    """A sentence that suggests the known name most similar to ``name``; "" without one."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+def meant(name: str, known: Iterable[str]) -> str:
+    """A sentence with the known name nearest to a wrong one, in any case of letters, or ``""``."""
+    names = {one.strip().lower(): one for one in known}
+    near = difflib.get_close_matches(name.strip().lower(), names, n=1)
+    return f" Did you mean {names[near[0]]!r}?" if near else ""
 
 
 def frozen(options: Any) -> tuple[tuple[str, Any], ...]:
