@@ -1,12 +1,12 @@
-"""Ray: joining a cluster, processes of it that compute, and a gossip's workers as its actors.
+"""Ray: join a cluster, compute in its processes, and run a gossip's workers as its actors.
 
 Ray is an extra: ``pip install 'forethought[ray]'``. A message is one call of the neighbour's actor,
-as the bytes that go between sites too, but not signed: whoever reaches a cluster's processes is
-trusted to be who it says; what it sends is judged all the same. A call that fails tells at once
-that a worker is dead, one that is not answered that it is stopped.
+with the same bytes as between sites, but unsigned: the identity of a caller inside the cluster is
+trusted, and its messages are checked all the same. A call that fails shows at once that a worker is
+dead; a call without an answer shows that it is stopped.
 
-Ray starts an actor that died again on the node where it was, for its ledger and its secrets are in
-a folder there.
+Ray restarts an actor that died on the same node, because its ledger and its secrets are in a folder
+there.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ T = TypeVar("T")
 NAMESPACE = "forethought"
 
 
-# Asked by Ray when it is loaded; set to 0, a cluster of one's own listens on 127.0.0.1 alone.
+# Ray reads it when it is loaded; with 0, a cluster that this process starts listens on 127.0.0.1
+# only.
 _OPEN = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def engine() -> Any:
-    """Ray.
+    """The module ``ray``.
 
     Raises:
         HolderError: it is not installed.
@@ -68,22 +69,22 @@ def cluster(address: str | None, workers: int) -> Iterator[None]:
     """Join a Ray cluster, or start one on this machine that ends with the context.
 
     Args:
-        address: of a cluster ("auto": the one that runs here); None: of one's own.
-        workers: how many processes are to be started.
+        address: of a cluster ("auto": the one that runs here); None: start one.
+        workers: number of processes that will be started.
 
     Raises:
-        HolderError: no Ray, no cluster there, or one with fewer cores than workers.
+        HolderError: Ray is not installed, no cluster answers, or it has fewer cores than workers.
     """
     if address is None and "ray" not in sys.modules:
         os.environ.setdefault(_OPEN, "0")
     ray = engine()
     with contextlib.ExitStack() as held:
-        if not ray.is_initialized():  # else by whoever called, who also ends it
+        if not ray.is_initialized():  # otherwise the caller did it, and also shuts Ray down
             options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
             if address is None:
                 there = os.cpu_count() or 1
                 options |= {"num_cpus": max(workers, there), "include_dashboard": False}
-                # Its processes find the modules that this one finds.
+                # Its processes must find the same modules as this one.
                 path = os.pathsep.join(filter(None, sys.path))
                 options["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
             try:
@@ -101,14 +102,14 @@ def cluster(address: str | None, workers: int) -> Iterator[None]:
 
 
 def _require_answer(address: str | None) -> None:
-    """Ray itself tries for minutes. Raises OSError where nobody listens at host:port."""
+    """Raise OSError if nothing listens at host:port; Ray itself would try for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
 class _Process:
-    """One process of a cluster, which has called ``begin``."""
+    """A process of a cluster; it calls ``begin`` first."""
 
     def __init__(self, begin: Callable[[bytes], None], packed: bytes) -> None:
         begin(packed)
@@ -118,11 +119,11 @@ class _Process:
 
 
 class Actors:
-    """Processes of a cluster that compute in turn, as those of a pool do.
+    """Processes of a cluster that take calls in turn, like a process pool.
 
     Args:
-        address: see :func:`cluster`. count: of processes.
-        begin: called first by each, with ``packed``.
+        address: see :func:`cluster`. count: number of processes.
+        begin: each process calls it first, with ``packed``.
 
     Raises:
         HolderError: see :func:`cluster`.
@@ -153,11 +154,11 @@ class Actors:
         self._held.close()
 
 
-# Calls of one neighbour that it has not answered; a stopped one must not fill the memory.
+# Most unanswered calls to one neighbour, so that a stopped one does not fill the memory.
 _QUEUE = 8
 
 
-# In place of a message's kind: a sign of life, and the same from a worker that has finished.
+# In place of a message's kind: a sign of life, and one from a worker that has finished.
 _SIGN, _FINISHED = 0, -1
 
 
@@ -167,7 +168,7 @@ def name_of(run: str, worker: int) -> str:
 
 
 class WorkerActor:
-    """The process of one worker: its call of :meth:`work`, and what neighbours bring meanwhile."""
+    """The process of one worker: it runs :meth:`work`, and takes neighbours' messages meanwhile."""
 
     def __init__(self) -> None:
         self._links: ActorLinks | None = None
@@ -175,12 +176,12 @@ class WorkerActor:
         self._told = 0
 
     def deliver(self, sender: int, kind: int, payload: Any = None) -> bool:
-        """Take a message; False: nobody is there for it now."""
+        """Take a message; False: this worker has no links to receive it now."""
         links = self._links
         return links is not None and links.came(sender, kind, payload)
 
     def work(self, run: str, call: Call[T]) -> T:
-        """Be a worker to its end. Started again by Ray, this is called again."""
+        """Run the worker to its end. Ray calls this again after it restarts the process."""
 
         def links(gossip: Gossip, me: int) -> ActorLinks:
             self._links = ActorLinks(run, me, gossip)
@@ -192,7 +193,7 @@ class WorkerActor:
         self._told = updates
 
     def told(self) -> int:
-        """Updates that the worker has released in this life."""
+        """The worker's number of updates, as last reported in this process; 0 before."""
         return self._told
 
     def pause(self) -> None:
@@ -200,16 +201,16 @@ class WorkerActor:
         self._paused.set()
 
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return os.getpid()
 
 
 @dataclass(frozen=True)
 class ActorContext:
-    """A worker's surroundings on a cluster.
+    """The functions that a cluster gives to a worker.
 
     Args:
-        links: makes its links. stop: whether it is to pause. tell: how many updates it has.
+        links: makes its links. stop: True if it is to pause. tell: takes its number of updates.
     """
 
     links: Callable[[Gossip, int], ActorLinks]
@@ -221,10 +222,10 @@ Call: TypeAlias = Callable[[ActorContext], T]
 
 
 def actor() -> Any:
-    """The class of the workers' actors: one thread works, one takes messages in their order."""
+    """The class of the workers' actors: one thread works, another takes messages in order."""
     ray = engine()
     groups = {"deliver": "mail", "told": "mail", "pause": "mail", "pid": "mail", "work": "work"}
-    again = {"work": -1}  # Ray calls it again in the new process
+    again = {"work": -1}  # Ray repeats this call in a restarted process, without limit
     methods = {
         name: ray.method(concurrency_group=group, max_task_retries=again.get(name, 0))(
             getattr(WorkerActor, name)
@@ -237,7 +238,7 @@ def actor() -> Any:
 
 
 class _Way:
-    """The way to one neighbour."""
+    """The connection to one neighbour."""
 
     def __init__(self, run: str, peer: int) -> None:
         self.name = name_of(run, peer)
@@ -251,7 +252,8 @@ class ActorLinks:
     """Links to a worker's neighbours; see :class:`~forethought.holders.links.Links`.
 
     Args:
-        run: of the actors' names. me: own place. gossip: says who is near, and what may come.
+        run: first part of the actors' names. me: this worker's place.
+        gossip: names its neighbours, and limits what they may send.
     """
 
     reduce: Reduce | None = None
@@ -284,7 +286,7 @@ class ActorLinks:
         self._call(way, number, np.frombuffer(encode(message), np.uint8))
 
     def heard(self, peer: int) -> float | None:
-        """See Links. Whoever cannot be spoken to yet counts as not heard."""
+        """See Links. A neighbour that cannot be called yet counts as not heard."""
         way = self._ways[peer]
         return None if way.actor is None else way.heard
 
@@ -308,7 +310,7 @@ class ActorLinks:
         self._thread.join(seconds)
 
     def came(self, sender: int, kind: int, payload: Any) -> bool:
-        """A neighbour's call; False: this worker is not there yet, or no more."""
+        """Handle a neighbour's call; False: these links have not begun, or have ended."""
         deliver = self._deliver
         if deliver is None or sender not in self._ways:
             return False
@@ -336,10 +338,10 @@ class ActorLinks:
     def _say_all(self) -> None:
         for way in self._ways.values():
             if way.actor is None:
-                with contextlib.suppress(ValueError):  # it is not there yet
+                with contextlib.suppress(ValueError):  # the actor does not exist yet
                     way.actor = self._ray.get_actor(way.name, NAMESPACE)
-            # Of signs one is on its way: more would take the places of messages, where a process
-            # begins slowly. The last word is said in any case.
+            # At most one sign is unanswered: with a process that starts slowly, more signs would
+            # take the queue's places from messages. The sign of the end may fill the queue.
             if way.actor is not None and way.waiting < (_QUEUE if self._sign == _FINISHED else 1):
                 self._call(way, self._sign)
 
@@ -360,14 +362,14 @@ class ActorLinks:
                 return
             way.heard = None
             if isinstance(error, self._ray.exceptions.ActorDiedError) and way.actor is called:
-                way.actor = None  # for good, unless another one takes its name
+                way.actor = None  # dead for good, unless a new actor takes its name
 
         answer.add_done_callback(answered)
 
 
 @dataclass
 class WorkerEnd(Generic[T]):
-    """One worker's end: what it returned, or what it raised."""
+    """One worker's end: its result, or the exception that it raised."""
 
     result: T | None = None
     error: BaseException | None = None
@@ -380,18 +382,19 @@ def run_workers(
     stop: Stop = lambda: False,
     look: Callable[[list[int]], None] | None = None,
 ) -> list[WorkerEnd[T]]:
-    """Let each worker's call be done by an actor of its own, to the end of all.
+    """Run each worker's call in an actor of its own, and wait for the end of all.
 
     Args:
-        run: name of this run; another one with the same name must not be under way.
-        works: a call for each worker, pickled. stop: asked now and then; True pauses all.
-        look: called about once a second with every worker's updates.
+        run: name of this run; no other run of this name may be active on the cluster.
+        works: a call for each worker; must be picklable.
+        stop: asked about once a second; True pauses all workers.
+        look: called about once a second with every worker's number of updates.
 
     Raises:
-        PeersError: such a run is under way.
+        PeersError: a run of this name is active.
     """
     ray = engine()
-    # The same node for the same worker, whenever it is started: its ledger is there.
+    # A worker starts on the same node every time, because its ledger is there.
     nodes = sorted(
         (node["NodeManagerHostname"], node["NodeID"], int(node["Resources"].get("CPU", 0)))
         for node in ray.nodes()
@@ -424,7 +427,7 @@ def run_workers(
                     outcomes[k].result = ray.get(ref)
                 except ray.exceptions.RayError as error:
                     outcomes[k].error = getattr(error, "cause", None) or error
-            if stop():  # again and again: one that Ray has started anew has not heard it
+            if stop():  # repeated, because an actor that Ray restarted has not received it
                 for one in actors:
                     one.pause.remote()
             if look is not None:
@@ -441,5 +444,5 @@ def _ask(actors: Sequence[Any], told: list[int]) -> None:
     asked = {one.told.remote(): k for k, one in enumerate(actors)}
     ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0.5)
     for ref in ready:
-        with contextlib.suppress(ray.exceptions.RayError):  # it is being started again
+        with contextlib.suppress(ray.exceptions.RayError):  # the actor is being restarted
             told[asked[ref]] = max(told[asked[ref]], ray.get(ref))

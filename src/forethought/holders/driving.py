@@ -1,8 +1,8 @@
-"""Drivers of a federation's machines: effects in their order, a timer, a way that may be lost.
+"""Drivers of a federation's machines: ordered effects, a timer, a connection that may be lost.
 
-Writes come before sends, and what is sent was written. After a failed write a machine is not what
-its journal or ledger says: no other event reaches it, the process ends, and a new one begins from
-what was written. No transport in here.
+A driver writes before it sends, and sends only what was written. After a failed write a machine's
+state differs from its journal or ledger. So it gets no further event, the process ends, and a new
+one continues from the journal or ledger. This module contains no transport.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forethought.training.execution import SIGNALS
 
 @contextlib.asynccontextmanager
 async def stop_on_signals(stop: asyncio.Event) -> AsyncIterator[None]:
-    """While active, a signal sets ``stop``. Outside the main thread it does nothing."""
+    """Set ``stop`` at the first signal while active; does nothing outside the main thread."""
     loop = asyncio.get_running_loop()
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -52,7 +52,7 @@ class SerialDriver:
     """Runs a driver's steps one after the other, and keeps its timer.
 
     Args:
-        driver: whose.
+        driver: the driver.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -63,7 +63,7 @@ class SerialDriver:
         self._at: float | None = None
 
     def do(self, step: Callable[[], object]) -> None:
-        """One step of the driver; nothing once a step has failed."""
+        """Run one step of the driver; does nothing after a step has failed."""
         if self._failure is not None:
             return
         try:
@@ -77,7 +77,7 @@ class SerialDriver:
         self._set_timer()
 
     def check(self) -> None:
-        """Raise what a step has raised."""
+        """Raise the exception of the step that failed, if any."""
         if self._failure is not None:
             raise self._failure
 
@@ -110,16 +110,14 @@ class SerialDriver:
         self.do(self._driver.woken)
 
 
-# Executes a machine's effects in their order: writes before it sends, and sends what was written.
-#
-# No transport in here: whoever drives says how frames get out, and brings in those that arrive. A
-# frame that fails is counted and changes nothing.
+# The drivers. Their caller supplies the function that sends frames, and hands in those that
+# arrive. A frame that is refused is counted and changes nothing.
 
 
 Clock = Callable[[], float]
 
 
-# (to, message, frame): put a frame on its way; it may be lost.
+# (to, message, frame): send a frame; it may be lost.
 Out = Callable[[int, Any, bytes], None]
 
 
@@ -130,12 +128,12 @@ class EventMachine(Protocol):
     """The common part of both machines."""
 
     def handle(self, event: on.Event) -> list[on.Effect]:
-        """Events in, effects out."""
+        """Handle an event; returns the effects to execute."""
         ...
 
 
 class Raised(NamedTuple):
-    """An alarm, and when (seconds of the driver's clock)."""
+    """An alarm, and its time (seconds of the driver's clock)."""
 
     at: float
     code: str
@@ -146,9 +144,9 @@ class Driver:
     """The common part of client and server; use :class:`ClientDriver`, :class:`ServerDriver`.
 
     Attributes:
-        wake_at: when to call :meth:`woken`, in seconds of the clock; None: not at all.
-        done: why the machine has nothing more to do; None: it has.
-        alarms: the last ones. counts: how many of each code there have been.
+        wake_at: when to call :meth:`woken`, in seconds of the clock; None: never.
+        done: why the machine has ended; None: it has not.
+        alarms: the last 50. counts: number of all alarms by code.
     """
 
     def __init__(
@@ -162,28 +160,28 @@ class Driver:
         self.out = out
 
     def connected(self) -> None:
-        """The way to the other side is open."""
+        """Handle that the connection to the other side is open."""
         self.handle(on.Connected(self.clock()))
 
     def disconnected(self) -> None:
-        """The way to the other side is lost."""
+        """Handle that the connection to the other side is lost."""
         self.handle(on.Disconnected(self.clock()))
 
     def stopped(self) -> None:
-        """The owner ends this machine for good."""
+        """Handle that the owner ends this machine for good."""
         self.handle(on.Stopped(self.clock()))
 
     def woken(self) -> None:
-        """The time in :attr:`wake_at` has come; nothing before it."""
+        """Wake the machine if the time in :attr:`wake_at` has come."""
         if self.wake_at is not None and self.clock() >= self.wake_at:
             self.wake_at = None
             self.handle(on.Woken(self.clock()))
 
     def received(self, data: bytes, peer: int | None = None) -> int | None:
-        """A frame came; a bad one raises an alarm, no exception.
+        """Handle a frame that arrived; a bad one leads to an alarm, not to an exception.
 
         Args:
-            peer: whose connection it came over; None: it came over nobody's in particular.
+            peer: the member whose connection brought it; None: the connection is no member's own.
 
         Returns:
             Its sender; None: it was refused.
@@ -204,10 +202,10 @@ class Driver:
         return opened.sender
 
     def undecoded(self, frame: messages.Frame) -> None:
-        """A frame came whose signature held, and whose content is no message."""
+        """Handle a frame with a valid signature whose content is not a message."""
 
     def handle(self, event: on.Event) -> None:
-        """Let the machine handle an event, and do what it wants done, in order."""
+        """Let the machine handle an event, and execute its effects in order."""
         for effect in self.machine.handle(event):
             match effect:
                 case on.Send():
@@ -223,7 +221,7 @@ class Driver:
                     self.execute(effect)
 
     def alarm(self, code: str, text: str) -> None:
-        """Something that an operator must see."""
+        """Record something that an operator must see."""
         self.counts[code] += 1
         self.alarms.append(Raised(self.clock(), code, text))
 
@@ -232,7 +230,7 @@ class Driver:
         return self.endpoint.seal(to, message)
 
     def execute(self, effect: on.Effect) -> None:
-        """An effect of one side only."""
+        """Execute an effect that only one side has."""
         raise NotImplementedError(f"nobody executes {type(effect).__name__}")
 
 
@@ -240,7 +238,7 @@ class ServerDriver(Driver):
     """A server's machine with its journal.
 
     Args:
-        snapshot: gives the state to store when the machine finds the time good.
+        snapshot: gives the state to store when the machine asks for a snapshot.
     """
 
     def __init__(
@@ -256,7 +254,7 @@ class ServerDriver(Driver):
         self.journal, self._snapshot = journal, snapshot
 
     def undecoded(self, frame: messages.Frame) -> None:
-        """An update is answered, so that its client does not send it for ever."""
+        """Answer an update with a refusal, so that its client does not send it for ever."""
         if messages.KINDS[frame.kind] is messages.Update:
             answer = messages.Refusal(frame.round, frame.base, "undecodable")
             self.out(frame.sender, answer, self.frame(frame.sender, answer))
@@ -276,8 +274,8 @@ class ClientDriver(Driver):
     """A client's machine with its ledger.
 
     Args:
-        compute: begins the private rounds that are asked for; hand their outcome to :meth:`handle`.
-        witness: counts what leaves, apart from the ledger.
+        compute: begins the requested private rounds; hand their outcome to :meth:`handle`.
+        witness: counts the releases, independently of the ledger; None: nothing does.
     """
 
     def __init__(
@@ -294,7 +292,11 @@ class ClientDriver(Driver):
         self.ledger, self._compute, self._witness = ledger, compute, witness
 
     def frame(self, to: int, message: Any) -> bytes:
-        """The signed bytes; of an update those in the ledger, and nothing that is not in it."""
+        """The signed bytes of a message; an update's are those in the ledger.
+
+        Raises:
+            RuntimeError: the update is not in the ledger.
+        """
         if isinstance(message, messages.Update):
             kept = self.ledger.frame(message.round)
             if kept is None:
@@ -319,23 +321,22 @@ class ClientDriver(Driver):
                 super().execute(effect)
 
 
-# Frames on their way to one member: bounded, and a newer model takes the place of an older one.
-#
-# What does not fit is dropped: everything that matters is sent again until it is answered.
+# Frames that wait to be sent to one member: a bounded queue, in which a newer model replaces an
+# older one. Frames beyond the bound are dropped: all that matter are sent again until answered.
 
 
 MOST = 256
 
 
 def queued(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
-    """A queue with one more frame, without what it makes old."""
+    """A queue with one more frame, without an older model if the new frame is one."""
     if isinstance(message, messages.Model | messages.Finished):
         frames = [
             entry
             for entry in frames
             if not isinstance(entry[0], messages.Model | messages.Finished)
         ]
-    frames = [entry for entry in frames if entry[1] != frame]  # what is said again is said once
+    frames = [entry for entry in frames if entry[1] != frame]  # a repeated frame is sent once
     return [*frames, (message, frame)][-MOST:]
 
 
@@ -358,7 +359,7 @@ class Outbox:
         self._something.set()
 
     def close(self) -> None:
-        """Nothing more is put; the reader gets what is left."""
+        """Close the queue; the reader still gets the remaining frames."""
         self._closed = True
         self._something.set()
 
@@ -372,14 +373,15 @@ class Outbox:
         return self._frames.pop(0)[1]
 
 
-# A client: connects, comes back after every loss, computes beside the connection.
+# A client: connects, reconnects after every loss, and computes beside the connection.
 
 
-# Seconds between two tries to connect: from the first, doubling, to the last; half of it random.
+# Seconds between two attempts to connect: the first, doubled up to the last. Each wait is a
+# random 50 % to 100 % of that.
 BACK_OFF = (0.1, 5.0)
 
 
-# Seconds that the last words of a client may take to get out.
+# Seconds that a client has to send its last frames.
 _FLUSH = 5.0
 
 
@@ -390,27 +392,28 @@ Begin = Callable[[Compute], None]
 
 
 class FrameStream(Protocol):
-    """A way to the server and back while it is open; frames may be lost with it."""
+    """A connection to the server; frames under way are lost when it breaks."""
 
     async def read(self) -> bytes | None:
-        """The next frame from the server; None: the way is closed."""
+        """The next frame from the server; None: the connection is closed."""
         ...
 
     async def write(self, frame: bytes) -> None:
-        """Put a frame on its way."""
+        """Send a frame."""
         ...
 
     async def finish(self) -> None:
-        """Nothing more is written; returns when everything has arrived, or the way is closed."""
+        """End writing, and wait until everything has arrived or the connection is closed."""
         ...
 
 
-# Longest frame that may come → an open stream; an OSError or a TimeoutError: not now.
+# Size of the longest incoming frame → an open stream. An OSError (a TimeoutError is one): there is
+# no connection now, so try again.
 Connect: TypeAlias = Callable[[int], AbstractAsyncContextManager[FrameStream]]
 
 
 async def written(outbox: Outbox, stream: FrameStream) -> None:
-    """Write what is put into an outbox, until that is closed."""
+    """Write the frames of an outbox to a stream, until the outbox is closed."""
     while (frame := await outbox.get()) is not None:
         await stream.write(frame)
     await stream.finish()
@@ -421,11 +424,11 @@ async def reconnecting(
     back_off: tuple[float, float],
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Connect, and after every loss again.
+    """Connect, and connect again after every loss.
 
     Args:
-        connection: one, from its beginning to its end; an OSError or a TimeoutError: not now.
-        back_off: (first, last) seconds between two tries. over: nothing more is to be done.
+        connection: runs one connection to its end; an OSError or a TimeoutError: try again later.
+        back_off: (first, last) seconds between two attempts. over: returns True to stop.
     """
     first, last = back_off
     wait = first
@@ -443,13 +446,14 @@ class FederationClient:
     """Takes part in one federation.
 
     Args:
-        connect: opens a way to the server: :func:`grpc_stream`, or an engine's.
-        driver: makes the driver, given how frames get out and how an update is begun.
-        compute: makes an update; called in a thread of its own, one at a time.
-        back_off: (first, last) seconds between two tries to connect.
+        connect: opens a stream to the server: :func:`grpc_stream`, or an engine's.
+        driver: makes the driver, given the functions that send a frame and that begin an update.
+        compute: computes an update; called in another thread, one call at a time.
+        back_off: (first, last) seconds between two attempts to connect.
 
     Attributes:
-        driver: of the machine. connections: how often it connected. connected: whether it is now.
+        driver: of the machine. connections: number of connections so far.
+        connected: True while there is a connection.
     """
 
     def __init__(
@@ -473,11 +477,10 @@ class FederationClient:
         """Take part until the machine has nothing more to do, or until ``stop``.
 
         Args:
-            leave: say goodbye for good on the first connection.
+            leave: leave the federation for good on the first connection.
 
         Raises:
-            Exception: what went wrong in a write or in computing; a new process goes on from the
-                ledger.
+            Exception: an error in a write or a computation; a new process goes on from the ledger.
         """
         self._loop = asyncio.get_running_loop()
         talking = asyncio.create_task(self._talk(leave))
@@ -494,7 +497,7 @@ class FederationClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await talking
         if self._worker is not None and self._worker.is_alive():
-            # What is being computed is finished and committed; a second signal acts at once.
+            # The current computation is finished and committed; a second signal ends it at once.
             await asyncio.to_thread(self._worker.join)
             await asyncio.sleep(0)
         self._guard.check()
@@ -533,14 +536,14 @@ class FederationClient:
 
     def _begin(self, asked: Compute) -> None:
         if self._ending:
-            return  # the process that goes on from the ledger is asked again
+            return  # the process that goes on from the ledger gets this request again
         work = (asked, self._worker)
         self._worker = threading.Thread(target=self._work, args=work, daemon=True)
         self._worker.start()
 
     def _work(self, asked: Compute, before: threading.Thread | None) -> None:
         if before is not None:
-            before.join()  # the parts of one update, in order
+            before.join()  # the parts of one update are computed in order
         try:
             done = self.compute(asked)
         except BaseException as error:
@@ -549,7 +552,7 @@ class FederationClient:
             if done is None:
                 return
             outcome = lambda: self.driver.handle(done)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop has ended by a second signal
+        with contextlib.suppress(RuntimeError):  # a second signal has ended the loop
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._guard.do, outcome)
 
@@ -572,12 +575,12 @@ def over_streams(
     leave: bool = False,
     look: Callable[[ClientDriver, bool], None] | None = None,
 ) -> CarryClient:
-    """Over streams to the server, until the machine is done, or SIGINT or SIGTERM.
+    """A carrier over streams to the server, until the machine is done, or SIGINT or SIGTERM.
 
     Args:
-        connect: opens one: :func:`grpc_stream`, or an engine's.
-        leave: say goodbye for good; the server goes on without this client.
-        look: called with the driver and whether it is connected, now and then.
+        connect: opens a stream: :func:`grpc_stream`, or an engine's.
+        leave: leave for good; the server goes on without this client.
+        look: called every :data:`LOOK` seconds with the driver and whether it is connected.
     """
 
     def carry(
@@ -606,7 +609,7 @@ async def _until_done(
 
 @contextlib.asynccontextmanager
 async def shown(show: Callable[[], None]) -> AsyncIterator[None]:
-    """While active, ``show`` is called now and then."""
+    """Call ``show`` every :data:`LOOK` seconds while active."""
 
     async def again() -> None:
         while True:
@@ -633,10 +636,10 @@ class LastHeard:
         self.connected: set[int] = set()
 
     def note(self, client: int) -> None:
-        """It was heard of now."""
+        """Note that a client was heard now."""
         self._at[client] = self._clock()
 
     def ago(self, client: int) -> float | None:
-        """Seconds since then; None: never."""
+        """Seconds since a client was last heard; None: never."""
         at = self._at[client]
         return None if at is None else self._clock() - at

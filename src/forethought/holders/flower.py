@@ -1,11 +1,10 @@
-"""Flower carries a federation's frames: a ServerApp, nodes that stay, and apps that end.
+"""Flower carries a federation's frames: a ServerApp, long-lived nodes, and short-lived apps.
 
-Flower carries requests of a server and replies of its nodes, and knows nodes by numbers that
-change. Who is behind one is what the signature on its last frame says. A lost request is asked
-again.
+Flower carries a server's requests and its nodes' replies, and knows nodes by numbers that change.
+The signature on a node's last frame tells which client it is. A lost request is sent again.
 
 A :func:`node_stream` connects one long-lived client to the SuperLink, as a SuperNode does. Flower's
-own SuperNode starts a process for every message and sleeps three seconds between two;
+own SuperNode starts a process for every message and waits three seconds between two;
 :func:`answer_requests` is for such processes.
 """
 
@@ -38,24 +37,25 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 
-# Names in a message's content: frames, and whether the node answers while it has other requests.
+# Names in a message's content: its frames, and the mark of a long-lived node ("a node that
+# stays"), which can have several open requests.
 FRAMES, STAYS = "frames", "stays"
 
 
-# Seconds after which a node that said nothing is asked who is there, and one that stays is asked
-# anew: it may have been started again, and have nothing to answer to.
+# Seconds of silence after which a node is asked which client it is, and after which a node that
+# stays gets a new request: it may have restarted, and have no open request.
 GREET, STAYING = 30.0, 5.0
 
 
-# Seconds that a request may take, with the training in it; after them it is asked again.
+# Seconds that a request may take, training included; then it counts as lost.
 PATIENCE = 900.0
 
 
-# Seconds between two looks at the SuperLink: from the first, growing while nothing comes.
+# Seconds between two polls of the SuperLink: the first, growing to the last while nothing comes.
 LOOKS = (0.03, 1.0)
 
 
-# Bytes of frames that wait for a request; of more, whoever writes them waits.
+# Bytes of frames that may wait for a request; beyond them the writer waits.
 HELD_BYTES = 1 << 20
 
 
@@ -64,10 +64,10 @@ HELD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """Frames on their way to a node; none: who is there?
+    """Frames for a node; without any it asks which client the node is.
 
     Args:
-        last: whether the last model is among them.
+        node: Flower's number of the node. last: True if the last model is among the frames.
     """
 
     node: int
@@ -76,14 +76,14 @@ class NodeRequest:
 
 
 class RequestReplyDriver:
-    """A server's driver between requests and replies.
+    """Connects a server's driver to requests and replies.
 
     Args:
-        make: makes the driver. clients: how many there are. clock: in seconds.
+        make: makes the driver. clients: their number. clock: gives the time in seconds.
 
     Attributes:
-        driver: of the machine. heard: when clients were heard of. told: clients that had the last
-            model in a request that was answered.
+        driver: of the machine. heard: when each client was last heard. told: clients that answered
+            a request with the last model.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class RequestReplyDriver:
         self._staying: set[int] = set()
 
     def request(self, node: int) -> NodeRequest | None:
-        """The next request of a node; None: nothing to ask now.
+        """The next request for a node; None: there is none now.
 
-        A node that stays always has a request to answer, and gets more at any time. Another one
-        answers each before it gets the next.
+        A node that stays always has an open request, and gets more at any time. Any other node
+        answers each request before it gets the next.
         """
         unanswered, stays = self._open.get(node, 0), node in self._staying
         if unanswered and not stays:
@@ -122,7 +122,7 @@ class RequestReplyDriver:
         return NodeRequest(node, tuple(frame for _, frame in waiting), last)
 
     def replied(self, request: NodeRequest, frames: Iterable[bytes], stays: bool = False) -> None:
-        """A node's answer, and whether it stays."""
+        """Handle the frames of a node's reply; ``stays``: the node is long-lived."""
         node = request.node
         self._answered(node)
         if stays:
@@ -138,7 +138,7 @@ class RequestReplyDriver:
                 self.heard.connected.add(sender)
 
     def failed(self, request: NodeRequest) -> None:
-        """A request was not answered: the node is asked again who is there, a while later."""
+        """Handle a request without an answer: the node is asked later which client it is."""
         node = request.node
         self._answered(node)
         self._asked[node] = self._clock()
@@ -155,7 +155,7 @@ class RequestReplyDriver:
 
 
 def over_grid(grid: Grid) -> CarryServer:
-    """By the Grid of a ServerApp, until the run is finished and everybody knows."""
+    """A carrier over a ServerApp's Grid, until the run is finished and all clients know."""
     return lambda machine, make: _served(grid, machine, make)
 
 
@@ -206,7 +206,7 @@ def _take(turns: RequestReplyDriver, request: NodeRequest, reply: Message) -> No
     if reply.has_error():
         from flwr.common.constant import ErrorCode as Code
 
-        # These are no more than a lost connection: whoever is killed may have sent half a reply.
+        # These errors mean a lost connection: a killed node may have sent half a reply.
         lost = {Code.MESSAGE_UNAVAILABLE, Code.REPLY_MESSAGE_UNAVAILABLE, Code.NODE_UNAVAILABLE}
         if reply.error.code not in lost:
             turns.driver.alarm("flower", f"node {request.node}: {reply.error.reason}")
@@ -215,12 +215,12 @@ def _take(turns: RequestReplyDriver, request: NodeRequest, reply: Message) -> No
     turns.replied(request, frames_of(reply.content) or [], STAYS in reply.content)
 
 
-# A message's content. Flower takes an array apart into chunks: a frame as a long value of a
-# configuration takes it ten times as long.
+# A message's content. Frames are arrays, which Flower splits into chunks: a frame as a long value
+# of a ConfigRecord takes ten times as long.
 
 
 def content_of(frames: Sequence[bytes], stays: bool = False) -> RecordDict:
-    """Frames, and whether the node stays, as a message's content."""
+    """A message's content with these frames, and with the mark of a node that stays."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     arrays = {f"{k:09d}": Array("uint8", (len(f),), FRAMES, f) for k, f in enumerate(frames)}
@@ -231,29 +231,29 @@ def content_of(frames: Sequence[bytes], stays: bool = False) -> RecordDict:
 
 
 def frames_of(content: RecordDict) -> list[bytes] | None:
-    """Frames in a message; None: it is no federation's."""
+    """The frames in a message; None: it is not a federation's message."""
     found = content.array_records.get(FRAMES)
     return None if found is None else [found[key].data for key in sorted(found)]
 
 
 class Pause:
-    """Seconds until the next look: short after something came, longer while nothing does."""
+    """The time until the next poll: short after an arrival, longer while nothing arrives."""
 
     def __init__(self) -> None:
         self._seconds = LOOKS[0]
 
     def reset(self) -> None:
-        """Something came."""
+        """Note an arrival: the next pause is short."""
         self._seconds = LOOKS[0]
 
     def next(self) -> float:
-        """The next pause; each is a tenth longer than the one before, up to a second."""
+        """The next pause in seconds; each is 10 % longer than the one before, up to 1 s."""
         now = self._seconds
         self._seconds = min(1.1 * now, LOOKS[1])
         return now
 
 
-# What is handed to a SuperLink: an app of two lines for each side, and whose job it is.
+# The app that a SuperLink gets: a ServerApp, a ClientApp, and the settings of the job.
 
 _APP = """[build-system]
 requires = ["hatchling"]
@@ -298,15 +298,15 @@ def submit(
     apps: str = _APPS,
     watch: bool = True,
 ) -> int:
-    """Run a federation's ServerApp in a SuperLink, and show what it prints until it ends.
+    """Run a federation's ServerApp in a SuperLink, and show its output until it ends.
 
-    Interrupted, the run goes on in the SuperLink: ``flwr stop`` ends it.
+    After an interrupt here the run continues in the SuperLink: ``flwr stop`` ends it.
 
     Args:
-        config: ``job``, ``keys`` and ``out`` of the server, as the SuperLink's machine knows them.
+        config: ``job``, ``keys`` and ``out`` of the server, as paths on the SuperLink's machine.
         superlink: host:port; None: the default connection of the user's own Flower configuration.
         certificates: see :func:`node_stream`.
-        apps: source of a module with ``server`` and ``client``. watch: False: return at once.
+        apps: source of a module with ``server`` and ``client``. watch: False returns at once.
 
     Returns:
         The exit status of ``flwr run``.
@@ -352,7 +352,7 @@ def _require_tls(superlink: str, certificates: Path | None) -> None:
         )
 
 
-# A client in a process for every message.
+# A client that runs in a new process for every message.
 
 
 def answer_requests(
@@ -360,11 +360,15 @@ def answer_requests(
     make: Callable[[driving.Send, driving.Begin], driving.ClientDriver],
     compute: Callable[[Compute], Computed | None],
 ) -> tuple[driving.ClientDriver, list[bytes]]:
-    """A client's answer to one request; updates that it leads to are computed before it returns.
+    """Answer one request as a client; computes the updates that it asks for before it returns.
 
     Args:
-        frames: of the request; none: who is there?
-        make, compute: see :class:`forethought.holders.driving.FederationClient`.
+        frames: of the request; none: it asks which client this is.
+        make, compute: see ``driver`` and ``compute`` of
+            :class:`forethought.holders.driving.FederationClient`.
+
+    Returns:
+        The driver, and the frames of the reply.
     """
     replies: list[bytes] = []
     asked: list[Compute] = []
@@ -379,22 +383,22 @@ def answer_requests(
     return driver, replies
 
 
-# A client that stays: a node of its own.
+# A long-lived client, which is a node itself.
 
 
 def node_stream(
     superlink: str, certificates: Path | None = None, node_key: Path | None = None
 ) -> driving.Connect:
-    """Streams through a SuperLink, to which this process is a SuperNode.
+    """A function that opens streams through a SuperLink, with this process as a SuperNode.
 
     Args:
-        superlink: host:port of the SuperLink. certificates: PEM file of who signed its certificate;
-            None: without TLS, which is for this computer only.
-        node_key: private key (elliptic curve, OpenSSH) that the SuperLink knows this node by; None:
-            the node registers itself.
+        superlink: host:port of the SuperLink. certificates: PEM file of the authority that signed
+            its certificate; None: no TLS, for a SuperLink on this computer only.
+        node_key: file of the private key (elliptic curve, OpenSSH) by which the SuperLink knows
+            this node; None: the node registers itself.
 
     Raises:
-        ValueError: without certificates to another computer.
+        ValueError: the SuperLink is on another computer and ``certificates`` is None.
         ImportError: Flower is not installed.
     """
     import flwr  # noqa: F401
@@ -414,9 +418,9 @@ def node_stream(
 
 
 class _Node:
-    """A SuperNode in a thread: takes requests, answers one when there is something to say.
+    """A SuperNode in a thread: takes requests, and answers one when there are frames to send.
 
-    Of two requests the older one is answered at once, so that one at most is open here.
+    Of two open requests it answers the older one at once, so that at most one stays open.
     """
 
     def __init__(self, superlink: str, certificates: Path | None, node_key: Path | None) -> None:
@@ -443,7 +447,7 @@ class _Node:
         return await self._come.get()
 
     async def write(self, frame: bytes) -> None:
-        # Whoever writes waits for what is long: it would be said again meanwhile, and again.
+        # The writer waits while long frames are unsent: otherwise it would repeat them meanwhile.
         self._going.append(frame)
         self._taken.clear()
         self._something.set()
@@ -473,11 +477,11 @@ class _Node:
             self._opened.set_exception(error)
 
     def _call(self, function: Callable[..., object], *values: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *values)
 
     def _take_part(self, fleet: _Fleet) -> None:
-        waiting: list[Message] = []  # requests that were not answered yet
+        waiting: list[Message] = []  # open requests
         pause, begin = Pause(), time.monotonic()
         while not self._closing:
             if time.monotonic() - begin > fleet.heartbeat:
@@ -488,9 +492,9 @@ class _Node:
                 pause.reset()
                 frames = frames_of(request.content)
                 if frames is None:
-                    fleet.reply(request, [])  # another app's
+                    fleet.reply(request, [])  # the message of another app
                     continue
-                # A server that was started again has forgotten what its run before asked.
+                # A restarted server has forgotten the requests of its previous run.
                 run = request.metadata.run_id
                 waiting = [one for one in waiting if one.metadata.run_id == run]
                 waiting.append(request)
@@ -504,7 +508,8 @@ class _Node:
             if self._finishing and not self._going:
                 for one in waiting:
                     fleet.reply(one, [])
-                time.sleep(LOOKS[1] + LOOKS[0])  # what a node has said goes with it: be heard first
+                # Flower drops the replies of a node that leaves: the server must poll them first.
+                time.sleep(LOOKS[1] + LOOKS[0])
                 return
             if request is None:
                 self._something.wait(pause.next())
@@ -513,7 +518,7 @@ class _Node:
 
 @contextlib.contextmanager
 def _fleet(superlink: str, certificates: Path | None, node_key: Path | None) -> Any:
-    """This process as a node of the SuperLink, until the end of the ``with`` block."""
+    """Make this process a node of the SuperLink, until the end of the ``with`` block."""
     from flwr.proto.fleet_pb2 import (
         ActivateNodeRequest,
         DeactivateNodeRequest,
@@ -551,7 +556,7 @@ def _fleet(superlink: str, certificates: Path | None, node_key: Path | None) -> 
         try:
             yield _Fleet(client, node)
         finally:
-            with contextlib.suppress(Exception):  # it is taken for lost without its heartbeat
+            with contextlib.suppress(Exception):  # without heartbeats the node counts as lost
                 client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
                 if node_key is None:
                     client.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))

@@ -1,10 +1,10 @@
 """One private sum for a whole cohort: a simulated federation at nearly the cost of one machine.
 
-The mean of K clients' noised sums is the weighted sum of all their clipped gradients and K
-independent Gaussians, which together are one Gaussian whose variances add up. So one sum with that
-noise has exactly the law of the global models, where nothing but this mean of a round's updates
-reaches them: see :func:`require_fusible`. Every client has a batch by its own plan; its own noise
-is not drawn, so nothing here is a release of any client and no statement may be about one.
+The mean of K clients' noised sums is the weighted sum of all their clipped gradients plus K
+independent Gaussians, whose sum is one Gaussian with the sum of their variances. So one sum with
+that noise gives the global models exactly the same law, if they depend on a round's updates only
+through this mean: see :func:`require_fusible`. Every client has a batch by its own plan. Its own
+noise is not drawn, so nothing here is a release of a client, and no statement may be about one.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ LAW = (
 )
 
 
-# Examples of one pass at most, and passes that one process makes of one sum: they depend on
-# nothing but what was drawn, and so do the bits.
+# Most examples of one pass, and passes of one sum in one task of a process. They do not depend on
+# the number of processes, so the bits of the sum do not either.
 PASS, PASSES = 512, 4
 
 
 def require_fusible(federation: Federation, times: Times) -> None:
-    """Refuse a federation whose global models have another law than one private sum a round gives.
+    """Refuse a federation whose global models would have another law with one sum per round.
 
     Raises:
-        FederationError: names the first thing that stands against it, and what to set instead.
+        FederationError: names the first setting that prevents it, and what to set instead.
     """
     plans = [federation.plans[place] for place in sorted({m.plan for m in federation.members})]
     moving = plans[0].clip.final is not None
@@ -134,7 +134,10 @@ Asked = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def cohorts(federation: Federation) -> list[Asked]:
-    """The members that each global round asks, and which of its own rounds each of them is at."""
+    """For each global round the members that it asks, and the index of each one's own round.
+
+    Both are int64, shape (members asked,).
+    """
     everybody = np.arange(len(federation.members))
     taken = np.zeros(len(everybody), dtype=np.int64)
     found: list[Asked] = []
@@ -149,10 +152,10 @@ def cohorts(federation: Federation) -> list[Asked]:
 
 
 def simulated_times(federation: Federation, times: Times, asked: Sequence[Asked]) -> SimulatedStar:
-    """The durations and messages of synchronous rounds that wait for everybody; no training.
+    """The durations and messages of synchronous rounds that wait for all clients; no training.
 
-    They are those of the machines in virtual time; messages that jitter, and clients that
-    straggle, draw their factors in the order of the roster.
+    They are those of the machines in virtual time, but factors of jitter and straggling are drawn
+    in the order of the roster.
     """
     members, way = len(federation.members), times.way
     compute = np.array(times.compute, dtype=np.float64)
@@ -163,7 +166,7 @@ def simulated_times(federation: Federation, times: Times, asked: Sequence[Asked]
     def on_the_way(bytes_: int, count: int) -> NDArray[np.float64]:
         return way.seconds(bytes_) * np.array([jitter() for _ in range(count)])
 
-    begin = on_the_way(OVERHEAD, members)  # everybody joins
+    begin = on_the_way(OVERHEAD, members)  # all clients join
     now, busy = 0.0, np.zeros(members)
     seconds: list[float] = []
     updates = np.zeros(members, dtype=np.int64)
@@ -204,7 +207,7 @@ def simulated_times(federation: Federation, times: Times, asked: Sequence[Asked]
 def _sizes(
     federation: Federation, clients: NDArray[np.int64], rounds: NDArray[np.int64]
 ) -> NDArray[np.float64] | float:
-    """Each update's expected records over the mean of all updates of the client's plan."""
+    """The expected records of each update, relative to the mean update of the client's plan."""
     if all(len(plan.mechanism.rounds) == 1 for plan in federation.plans):
         return 1.0
     found: dict[tuple[int, int], float] = {}
@@ -215,13 +218,13 @@ def _sizes(
 
 
 class AllRecords:
-    """All holders' records, one holder's after the other's; tensors are copied into one.
+    """All holders' records, concatenated; tensors of one shape and type are copied into one tensor.
 
     Args:
-        records: of each holder. device: where batches go.
+        records: of each holder. device: of the batches.
 
     Attributes:
-        starts: number of each holder's first record.
+        starts: index of each holder's first record, int64, shape (holders,).
     """
 
     def __init__(self, records: Sequence[Records], device: torch.device) -> None:
@@ -240,7 +243,7 @@ class AllRecords:
                 self._records = ()
 
     def take(self, indices: randomness.Indices) -> tuple[Any, Any]:
-        """Inputs and targets of some records, in this order; not of none."""
+        """Inputs and targets of the records with these indices, in this order; at least one."""
         if self._whole is not None:
             return self._whole.take(indices)
         owner = np.searchsorted(self.starts, indices, side="right") - 1
@@ -257,11 +260,11 @@ class AllRecords:
 
 @dataclass(frozen=True)
 class Pass:
-    """Clipped sums of examples, in whatever process.
+    """Computes clipped sums of examples, in any process.
 
     Args:
-        model: of all. loss: one value per example. records: everybody's. clip: the rule.
-        most: examples of a pass at most.
+        model: of all. loss: one value per example. records: of all holders. clip: the rule.
+        most: most examples of one pass.
     """
 
     model: torch.nn.Module
@@ -277,7 +280,7 @@ class Pass:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The numbers of rows that a pass may have: the most, and halves of it."""
+        """The numbers of rows that a pass may have: ``most``, and its half, quarter and eighth."""
         sizes = [self.most >> halvings for halvings in (3, 2, 1)]
         return Blocks((*(size for size in sizes if size >= 64 and not size % UNIT), self.most))
 
@@ -285,10 +288,11 @@ class Pass:
     def summed(
         self, weights: Vector, indices: randomness.Indices, norm: float, count: int, seed: int
     ) -> NDArray[np.float64]:
-        """The clipped sum of some records, a pass after the other, float64, (parameters,).
+        """The clipped sum of some records, pass after pass, float64, shape (parameters,).
 
         Args:
-            norm: clipping norm. count: examples of the whole sum. seed: of dropout and the like.
+            norm: clipping norm. count: examples of the whole sum.
+            seed: of random numbers in the model, such as dropout's.
         """
         layout = self.shared.layout
         total, kept = layout.zeros(), Generators([layout.device])
@@ -315,15 +319,15 @@ class Pass:
 
 
 class Cohort:
-    """All members' trainers as one; see :class:`forethought.holders.simulator.Trainers`.
+    """One trainer for all members; see :class:`forethought.holders.simulator.Trainers`.
 
-    A work's round is the global round; its outcome is the change of the global model before the
-    server's optimizer, float32. A context: it ends its processes.
+    A work's round is the global round. Its outcome is the change of the global model before the
+    server's optimizer, float32, shape (parameters,). As a context manager it ends its processes.
 
     Args:
-        shared: the model of all. holders: what each member brings. federation: what was agreed.
-        asked: of :func:`cohorts`. secrets: of the simulation. workers: processes; 0: this one.
-        engine: of these; see :func:`~forethought.holders.workers.processes`.
+        shared: the model of all. holders: of all members. federation: the agreement.
+        asked: from :func:`cohorts`. secrets: of the simulation. workers: processes; 0: this one.
+        engine: starts these; see :func:`~forethought.holders.workers.processes`.
 
     Raises:
         HolderError: a model, a loss or records that cannot be sent to another process.
@@ -378,11 +382,15 @@ class Cohort:
         self._work = work
 
     def done(self) -> dict[int, Result]:
-        """Nothing: a round is one work."""
+        """No other outcomes: a round is one work."""
         return {}
 
     def result(self, client: int) -> Result:
-        """The round's change of the global model."""
+        """The change of the global model in the round that was begun.
+
+        Raises:
+            ValueError: no work was begun.
+        """
         work = self._work
         if work is None:
             raise ValueError("no work was begun")
@@ -402,10 +410,9 @@ class Cohort:
         return Result(change.astype(np.float32), work.round + 1, hashed, b"")
 
     def parts(self, version: int) -> list[CohortPart]:
-        """The parts of all members that a round asks."""
+        """The members that a round asks, in groups of one plan, weight and own round."""
         federation, (clients, rounds) = self._federation, self._asked[version]
         whole = math.fsum(federation.members[client].weight for client in clients)
-        # Members of one plan and weight, at one round of it, are one part.
         keys = np.stack([self._kind_of[clients], rounds])
         order = np.lexsort(keys)
         cuts = np.flatnonzero(np.diff(keys[:, order]).any(0)) + 1
@@ -425,12 +432,12 @@ class Cohort:
     def drawn(
         self, version: int, parts: Sequence[CohortPart]
     ) -> list[tuple[float, randomness.Indices]]:
-        """The records of a round's batches, by the factor with which they count.
+        """The records of a round's batches, grouped by their factor in the sum.
 
-        Poisson samples of several members' records at one rate are one Poisson sample of all of
-        them, and are drawn as one; any other batch is the member's own, as it would draw it.
+        Poisson samples of several members' records at one rate are one Poisson sample of all these
+        records, and are drawn as one. Any other batch is drawn as the member itself would draw it.
         """
-        # Factors that are the same but for their last bits are of one sum.
+        # Rounding merges factors that differ in their last bits only.
         sampled: dict[tuple[float, float], list[NDArray[np.int64]]] = {}
         found: dict[float, list[randomness.Indices]] = {}
         for one in parts:
@@ -461,7 +468,10 @@ class Cohort:
         return own(chosen)
 
     def summed(self, version: int, weights: Vector, parts: Sequence[CohortPart]) -> torch.Tensor:
-        """The weighted sum of all members' clipped gradients, without noise, float64."""
+        """The weighted sum of all members' clipped gradients, without noise.
+
+        float64, shape (parameters,).
+        """
         drawn = self.drawn(version, parts)
         norm, count = parts[0].chosen.clip_norm, sum(len(batch) for _, batch in drawn)
         each = self._pass.most * PASSES
@@ -485,12 +495,14 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CohortPart:
-    """Some members' part in a round's change of the model: those of one plan and one weight.
+    """The part of some members in a round's change of the model.
+
+    They have one plan and one weight, and are at the same round of the plan.
 
     Args:
-        clients: their places in the roster. chosen: the round that each of them is at.
-        factor: each one's noised sum counts so many times: share · step size / divisor.
-        pull: of weight decay: how much of the weights each one takes away.
+        clients: their places in the roster. chosen: their round.
+        factor: of each one's noised sum: share · step size / divisor.
+        pull: share of the weights that each one's weight decay subtracts.
     """
 
     clients: NDArray[np.int64]

@@ -1,14 +1,14 @@
 """gRPC as a carrier: mutual TLS 1.3, a stream for each pair of members, frames both ways.
 
-Only members whose certificates are in the roster connect. All that is asked of the network is that
-some frames arrive: what is lost is sent again, what is doubled is answered again. Of two neighbours
-in a gossip the later one in the roster connects to the earlier one.
+Only members whose certificates are in the roster can connect. The network may lose or duplicate
+frames, as long as some arrive: lost ones are sent again, duplicates are answered again. Of two
+neighbours in a gossip the later one in the roster connects to the earlier one.
 
-grpcio has no setting for the least version of TLS, and reads its list of ciphers when it is loaded.
-So the list is set here, before grpc is loaded, to one for TLS 1.2 that only RSA certificates could
-use. Ours are ECDSA: no handshake below 1.3 finds a cipher (those of 1.3 are in no list), and the
-server asks every connection for its version as well. Other connections of this process are held to
-the same.
+grpcio has no setting for the lowest version of TLS, and reads its cipher list when it is loaded. So
+this module sets the list before it loads grpc, to a TLS 1.2 cipher that needs an RSA certificate.
+Forethought's certificates are ECDSA, so no handshake below TLS 1.3 finds a cipher (the list does
+not affect those of 1.3). The server checks the version of every connection as well. The list also
+applies to all other gRPC connections of this process.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from forethought.holders import driving
 from forethought.holders.links import BEAT_EVERY, Arrived, Deliver, Reduce, RefusedMessage
 
 _NAME, _CIPHERS = "GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256"
-#: Whether grpc was loaded with that list.
+#: True if grpc was, or will be, loaded with that list.
 RESTRICTED = "grpc" not in sys.modules or os.environ.get(_NAME) == _CIPHERS
 os.environ[_NAME] = _CIPHERS
 
 import grpc  # noqa: E402 (after the list of its ciphers)
 
 SERVICE, PEERS_SERVICE, METHOD = "forethought.Federation", "forethought.Gossip", "Exchange"
-# Seconds that a finished server waits for clients that have not had the last model yet.
+# Seconds that a finished server waits for clients that have not received the last model yet.
 LINGER = 60.0
-# Messages on their way to one neighbour.
+# Most messages that wait to be sent to one neighbour.
 _QUEUE = 8
 TLS = b"TLSv1.3"
 
 
 class ConnectionPolicyError(RuntimeError):
-    """Connections of this process could fall below TLS 1.3."""
+    """Connections of this process could use TLS below 1.3."""
 
 
 def server_credentials(keys: Keys, roster: Roster) -> grpc.ServerCredentials:
-    """For a server that only the roster's clients can connect to.
+    """Credentials of a server to which only the roster's clients can connect.
 
     Raises:
         ConnectionPolicyError: see :func:`channel_credentials`.
@@ -64,10 +64,10 @@ def server_credentials(keys: Keys, roster: Roster) -> grpc.ServerCredentials:
 
 
 def channel_credentials(keys: Keys, roster: Roster) -> grpc.ChannelCredentials:
-    """For a client that connects to the roster's server only.
+    """Credentials of a client that connects only to the roster's server.
 
     Raises:
-        ConnectionPolicyError: grpc was loaded too early to be held to TLS 1.3.
+        ConnectionPolicyError: grpc was loaded before this module, so TLS 1.3 is not enforced.
     """
     _require_ciphers()
     return grpc.ssl_channel_credentials(
@@ -84,9 +84,9 @@ def _require_ciphers() -> None:
 
 
 def place_of(context: grpc.aio.ServicerContext[bytes, bytes], roster: Roster) -> int | None:
-    """The member at the other end of a connection; None: nobody who may be.
+    """The place of the client at the other end of a connection.
 
-    Also None below TLS 1.3.
+    None: its certificate is not in the roster, or the connection uses TLS below 1.3.
     """
     about = context.auth_context()
     if about.get("ssl_tls_version", [TLS])[0] != TLS:
@@ -99,15 +99,15 @@ def place_of(context: grpc.aio.ServicerContext[bytes, bytes], roster: Roster) ->
 
 
 def channel_options(most_bytes: int) -> list[tuple[str, Any]]:
-    """gRPC's settings on both sides.
+    """gRPC's options, for both sides.
 
     Args:
-        most_bytes: longest frame that may come; gRPC allocates no longer message.
+        most_bytes: size of the longest incoming frame; gRPC refuses longer messages.
     """
     return [
         ("grpc.max_receive_message_length", most_bytes),
         ("grpc.max_send_message_length", -1),
-        # A connection whose other end is gone without a word is found within half a minute.
+        # Detects within half a minute that the other end has gone without closing the connection.
         ("grpc.keepalive_time_ms", 15_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -119,7 +119,7 @@ def channel_options(most_bytes: int) -> list[tuple[str, Any]]:
 
 
 class _GrpcStream:
-    """A stream over one call; whatever goes wrong in it closes it."""
+    """A stream over one call; an error in the call closes the stream."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -142,17 +142,17 @@ class _GrpcStream:
 
 
 def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> driving.Connect:
-    """Streams over gRPC with mutual TLS.
+    """A function that opens streams to a server over gRPC with mutual TLS.
 
     Args:
-        service: its name. roster: whose server to connect to. keys: own.
+        service: name of the gRPC service. roster: of the server. keys: the client's own.
         address: host:port of the server.
     """
 
     @contextlib.asynccontextmanager
     async def connect(most_bytes: int) -> AsyncIterator[driving.FrameStream]:
         options = channel_options(most_bytes)
-        # The certificate is for the server's name in the roster, whatever host it runs on.
+        # The certificate has the server's name in the roster, not its host name.
         options.append(("grpc.ssl_target_name_override", roster.server.name))
         credentials = channel_credentials(keys, roster)
         async with grpc.aio.secure_channel(address, credentials, options) as channel:
@@ -168,7 +168,7 @@ def stream_to(service: str, roster: Roster, keys: Keys, address: str) -> driving
 
 
 def grpc_stream(roster: Roster, keys: Keys, address: str) -> driving.Connect:
-    """Streams to a federation's server; see :func:`stream_to`."""
+    """A function that opens streams to a federation's server; see :func:`stream_to`."""
     return stream_to(SERVICE, roster, keys, address)
 
 
@@ -181,10 +181,13 @@ async def listen(
     most_bytes: int,
     most_streams: int,
 ) -> tuple[grpc.aio.Server, int]:
-    """A server that answers every stream of the roster's clients by ``exchange``, and its port.
+    """Start a server that answers each stream of the roster's clients with ``exchange``.
 
     Args:
         address: host:port; ``"127.0.0.1:0"`` takes any free port.
+
+    Returns:
+        The server and its port.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -207,7 +210,11 @@ async def listen(
 
 
 async def admitted(context: Any, roster: Roster, refusal: str) -> int:
-    """The place of who opened a stream; the call of anybody else is aborted."""
+    """The place of the client that opened a stream.
+
+    Raises:
+        PermissionError: it is not in the roster; its call is aborted.
+    """
     place = place_of(context, roster)
     if place is None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
@@ -219,13 +226,13 @@ class FederationServer:
     """Serves one federation.
 
     Args:
-        roster: who may connect. keys: the server's own.
-        driver: makes the driver, given how frames get out.
-        machine: the driver's, to ask who is to hear the last model.
+        roster: its clients may connect. keys: the server's own.
+        driver: makes the driver, given the function that sends frames.
+        machine: of that driver; it knows which clients have left.
         linger: see :data:`LINGER`.
 
     Attributes:
-        driver: of the machine. heard: when the clients were heard of.
+        driver: of the machine. heard: when each client was last heard.
     """
 
     def __init__(
@@ -247,12 +254,12 @@ class FederationServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> int:
-        """Listen; ``"127.0.0.1:0"`` takes any free port. Returns the port.
+        """Listen on host:port (``"127.0.0.1:0"``: any free port), and return the port.
 
         Raises:
             OSError: the address cannot be listened on.
         """
-        most_streams = 8 + 4 * len(self.roster.clients)  # old ones are closed when found dead
+        most_streams = 8 + 4 * len(self.roster.clients)  # dead ones count until they are closed
         most = self.driver.endpoint.most_bytes
         listened = await listen(
             address, SERVICE, self._exchange, self._keys, self.roster, most, most_streams
@@ -264,10 +271,10 @@ class FederationServer:
         return port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until the run is finished and everybody knows, or until ``stop``.
+        """Serve until the run is finished and all clients know, or until ``stop``.
 
         Raises:
-            Exception: what went wrong in a write; the process must end, and is made again from the
+            Exception: an error in a write; the process must end, and a new one goes on from the
                 journal.
         """
         try:
@@ -302,7 +309,7 @@ class FederationServer:
         outbox = driving.Outbox()
         before = self._outboxes.get(place)
         if before is not None:
-            before.close()  # it came back before its old connection was found dead
+            before.close()  # the client is back before its old connection was found dead
         self._outboxes[place] = outbox
         self.heard.connected.add(place)
         reader = asyncio.create_task(self._read(requests, place, outbox))
@@ -323,7 +330,7 @@ class FederationServer:
                 self.heard.note(place)
                 self._guard.do(lambda data=data: self.driver.received(data, place))  # type: ignore[misc]
             if place in self._last_word:
-                self._told.add(place)  # it hung up by itself: a killed client does not come so far
+                self._told.add(place)  # it closed the stream: a killed client does not get here
         except grpc.aio.AioRpcError:
             pass
         finally:
@@ -332,7 +339,7 @@ class FederationServer:
 
 @dataclass(frozen=True)
 class PeerRoster(Everybody):
-    """Everybody in a gossip between sites.
+    """The workers of a gossip between sites.
 
     Args:
         workers: their identities, in the order of their places.
@@ -340,7 +347,8 @@ class PeerRoster(Everybody):
         nonce: 32 hexadecimal digits drawn when the roster was made.
 
     Raises:
-        RosterError: a name, a key or an address that occurs twice, or one that is none.
+        RosterError: a name, a key or an address is invalid or occurs twice, or there are fewer
+            than two workers.
     """
 
     SCHEMA: ClassVar[str] = "forethought/peer-roster/1"
@@ -364,19 +372,19 @@ class PeerRoster(Everybody):
 
     @classmethod
     def of(cls, workers: Sequence[Identity], addresses: Sequence[str]) -> PeerRoster:
-        """A new roster with a nonce of its own."""
+        """A new roster with a new nonce."""
         return cls(tuple(workers), tuple(addresses), secrets.token_hex(16))
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        """Everybody's, in the order of their places."""
+        """The workers' identities, in the order of their places."""
         return self.workers
 
     def place(self, keys: Keys) -> int:
-        """The place that these keys are for.
+        """The place of the worker that these keys belong to.
 
         Raises:
-            RosterError: nobody's.
+            RosterError: they belong to no worker.
         """
         names = self.names
         name = keys.identity.name
@@ -388,7 +396,7 @@ class PeerRoster(Everybody):
         return names.index(name)
 
     def with_keys(self, gossip: Gossip) -> Gossip:
-        """The gossip with its members' keys and the nonce in it, so that its name depends on them.
+        """The gossip with its members' keys and the nonce, so that its run id depends on them.
 
         Raises:
             GossipError: other names, or another order.
@@ -396,7 +404,7 @@ class PeerRoster(Everybody):
         return gossip.with_identities(self.workers, nonce=self.nonce)
 
     def one_way(self, to: int, connecting: Sequence[int]) -> Roster:
-        """The members that may connect to a worker, in the form that connections are judged by."""
+        """The roster of a worker, as the server, and of the workers that may connect to it."""
         return Roster(self.workers[to], tuple(self.workers[one] for one in connecting), self.nonce)
 
     @classmethod
@@ -410,7 +418,7 @@ class Sign(messages.Framed):
     """A sign of life.
 
     Args:
-        round: nothing. base: nothing. finished: 1 from a worker that has finished.
+        round: not used. base: not used. finished: 1 from a worker that has finished, else 0.
     """
 
     finished: int
@@ -423,12 +431,12 @@ class SiteLinks:
     """Links to a worker's neighbours; see :class:`~forethought.holders.links.Links`.
 
     Args:
-        gossip: with the roster's keys in it. roster: who is where. keys: own.
-        listen: host:port to listen on; None: the own address in the roster.
-        back_off: (first, last) seconds between two tries to connect.
+        gossip: with the roster's keys in it. roster: of all workers. keys: this worker's own.
+        listen: host:port to listen on; None: the worker's address in the roster.
+        back_off: (first, last) seconds between two attempts to connect.
 
     Raises:
-        RosterError: the keys are nobody's.
+        RosterError: the keys belong to no worker.
     """
 
     def __init__(
@@ -518,10 +526,10 @@ class SiteLinks:
 
     def _in_loop(self, step: Callable[..., object], *values: object) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(step, *values)
 
-    # ---- in the loop
+    # ---- in the event loop
 
     async def _run(
         self, deliver: Deliver, ready: list[BaseException | int], there: threading.Event
@@ -568,7 +576,7 @@ class SiteLinks:
         )
 
     async def _live_with(self, peer: int, deliver: Deliver) -> None:
-        """Connect to an earlier neighbour, again and again."""
+        """Connect to an earlier neighbour, and again after every loss."""
         connect = stream_to(
             PEERS_SERVICE,
             self._roster.one_way(peer, (self.me,)),
@@ -593,9 +601,9 @@ class SiteLinks:
     def _open(self, peer: int) -> driving.Outbox:
         before = self._outboxes.get(peer)
         if before is not None:
-            before.close()  # it came back before its old connection was found dead
+            before.close()  # the neighbour is back before its old connection was found dead
         outbox = self._outboxes[peer] = driving.Outbox(_newest)
-        # Heard is who said something of this gossip; a connection alone is nothing.
+        # A connection alone does not count as heard: only a valid frame of this gossip does.
         self._heard.pop(peer, None)
         self._say(peer)
         return outbox
@@ -655,5 +663,5 @@ async def _frames(stream: driving.FrameStream) -> AsyncIterator[bytes]:
 
 
 def _newest(frames: list[tuple[Any, bytes]], message: Any, frame: bytes) -> list[tuple[Any, bytes]]:
-    """The messages on their way to one neighbour; of more than eight, the oldest go."""
+    """A queue with one more frame, without its oldest beyond eight."""
     return [*frames, (message, frame)][-_QUEUE:]

@@ -1,14 +1,14 @@
-"""Ways from a worker to its neighbours, who of them is living, and who drives a worker over them.
+"""Links from a worker to its neighbours, detection of lost ones, and the driver of a worker.
 
-Whoever drives a worker asks :class:`Links` to send, and finds what came in a queue. A neighbour
-that is dead has no connection; one that is stopped, or behind a broken line, has one but says
-nothing, not even its sign of life. :class:`Liveness` makes both the same: lost, and back.
+The driver sends through :class:`Links`; a queue holds what arrives. A dead neighbour has no
+connection; one that is stopped, or behind a broken line, has one but sends nothing, not even a
+sign of life. :class:`Liveness` reports both alike: as lost, and later as back.
 
-One thread drives the machine; what comes from neighbours, the trainer's results and an allreduce's
+One thread drives the machine. Neighbours' messages, the trainer's results and those of an allreduce
 arrive in one queue, and the order in which they leave it is the order of events. Gradients are
-computed in a thread beside it, so averaging goes on meanwhile. Nobody is waited for: an exchange
-that is not answered in ``answer`` seconds is followed by the next one, and whoever is behind in
-its steps goes on with the newest that it heard of.
+computed in another thread, so averaging goes on meanwhile. An asynchronous worker waits for nobody:
+after ``answer`` seconds without an answer the next exchange begins, and a worker that is behind in
+its steps continues at the newest step that it heard of.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.worker import Machine
 from forethought.holders.simulator import Result
 
-# Seconds between two signs of life, and after how many of silence a neighbour is taken for lost.
+# Seconds between two signs of life, and of silence after which a neighbour counts as lost.
 BEAT_EVERY, PATIENCE = 0.5, 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrived:
-    """A message that was judged when it came in.
+    """A message that was checked on arrival.
 
     Args:
-        proof: the sender's signature on its count; b"" where nobody signs.
+        proof: the sender's signature on its count of updates; b"" where frames are not signed.
     """
 
     sender: int
@@ -54,7 +54,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class RefusedMessage:
-    """Something that was no message; it changed nothing."""
+    """A refused frame, which changed nothing; ``sender`` is None if it is unknown."""
 
     sender: int | None
     text: str
@@ -67,27 +67,27 @@ Reduce = Callable[[int, Vector], Vector]
 
 
 class Links(Protocol):
-    """Ways to all neighbours of one worker; nothing here waits for anybody.
+    """Connections to all neighbours of one worker; no method but ``close`` waits for others.
 
     Attributes:
-        reduce: the mean of a round's vector over all workers, which does wait, for the rule
-            "allreduce"; None: these links cannot.
+        reduce: (round, vector) → its mean over all workers, for the rule "allreduce"; it waits for
+            them. None: these links cannot reduce.
     """
 
     reduce: Reduce | None
 
     def start(self, deliver: Deliver) -> None:
-        """Begin; what comes is handed to ``deliver``, from any thread."""
+        """Begin; messages that arrive are handed to ``deliver``, from any thread."""
         ...
 
     def send(self, to: int, message: Any) -> None:
-        """Put a message on its way; it is lost where there is no way."""
+        """Send a message; it is lost if there is no connection."""
         ...
 
     def heard(self, peer: int) -> float | None:
-        """The time at which something last came from a neighbour, of ``time.monotonic``.
+        """The time (``time.monotonic``) at which something last came from a neighbour.
 
-        None: it has no connection; it may have had one.
+        None: it has no connection now; it may have had one before.
         """
         ...
 
@@ -100,19 +100,19 @@ class Links(Protocol):
         ...
 
     def close(self, seconds: float) -> None:
-        """Say the last word, let it go out for so long, and end."""
+        """End the links, after at most so many seconds for the last messages to be sent."""
         ...
 
 
 class Liveness:
-    """The lost neighbours: a function of when they were heard, and of nothing else.
+    """The lost neighbours, derived only from the times at which neighbours were heard.
 
     Args:
-        peers: the neighbours. now: of the start; all but the lost ones count as heard then.
-        patience: seconds of silence after which one is lost. lost: who is at the start.
+        peers: the neighbours. now: time of the start, at which all but the lost count as heard.
+        patience: seconds of silence after which a neighbour is lost. lost: those at the start.
 
     Attributes:
-        lost: who.
+        lost: neighbours that are lost now.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Liveness:
     def look(
         self, now: float, heard: Callable[[int], float | None]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(who was lost, who came back) since the last look."""
-        # Whoever slept itself has heard nobody, and learns nothing from that.
+        """(neighbours lost, neighbours back) since the last look."""
+        # If this process itself slept, the silence says nothing about its neighbours.
         slept = now - self._looked > self._patience / 2
         self._looked = now
         lost, back = [], []
@@ -142,7 +142,7 @@ class Liveness:
             if slept:
                 since = now
             last = since if at is None else max(at, since)
-            # No connection any more is a death; none yet may be a slow start.
+            # A neighbour whose connection is gone is dead; one without any yet may start slowly.
             gone = at is None and peer in self._met
             silent = gone or now - last > self._patience
             if silent and peer not in self.lost:
@@ -155,11 +155,11 @@ class Liveness:
         return tuple(lost), tuple(back)
 
 
-# Seconds between two looks at who is living, as a share of patience; and alarms that are kept.
+# Time between two looks for lost neighbours, as a share of patience; number of alarms kept.
 _LOOKS, _KEPT = 0.1, 50
 
 
-# No run comes to so many steps: beyond it a neighbour says anything.
+# No run has so many steps: a larger number from a neighbour is ignored.
 _LAST_STEP = 2**53
 
 
@@ -170,25 +170,29 @@ Stop: TypeAlias = Callable[[], bool]
 
 
 class PeersError(ConnectionError):
-    """A worker that cannot take part, or that lost everybody it waits for."""
+    """A worker cannot take part, or has lost a worker that it must wait for."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The times of a worker, in seconds of this process; no guarantee depends on them.
+    """The waiting times of a worker, in seconds; no privacy guarantee depends on them.
 
     Args:
-        exchange: from one exchange to the next, at least; None: half as long as the worker's last
-            gradient took, between 2 ms and a second. The fastest worker sets the pace of all.
-        answer: for an exchange, after which the next may begin without it.
-        patience: of silence, after which a neighbour is taken for lost.
-        meet: for all neighbours to be there at the beginning; then without the missing ones. A
-            worker that comes back waits ``patience`` for all, and so long for any.
-        quiet: without any release that is heard of, after which a worker whose plan is used up
-            stops: others may have died with rounds that the global count waits for. Under the rule
-            "synchronous", after which nobody waits any more for a worker that was lost.
-        linger: for neighbours to finish, once this worker has.
-        deadline: from the beginning, after which nothing more is released; None: the count alone.
+        exchange: least time from one exchange to the next; None: half the duration of the worker's
+            last gradient, between 2 ms and 1 s. The fastest worker sets the pace of all.
+        answer: wait for the answer to an exchange, after which the next one may begin.
+        patience: silence after which a neighbour counts as lost.
+        meet: wait for all neighbours at the beginning; the worker then begins without the missing
+            ones. A returning worker waits ``patience`` for all of them, and ``meet`` for any.
+        quiet: time without news of any release. Under the rule "asynchronous" a worker whose plan
+            is used up then stops: others may have died with rounds that the global count waits for.
+            Under "synchronous" a worker then no longer waits for a lost one and fails.
+        linger: wait for neighbours to finish after this worker has.
+        deadline: time from the beginning after which nothing is released; None: only the count of
+            updates ends the run.
+
+    Raises:
+        ValueError: a negative time.
     """
 
     exchange: float | None = None
@@ -212,9 +216,9 @@ class WorkerOutcome:
 
     Args:
         reason: why it ended; None: it was stopped from outside and can go on from its ledger.
-        exchanges: steps that it began. averaged: those that were answered in full.
-        seconds: from the first event to the last. rounds: its releases.
-        counts: alarms by code. alarms: (code, text), the last ones.
+        exchanges: steps that it began. averaged: exchanges that were answered in full.
+        rounds: its releases. seconds: from the first event to the last.
+        counts: number of alarms by code. alarms: the last (code, text), at most 50.
     """
 
     reason: str | None = None
@@ -226,7 +230,7 @@ class WorkerOutcome:
     alarms: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def alarm(self, code: str, text: str) -> None:
-        """Something that an operator must see."""
+        """Record something that an operator must see."""
         self.counts[code] += 1
         self.alarms.append((code, text))
 
@@ -235,15 +239,17 @@ class WorkerDriver:
     """Drives one worker to its end.
 
     Args:
-        machine: the worker. gossip, me: whose. ledger: its own; None where nothing is kept.
-        links: to its neighbours. compute: its next noised mean; called in a thread, one at a time.
-        pace: see there. returning: whether the worker has released before.
-        witness: its own count, noted before anything is sent. heard: of every neighbour's updates;
-            noted before the worker is told, so that a neighbour's ledger that was set back is
-            recognised by a worker that was started again, too.
+        machine: the worker. gossip: the agreement. me: the worker's place in it.
+        links: to its neighbours. compute: (round, weights) → the round's noised mean; called in
+            another thread, one call at a time.
+        ledger: the worker's own; None: nothing is kept.
+        pace: the waiting times. returning: True if the worker has released before.
+        witness: its own count of updates, noted before anything is sent.
+        heard: the witness of each neighbour's updates, noted before the worker is told: so a
+            restarted worker, too, recognises a neighbour's ledger that was set back.
 
     Attributes:
-        machine: see above. drove: what became of it so far. lost: neighbours that are.
+        machine: see above. drove: the outcome so far. lost: the neighbours that are lost now.
     """
 
     def __init__(
@@ -279,30 +285,29 @@ class WorkerDriver:
         self._over = threading.Event()
         self._gradient = 0.1  # seconds of the last one
         self._rounds: dict[int, int] = {}
-        # Since when a neighbour owes an answer to a Hello, and who is taken for lost over it.
+        # Since when each neighbour owes an answer to a Hello; those that count as lost for it.
         self._owed: dict[int, float] = {}
         self._silent: set[int] = set()
-        # Neighbours' signatures on their counts: shown to them with what is said of it.
+        # Neighbours' signatures on their counts, sent back to them as proof of each claim.
         self._proofs = {peer: kept.proof() for peer, kept in self._heard.items()}
         self._news = 0.0
 
     @property
     def lost(self) -> frozenset[int]:
-        """Neighbours that are not living now."""
+        """The neighbours that are lost now."""
         return frozenset(self._alive.lost)
 
     def run(
         self, stop: Stop | None = None, look: Callable[[WorkerOutcome], None] | None = None
     ) -> WorkerOutcome:
-        """To the end of the worker and of its neighbours, or until ``stop`` says so.
+        """Run to the end of the worker and of its neighbours, or until ``stop`` returns True.
 
         Args:
-            look: called about as often as somebody is found lost.
+            look: called with the outcome so far, every 0.1 · ``patience`` seconds.
 
         Raises:
-            PeersError: no neighbour was met, or under a rule that waits one was lost.
-            Exception: what went wrong in the trainer or in a write; a new process goes on from the
-                ledger.
+            PeersError: no neighbour was met, or one was lost under a rule that waits.
+            Exception: an error in the trainer or in a write; a new process goes on from the ledger.
         """
         stop = stop or (lambda: False)
         worker = threading.Thread(target=self._working, name="gossip-work", daemon=True)
@@ -337,10 +342,10 @@ class WorkerDriver:
     # ---- time
 
     def _meet(self, stop: Stop) -> bool:
-        """True if there is anybody to gossip with."""
+        """Wait for the neighbours; True if the worker can begin."""
         begin, there = time.monotonic(), [True]
         until = begin + self._pace.meet
-        # The others go on meanwhile: whoever comes back waits for those only that may be living.
+        # The others go on meanwhile, so a returning worker waits less long for missing neighbours.
         soon = begin + (self._pace.patience if self._returning else self._pace.meet)
         while (now := time.monotonic()) < until and not stop():
             there = [self._links.heard(peer) is not None for peer in self._peers]
@@ -355,7 +360,7 @@ class WorkerDriver:
         text = f"no neighbour was met in {self._pace.meet:g} s{why}"
         if not self._returning:
             raise PeersError(text)
-        # It has released: what its ledger holds is stated, and it may come back again.
+        # It has released: its ledger still gets a statement, and it may return again.
         self.drove.alarm("alone", text)
         return False
 
@@ -387,7 +392,7 @@ class WorkerDriver:
             self._take(max(0.0, wake - time.monotonic()))
 
     def _take(self, seconds: float) -> None:
-        """Whatever comes in the next seconds, first of all what is there."""
+        """Handle the oldest arrival in the queue; wait at most so many seconds for one."""
         try:
             came = self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait()
         except queue.Empty:
@@ -408,9 +413,9 @@ class WorkerDriver:
         for peer in back:
             self._handle(on.PeerBack(peer))
         if self._gossip.rule != "asynchronous":
-            return  # everybody waits for everybody
+            return  # under the other rules every worker waits anyway
         for peer, since in list(self._owed.items()):
-            # Signs of life without an answer would hold a worker that is back for ever.
+            # A neighbour that is alive but never answers would block a returning worker for ever.
             if now - since > self._pace.patience and peer not in self._silent:
                 self._silent.add(peer)
                 text = f"worker {peer} does not say what it knows: taken for lost"
@@ -418,7 +423,7 @@ class WorkerDriver:
                 self._handle(on.PeerLost(peer))
 
     def _done(self, peer: int) -> bool:
-        # Under the rules that wait, whoever was lost needs what this worker has said.
+        # Under "synchronous" a lost neighbour that returns needs this worker's messages.
         gone = peer in self._alive.lost and self._gossip.rule != "synchronous"
         return self._links.over(peer) or gone
 
@@ -440,19 +445,20 @@ class WorkerDriver:
     # ---- exchanges
 
     def _mix(self, now: float) -> float:
-        """Begin the next exchange if its time has come; when to look again."""
+        """Begin the next exchange if its time has come; returns the time of the next look."""
         if self._gossip.rule != "asynchronous":
-            if now >= self._next_step:  # what was lost on its way is asked for again
+            if now >= self._next_step:  # ask again for messages that were lost
                 self._next_step = now + self._pace.patience / 2
                 if self._step >= 0:
                     self._handle(on.Mix(self._step))
                 self._step += 1
             return min(self._next_step, now + 0.5)
-        # Whoever is behind goes on with the others; nobody alone can say how far they are.
+        # A worker that is behind jumps to the neighbours' step: their median, so that no single
+        # neighbour can set it.
         others = [self._steps[peer] for peer in self._steps if peer not in self._alive.lost]
         reached = median_high(others) if others else -1
         due = max(self._next_step, self._answers_until) if self._open else self._next_step
-        # Two exchanges at once would both move by half of one difference.
+        # Of two simultaneous exchanges each would apply half of the same difference.
         if now < due and (self._open or reached <= self._step):
             return due
         self._step = max(self._step + 1, reached)
@@ -511,7 +517,7 @@ class WorkerDriver:
                 case on.Alarm():
                     self.drove.alarm(effect.code, effect.text)
                 case _:
-                    pass  # Finished: the machine says so itself
+                    pass  # WorkerFinished: read from machine.finished
         if waiting and isinstance(event, on.Mix):
             self._open = True
 
@@ -523,7 +529,7 @@ class WorkerDriver:
         self._links.send(to, message)
 
     def _begin(self, asked: on.ComputeGradient) -> None:
-        self._owed.clear()  # nobody's answer is waited for any more
+        self._owed.clear()  # the worker no longer waits for answers
         for peer in sorted(self._silent - self._alive.lost):
             self._silent.discard(peer)
             self._handle(on.PeerBack(peer))
@@ -532,7 +538,7 @@ class WorkerDriver:
             begin = time.monotonic()
             found = self._compute(asked.round, asked.weights)
             self._gradient = min(max(time.monotonic() - begin, 0.004), 2.0)
-            if not asked.round:  # nobody knew before how long one takes
+            if not asked.round:  # the duration of a gradient is known only now
                 self._over.wait(self._gradient * self._gossip.waits(self._me))
             return found.gradient(asked.round)
 
@@ -545,7 +551,7 @@ class WorkerDriver:
         self._work.put(lambda: on.Reduced(asked.round, reduce(asked.round, asked.vector)))
 
     def _working(self) -> None:
-        """The thread that computes."""
+        """The loop of the computing thread."""
         while (work := self._work.get()) is not None:
             self._busy = True
             try:
@@ -559,10 +565,10 @@ class WorkerDriver:
 
 @dataclass(frozen=True)
 class Launched:
-    """The worker that this process is.
+    """The worker of this process, as torchrun started it.
 
     Args:
-        rank, size: place and number.
+        rank: its place. size: the number of processes.
     """
 
     rank: int
@@ -570,10 +576,10 @@ class Launched:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> Launched:
-        """As torchrun says.
+        """Read rank and size from torchrun's environment variables.
 
         Raises:
-            PeersError: it did not start this process.
+            PeersError: torchrun did not start this process, or it started fewer than two.
         """
         given = os.environ if environment is None else environment
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -590,15 +596,15 @@ class Launched:
         return cls(rank, size)
 
     def agree(self, gossip: Gossip, own: Vector) -> Vector:
-        """The weights that everybody begins with: the first process's.
+        """Compare all processes' gossips; returns the first process's weights, to begin with.
 
         Args:
             gossip: of this process's job; its first weights are not compared.
-            own: what this process would begin with.
+            own: the first weights of this process, float32, shape (parameters,).
 
         Raises:
-            GossipError: names what differs from the first process's gossip, on every process.
-            PeersError: another architecture, or other workers than processes.
+            GossipError: on every process; names the fields that differ from the first one's gossip.
+            PeersError: models of different sizes, or not one process per worker.
         """
         if gossip.workers != self.size:
             raise PeersError(
@@ -631,11 +637,12 @@ class Launched:
 
 
 def mean(round: int, vector: Vector) -> Vector:
-    """The mean over all processes, added up in float64 and rounded once; of NCCL where they have
-    GPUs.
+    """The mean over all processes, float32: summed in float64 and rounded once.
+
+    The sum is on GPUs if the backend is NCCL.
 
     Raises:
-        PeersError: one of the workers is gone.
+        PeersError: one of the workers is lost.
     """
     try:
         total = torch.from_numpy(vector.astype("float64"))
@@ -652,9 +659,9 @@ def mean(round: int, vector: Vector) -> Vector:
 
 
 class TeamLinks:
-    """Links that carry means and nothing else; see :class:`~forethought.holders.links.Links`.
+    """Links that only reduce to means; see :class:`~forethought.holders.links.Links`.
 
-    Who is lost is told by a mean that fails, so everybody counts as heard.
+    A lost worker shows as a mean that fails, so every neighbour always counts as heard.
     """
 
     reduce: Reduce | None = staticmethod(mean)

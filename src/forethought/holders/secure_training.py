@@ -1,7 +1,7 @@
-"""Training in memory under secure aggregation: every round's sum is opened behind real masks.
+"""Training in memory under secure aggregation, with real masks in every round.
 
-The server steps along sums of the cohort and never holds a single client's. What the clients
-release is noted in transcripts of their own, lost rounds included.
+The server steps along sums of the cohort and never has a single client's sum. Each client's
+releases are in its own transcript, lost rounds included.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from forethought.rounds.private_sum import Layout, PrivateRounds
 from forethought.training.optimizers import IterateAverage
 from forethought.values.plan import Transcript, grid, step_sizes
 
-# The state of training behind masks between two rounds, so that it goes on after an interruption.
+# The state of secure training between two rounds, from which it resumes after an interruption.
 #
-# A round that was cut off is computed again on the same weights. A client's sum that comes out the
-# same has the same noise, so nothing is released twice; another one is one more release, which the
-# list of releases shows and the transcript counts. The masks are other ones; they cancel in every
-# sum that is opened.
+# An interrupted round is computed again on the same weights. If a client's sum is the same again,
+# so is its noise, and nothing is released twice. A different sum is one more release, which the
+# list of releases shows and the transcript counts. The masks are new, and cancel in every sum that
+# the server opens.
 
 
 STATE, RELEASED = "secure-state", "secure-released"
@@ -47,13 +47,13 @@ _MOMENT = "moment/"
 
 @dataclass
 class Standing:
-    """The state that the next round begins with.
+    """The state with which the next round begins.
 
     Args:
-        weights: of the newest model. average: the reported one, where models are averaged.
-        index: rounds so far. version: models so far. moments: of the server's optimizer.
-        survivors: of every round so far. transcripts: of each client, as plain values.
-        clip_norms: of each client's next round.
+        weights: of the newest model. average: the reported model, if models are averaged.
+        index: number of rounds so far. version: number of new models so far.
+        moments: of the server's optimizer. survivors: the clients in each round's sum so far.
+        transcripts: of each client, as plain values. clip_norms: of each client's next round.
     """
 
     weights: Vector
@@ -66,7 +66,7 @@ class Standing:
     clip_norms: list[float] = field(default_factory=list)
 
     def save(self, storage: Storage) -> None:
-        """Keep it in one atomic write."""
+        """Save the state in one atomic write."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         arrays: dict[str, Any] = {
             "plain": np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8),
@@ -81,7 +81,7 @@ class Standing:
 
     @classmethod
     def load(cls, storage: Storage) -> Standing | None:
-        """The state that was kept; None: nothing."""
+        """The saved state; None: there is none."""
         content = storage.read(STATE)
         if content is None:
             return None
@@ -100,13 +100,13 @@ class Standing:
 class SecureReleases:
     """The possible releases of each client, in a list that only grows; see :class:`Standing`."""
 
-    # Client and round, 8 bytes each, and what the noise is bound to, 32 bytes.
+    # Client and round, 8 bytes each, and the 32 bytes to which the noise is bound.
     _ENTRY = 48
 
     def __init__(self, storage: Storage) -> None:
         content = storage.read(RELEASED) or b""
         whole = len(content) - len(content) % self._ENTRY
-        if whole != len(content):  # torn by a kill, before its noise was drawn
+        if whole != len(content):  # an incomplete last entry: killed before its noise was drawn
             storage.replace(RELEASED, content[:whole])
         self._storage = storage
         self._known: dict[bytes, set[bytes]] = {}
@@ -115,10 +115,10 @@ class SecureReleases:
             self._known.setdefault(entry[:16], set()).add(entry[16:])
 
     def note(self, client: int, index: int, bound: bytes) -> int:
-        """Write a release down before its noise is drawn; how many there are with this one.
+        """Note a release before its noise is drawn; returns the number of releases of this round.
 
         Args:
-            client: its place. index: of its round. bound: what its noise is bound to, 32 bytes.
+            client: its place. index: of its round. bound: 32 bytes to which its noise is bound.
         """
         place = client.to_bytes(8, "little") + index.to_bytes(8, "little")
         known = self._known.setdefault(place, set())
@@ -132,11 +132,11 @@ _PLAIN = ("index", "version", "survivors", "transcripts", "clip_norms")
 
 
 class ReportedAverage:
-    """See :class:`forethought.federated.server.Average`.
+    """The average of a federation's models; see :class:`forethought.federated.server.Average`.
 
     Args:
-        federation: says which average. layout: of the model, tensor by tensor.
-        weights: the first model.
+        federation: sets the kind of average. layout: of the model's tensors in a vector.
+        weights: the first model, float32, shape (parameters,).
     """
 
     def __init__(self, federation: Federation, layout: Layout, weights: Vector) -> None:
@@ -150,7 +150,7 @@ class ReportedAverage:
         return None if federation.averaging.kind == "none" else cls(federation, layout, weights)
 
     def update(self, version: int, weights: Vector) -> None:
-        """Take in the model of a version."""
+        """Include the model of a version in the average."""
         self._newest.copy_(torch.from_numpy(np.array(weights)))
         self._average.update(version)
 
@@ -161,7 +161,7 @@ class ReportedAverage:
         return torch.cat(parts).numpy().astype(np.float32)
 
     def restore(self, weights: Vector) -> None:
-        """Go on from this average."""
+        """Continue from this average."""
         flat = torch.from_numpy(np.array(weights, dtype=np.float32))
         start = 0
         for part in self._average.values.values():
@@ -170,18 +170,18 @@ class ReportedAverage:
             start = end
 
 
-# (round, sender, message) → whether it gets lost, with its sender gone for the rest of the round.
+# (round, sender, message) → True if it is lost; its sender then misses the rest of the round.
 Lost = Callable[[int, int, Any], bool]
 
 
 @dataclass(frozen=True)
 class SecurelyTrained:
-    """The outcome of training behind masks.
+    """The outcome of secure training.
 
     Args:
         weights: of the reported model, float32, shape (parameters,).
-        transcripts: what each client released.
-        survivors: of every round, who is in its sum; empty where the round was lost.
+        transcripts: the releases of each client.
+        survivors: the clients in each round's sum; empty for a lost round.
     """
 
     weights: Vector
@@ -199,19 +199,19 @@ def train_securely(  # noqa: PLR0915
     progress: Callable[[int, int], None] | None = None,
     storage: Storage | None = None,
 ) -> SecurelyTrained:
-    """Train a federation whose server sees sums only; the model carries the reported weights.
+    """Train a federation whose server sees only sums; ``shared`` then has the reported weights.
 
     Args:
-        shared: the model. holders: what each client brings; their plans are the federation's.
+        shared: the model. holders: of all clients, with the federation's plans.
         federation: with ``secure``, see :func:`~.secure_aggregation.shared_noise.secured`.
-        lost: which messages do not arrive.
+        lost: True for messages that do not arrive.
         entropy: n → n secret bytes, for keys and masks.
-        progress: called with rounds so far and all of them.
-        storage: keeps where it stands after every round, and goes on from there.
+        progress: called with the number of rounds so far and in all.
+        storage: the state is saved in it after every round, and training resumes from there.
 
     Raises:
-        FederationError: no secure aggregation, or holders of other plans.
-        SecureAggregationError: settings that do not go with the federation.
+        FederationError: no secure aggregation, or holders with other plans.
+        SecureAggregationError: the settings do not fit the federation.
     """
     if federation.secure is None:
         raise FederationError("this federation has no secure aggregation: see secured()")
@@ -266,7 +266,7 @@ def train_securely(  # noqa: PLR0915
                 entropy=entropy,
             )
         except SecureAggregationError:
-            pass  # the model stays; what was released is in the transcripts
+            pass  # a lost round: the model does not change; the transcripts have its releases
         else:
             mean = opened / sum(divisors[client] for client in who)
             change = -step_size(now.version) * mean
@@ -289,8 +289,10 @@ def train_securely(  # noqa: PLR0915
 
 
 def _continued(storage: Storage, rounds: Sequence[PrivateRounds]) -> Standing | None:
-    """The state that was kept; the clients' rounds are brought there, and note their releases
-    from now."""
+    """The saved state, which the clients' rounds take over; they note their releases from now on.
+
+    None: there is none.
+    """
     releases = SecureReleases(storage)
     for client, one in enumerate(rounds):
         one.note = partial(releases.note, client)

@@ -1,4 +1,4 @@
-"""A federation's server as a process: its folder, its journal, its signals, what it shows."""
+"""A federation's server as a process: its folder, its journal, its signals, its status page."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from forethought.holders.driving import LastHeard, Out, ServerDriver, shown, sto
 from forethought.holders.grpc import LINGER, FederationServer
 from forethought.training.folder import locked
 
-# What a server shows of itself: where the run is, who is there, what was refused. Nothing private.
-#
-# As a value, as JSON, and as a page on 127.0.0.1.
+# The status that a server shows: progress of the run, connected clients, refused frames. It
+# contains nothing private, and is a value, JSON, and a page on 127.0.0.1.
 
 
 @dataclass(frozen=True)
 class ClientStatus:
-    """One client.
+    """The status of one client.
 
     Args:
-        updates: applied. of: most that it sends. heard: seconds since its last frame; None: never.
-        absent: the server goes on without it.
+        updates: number applied. of: most that it sends. heard: seconds since its last frame; None:
+            it sent none. absent: True if the server goes on without it.
     """
 
     name: str
@@ -47,11 +46,11 @@ class ClientStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """A server at one moment.
+    """The status of a server at one moment.
 
     Args:
-        run: first digits of the run id. version: of the newest model; of ``rounds``.
-        seconds: since this process started. alarms: code → how many. last: the newest alarms.
+        run: the first 12 digits of the run id. version: of the newest model, out of ``rounds``.
+        seconds: since this process started. alarms: code → number. last: the newest 10 alarms.
     """
 
     run: str
@@ -65,12 +64,12 @@ class Status:
     last: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The status as values for JSON."""
         return asdict(self)
 
 
 def page(status: Status) -> str:
-    """The status as a page that reloads itself; it needs nothing from elsewhere."""
+    """The status as a self-contained HTML page that reloads itself every 2 s."""
     rows = "".join(
         f"<tr><td>{html.escape(one.name)}</td><td>{_state(one)}</td>"
         f"<td>{one.updates} of {one.of}</td><td>{_ago(one.heard)}</td></tr>"
@@ -101,10 +100,10 @@ def _ago(seconds: float | None) -> str:
 
 
 class StatusPage:
-    """A page for the operator, on 127.0.0.1 only; it can be read and nothing else.
+    """A read-only page for the operator, on 127.0.0.1 only.
 
     Args:
-        look: gives the status of now.
+        look: gives the present status.
     """
 
     def __init__(self, look: Callable[[], Status]) -> None:
@@ -112,7 +111,7 @@ class StatusPage:
         self._server: asyncio.Server | None = None
 
     async def start(self, port: int) -> int:
-        """Serve; 0 takes any free port. Returns the port.
+        """Serve on a port (0: any free one), and return the port.
 
         Raises:
             OSError: the port is taken.
@@ -121,7 +120,7 @@ class StatusPage:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         if self._server is not None:
             self._server.close()
 
@@ -145,7 +144,7 @@ class StatusPage:
     def _content(self, head: str) -> tuple[str, str, bytes]:
         request, *fields = head.split("\r\n")
         values = dict(field.lower().split(": ", 1) for field in fields if ": " in field)
-        # A page elsewhere whose name was pointed at 127.0.0.1 must not read this one.
+        # Against DNS rebinding: a web page whose host name resolves to 127.0.0.1 must not read it.
         if values.get("host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost"):
             return "403 Forbidden", "text/plain", b"only as 127.0.0.1 or localhost\n"
         method, _, rest = request.partition(" ")
@@ -159,9 +158,7 @@ class StatusPage:
         return "404 Not Found", "text/plain", b"/ and /status.json are here\n"
 
 
-# A federation's server as a process: its folder, its journal, its signals, what it shows.
-
-
+# The server's process.
 START = "start.npy"
 
 
@@ -173,7 +170,7 @@ class Served:
     """The outcome of serving.
 
     Args:
-        finished: whether the last model is there; else the server was stopped and can go on.
+        finished: True if the last model exists; otherwise the server was stopped and can go on.
         weights: the reported model, float32, shape (parameters,). status: the last one.
     """
 
@@ -192,19 +189,21 @@ def serve(
     *,
     average: Callable[[Vector], Average | None] = lambda start: None,
 ) -> Served:
-    """Serve a federation for as long as ``carry`` does: to the end, or until it is stopped.
+    """Serve a federation while ``carry`` runs: to the end, or until it is stopped.
 
     Args:
-        weights: the first model; once the folder has one, that one is taken.
-        folder: of the journal; a folder with one goes on where it was.
-        carry: takes frames to the clients and back, given the machine and how to make its driver;
-            see :func:`over_grpc`. Returns the last status.
-        average: of the models, made from the first one.
+        federation: the agreement. roster: of its members. keys: the server's own.
+        weights: the first model, float32, shape (parameters,); if the folder has one, it is used
+            instead.
+        folder: of the journal; a run with a journal there is continued.
+        carry: carries frames to the clients and back, given the machine and the function that makes
+            its driver; see :func:`over_grpc`. Returns the last status.
+        average: makes the average of the models from the first one.
 
     Raises:
         FederationError: roster or keys of another federation. JournalError, LogError: the journal
-            is another run's, or damaged. RunFolderBusyError: somebody serves there. OSError: no
-            such address, or a write that failed.
+            belongs to another run, or is damaged. RunFolderBusyError: another process serves there.
+            OSError: the address cannot be used, or a write failed.
     """
     require_roster(federation, roster)
     require_member(keys, roster, SERVER)
@@ -237,12 +236,12 @@ def over_grpc(
     look: Callable[[Status], None] | None = None,
     linger: float = LINGER,
 ) -> CarryServer:
-    """Over connections that clients open, until the run is finished, or SIGINT or SIGTERM.
+    """A carrier over gRPC connections from clients, until the run is finished, SIGINT or SIGTERM.
 
     Args:
-        address: host:port to listen on.
+        roster: of the members. keys: the server's own. address: host:port to listen on.
         page: port of the status page on 127.0.0.1; 0: any free one; None: no page.
-        began: called with the port and the page's. look: called with the status now and then.
+        began: called with the port and the page's port. look: called with the status every 0.25 s.
         linger: seconds that clients have to fetch the last model.
     """
 
@@ -295,7 +294,7 @@ def status_of(
     return Status(
         federation.run_id.hex()[:12],
         federation.rule,
-        min(machine.version, federation.rounds),  # the asynchronous last model is one more
+        min(machine.version, federation.rounds),  # an asynchronous run's last version is one higher
         federation.rounds,
         machine.finished,
         seconds,
@@ -306,10 +305,10 @@ def status_of(
 
 
 def require_member(keys: Keys, roster: Roster, place: int) -> None:
-    """Refuse keys that are not those of a place in the roster.
+    """Refuse keys that are not those of this place in the roster.
 
     Raises:
-        FederationError: they belong to somebody else.
+        FederationError: they belong to another member, or were made anew.
     """
     if keys.identity != roster.identity(place):
         raise FederationError(

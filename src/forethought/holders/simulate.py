@@ -1,8 +1,8 @@
 """Simulate several holders on one computer, with real training: from shares to statements.
 
-Virtual time costs microseconds an event, training everything else. So a simulation that was
-interrupted begins anew and reads the updates that were computed before from its record, in which a
-crash can have torn the last one only.
+An event in virtual time costs microseconds; training takes nearly all of the time. So a simulation
+that was interrupted begins anew, and reads the updates that it had computed from its record. A
+crash can damage only the last entry of that record.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from forethought.values.serialisation import Stored, plain
 SUMMARY, START = "simulation.json", "start.npy"
 # The record of updates, and of a simulation whose cohorts' sums are fused.
 RECORD, FUSED = "updates", "fused-updates"
-# Points of a curve of accuracies.
+# Approximate number of points of an accuracy curve.
 POINTS = 40
 
 
@@ -67,13 +67,14 @@ Held = TypeVar("Held")
 
 @dataclass
 class Simulation:
-    """Holders that are ready to compute, and what they released so far.
+    """Holders that are ready to compute, and the state of their releases so far.
 
     Attributes:
+        topology: of the federation or the gossip.
         shared: the model of all. loss: one value per example. test: held-out records.
-        folder: what is kept; None: nothing. holders: one for each share.
+        folder: where results are kept; None: nothing is kept. holders: one for each share.
         start: the weights that all begin with. secrets: of all holders.
-        workers: processes that compute; 0: this one. engine: of these.
+        workers: processes that compute; 0: this one. engine: starts these processes.
         progress: see :func:`simulate`.
     """
 
@@ -93,7 +94,7 @@ class Simulation:
     _count: int = 0
 
     def trainers(self) -> simulator.Trainers:
-        """Computes updates, recorded where a folder is kept; on one thread from now on."""
+        """Make the trainers, with a record if there is a folder; torch then uses one thread."""
 
         def make(states: dict[int, bytes]) -> simulator.Trainers:
             brought = self.shared, self.holders, self.topology.local_rounds
@@ -109,10 +110,11 @@ class Simulation:
     def recorded(
         self, make: Callable[[dict[int, bytes]], simulator.Trainers], name: str = RECORD
     ) -> simulator.Trainers:
-        """Trainers with a record where a folder is kept; on one thread from now on.
+        """Give trainers a record if there is a folder; torch then uses one thread.
 
         Args:
-            make: makes them, given the states that holders go on from. name: of the record.
+            make: makes the trainers, given the states from which holders continue.
+            name: of the record.
         """
         made = make({}) if self.folder is None else Recorded(self.folder, make, name)
         self._held.callback(torch.set_num_threads, torch.get_num_threads())
@@ -120,11 +122,11 @@ class Simulation:
         return made
 
     def until_the_end(self, held: contextlib.AbstractContextManager[Held]) -> Held:
-        """Enter a context that ends with the simulation."""
+        """Enter a context that is left when the simulation ends."""
         return self._held.enter_context(held)
 
     def committed(self, holder: int, release: ClientRelease) -> None:
-        """Take a release down, and tell ``progress``."""
+        """Note a holder's release, and call ``progress``."""
         self._states[holder] = release.state
         self._count += 1
         if self.progress is not None:
@@ -132,7 +134,7 @@ class Simulation:
             self.progress(min(self._count, most), most)
 
     def accuracy(self, weights: Vector) -> float | None:
-        """On the held-out records; None without any."""
+        """The accuracy on the held-out records; None without such records."""
         if self.test is None:
             return None
         parts = self.shared.layout.views(torch.from_numpy(np.array(weights)))
@@ -145,20 +147,20 @@ class Simulation:
 
     @property
     def randomness(self) -> Randomness:
-        """The randomness of it that is seeded."""
+        """The randomness of this simulation: which of it is seeded."""
         return Randomness(
             seeded_sampling=self.secrets.seeded_sampling, seeded_noise=self.secrets.seeded_noise
         )
 
     def statement(self, holder: int, transcript: Transcript) -> Statement | None:
-        """The statement of a holder's releases; None: there is none."""
+        """The statement of a holder's releases; None if it released nothing."""
         if not len(transcript):
             return None
         looked = () if self.test is None else (NOT_COVERED_TEST,)
         return self.topology.statement(holder, transcript, self.randomness, looked)
 
     def finish(self, run: SimulatedRun) -> None:
-        """Keep the results; nothing where no folder is kept."""
+        """Write the results to the folder, if there is one, and remove what resuming needed."""
         folder, topology = self.folder, self.topology
         if folder is None:
             return
@@ -180,7 +182,7 @@ class Simulation:
             (folder / name).unlink(missing_ok=True)
 
 
-# Where a simulation of several holders begins: anew, or in the folder of an interrupted one.
+# The beginning of a simulation: new, or resumed from the folder of an interrupted one.
 
 
 _Agreed = TypeVar("_Agreed", bound=Stored)
@@ -189,15 +191,15 @@ _Agreed = TypeVar("_Agreed", bound=Stored)
 def keys_and_start(
     folder: Path | None, resume: bool, agreed: _Agreed, name: str, weights: Vector, seeds: Seeds
 ) -> tuple[Secrets, Vector]:
-    """Secrets and first weights: new ones, or those of the simulation that goes on.
+    """Secrets and first weights: new ones, or those of the resumed simulation.
 
     Args:
-        folder: of the simulation; None: nothing is kept. agreed: what all agree on.
-        name: of its file. weights: the first ones of a new simulation.
+        folder: of the simulation; None: nothing is kept. agreed: the federation or the gossip.
+        name: file name of ``agreed``. weights: the first ones of a new simulation.
 
     Raises:
-        ValueError: nowhere to go on. RunFolderExistsError: the folder holds a simulation.
-        CheckpointError: nothing to go on with, or something else was agreed on.
+        ValueError: ``resume`` without a folder. RunFolderExistsError: the folder has a simulation.
+        CheckpointError: nothing to resume, or the folder has another federation or gossip.
     """
     if folder is None:
         if resume:
@@ -223,13 +225,7 @@ def keys_and_start(
     return keys.secrets, weights
 
 
-# A simulation that can be interrupted: what was computed is kept, and not computed again.
-#
-# Virtual time costs microseconds an event, training everything else. So a continued simulation
-# begins anew and reads the updates that were computed before from its record, in which a crash can
-# have torn the last one only.
-
-
+# The record of updates, from which an interrupted simulation is resumed.
 _LENGTH = struct.Struct("<Q")
 
 
@@ -245,12 +241,12 @@ class _KeptUpdate:
 
 
 class Recorded:
-    """See :class:`forethought.holders.simulator.Trainers`.
+    """Trainers that record each update; see :class:`forethought.holders.simulator.Trainers`.
 
     Args:
         folder: of the simulation's record.
-        make: makes the trainers, given the states that clients go on from.
-        name: of the record. Another one in the folder is of another kind of simulation.
+        make: makes the trainers, given the states from which clients continue.
+        name: of the record. A record of another name belongs to another kind of simulation.
 
     Raises:
         CheckpointError: the folder holds a record of another name.
@@ -282,17 +278,17 @@ class Recorded:
 
     @property
     def known(self) -> int:
-        """Updates in the record."""
+        """The number of recorded updates that were not requested yet."""
         return len(self._known)
 
     def begin(self, work: simulator.Work) -> None:
-        """Look the work up, or have it done."""
+        """Begin the work, unless its result is in the record."""
         self._works[work.client] = work
         if (work.client, work.round) not in self._known:
             self.trainers.begin(work)
 
     def result(self, client: int) -> simulator.Result:
-        """The outcome, recorded."""
+        """The outcome of a client's work: from the record, or computed and then recorded."""
         work = self._works.pop(client)
         known = self._known.pop((client, work.round), None)
         if known is not None:
@@ -302,8 +298,8 @@ class Recorded:
         if (client, work.round) in self._kept:
             self._kept.discard((client, work.round))
             return done
-        # Everything that was computed with it is one record: a simulation that goes on computes
-        # all of it again or none, in the same company, and so to the same bits.
+        # All results that were computed together are one record. A resumed simulation computes all
+        # of them again or none, so it computes them together again, and to the same bits.
         others = self.trainers.done()
         along = [self._works[one] for one in sorted(others)]
         new = [other for other in along if (other.client, other.round) not in self._kept]
@@ -314,7 +310,7 @@ class Recorded:
         return done
 
     def done(self) -> dict[int, simulator.Result]:
-        """Nothing that is not in the record."""
+        """No outcomes: each is in the record."""
         return {}
 
 
@@ -345,15 +341,15 @@ class SimulatedRun:
     """A finished simulation of a federation or a gossip.
 
     Args:
-        agreed: the federation or the gossip. simulated: what the machines came to.
+        agreed: the federation or the gossip. simulated: the outcome of the machines.
         statements: of each client against the server, or of each worker against its neighbours;
             None: it released nothing.
         accuracies: (virtual second, accuracy on the test records) of a federation's models;
-            (virtual second, updates, accuracy) of the average of a gossip's.
+            (virtual second, updates, accuracy) of the average of a gossip's models.
         accuracy: of the reported model; None without test records.
-        transcripts: what each holder released.
+        transcripts: the releases of each holder.
         each: accuracy of every worker's own model.
-        fused: one private sum stood for each cohort: there is no statement of any client.
+        fused: True if one private sum replaced each cohort's: no client has a statement.
     """
 
     agreed: Any
@@ -378,7 +374,7 @@ class SimulatedRun:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """The outcome, JSON-ready: virtual seconds, and what each holder spent."""
+        """The outcome as values for JSON: virtual seconds, and each holder's ε spent."""
         done = self.simulated
         star = isinstance(self.agreed, Federation)
         found: dict[str, Any] = {"fused": LAW} if self.fused else {}
@@ -440,33 +436,34 @@ def simulate(
     fused: bool = False,
     progress: Progress | None = None,
 ) -> SimulatedRun:
-    """Train a federation or a gossip in virtual time; the model carries the reported weights then.
+    """Train a federation or a gossip in virtual time; ``model`` then has the reported weights.
 
     The result depends neither on ``workers`` nor on interruptions. Gradients are computed on one
-    thread, so that no rounding depends on their number.
+    thread, so that no rounding depends on the number of threads.
 
     Args:
         model: of all holders, with the weights that they begin with.
         shares: each holder's records, in the forms of ``ft.train``.
-        federation: what they agree on, a federation or a gossip; a plan for each share.
-        times: how long everything takes, in virtual seconds; of a gossip
-            :class:`~forethought.holders.simulator.GraphTimes` say more.
+        federation: the federation or gossip that they agree on; it has a plan for each share.
+        times: the durations, in virtual seconds; for a gossip,
+            :class:`~forethought.holders.simulator.GraphTimes` has more.
         loss: one value per example. test: held-out records.
         seeds: of all holders; a seeded simulation is not private, and its statements say so.
-        out: folder that keeps what is needed to go on after an interruption, and the results.
-        resume: go on in ``out``. workers: processes that compute; 0: this one.
-        engine: of these: "processes", "ray", or "ray:ADDRESS" of a cluster that runs.
-        micro_batch: examples whose gradients are held at once.
-        fused: one private sum a cohort, whose noise has the variance of all its clients' noises
-            together: exactly the law of the global models, at nearly the cost of one machine. No
-            client's own noise is drawn, so there is no statement of any client.
-        progress: called with updates so far and the most there can be.
+        out: folder for the results, and for what is needed to resume after an interruption.
+        resume: continue the simulation in ``out``. workers: processes that compute; 0: this one.
+        engine: of these processes: "processes", "ray", or "ray:ADDRESS" of a running cluster.
+        micro_batch: number of examples whose gradients are in memory at once.
+        fused: draw one private sum per cohort, whose noise has the summed variance of its clients'
+            noises. The global models have exactly the same law, at nearly the cost of one machine.
+            No client's own noise is drawn, so no client has a statement.
+        progress: called with the number of updates so far and the largest possible number.
 
     Raises:
-        FederationError, GossipError, ValueError: shares that do not fit their plans, or a model
-            that cannot be; ``fused`` where global models would have another law.
-        RunFolderExistsError: ``out`` is not empty. CheckpointError: nothing to resume, or something
-            else was agreed on. SimulationError: it waits for something that never comes.
+        FederationError, GossipError, ValueError: the shares do not fit their plans, the model
+            cannot be trained, or ``fused`` would change the law of the global models.
+        RunFolderExistsError: ``out`` has a simulation. CheckpointError: nothing to resume, or
+            ``out`` has another federation or gossip. SimulationError: no event is left before the
+            end.
     """
     topology = topology_of(federation)
     count = len(topology.names)
@@ -522,10 +519,10 @@ def simulate(
 
 
 def synchronous_seconds(agreed: Federation | Gossip, times: simulator.Times) -> float:
-    """Virtual seconds that synchronous rounds of the same number take, everybody waiting for all.
+    """Virtual seconds of as many synchronous rounds, in which every holder waits for all others.
 
-    Nothing is trained: only the machines run. Every holder computes as long as ``times`` say; of a
-    gossip it is SYNC, without outages.
+    Nothing is trained: only the machines run, and every holder computes for as long as ``times``
+    says. For a gossip the rounds are those of SYNC, without outages.
     """
     if isinstance(agreed, Gossip):
         alone = simulator.Times(
@@ -544,7 +541,7 @@ def synchronous_seconds(agreed: Federation | Gossip, times: simulator.Times) -> 
 
 
 class _Accuracies:
-    """Notes the accuracy of some forty models, as they come."""
+    """Notes the accuracy of about :data:`POINTS` of the models."""
 
     def __init__(self, running: Simulation, last: int) -> None:
         self.found: list[tuple[Any, ...]] = []
@@ -552,12 +549,12 @@ class _Accuracies:
         self._running = running
 
     def of_version(self, version: int, seconds: float, weights: Vector) -> None:
-        """A federation has a new model."""
+        """Note the accuracy of a federation's new model, if it is due."""
         if version % self.every == 0:
             self._note(weights, seconds)
 
     def of_workers(self, count: int, seconds: float, workers: list[Machine]) -> None:
-        """A gossip has come to a count of updates."""
+        """Note the accuracy of the workers' average at a count of updates."""
         self._note(simulator.average(workers), seconds, count)
 
     def _note(self, weights: Vector, *at: float) -> None:
@@ -618,7 +615,7 @@ def _run(
 def _fused(
     federation: Federation, running: Simulation, times: simulator.Times, accuracies: _Accuracies
 ) -> simulator.SimulatedStar:
-    """Rounds of one private sum each; their times are those of the machines without training."""
+    """Train with one private sum per round; the times are those of machines without training."""
     asked = cohorts(federation)
     timed = simulated_times(federation, times, asked)
 
@@ -645,7 +642,7 @@ def _fused(
 
 
 def _securely(federation: Federation, running: Simulation, times: simulator.Times) -> SimulatedRun:
-    """Rounds behind real masks; their times are those of the machines without training."""
+    """Train with secure aggregation; the times are those of machines without training."""
     folder = running.folder
     trained = train_securely(
         running.shared,

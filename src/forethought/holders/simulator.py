@@ -1,11 +1,11 @@
-"""A federation or a gossip in virtual time, on one computer: its machines, and how long all takes.
+"""Run the machines of a federation or a gossip in virtual time on one computer, and time them.
 
-The result follows from what was agreed, first weights, trainers and times alone: not from the
-number of processes that compute, nor from how fast they are. Nothing is signed, stored or lost
-here, but for what machines that are away miss. Straggling is lognormal (as measured in data centres
-and among phones) or a constant factor; a way is a latency and a bandwidth. Numbers are drawn from
-public seeds in blocks, in the order in which they are asked for, so that a simulation that asks in
-the same order gets the same ones. No torch in here.
+The result depends only on the agreement, the first weights, the trainers and the times. It depends
+neither on the number of processes that compute nor on their speed. Nothing is signed or stored
+here, and a message is lost only if a machine is away. Straggling is lognormal (as measured in data
+centres and among phones) or a constant factor; a network is a latency and a bandwidth. Random
+numbers are drawn from public seeds, in blocks and in the order of the requests, so simulations with
+the same order of requests get the same numbers. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from forethought.values.mechanism import LocalRounds, first_round
 
 
 class Agenda:
-    """The events to come, in virtual seconds.
+    """The queue of future events, in virtual seconds.
 
     Attributes:
-        now: the time of the last thing that happened.
+        now: the time of the last event.
     """
 
     __slots__ = ("_entries", "_order", "now")
@@ -55,25 +55,25 @@ class Agenda:
         self._entries: list[tuple[float, int, int, int, Any]] = []
 
     def __len__(self) -> int:
-        """Things to come."""
+        """The number of future events."""
         return len(self._entries)
 
     @property
     def alone(self) -> bool:
-        """True if nothing else is to happen at this very time."""
+        """True if no other event has the present time."""
         return not self._entries or self._entries[0][0] > self.now
 
     def add(self, at: float, kind: int, machine: int, what: Any = None) -> None:
-        """Let something happen to a machine at a time, at once if the time has passed."""
+        """Schedule an event of a machine; one whose time has passed happens at once."""
         self._order += 1
         at = at if at > self.now else self.now
         heapq.heappush(self._entries, (at, self._order, kind, machine, what))
 
     def next(self) -> tuple[int, int, Any]:
-        """Go to the next thing: its kind, machine, and content.
+        """Go to the next event; returns its kind, machine and content.
 
         Raises:
-            IndexError: nothing is to come.
+            IndexError: there is no further event.
         """
         self.now, _, kind, machine, what = heapq.heappop(self._entries)
         return kind, machine, what
@@ -84,11 +84,14 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class Way:
-    """A network: every message takes ``latency`` seconds and its bytes over ``bandwidth``.
+    """A network: a message of b bytes takes ``latency`` + b / ``bandwidth`` seconds.
 
     Args:
-        latency: seconds. bandwidth: bytes a second; None: no limit.
-        jitter: σ of a lognormal factor with median 1 on the whole; 0: none.
+        latency: seconds. bandwidth: bytes per second; None: no limit.
+        jitter: σ of a lognormal factor with median 1 on the whole duration; 0: none.
+
+    Raises:
+        ValueError: a negative latency or jitter, or a bandwidth that is not positive.
     """
 
     latency: float = 0.0
@@ -108,7 +111,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Outage:
-    """A machine is off the network, and computes nothing, from ``begin`` to ``end`` (seconds)."""
+    """An interval, from ``begin`` to ``end`` (seconds), in which a machine is off the network.
+
+    It computes nothing in that time.
+    """
 
     machine: int
     begin: float
@@ -121,11 +127,11 @@ class Outage:
 
 
 class LogNormal:
-    """Lognormal factors with median 1.
+    """A source of lognormal factors with median 1.
 
     Args:
-        sigma: of the logarithm; 0: always 1.
-        seed: public.
+        sigma: standard deviation of the logarithm; 0: every factor is 1.
+        seed: public seed.
     """
 
     def __init__(self, sigma: float, seed: int | Sequence[int]) -> None:
@@ -143,7 +149,11 @@ class LogNormal:
 
 
 def slow_ones(machines: int, slow: int, factor: float, seconds: float = 1.0) -> tuple[float, ...]:
-    """Seconds of each machine for one unit of work, of which the last ``slow`` take longer."""
+    """Seconds per unit of work of each machine; the last ``slow`` ones take ``factor`` times more.
+
+    Raises:
+        ValueError: more slow machines than machines, or a factor that is not positive.
+    """
     machines, slow = whole("machines", machines), whole("slow", slow, least=0)
     if slow > machines:
         raise ValueError(f"{slow} of {machines} machines cannot be slow")
@@ -152,19 +162,20 @@ def slow_ones(machines: int, slow: int, factor: float, seconds: float = 1.0) -> 
 
 
 def lognormal_speeds(machines: int, sigma: float, seed: int, seconds: float = 1.0) -> list[float]:
-    """Seconds of each machine for one unit of work, lognormal over the machines with a median."""
+    """Seconds per unit of work of each machine, lognormal with median ``seconds``."""
     draw = LogNormal(sigma, [seed, 1])
     return [seconds * draw() for _ in range(whole("machines", machines))]
 
 
 @dataclass(frozen=True)
 class Hiccups:
-    """In every round one machine, drawn anew, takes longer (Xu, Zhang and Wang, Case I).
+    """One machine, drawn anew, takes longer in every round (Xu, Zhang and Wang, Case I).
 
-    A function of seed, machine and round: whoever waits for whom, the same rounds are slow.
+    The factor depends only on seed, machine and round, so the same rounds are slow under every
+    rule of waiting.
 
     Args:
-        machines: how many. factor: on the seconds of the slow one. seed: public.
+        machines: their number. factor: on the slow machine's seconds. seed: public seed.
     """
 
     machines: int
@@ -180,14 +191,13 @@ class Hiccups:
 
 @dataclass(frozen=True)
 class Trace:
-    """Factors that were measured: each machine goes through its row again and again.
+    """Measured factors: each machine goes through its row cyclically.
 
     Args:
-        rows: one of each machine, in its own time; a trace with fewer rows than machines is dealt
-            out in turns.
+        rows: one per machine, with one factor per round; machine k takes row k modulo their number.
 
     Raises:
-        ValueError: no rows, an empty one, or a factor that is not positive.
+        ValueError: no rows, an empty row, or a factor that is not positive.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -206,10 +216,10 @@ class Trace:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """A trace from a text file: a line a machine, its factors in turn; # begins a comment.
+    """Read a trace from a text file: one line per machine, one factor per round, # for comments.
 
     Raises:
-        ValueError: a line that holds something else. OSError: no such file.
+        ValueError: a line contains something else than numbers. OSError: there is no such file.
     """
     rows = []
     for number, line, words in written_rows(path):
@@ -225,12 +235,12 @@ def read_trace(path: str | Path) -> Trace:
 Factors = Callable[[int, int], float]
 
 
-# Bytes of a frame besides its vector.
+# Bytes of a frame without its vector.
 OVERHEAD = 256
 
 
 class SimulationError(RuntimeError):
-    """A simulation that cannot go on: nothing is to come, and it has not ended."""
+    """A simulation cannot go on: no event is left, and it has not ended."""
 
 
 @dataclass(frozen=True)
@@ -238,12 +248,12 @@ class Times:
     """The durations in a simulation.
 
     Args:
-        compute: each machine's seconds for one update; for the mean one, where sample sizes change.
-        way: of every message.
+        compute: each machine's seconds for one update; for a mean one if sample sizes change.
+        way: the network that every message takes.
         straggling: σ of a lognormal factor on every single computation.
-        outages: when machines are away.
-        factors: from a machine and its round to what its seconds are multiplied by; None: 1.
-        seed: of all this.
+        outages: the intervals in which machines are away.
+        factors: (machine, round) → the factor on its seconds; None: 1.
+        seed: public seed of all these random numbers.
     """
 
     compute: Sequence[float]
@@ -254,11 +264,9 @@ class Times:
     factors: Factors | None = None
 
 
-# A simulation's updates: who computes them, as it asks for them. No torch in here.
-
-
+# The trainers, which compute a simulation's updates on request.
 class HolderError(ValueError):
-    """A model, records or a loss with which a holder cannot take part."""
+    """A holder cannot take part with this model, these records or this loss."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,8 +274,8 @@ class Work:
     """One update that a client computes.
 
     Args:
-        client: who. round: place of its update in its plan. base: version of the weights.
-        model: has the weights. part, parts, sampling: see
+        client: its place. round: index of its update in its plan. base: version of the weights.
+        model: holds the weights. part, parts, sampling: see
             :class:`~forethought.exchange.events.Compute`.
     """
 
@@ -281,7 +289,7 @@ class Work:
 
     @property
     def weights(self) -> Vector:
-        """float32, shape (parameters,); not to be written to."""
+        """The weights, float32, shape (parameters,); read-only."""
         return self.model.vector
 
 
@@ -295,12 +303,12 @@ class Result:
     state: bytes
 
     def answer(self, asked: Compute, now: float) -> Computed:
-        """The event that it is to a client's machine."""
+        """The event that tells a client's machine this result."""
         about = self.vector, self.rounds, self.input_hash, self.state
         return Computed(asked.round, asked.base, *about, now)
 
     def gradient(self, round: int) -> GradientDone:
-        """The event that it is to a worker."""
+        """The event that tells a worker this result."""
         return GradientDone(round, self.vector, self.rounds, self.input_hash, self.state)
 
 
@@ -308,15 +316,15 @@ class Trainers(Protocol):
     """Computes the updates of all clients."""
 
     def begin(self, work: Work) -> None:
-        """Take work on; it may be done now, later or elsewhere, of one client in this order."""
+        """Accept work; it may be done now, later or elsewhere, in this order for each client."""
         ...
 
     def result(self, client: int) -> Result:
-        """The outcome of a client's work; waits until it is done."""
+        """Wait for a client's work and return its outcome."""
         ...
 
     def done(self) -> dict[int, Result]:
-        """The other outcomes that were computed and not asked for yet, by client."""
+        """The other outcomes that are computed and not yet requested, by client."""
         ...
 
 
@@ -324,11 +332,11 @@ Rehearsed = Callable[[Work], Vector]
 
 
 class NoTraining:
-    """No data and no noise: for times, messages and memory, and for tests of the machines.
+    """Trainers without data and noise: to measure times, messages and memory, and for tests.
 
     Args:
-        vector: from work to what is sent; default: the weights, or zeros in place of gradients.
         local_rounds: private rounds in an update.
+        vector: from work to the vector that is sent; default: the work's weights.
     """
 
     def __init__(self, local_rounds: LocalRounds = 1, vector: Rehearsed | None = None) -> None:
@@ -344,26 +352,26 @@ class NoTraining:
         return Result(vector, first_round(self._rounds, work.round + 1), b"", b"")
 
     def done(self) -> dict[int, Result]:
-        """Nothing: every update is made when it is asked for."""
+        """No outcomes: every update is computed on request."""
         return {}
 
 
 def no_gradients(parameters: int) -> Rehearsed:
-    """Zeros, the same array every time."""
+    """A function that returns zeros, always the same array, as a gradient."""
     zeros = np.zeros(parameters, dtype=np.float32)
     return lambda work: zeros
 
 
-# Drives the machines of a federation or of a gossip through virtual time, on one computer.
+# The simulators: they drive the machines of a federation or of a gossip through virtual time.
 
 
-# What happens. None of those up to _WAKE reaches a client that is away.
+# Kinds of events. Those up to _WAKE do not reach a client that is away.
 _TO_SERVER, _MESSAGE, _COMPUTED, _WAKE, _WAKE_SERVER, _BACK, _GONE = range(7)
 _MIX, _REDUCED, _DEADLINE = range(7, 10)
-# Exchanges without a single update, after which nothing is to be expected any more.
+# After so many exchanges without an update, the simulation is taken for stuck.
 _PATIENCE = 10_000
-# Of a median computation, from one exchange to the next. What the others' noise adds to where a
-# gradient is taken falls with it: docs/gossip.md has the figures for a half, a quarter, an eighth.
+# Time between two exchanges, as a share of the median computation. A smaller share reduces the
+# noise of other workers in the point of a gradient: docs/gossip.md has the figures for 1/2 to 1/8.
 _EXCHANGE = 1 / 8
 
 Committed = Callable[[int, events.ClientRelease], None]
@@ -375,18 +383,22 @@ MACHINES: dict[Rule, Callable[[Gossip, int, Vector, LedgerState | None], Machine
 
 
 def worker(gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None) -> Machine:
-    """The worker of the gossip's rule; see :class:`~forethought.gossip.worker.OwnReleases`."""
+    """Create the gossip rule's worker; see :class:`~forethought.gossip.worker.OwnReleases`."""
     return MACHINES[gossip.rule](gossip, me, weights, ledger)
 
 
 @dataclass(frozen=True)
 class GraphTimes(Times):
-    """Times of a gossip: when exchanges begin, and when all is over, as well.
+    """The durations in a gossip: those of :class:`Times`, its exchanges' and its deadline.
 
     Args:
-        exchange: seconds from one exchange to the next, of the asynchronous rule; None: an eighth
-            of the median computation, or what a message takes, if that is more.
-        deadline: virtual second at which everybody stops; None: by the count alone.
+        exchange: seconds from one exchange to the next, under the asynchronous rule; None: an
+            eighth of the median computation, or the duration of a message if that is longer.
+        deadline: virtual second at which all workers stop; None: only the count of updates stops
+            them.
+
+    Raises:
+        ValueError: a value that is not positive.
     """
 
     exchange: float | None = None
@@ -403,11 +415,11 @@ class Simulated:
     """The outcome of a simulation.
 
     Args:
-        weights: the model that is reported; of a gossip the average of all workers' models.
-        seconds: virtual, until the last model was there, or the last worker had ended.
-        updates: of every holder, int64, shape (holders,). rounds: private rounds of every holder.
-        busy: seconds that each holder computed. messages, sent_bytes: in all.
-        alarms: (code, text), of a gossip (worker, code, text).
+        weights: the reported model; of a gossip the average of all workers' models.
+        seconds: virtual seconds until the last model existed, or the last worker had ended.
+        updates: of every holder, int64, shape (holders,). rounds: private rounds, likewise.
+        busy: seconds that each holder computed. messages, sent_bytes: totals.
+        alarms: (code, text); of a gossip (worker, code, text).
         timeline: (holder, begin, end) of every computation, if kept.
     """
 
@@ -427,7 +439,7 @@ class SimulatedStar(Simulated):
     """The outcome of a federation's simulation.
 
     Args:
-        version: how many models there were. applied: of the updates, those that the server applied.
+        version: number of models. applied: number of each client's updates that the server applied.
         versions: virtual second of every model.
     """
 
@@ -441,7 +453,7 @@ class SimulatedGraph(Simulated):
     """The outcome of a gossip's simulation.
 
     Args:
-        models: each worker's own. reasons: why each ended. exchanges: steps.
+        models: of each worker. reasons: why each ended. exchanges: number of steps.
     """
 
     models: tuple[Vector, ...]
@@ -456,7 +468,7 @@ class SimulatedGraph(Simulated):
 
 
 class _Simulator:
-    """Virtual time, outages, durations and counts: the common part of both simulations."""
+    """The common part of both simulators: virtual time, outages, durations and counts."""
 
     def __init__(
         self,
@@ -477,14 +489,14 @@ class _Simulator:
         self._waits_for_time = bool(times.way.latency or times.way.bandwidth or times.way.jitter)
         self._rounds = np.zeros(count, dtype=np.int64)
         self._busy = np.zeros(count)
-        # When a client is through with the parts of an update that it was asked for.
+        # When each client has finished the parts of an update that were requested so far.
         self._through: dict[int, float] = {}
         self._timeline: list[tuple[int, float, float]] | None = [] if timeline else None
         self._alarms: list[tuple[Any, ...]] = []
         self._away: set[int] = set()
         self._done = False
         self._messages = self._bytes = 0
-        # Heartbeats, or exchanges, since anything else happened; after so many nothing will.
+        # Heartbeats, or exchanges, since any other event; after _patience of them nothing follows.
         self._idle, self._patience = 0, _PATIENCE
 
     def _to_the_end(self) -> None:
@@ -509,13 +521,13 @@ class _Simulator:
         raise NotImplementedError
 
     def _returns(self, machine: int, at: float) -> float:
-        """The end of the outage in which a machine is at a time; the time itself: there is none."""
+        """The end of the machine's outage at a time; the time itself if there is none."""
         outages = self.times.outages
         ends = [o.end for o in outages if o.machine == machine and o.begin <= at < o.end]
         return max(ends, default=at)
 
     def _goes_on(self, machine: int, what: object) -> None:
-        """A computation of somebody who is away goes on where it stopped."""
+        """Postpone the end of a computation to the return of a machine that is away."""
         back = self._returns(machine, self._agenda.now)
         if math.isfinite(back):
             self._agenda.add(back, _COMPUTED, machine, what)
@@ -524,7 +536,8 @@ class _Simulator:
         """Begin a computation.
 
         Args:
-            size: its records over those of a mean one. wait: before it, in its own durations.
+            size: its number of records relative to a mean update's.
+            wait: before it begins, as a multiple of its duration.
         """
         times, holder = self.times, work.client
         seconds = times.compute[holder] * self._factor()
@@ -568,12 +581,12 @@ class StarSimulator(_Simulator):
     """One simulation of a federation.
 
     Args:
-        federation: what was agreed. weights: the first model, float32, shape (parameters,).
-        trainers: compute the updates. times: how long everything takes.
-        average: of the models, where the federation averages them.
+        federation: the agreement. weights: the first model, float32, shape (parameters,).
+        trainers: compute the updates. times: the durations.
+        average: of the models, if the federation averages them.
         committed: called with client and release for every release, before it is sent.
         versions: called with version, virtual second and weights for every new model.
-        timeline: whether to keep every computation's times.
+        timeline: True keeps the times of every computation.
 
     Raises:
         ValueError: times for another number of clients.
@@ -600,15 +613,15 @@ class StarSimulator(_Simulator):
         self._versions = versions
         self._varies = [len(plan.mechanism.rounds) > 1 for plan in federation.plans]
         self._models: list[float] = []
-        # Without outages nothing is lost, so nothing need be said again.
+        # Without outages no message is lost, so none need be sent again.
         self._loses = bool(times.outages)
         self._patience = 1000 + 100 * members
 
     def run(self) -> SimulatedStar:
-        """To the last model.
+        """Run until the last model.
 
         Raises:
-            SimulationError: the federation waits for something that never comes.
+            SimulationError: no event is left before the end, or virtual time is not finite.
         """
         self._to_the_end()
         if not math.isfinite(self._agenda.now):
@@ -634,7 +647,7 @@ class StarSimulator(_Simulator):
         )
 
     def _happens(self, kind: int, machine: int, what: Any) -> None:
-        # The commonest first: a million clients go through here thousands of times.
+        # The most frequent kinds come first: a million clients pass here thousands of times.
         now = self._agenda.now
         if machine in self._away and kind <= _WAKE:
             if kind == _COMPUTED:
@@ -712,13 +725,13 @@ class GraphSimulator(_Simulator):
     """One simulation of a gossip.
 
     Args:
-        gossip: what was agreed. weights: the first ones of all, float32, shape (parameters,).
-        trainers: compute the noised means. times: how long everything takes; :class:`GraphTimes`
-            say when exchanges begin and when all stop, too.
+        gossip: the agreement. weights: every worker's first weights, float32, shape (parameters,).
+        trainers: compute the noised means. times: the durations; :class:`GraphTimes` also has
+            those of exchanges and the deadline.
         committed: called with worker and release for every release.
         looked: called with the global count, virtual second and workers, after every ``every``
             updates.
-        every: see there. timeline: whether to keep every computation's times.
+        every: see ``looked``. timeline: True keeps the times of every computation.
 
     Raises:
         ValueError: times for another number of workers.
@@ -756,10 +769,10 @@ class GraphSimulator(_Simulator):
         self._updates = self._step = 0
 
     def run(self) -> SimulatedGraph:
-        """To the end of the last worker.
+        """Run until the last worker has ended.
 
         Raises:
-            SimulationError: they wait for something that never comes.
+            SimulationError: no event is left before the end.
         """
         self._to_the_end()
         return SimulatedGraph(
@@ -786,7 +799,7 @@ class GraphSimulator(_Simulator):
         )
 
     def _happens(self, kind: int, machine: int, what: Any) -> None:
-        # The commonest first: ten thousand workers go through here hundreds of times.
+        # The most frequent kinds come first: ten thousand workers pass here hundreds of times.
         if kind == _MIX:
             self._mix()
         elif kind == _MESSAGE:
@@ -810,12 +823,12 @@ class GraphSimulator(_Simulator):
                 self._act(k, one.handle(on.Stop()))
 
     def _look_for_the_end(self) -> None:
-        """Everybody has ended, but for those who are away for ever."""
+        """Note whether all workers have ended, except those that are away for ever."""
         ended = self._reasons.keys() | (self._gone & self._away)
         self._done = len(ended) == len(self.machines)
 
     def _tell(self, machine: int, event: on.Event) -> None:
-        """Neighbours notice; a returning worker is told who else is away."""
+        """Tell a worker's neighbours an event; a returning worker learns which of them are away."""
         back = isinstance(event, on.PeerBack)
         for other in self.gossip.mixing.graph.neighbours(machine):
             if other not in self._away:
@@ -835,17 +848,17 @@ class GraphSimulator(_Simulator):
         self._agenda.add(self._agenda.now + self.exchange, _MIX, 0)
 
     def _meet(self, step: int) -> set[int]:
-        """The workers that were done with an exchange at once, where events would come to the very
-        same.
+        """Exchange directly between pairs of workers where events would give the same result.
 
-        Whoever is away has a partner that was told so, and draws its matchings without it.
+        Returns the workers that did. The partner of a worker that is away was told so, and draws
+        its matchings without it.
         """
         met: set[int] = set()
         if not self._meets or self._waits_for_time or not self._agenda.alone:
             return met
         for pair in self.gossip.mixing.matching(step):
             one, other = self.machines[pair[0]], self.machines[pair[1]]
-            # A machine that somebody listens to, or another one in its place, is handed events.
+            # A subclass or a substitute may observe its events, so it gets them.
             if (
                 type(one) is AsynchronousWorker
                 and type(other) is AsynchronousWorker
@@ -864,7 +877,7 @@ class GraphSimulator(_Simulator):
         self._act(machine, self.machines[machine].handle(found.gradient(asked.round)))
 
     def _act(self, machine: int, effects: Effects) -> None:
-        # The commonest first; what only a real driver has to act on falls through.
+        # The most frequent effects come first; those for real drivers only have no action here.
         for effect in effects:
             if isinstance(effect, on.Send):
                 self._send(machine, effect)
@@ -897,7 +910,7 @@ class GraphSimulator(_Simulator):
             total += self._reduced[k]
         mean = (total / count).astype(np.float32)
         self._reduced.clear()
-        # A ring: 2(K − 1) messages one after the other, each with a K-th of the vector.
+        # A ring allreduce: 2(K − 1) successive messages, each with 1/K of the vector.
         hops, size = 2 * (count - 1), OVERHEAD + -(-mean.nbytes // count)
         self._messages += hops * count
         self._bytes += hops * count * size
@@ -913,7 +926,7 @@ class GraphSimulator(_Simulator):
         self._bytes += size
         now, seconds = self._agenda.now, self._seconds(size)
         if not self._loses:
-            # Whoever waits for everybody needs every message: one that is away gets it when back.
+            # A worker that waits for others needs every message: it gets them after its outage.
             back = self._returns(effect.to, now + seconds)
             if not math.isfinite(back):
                 return
@@ -925,7 +938,7 @@ class GraphSimulator(_Simulator):
 
 
 def average(machines: Sequence[Machine]) -> Vector:
-    """The average of all workers' models, in float64, rounded once."""
+    """The average of all workers' models, float32: computed in float64 and rounded once."""
     total = np.zeros(len(machines[0].weights))
     for machine in machines:
         total += machine.weights
@@ -933,7 +946,7 @@ def average(machines: Sequence[Machine]) -> Vector:
 
 
 def rehearsed(federation: Federation, times: Times) -> SimulatedStar:
-    """A federation's machines in virtual time without training: seconds, messages and bytes."""
+    """Run a federation in virtual time without training, for its seconds, messages and bytes."""
     start = np.zeros(federation.parameters, dtype=np.float32)
     gradients = federation.exchanged == "gradients"
     vector = no_gradients(federation.parameters) if gradients else None
@@ -942,7 +955,7 @@ def rehearsed(federation: Federation, times: Times) -> SimulatedStar:
 
 
 def rehearsed_graph(gossip: Gossip, times: Times) -> SimulatedGraph:
-    """The same of a gossip's."""
+    """Run a gossip in virtual time without training, for its seconds, messages and bytes."""
     start = np.zeros(gossip.parameters, dtype=np.float32)
     idle = NoTraining(1, no_gradients(gossip.parameters))
     return GraphSimulator(gossip, start, idle, times).run()

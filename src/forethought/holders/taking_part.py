@@ -1,8 +1,8 @@
 """A holder as a process: its folder of ledger and secrets, its trainer, its statement.
 
-Everything that protects the holder's records is here and below: its plan and policy, its ledger,
-its secrets, its noise. What leaves is post-processing of noised sums, and each release is in the
-ledger, durably, before anything that depends on it is sent.
+This module and those that it calls hold all that protects the holder's records: its plan and
+policy, its ledger, its secrets, its noise. Only post-processing of noised sums leaves the process,
+and each release is durably in the ledger before anything that depends on it is sent.
 """
 
 from __future__ import annotations
@@ -55,25 +55,26 @@ from forethought.values.caveats import Caveat
 from forethought.values.plan import TRANSCRIPT, Paid, Payer, Plan, grid
 from forethought.values.serialisation import canonical, plain
 
-# A worker's reason to end whose ledger does not say how much it released.
+# Reason of a worker's end: its ledger was set back, so the ledger's count of releases is too low.
 SET_BACK = "ledger set back"
-# Folder of the statement against somebody who sees one final model.
+# Folder of the statement against an observer of one final model.
 OUTSIDER = "outsider"
 
 
 @dataclass(frozen=True)
 class Share:
-    """The data and options that a holder brings along.
+    """The data and options of a holder.
 
     Args:
         records: its own, exactly as many as its plan says. loss: one value per example.
-        epsilon: the most that its whole plan may spend, at delta; None: what the plan spends.
+        epsilon: the most that its whole plan may spend, at delta; None: no limit but the plan.
         delta: None: the plan's.
         seeds: of its random numbers; a seeded noise protects nothing, as its statement says.
-        micro_batch: examples whose gradients are held at once.
-        witness: folder for the count of its releases that a restored ledger is told by; not the
-            ledger's, and not in the same backup. None: only the others can tell.
-        payer: the book that the whole plan is paid from, a `forethought.Ledger`; None: nobody asks.
+        micro_batch: number of examples whose gradients are in memory at once.
+        witness: folder of a second count of its releases, which detects a ledger restored from a
+            backup; not the ledger's folder, and not in the same backup. None: only other members
+            can detect one.
+        payer: the account that pays for the whole plan, a `forethought.Ledger`; None: none pays.
     """
 
     records: Records
@@ -86,7 +87,7 @@ class Share:
     payer: Payer | None = None
 
     def require(self, agreed: Federation | Gossip, me: int) -> None:
-        """Refuse a plan that is for other records, or a worker's that spends more than is allowed.
+        """Refuse a plan for another number of records, or a worker's beyond its ``epsilon``.
 
         Raises:
             FederationError, GossipError: names both figures.
@@ -98,7 +99,7 @@ class Share:
                 f"{len(self.records)}: the guarantee depends on it"
             )
         if self.epsilon is None or isinstance(agreed, Federation):
-            return  # a client's policy says more
+            return  # a client's policy sets its limits
         found = worker_statement(agreed, me, delta=self.delta).guarantee
         if found > self.epsilon:
             raise GossipError(
@@ -113,13 +114,14 @@ class TookPart:
 
     Args:
         reason: why it ended; None: it was paused, and can go on.
-        over: whether nothing can follow; else folder and secrets are still needed.
-        updates: in the ledger. statements: of what was released, as they are in the folder with
-            what they rest on: against the server, or against the neighbours and against somebody
-            who sees one final model and nothing else; (): nothing was.
-        weights: of a client the last model that it received, None: there was none; of a worker its
-            own model. float32, shape (parameters,).
-        alarms: what an operator must see. drove: how it went, of a worker.
+        over: True if it cannot go on; otherwise folder and secrets are still needed.
+        updates: number in the ledger. statements: of the releases, as saved in the folder with
+            their evidence: against the server; or against the neighbours, and against an observer
+            of one final model only. (): nothing was released.
+        weights: float32, shape (parameters,): a worker's own model, or the last model that a client
+            received; None: it received none.
+        alarms: for the operator. drove: of a worker its
+            :class:`~forethought.holders.links.WorkerOutcome`; None of a client.
     """
 
     reason: str | None
@@ -132,12 +134,12 @@ class TookPart:
 
     @property
     def statement(self) -> Statement | None:
-        """Against the server or the neighbours; None: nothing was released."""
+        """The statement against the server or the neighbours; None: nothing was released."""
         return self.statements[0] if self.statements else None
 
     @property
     def outsider(self) -> Statement | None:
-        """A worker's, against somebody who sees one final model."""
+        """A worker's statement against an observer of one final model; None: there is none."""
         return self.statements[1] if self.statements[1:] else None
 
 
@@ -164,11 +166,11 @@ class _Part:
         files: Mapping[str, str],
         reason: str | None,
     ) -> tuple[Statement, ...]:
-        """Statements of what was released, saved; (): nothing was.
+        """Make and save the statements of the releases; (): nothing was released.
 
         Args:
-            stated: what statements are made from. policy: the most that was allowed.
-            files: what they rest on, besides. reason: why the part ended; None: it was paused.
+            stated: the topology that statements are made from. policy: the limits allowed.
+            files: further evidence. reason: why the part ended; None: it was paused.
         """
         settled, caveats = self._settled(reason)
         transcript = released(self.ledger.read().state)
@@ -194,7 +196,7 @@ class _Part:
         return tuple(found)
 
     def _settled(self, reason: str | None) -> tuple[dict[str, str], tuple[Caveat, ...]]:
-        """Settle with the book once nothing can follow; what a statement then rests on and says."""
+        """Settle with the payer if the part is over; returns a statement's evidence and caveats."""
         over = reason in self.topology.endings and reason != SET_BACK
         if self.paid is None or not over:
             return {}, ()
@@ -203,10 +205,10 @@ class _Part:
 
 
 def _reserved(share: Share, plan: Plan, folder: Path) -> contextlib.AbstractContextManager[Any]:
-    """The whole plan's reservation, of which a folder with a ledger goes on; None: nobody pays.
+    """A context with the whole plan's reservation, new or resumed; None: there is no payer.
 
     Raises:
-        ValueError: it does not fit, or the folder's part is paid from a book that was not given.
+        ValueError: the plan does not fit, or the folder has a reservation but no payer is given.
     """
     if share.payer is not None:
         group = plan.records_per_person
@@ -288,21 +290,22 @@ def take_part_as_client(
     *,
     stated: Federation | None = None,
 ) -> TookPart:
-    """Take part in a federation for as long as ``carry`` does: to the end, or until it is stopped.
+    """Take part in a federation while ``carry`` runs: to the end, or until it is stopped.
 
     Args:
+        federation: the agreement. roster: of its members. keys: the client's own.
         shared: the model. share: records and options. policy: the most that the client allows.
-        folder: of ledger and secrets; a folder with a ledger goes on where it was.
-        carry: takes frames to the server and back, given how to make the driver and how to
+        folder: of ledger and secrets; a part with a ledger there is continued.
+        carry: carries frames to the server and back, given the functions that make the driver and
             compute an update; see :func:`~forethought.holders.driving.over_streams`. Returns the
             driver.
-        stated: the federation that the statement is made from, where loading found more to say.
+        stated: the federation for the statement, if loading added to it; None: ``federation``.
 
     Raises:
         FederationError: a plan beyond the policy (before anything is connected), other records,
-            model, roster or keys, or a part that has ended. LedgerError, LogError: the ledger is
-            another run's, was set back, or is damaged.
-        RunFolderBusyError: somebody takes part there. OSError: a write that failed.
+            model, roster or keys, or a part that has ended. LedgerError, LogError: the ledger
+            belongs to another run, was set back, or is damaged.
+        RunFolderBusyError: another process uses the folder. OSError: a write failed.
     """
     require_roster(federation, roster)
     me = roster.place(keys.identity.name)
@@ -358,7 +361,7 @@ def _behind_masks(
     roster: Roster,
     trainer: ClientTrainer,
 ) -> ClientMachine:
-    """A machine whose updates leave masked, with keys that the roster's owners sign."""
+    """A machine that masks its updates, with keys that the members of the roster sign."""
     bits = SecureAggregation.from_dict(federation.secure or {}).bits
 
     def elements(number: int) -> Ring:
@@ -403,23 +406,23 @@ def take_part(
     look: Callable[[WorkerOutcome], None] | None = None,
     stated: Gossip | None = None,
 ) -> TookPart:
-    """Take part in a gossip to the end, or until ``stop`` says so.
-
-    The same folder goes on where it was.
+    """Take part in a gossip to the end, or until ``stop`` returns True.
 
     Args:
-        shared: the model, with the first weights. share: records, and the most they may be used.
-        folder: of ledger and secrets.
-        links: makes the links to the neighbours.
-        keys: own; None: made in the folder, where nobody asks for them.
-        pace, look: see :class:`~forethought.holders.links.WorkerDriver`.
-        stated: the gossip that the statement is made from, where loading found more to say.
+        gossip: the agreement. me: the worker's place in it.
+        shared: the model, with the first weights. share: records and options.
+        folder: of ledger and secrets; a part with a ledger there is continued.
+        links: makes the links to the neighbours, given the worker's keys.
+        keys: the worker's own; None: made in the folder, for links that do not check them.
+        pace: see :class:`~forethought.holders.links.WorkerDriver`.
+        stop, look: see its :meth:`~forethought.holders.links.WorkerDriver.run`.
+        stated: the gossip for the statement, if loading added to it; None: ``gossip``.
 
     Raises:
-        GossipError: another model, other first weights or records, a plan beyond what is allowed
+        GossipError: another model, other first weights or records, a plan beyond ``share``'s limit
             (before anything is connected), or a part that has ended. LedgerError, LogError: the
-            ledger is another gossip's, was set back, or is damaged. PeersError: see the driver.
-        RunFolderBusyError: somebody takes part there. OSError: a write that failed.
+            ledger belongs to another gossip, was set back, or is damaged. PeersError: see ``run``.
+        RunFolderBusyError: another process uses the folder. OSError: a write failed.
     """
     first = shared.read()
     gossip.require(shared.architecture, first)
@@ -453,10 +456,10 @@ def take_part(
 
 
 def own_keys(folder: Path, name: str) -> Keys:
-    """A member's keys in a folder, made there once."""
+    """A member's keys in a folder, made there at the first call."""
     if folder.exists():
         return Keys.load(folder)
-    # Whole or not at all: a kill while they are made must not keep the worker from beginning.
+    # Atomic: a worker that is killed while it makes its keys must be able to start again.
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     made = Keys.make(part, name)

@@ -1,4 +1,4 @@
-"""A star of clients around a server, or a graph of workers: all that differs between the two."""
+"""The differences between a star of clients around a server and a graph of workers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from forethought.values.plan import Plan, Transcript
 
 @dataclass(frozen=True)
 class _Topology:
-    """The common part; its attributes' meanings.
+    """The common part of both topologies.
 
     Attributes:
-        file: of the agreement. endings: reasons to end after which a holder has nothing to go on
-            with. local_rounds: private rounds in an update.
+        file: name of the agreement's file. endings: reasons of an end after which a holder cannot
+            go on. local_rounds: private rounds in an update.
     """
 
     file: ClassVar[str]
@@ -52,7 +52,7 @@ class StarTopology(_Topology):
 
     @property
     def most(self) -> int:
-        """Updates of all clients, at most."""
+        """The largest number of updates of all clients together."""
         return sum(self.agreed.updates(client) for client in range(len(self.agreed.members)))
 
     @property
@@ -62,7 +62,7 @@ class StarTopology(_Topology):
 
     @property
     def gradients(self) -> bool:
-        """True if noised means leave a client, in place of weights."""
+        """True if clients send noised means in place of weights."""
         return self.agreed.exchanged == "gradients"
 
     @property
@@ -76,12 +76,12 @@ class StarTopology(_Topology):
         return self.agreed.sizes is not None
 
     def made(self, client: int, transcript: Transcript) -> Plan:
-        """The plan that the statement of a client's releases is about."""
+        """The plan for the statement of a client's releases."""
         return of_clients.plan_made(self.agreed, client, transcript)
 
     @property
     def views(self) -> tuple[of_clients.View, ...]:
-        """Those against whom a client's statement is."""
+        """The adversaries of a client's statements."""
         return ("server" if self.agreed.secure is None else "secure-server",)
 
     def statement(
@@ -92,7 +92,7 @@ class StarTopology(_Topology):
         not_covered: Iterable[Caveat] = (),
         view: int = 0,
     ) -> Statement:
-        """A client's statement, against one of its views."""
+        """A client's statement against the adversary ``views[view]``."""
         made = of_clients.client_statement(
             self.agreed,
             client,
@@ -119,11 +119,11 @@ class GraphTopology(_Topology):
 
     @property
     def most(self) -> int:
-        """Updates of all workers, at most."""
+        """The largest number of updates of all workers together."""
         return self.agreed.total
 
     def made(self, worker: int, transcript: Transcript) -> Plan:
-        """The plan that the statement of a worker's releases is about."""
+        """The plan for the statement of a worker's releases."""
         return self.agreed.plan(worker)
 
     def statement(
@@ -134,7 +134,7 @@ class GraphTopology(_Topology):
         not_covered: Iterable[Caveat] = (),
         view: int = 0,
     ) -> Statement:
-        """A worker's statement, against one of its views."""
+        """A worker's statement against the adversary ``views[view]``."""
         made: dict[str, Any] = {
             "transcript": transcript,
             "randomness": randomness,
@@ -147,5 +147,5 @@ Topology = StarTopology | GraphTopology
 
 
 def topology_of(agreed: Federation | Gossip) -> Topology:
-    """The topology of what was agreed."""
+    """The topology of a federation or a gossip."""
     return StarTopology(agreed) if isinstance(agreed, Federation) else GraphTopology(agreed)

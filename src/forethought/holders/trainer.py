@@ -1,9 +1,9 @@
-"""A client's trainer: its private rounds on weights that somebody else sends.
+"""A client's trainer: its private rounds on weights that others send.
 
-**Formal guarantee.** What :meth:`ClientTrainer.compute` returns is computed from the received
-weights and from noised sums of the client's own plan, and from nothing else: the weights after
-stepping the plan's optimizer along them, or one noised mean. Each round's noise is bound to the
-weights that it was computed on and to the sum that it hides.
+**Formal guarantee.** The vector that :meth:`ClientTrainer.compute` returns is computed only from
+the received weights and from noised sums of the client's own plan: it is the weights after steps of
+the plan's optimizer along these sums, or one noised mean. Each round's noise is bound to the
+weights on which the sum was computed and to the sum that the noise hides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from forethought.values.plan import Plan, Transcript, step_sizes
 
 # Name of the JSON in a state's tensors.
 _VALUES = "values"
-# What stands in for tensors where there are none: one zero.
+# The header of a placeholder in a state without tensors: one zero.
 _NONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
@@ -44,10 +44,10 @@ class SharedModel:
     """The model of all holders, in one process: its trained weights as one vector.
 
     Args:
-        model: any module; its trainable parameters are float32. Buffers stay as they are.
+        model: any module whose trainable parameters are float32. Buffers do not change.
 
     Raises:
-        HolderError: parameters of another precision.
+        HolderError: parameters of another type than float32.
 
     Attributes:
         parameters: name → trained parameter. layout: their order in the vector.
@@ -66,7 +66,7 @@ class SharedModel:
 
     @property
     def architecture(self) -> str:
-        """Digest of names and shapes, which all members must have in common."""
+        """SHA-256 of names and shapes, in hexadecimal; it must be the same for all members."""
         rows = [[n, list(s)] for n, s in zip(self.layout.names, self.layout.shapes, strict=True)]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
@@ -77,7 +77,7 @@ class SharedModel:
         return np.ascontiguousarray(flat.cpu().numpy(), dtype=np.float32)
 
     def write(self, weights: Vector) -> None:
-        """Set the weights."""
+        """Set the weights from a float32 vector, shape (parameters,)."""
         flat = torch.from_numpy(np.array(weights)).to(self.layout.device)
         with torch.no_grad():
             for name, part in self.layout.views(flat).items():
@@ -91,9 +91,13 @@ class Holder:
     Args:
         plan: its own. records: exactly as many as its plan says. secrets: of sampling and noise.
         loss: one value per example.
-        micro_batch: examples whose gradients are held at once.
-        skips: rounds of the plan may be left out, by phases.
-        sized: sample sizes are chosen from the norms of what was released, which are kept.
+        micro_batch: number of examples whose gradients are in memory at once.
+        skips: True if rounds of the plan may be left out, by phases.
+        sized: True if sample sizes are chosen from the norms of released means; they are kept then.
+
+    Raises:
+        HolderError: another number of records than the plan's, or a plan that a holder cannot run:
+            with a preparation of the data, a gradient filter or correlated noise.
     """
 
     plan: Plan
@@ -137,13 +141,13 @@ class ClientTrainer:
         shared: the model; several trainers of a process may share it.
         holder: plan, records, secrets.
         local_rounds: private rounds in an update.
-        gradients: give noised means (of one round) in place of weights.
-        state: of an earlier trainer; b"": the beginning.
+        gradients: True gives noised means (of one round each) in place of weights.
+        state: of an earlier trainer; b"": begin anew.
 
     Attributes:
         shared, holder, local_rounds: see above.
-        transcript: what was computed, and so far as the ledger has it released.
-        noised: the last noised sum, of gradients; None before the first.
+        transcript: all computed rounds; those in the ledger count as released.
+        noised: with ``gradients``, the last noised sum; None before the first.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class ClientTrainer:
         self.shared, self.holder = shared, holder
         self.local_rounds, self._gradients = local_rounds, gradients
         self.noised: private_sum.NoisedSum | None = None
-        # Of an update in parts: its sum, the records of each part, and the models they met.
+        # For an update in parts: its sum, the records of each part, and the parts' input hashes.
         self._sum: private_sum.PrivateSum | None = None
         self._dealt: list[Indices] = []
         self._met: list[bytes] = []
@@ -181,25 +185,26 @@ class ClientTrainer:
 
     @property
     def transcript(self) -> Transcript:
-        """The releases, round by round."""
+        """The computed rounds, in order."""
         return self.private.transcript
 
     def compute(self, round: int, weights: Vector, sampling: Sampling | None = None) -> Result:
-        """The client's update number ``round`` on these weights.
+        """Compute the client's update with index ``round`` on these weights.
 
         Args:
+            weights: float32, shape (parameters,).
             sampling: of its batch; None: as planned.
 
         Raises:
-            RoundError: out of order.
+            RoundError: the update is out of order.
         """
         return compute_together([self], [round], weights, [sampling])[0]
 
     def compute_part(self, round: int, weights: Vector, part: int, parts: int) -> Result | None:
-        """One part of an update that exchanges gradients; the update with the last one.
+        """Compute one part of an update of gradients; the last part returns it, the others None.
 
         Raises:
-            RoundError: out of order.
+            RoundError: the part or the update is out of order.
         """
         self.shared.write(weights)
         with self.private:
@@ -218,7 +223,7 @@ class ClientTrainer:
         return replace(found, input_hash=blake3(b"".join(self._met)).digest())
 
     def finished(self, round: int, total: private_sum.PrivateSum, weights: Vector) -> Result:
-        """An update from its first private sum, to which everything was added."""
+        """Finish an update from its first private sum, to which all records were added."""
         shared = self.shared
         hashed, first = total.input_hash, first_round(self.local_rounds, round)
         end = first_round(self.local_rounds, round + 1)
@@ -240,8 +245,7 @@ class ClientTrainer:
         return Result(vector, end, hashed, self.state())
 
     def state(self) -> bytes:
-        """The state that a later trainer goes on from: transcript, clipping norm, the
-        optimizer's state."""
+        """The state for a later trainer: transcript, clipping norm, optimizer, norms if sized."""
         tensors, values = optimizer_state(self._descent.optimizer)
         held = {
             "transcript": self.transcript.to_values(),
@@ -266,7 +270,7 @@ class ClientTrainer:
 
 
 def _without_tensors(metadata: dict[str, str]) -> bytes:
-    """The bytes that safetensors' ``save`` makes of no tensors, without its many looks at them."""
+    """The bytes of safetensors' ``save`` for a single zero, made faster than by ``save``."""
     header = json.dumps({"__metadata__": metadata, "none": _NONE}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + bytes(4)
@@ -287,16 +291,16 @@ def compute_together(
     weights: Vector,
     samplings: Sequence[Sampling | None] | None = None,
 ) -> list[Result]:
-    """One update of several clients that share a model, on the same weights.
+    """Compute one update of each of several clients that share a model, on the same weights.
 
-    Their first rounds share the passes over all their examples; each has its own batch, noise and
-    transcript.
+    Their first rounds share passes of the model over all their examples; each client has its own
+    batch, noise and transcript.
 
     Args:
-        samplings: of their batches; None: as planned.
+        weights: float32, shape (parameters,). samplings: of their batches; None: as planned.
 
     Raises:
-        RoundError: an update out of order.
+        RoundError: an update is out of order.
     """
     lead = trainers[0]
     shared = lead.shared
@@ -324,14 +328,14 @@ def values_of(state: bytes) -> dict[str, Any]:
 
 
 def released(state: bytes) -> Transcript:
-    """The releases of a client, as its ledger's last state says; b"": nothing."""
+    """The releases of a client, from the last state in its ledger; b"": none."""
     if not state:
         return Transcript()
     return Transcript.from_values(values_of(state)["transcript"])
 
 
 def own_secrets(folder: Path, seeds: Seeds, refusal: type[ValueError]) -> RunSecrets:
-    """The secrets of a holder's part in ``folder``: drawn at its beginning, and kept until its end.
+    """The secrets of a holder's part in ``folder``: drawn when it begins, kept until it ends.
 
     Raises:
         ValueError: of the kind ``refusal``: the part has ended.
@@ -352,13 +356,13 @@ def end(folder: Path) -> None:
     """Wipe the secrets of a part that is over; its results must have been saved before.
 
     Raises:
-        OSError: cannot be overwritten.
+        OSError: the file cannot be overwritten.
     """
     wipe(folder / KEYS)
 
 
 def randomness_of(own: RunSecrets, plan: Plan) -> Randomness:
-    """The source of a holder's random numbers, for its statement."""
+    """The sources of a holder's random numbers, for its statement."""
     return Randomness(
         seeded_noise=own.secrets.seeded_noise,
         seeded_sampling=own.secrets.seeded_sampling,

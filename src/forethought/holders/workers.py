@@ -1,4 +1,4 @@
-"""All clients' trainers in this process or in several: the same bits."""
+"""All clients' trainers, in this process or in several, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from forethought.holders.simulator import HolderError, Result, Work
 from forethought.holders.trainer import ClientTrainer, Holder, SharedModel, compute_together
 from forethought.values.mechanism import LocalRounds
 
-# All clients' trainers in this process; those whose weights are the same compute together.
-
-
+# Trainers in this process; clients with the same weights compute together.
 PROCESSES = "processes"
-# Clients that compute together at most: their examples' gradients are held at once.
+# Most clients that compute together: the gradients of all their examples are in memory at once.
 TOGETHER = 32
-# Clients are dealt into so many blocks; only within one do they compute together. It depends on
-# nothing but the number of clients, and so do the bits.
+# Number of blocks of clients; only clients of one block compute together. The blocks depend on the
+# number of clients only, so the bits do not depend on the number of processes.
 BLOCKS = 32
 
 
 def block_of(client: int, clients: int) -> int:
-    """The block of a client: the same wherever it is computed."""
+    """The block of a client; it does not depend on the number of processes."""
     return client // -(-clients // BLOCKS)
 
 
 def groups_of(works: Sequence[Work], clients: int) -> list[list[Work]]:
-    """Works that are computed together: of one block, on the same weights."""
+    """Group the works that are computed together: those of one block and on the same weights."""
     groups: list[list[Work]] = []
     open_at: dict[tuple[int, int], int] = {}
     for work in works:
-        if work.parts > 1:  # on several models: alone
+        if work.parts > 1:  # its parts are on several models, so it is computed alone
             groups.append([work])
             continue
         key = (block_of(work.client, clients), work.base)
@@ -58,14 +56,14 @@ def _same(one: Work, other: Work) -> bool:
 
 
 class InProcess:
-    """See :class:`forethought.holders.simulator.Trainers`.
+    """Trainers in this process; see :class:`forethought.holders.simulator.Trainers`.
 
     Args:
         shared: the model of all clients.
-        holders: what each client brings, by its place in the roster.
-        local_rounds, gradients: as was agreed.
-        states: of clients that go on where earlier trainers were.
-        clients: how many there are in all; default: as many as holders.
+        holders: of the clients, by place in the roster.
+        local_rounds, gradients: of the agreement.
+        states: of earlier trainers, for clients that continue from them.
+        clients: number of all clients; default: the number of holders.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class InProcess:
         self._works.append(work)
 
     def result(self, client: int) -> Result:
-        """Do all work that is there, if this is not done yet."""
+        """The outcome of a client's work; computes all work that was begun, if not done yet."""
         if client not in self._results:
             works, self._works = self._works, []
             for group in groups_of(works, self._clients):
@@ -99,11 +97,11 @@ class InProcess:
         return self._results.pop(client)
 
     def done(self) -> dict[int, Result]:
-        """The outcomes that were computed and not asked for yet."""
+        """The outcomes that are computed and not yet requested."""
         return self._results
 
     def compute(self, group: Sequence[Work]) -> dict[int, Result]:
-        """Compute a group's works together."""
+        """Compute a group's works together; returns their outcomes by client."""
         if group[0].parts > 1:
             (work,) = group
             done = self._trainer(work.client).compute_part(
@@ -132,21 +130,19 @@ class InProcess:
         return trainer
 
 
-# Clients' trainers in several processes: the same bits as in one.
-#
-# A client's updates are computed by one process, in order, on one thread; which process that is
-# makes no difference to them.
-
-
+# Trainers in several processes, with the same bits as in one: one process computes all updates of
+# a client, in order and on one thread, and the choice of the process does not change them.
 _own: InProcess | None = None
 
 
 class Workers:
-    """See :class:`forethought.holders.simulator.Trainers`. A context: it ends its processes.
+    """Trainers in several processes; see :class:`forethought.holders.simulator.Trainers`.
+
+    As a context manager it ends its processes.
 
     Args:
-        count: of processes.
-        shared: the model of all clients. holders: what each client brings.
+        count: number of processes.
+        shared: the model of all clients. holders: of all clients.
         local_rounds, gradients, states: see :class:`~forethought.holders.workers.InProcess`.
         engine: see :func:`processes`.
 
@@ -197,7 +193,7 @@ class Workers:
         self._works.append(work)
 
     def result(self, client: int) -> Result:
-        """Hand all work that is there to the processes; wait for this."""
+        """Submit all work that was begun to the processes; wait for this client's outcome."""
         if client not in self._futures and client not in self._results:
             works, self._works = self._works, []
             for group in groups_of(works, self._clients):
@@ -206,15 +202,14 @@ class Workers:
                 for work in group:
                     self._futures[work.client] = future
         if client in self._futures:
-            # All of a group come at once.
+            # The outcomes of a group arrive together.
             for one, result in self._futures.pop(client).result().items():
                 self._results[one] = result
                 self._futures.pop(one, None)
         return self._results.pop(client)
 
     def done(self) -> dict[int, Result]:
-        """The outcomes that were computed and not asked for yet; waits for all that was handed
-        out."""
+        """Wait for all submitted work; the outcomes that are not yet requested."""
         for future in {id(f): f for f in self._futures.values()}.values():
             self._results |= future.result()
         self._futures.clear()
@@ -226,10 +221,10 @@ Pool: TypeAlias = ProcessPoolExecutor | Actors
 
 
 def address_of(engine: str) -> str | None:
-    """A cluster's address; None: one's own, or none.
+    """The address of a cluster; None: a new cluster, or the engine "processes".
 
     Raises:
-        HolderError: another engine.
+        HolderError: an unknown engine.
     """
     name, _, address = engine.partition(":")
     if engine != PROCESSES and name != "ray":
@@ -240,14 +235,14 @@ def address_of(engine: str) -> str | None:
 def processes(
     count: int, begin: Callable[[bytes], None], brought: object, engine: str = PROCESSES
 ) -> Pool:
-    """Processes that each call ``begin`` first, with what they bring, pickled.
+    """Start processes that each call ``begin`` first, with the pickled ``brought``.
 
     Args:
-        engine: "processes": of this machine; "ray": of a Ray cluster on it; "ray:ADDRESS": of the
-            one there ("ray:auto": the one that runs here).
+        engine: "processes": on this machine; "ray": of a new Ray cluster on it; "ray:ADDRESS": of
+            the cluster at this address ("ray:auto": the one that runs here).
 
     Raises:
-        HolderError: a model, a loss or records that cannot be sent to another process; another
+        HolderError: a model, a loss or records that cannot be sent to another process; an unknown
             engine; or no such cluster.
     """
     address = address_of(engine)
