@@ -1,11 +1,11 @@
-"""A(DP)²SGD (Xu, Zhang and Wang, Algorithm 1): gradients and averaging go on side by side.
+"""A(DP)²SGD (Xu, Zhang and Wang, Algorithm 1): gradients and averaging run concurrently.
 
-A gradient is taken at the copy that the worker had when the computation began; meanwhile exchanges
-change its weights, and the noised update is subtracted from what they are when it is done. In an
-exchange both sides send what they hold, and each moves by the mixing's weight times the difference
-*of what was sent*: so the sum over all workers stays what it was, whatever happened in between, and
-nobody waits for an answer. What comes from a worker that thinks otherwise of who is living is left
-out by both alike; what is lost, or later than ``window`` steps, moves one side only.
+A gradient is taken at the weights that the worker had when the computation began. Meanwhile
+exchanges change its weights; the noised update is subtracted from the weights of the time when it
+is ready. In an exchange both sides send their vectors, and each moves by the mixing's weight times
+the difference *of the sent vectors*: so the sum over all workers is preserved, whatever happened in
+between, and no worker waits for an answer. If two workers disagree about who is living, both ignore
+the exchange; a message that is lost, or later than ``window`` steps, moves one side only.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from forethought.gossip.events import ANSWER, LAST, Hello, Known, Message, PeerM
 from forethought.gossip.gossip import Gossip
 from forethought.gossip.worker import UNIT, Effects, Releasing, moved
 
-# So often a worker that is back asks for somebody's weights.
+# The most times that a returning worker asks for a neighbour's weights.
 ASKS = 40
 
 
 @dataclass(slots=True)
 class _Sent:
-    """The terms of an exchange: own vector, count and share of the own excess in it, and the
-    neighbours whose answers are to come."""
+    """One exchange as sent: the own vector, count and share of the own excess; the neighbours whose
+    answers are pending (worker → weight); and under "top-k" the replicas that they have."""
 
     vector: Vector
     count: int
@@ -39,8 +39,8 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Return:
-    """A worker that is back: whose word is missing, who may give its weights, if anybody spoke, and
-    how often it asked for weights."""
+    """The state of a returning worker: neighbours that have not answered, neighbours that can give
+    their weights, if any has answered, and the number of requests for weights."""
 
     unsure: set[int]
     ready: set[int] = field(default_factory=set)
@@ -52,7 +52,7 @@ class AsynchronousWorker(Releasing):
     """One worker's decisions; see the module and :class:`~forethought.gossip.worker.OwnReleases`.
 
     Args:
-        gossip, me, weights, ledger: see there.
+        gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.OwnReleases`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class AsynchronousWorker(Releasing):
         self._early: dict[int, dict[int, Weights]] = {}
         self._lost: set[int] = set()
         self._living: frozenset[int] | None = None
-        # Under "top-k": what both ends of each link have of each other.
+        # Under "top-k": for each link, the vector that each end has reconstructed of the other.
         self._links: dict[int, Link] | None = None
         if gossip.compression.kind == "top-k":
             near = gossip.mixing.graph.neighbours(me)
@@ -74,16 +74,16 @@ class AsynchronousWorker(Releasing):
         self._pause = 0
         self._return: _Return | None = None
         self._pending: on.GradientDone | None = None
-        # Exchanges until the end, once the end is known, and who said so.
+        # Exchanges until the end, once the end is known, and the neighbours that announced it.
         self._left: int | None = None
         self._enders: set[int] = set()
 
     def known(self, worker: int) -> int:
-        """The number of updates of a neighbour that this worker has heard of."""
+        """The number of a neighbour's updates that this worker knows of."""
         return self._known.get(worker, 0)
 
     def handle(self, event: on.Event) -> Effects:
-        """The effects of an event."""
+        """The effects of an event; an event of another rule gives an Alarm."""
         if isinstance(event, PeerMessage):
             return self._received(event.sender, event.message)
         if self.finished is not None:
@@ -110,7 +110,7 @@ class AsynchronousWorker(Releasing):
             return self._end("stopped")
         return [on.Alarm("event", f"{type(event).__name__} is for another rule")]
 
-    # ---- the beginning, and coming back
+    # ---- start and return
 
     def _started(self, returning: bool) -> Effects:
         if not returning and not self.own.updates:
@@ -121,7 +121,7 @@ class AsynchronousWorker(Releasing):
         return self._ask()
 
     def _ask(self) -> Effects:
-        """Say Hello to those whose answer is missing."""
+        """Send Hello to the neighbours that have not answered."""
         back = self._return
         if back is None:
             return []
@@ -129,19 +129,19 @@ class AsynchronousWorker(Releasing):
             hello = Hello(self.own.updates, self.step, 0)
             return [Send(other, hello) for other in sorted(back.unsure)]
         if back.ready and back.asked < ASKS:
-            # One after the other: whoever says that it is ready need not answer.
+            # One at a time, in turn: a neighbour that said it is ready may still not answer.
             back.asked += 1
             one = sorted(back.ready)[(back.asked - 1) % len(back.ready)]
             return [Send(one, Hello(self.own.updates, self.step, 1))]
         if not back.heard:
-            return []  # alone: nobody knows what was released, and nothing more is
-        # All neighbours came back at once, or those that are ready keep theirs: the weights that
-        # were stored are as good as any.
+            return []  # no neighbour can confirm the number of releases, so none follows
+        # Either no neighbour is ready, since all return at once, or those that are ready did not
+        # send their weights: continue with the stored weights.
         self._return = None
         return self._next()
 
     def _heard(self, sender: int, message: Known | Weights) -> Effects:
-        """A neighbour said what it knows of this worker."""
+        """Handle a neighbour's report of the updates that it knows of this worker."""
         if message.known > self.own.updates:
             return self._set_back(sender, message.known)
         back = self._return
@@ -153,7 +153,7 @@ class AsynchronousWorker(Releasing):
             if back.unsure:
                 back.ready.add(sender)
                 return []
-            # Taken whole: what this worker has is old, and would drag the others back.
+            # Replace, do not average: the own weights are old and would set the others back.
             self.own.take(message)
             self._return = None
             return self._next()
@@ -187,11 +187,11 @@ class AsynchronousWorker(Releasing):
     # ---- exchanges
 
     def meet(self, other: AsynchronousWorker, step: int) -> bool:
-        """Both sides of a pair's exchange ``step`` at once, for a driver that has both.
+        """Do both sides of a pair's exchange ``step`` at once, for a driver that has both workers.
 
-        The same bits as a :class:`~forethought.gossip.events.Mix` of each and then the message of
-        each to the other, where nothing happens in between, and without effects. False: nothing was
-        done, since one of them has more to do or to say than this; hand them events.
+        The result has the same bits as if each handled a :class:`~forethought.gossip.events.Mix`
+        and then the other's message, with nothing in between; it has no effects. False: nothing was
+        done, since one of the two has more to do than average; the driver then sends events.
         """
         one, two = self.own, other.own
         mine, its = one.held, two.held
@@ -206,10 +206,11 @@ class AsynchronousWorker(Releasing):
             return False
         self.step = other.step = step
         self._known[other.me], other._known[self.me] = two.updates, one.updates
-        # Each from its own side, as from messages: a difference of 0 has a sign.
+        # Each side computes its own difference, as with messages, since a difference of 0 is
+        # signed.
         one.move(its, mine, 0.5, one.share)
         two.move(mine, its, 0.5, two.share)
-        one.judged, two.judged = one.held, two.held  # a mean is no longer than both
+        one.judged, two.judged = one.held, two.held  # a mean's norm is at most the larger of both
         nearer = moved(one.count, two.count, 0.5)
         one.count += nearer
         two.count -= nearer
@@ -245,7 +246,8 @@ class AsynchronousWorker(Releasing):
                 return self._end("counted")
             self._left -= 1
         elif self.gossip.trust.hostile and self.own.complete:
-            self._ends(self.gossip.settle)  # all was done before this worker was near its own end
+            # The count was complete before this worker was ``near``, so no exchange ended it.
+            self._ends(self.gossip.settle)
         self._forget(step)
         targets, sources = self._with_whom(step)
         effects = self._tell(step, targets, sources)
@@ -261,7 +263,7 @@ class AsynchronousWorker(Releasing):
         return effects
 
     def _forget(self, step: int) -> None:
-        """Answers to exchanges that are too long ago count no more."""
+        """Delete exchanges that are too old for their answers to count."""
         while self._sent and (oldest := next(iter(self._sent))) <= step - self.gossip.window:
             del self._sent[oldest]
 
@@ -286,7 +288,7 @@ class AsynchronousWorker(Releasing):
         return effects
 
     def _with_whom(self, step: int) -> tuple[tuple[int, ...], dict[int, float]]:
-        """To whom this worker sends in a step, and whose weights it takes, and how much."""
+        """The receivers of this worker's message in a step, and its sources (worker → weight)."""
         mixing = self.gossip.mixing
         if mixing.drawn:
             other = mixing.partner(step, self.me, self._living)
@@ -333,7 +335,8 @@ class AsynchronousWorker(Releasing):
         return self._average(sender, message)
 
     def _answer(self, sender: int, message: Message) -> Effects:
-        """To a Hello; and a worker that has ended tells whoever still exchanges."""
+        """Answer a Hello; a worker that has ended sends its last weights to any that still
+        exchanges."""
         if self.finished is not None:
             if isinstance(message, Known) or self.finished == "ledger set back":
                 return []
@@ -342,7 +345,7 @@ class AsynchronousWorker(Releasing):
             return [Send(sender, self.own.message(LAST, self._known.get(sender, 0)))]
         if not isinstance(message, Hello):
             return []
-        # What was known before this Hello: a ledger that was set back says a smaller number.
+        # ``known`` includes earlier messages: after a ledger was set back, the Hello says fewer.
         known = self._known.get(sender, 0)
         ready = self._return is None
         if message.wanted and ready:
@@ -362,7 +365,7 @@ class AsynchronousWorker(Releasing):
         own.move(received, mine, part, sent.share)
         count = message.count
         if self.gossip.trust.hostile:
-            # Honest counts are near each other; what a hostile one adds ends the run early.
+            # Honest counts are close to each other; a hostile count could end the run early.
             count = min(max(count, sent.count - UNIT), sent.count + UNIT)
         own.count += moved(sent.count, count, weight)
         if message.left >= 0 and self._believed(sender):
@@ -371,10 +374,10 @@ class AsynchronousWorker(Releasing):
             self._ends(self.gossip.settle)
         return [] if sent.sources else [on.Mixed(message.base)]
 
-    # ---- the end
+    # ---- end
 
     def _believed(self, sender: int) -> bool:
-        """True if the run may end by a neighbour's word: two say so where one may be hostile."""
+        """True if a neighbour's message may end the run: two must say so if one may be hostile."""
         self._enders.add(sender)
         if not self.gossip.trust.hostile:
             return True
@@ -390,8 +393,8 @@ class AsynchronousWorker(Releasing):
         return super()._end(reason)
 
     def _changed(self) -> Effects:
-        """Somebody was lost or is back: exchanges are with the living, and somebody may do without
-        an answer now."""
+        """Adapt to a neighbour that was lost or is back: exchange with the living only, and stop
+        waiting for the lost ones' answers."""
         everybody = self.gossip.workers
         self._matrices.clear()
         self._living = frozenset(range(everybody)) - self._lost if self._lost else None

@@ -1,17 +1,17 @@
-"""Fewer bytes for the weights that neighbours exchange. Post-processing: it costs no privacy.
+"""Compression of the weights that neighbours exchange. Post-processing: it costs no privacy.
 
-Both ends of a link hold a *replica*: the sender's weights as the receiver has them. What is sent
-takes the receiver's replica closer to the weights, so that what a message leaves out stays in the
-next difference (error feedback: Koloskova, Stich and Jaggi 2019, Algorithm 1).
+Both ends of a link hold a *replica*: the sender's weights as the receiver knows them. A message
+moves the replica closer to the weights, so the part that a message leaves out stays in the next
+difference (error feedback: Koloskova, Stich and Jaggi 2019, Algorithm 1).
 
-| kind | a message holds | bytes for d weights |
+| kind | content of a message | bytes for d weights |
 | --- | --- | --- |
 | ``"none"`` | the weights | 4 d |
 | ``"bf16"`` | the weights in 16 bits, rounded to nearest | 2 d |
-| ``"top-k"`` | the largest changes of the replica, with their places | 8 · fraction · d |
+| ``"top-k"`` | the largest changes of the replica, with their indices | 8 · fraction · d |
 
-Averaging with replicas (:func:`mixed`) keeps the mean of all workers whatever was left out: what
-one end of a link gains, the other loses.
+Averaging with replicas (:func:`mixed`) preserves the mean of all workers, whatever a message leaves
+out: one end of a link gains as much as the other loses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PIECE = 1 << 15
 
 
 class PayloadError(ValueError):
-    """Bytes from a neighbour that are not weights of this compression."""
+    """A neighbour's bytes are not weights in this compression."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class Compression:
 
     Args:
         kind: see the module.
-        fraction: share of the weights that a "top-k" message holds, in (0, 1]; None otherwise.
+        fraction: of the weights that a "top-k" message holds, in (0, 1]; None for other kinds.
+
+    Raises:
+        ValueError: the kind is unknown, or ``fraction`` is missing, superfluous or out of range.
     """
 
     kind: str = "none"
@@ -60,11 +63,11 @@ class Compression:
 
     @property
     def exact(self) -> bool:
-        """True if the receiver has the very weights."""
+        """True if the receiver gets the exact weights."""
         return self.kind == "none"
 
     def kept(self, parameters: int) -> int:
-        """Weights in a message."""
+        """Number of weights in a message."""
         if self.fraction is None:
             return parameters
         return min(parameters, max(1, math.ceil(self.fraction * parameters)))
@@ -76,14 +79,14 @@ class Compression:
 
     @property
     def consensus_step(self) -> float:
-        """The factor on the mixing's weights: few changes a message take smaller steps."""
+        """The factor on the mixing's weights: messages with fewer changes need smaller steps."""
         return 1.0 if self.fraction is None else min(1.0, 2 * self.fraction)
 
     def received(self, vector: Vector) -> Vector:
-        """The weights as the receiver has them, where nothing has to be remembered.
+        """The weights as the receiver gets them, for the kinds without replicas.
 
         Raises:
-            ValueError: "top-k" needs what was said before.
+            ValueError: the kind is "top-k", whose messages are changes of a replica.
         """
         if self.kind == "top-k":
             raise ValueError("'top-k' messages are changes of what was said before")
@@ -97,11 +100,11 @@ class Compression:
         return found
 
     def encode(self, vector: Vector, replica: Vector) -> tuple[bytes, Vector]:
-        """A message, and the replica after it.
+        """A message, and the receiver's replica after it.
 
         Args:
             vector: the sender's weights (d,), float32.
-            replica: what the receiver has of them; at first the weights that all begin with.
+            replica: the receiver's replica before (d,); at first the common first weights.
         """
         match self.kind:
             case "none":
@@ -117,10 +120,10 @@ class Compression:
                 )
 
     def decode(self, payload: bytes | memoryview, replica: Vector) -> Vector:
-        """The receiver's replica after a message: the very bits of the sender's.
+        """The receiver's replica (d,) after a message; the same bits as at the sender.
 
         Raises:
-            PayloadError: a message of another length, places out of order, weights not finite.
+            PayloadError: another length, indices out of order or range, or weights not finite.
         """
         if len(payload) != self.size(len(replica)):
             raise PayloadError(
@@ -147,15 +150,15 @@ def mixed(own: Vector, sent: Vector, received: Vector, weight: float) -> Vector:
     """``own`` after averaging with a neighbour: own + weight · (received − sent).
 
     Args:
-        own: the worker's weights now. sent: its replica at the neighbour. received: the neighbour's
-            replica here. weight: of the neighbour in the worker's row, such as 1/2;
-            with few weights a message take less of it (a consensus step near ``fraction``), or
-            agreement comes slowly.
+        own: the worker's current weights. sent: its replica at the neighbour. received: the
+            neighbour's replica here. All (d,), float32.
+        weight: of the neighbour in the worker's row, such as 1/2, times ``consensus_step``: with
+            few weights per message a full step slows consensus.
     """
     step = _HALF_WAY if weight == 0.5 else np.float32(weight)
     if len(own) <= _PIECE:
         return _moved_by(own, sent, received, step, np.empty_like(own))
-    # A long vector in pieces that stay in the processor's cache: a third less time.
+    # Pieces of a long vector stay in the processor's cache, which saves a third of the time.
     found = np.empty_like(own)
     for begin in range(0, len(own), _PIECE):
         piece = slice(begin, begin + _PIECE)
@@ -170,7 +173,7 @@ def _moved_by(own: Vector, sent: Vector, received: Vector, step: Any, into: Vect
 
 
 def _largest(change: Vector, count: int) -> NDArray[np.int64]:
-    """Places of the ``count`` largest changes, sorted; of equal ones the first."""
+    """Sorted indices of the ``count`` largest absolute changes; of equal ones, the first."""
     sizes = np.abs(change)
     if count == len(change):
         return np.arange(count)
@@ -186,21 +189,20 @@ def _moved(replica: Vector, places: NDArray[np.int64], values: Vector) -> Vector
     return found
 
 
-# The copies that two neighbours have of each other where messages hold changes, and some never
-# arrive.
+# Replicas of two neighbours when messages hold changes and some messages never arrive.
 #
-# Under "top-k" a message takes the receiver's replica of the sender closer to the sender's weights,
-# and both ends must have the very same replica, or what one gains is not what the other loses. So a
-# change is always one of a replica that the receiver has said it has; messages name it, and say
-# which of the other side's arrived. Nothing is lost by a lost message: the next change holds what
-# it held (error feedback, as in Koloskova, Stich and Jaggi 2019, but for ways that lose, double and
-# reorder).
+# Under "top-k" a message moves the receiver's replica of the sender closer to the sender's weights.
+# Both ends must have exactly the same replica; otherwise one end does not gain what the other
+# loses. So a change always refers to a replica that the receiver has acknowledged. Each message
+# names that replica, and acknowledges the newest one received. A lost message loses nothing, since
+# the next change includes its content (error feedback, as in Koloskova, Stich and Jaggi 2019, but
+# for channels that lose, duplicate and reorder messages).
 #
-# Whoever has nothing, because it was started again or has fallen too far behind, says so; then both
-# begin again with the weights that everybody began with.
+# A worker without the replica, because it restarted or is too far behind, says so; then both ends
+# begin again with the common first weights.
 
 
-# In place of an exchange: the weights that everybody began with.
+# Stands for the common first weights, in place of an exchange.
 START = -1
 
 
@@ -209,11 +211,12 @@ class Link:
     """One end of a link between two workers.
 
     Args:
-        start: the first weights, float32, shape (coordinates,). window: replicas kept at most.
+        start: the first weights, float32, shape (coordinates,).
+        window: number of newest replicas kept, besides the one in use.
 
     Attributes:
-        of: the exchange whose replica of this worker the neighbour surely has.
-        heard: the newest exchange of which a replica of the neighbour is here.
+        of: the exchange whose replica of this worker the neighbour has acknowledged.
+        heard: the newest exchange whose replica of the neighbour this worker has.
     """
 
     start: Vector
@@ -224,7 +227,7 @@ class Link:
     _here: dict[int, Vector] = field(default_factory=dict)
 
     def change(self, step: int, held: Vector, compression: Compression) -> tuple[Vector, Vector]:
-        """(What a message of exchange ``step`` holds, what the neighbour has of us after it)."""
+        """(Change to send in exchange ``step``, the neighbour's replica of this end after it)."""
         before = self._there.get(self.of, self.start)
         change = compression.change(held, before)
         there = before + change
@@ -233,13 +236,13 @@ class Link:
         return change, there
 
     def received(self, step: int, of: int, heard: int, change: Vector) -> Vector | None:
-        """The neighbour's weights, as both ends have them now; None: they are not known here.
+        """The replica of the neighbour after its message; None: the one before is not known here.
 
         Args:
-            step, of, heard, change: of its message.
+            step, of, heard, change: fields of its message.
         """
         if heard == START:
-            self.of = START  # it has nothing else
+            self.of = START  # the neighbour has no other replica
         elif heard in self._there and heard > self.of:
             self.of = heard
         before = self.start if of == START else self._here.get(of)
@@ -254,7 +257,7 @@ class Link:
 
 
 def _forget(replicas: dict[int, Vector], window: int, besides: int) -> None:
-    """All but the newest ones, and one that is still needed."""
+    """Delete all replicas but the ``window`` newest ones and that of exchange ``besides``."""
     for step in sorted(replicas)[:-window]:
         if step != besides:
             del replicas[step]

@@ -1,23 +1,23 @@
-"""One worker's view of another's noised sums in the messages that it is sent.
+"""The view that one worker has of another's noised sums, from the messages that it receives.
 
 Workers that mix several times after a step send each other partial averages, in which the noise
-of many hides a single sum (network differential privacy: Cyffers and Bellet 2022; Muffliato:
+of many workers hides a single sum (network DP: Cyffers and Bellet 2022; Muffliato:
 Cyffers, Even, Bellet and Massoulié 2022). After one step of every worker all messages are linear in
 the noised sums: with P_e the product of the first e mixing matrices, worker j sends row j of
-P_e (s_1, …, s_K) before exchange e + 1. Who sees some of these rows, and knows its own noise, faces
-the Gaussian observation y = A (x + z): about worker u alone it holds as much as
+P_e (s_1, …, s_K) in exchange e + 1. An observer of some rows, which knows its own noise, has the
+Gaussian observation y = A (x + z). About worker u alone, y has the same information as
 
     x_u + N(0, gain² σ_u²),   1 / gain² = σ_u² a_uᵀ (A Σ Aᵀ)⁺ a_u,
 
-a_u being A's column of u and Σ the variances of the workers that it does not know: the sufficient
-statistic of a Gaussian location family (generalised least squares), whatever law x_u has; sampled
-batches are therefore covered. All of it is computed in rational arithmetic.
+where a_u is A's column of u and Σ the noise variances of all workers but the observers. This is
+the sufficient statistic of a Gaussian location family (generalised least squares), for any law of
+x_u, hence also for sampled batches. All of it is computed in rational arithmetic.
 
-Over several rounds this composes only where gradients are taken at weights that the attacker
-knows: where the exchanges of a round average *exactly*, so that all begin the next round with one
-model. If they do not, a worker's later gradients depend on its own unmixed noised sums, and may
-repeat them: a batch's whole gradient moves with the weights it is taken at, far beyond one record's
-clipping norm, and tells what mixing hid. That is refused; docs/gossip.md has the counterexample.
+Over several rounds this composes only if the attacker knows the weights at which gradients are
+taken: the exchanges of a round average *exactly*, so all workers begin the next round with one
+model. Otherwise a worker's later gradients depend on its own unmixed noised sums, and may repeat
+them: a batch's whole gradient changes with the weights, by far more than one record's clipping
+norm, and reveals what mixing hid. That case is refused; docs/gossip.md has the counterexample.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fractions import Fraction
 
 from forethought.gossip.mixing import Mixing
 
-# Messages of a view that are solved for at most, and workers whose products are multiplied out.
+# The most messages of a view in one exact solution; the most workers for exact matrix products.
 MOST_MESSAGES, MOST_WORKERS = 160, 256
 _Vector = list[Fraction]
 
 
 class NetworkViewError(ValueError):
-    """A view for which no theorem is known; the message says what to change."""
+    """No theorem is known for this view, or it is too large; the message says what to change."""
 
 
 def averages_exactly(mixing: Mixing, first: int, steps: int) -> bool:
     """True if the steps ``first``, …, ``first + steps − 1`` bring all workers to their mean.
 
     Raises:
-        NetworkViewError: too many workers to multiply out.
+        NetworkViewError: too many workers for exact matrix products.
     """
     size = mixing.graph.size
     mean = Fraction(1, size)
@@ -57,19 +57,20 @@ def gain(
     observers: Sequence[int],
     noise: Sequence[float],
 ) -> float:
-    """The noise that ``observers`` face over the worker's own, as standard deviations.
+    """The ratio of the noise that ``observers`` face to the worker's own (standard deviations).
 
     Args:
-        mixing: how all average. first: the mixing step before which every worker has stepped once.
-        steps: exchanges that are seen.
-        worker: whose sum it is about. observers: workers that tell each other everything.
-        noise: of each worker, the standard deviation of its noise in the weights.
+        mixing: the matrices. first: the first mixing step after every worker's own step.
+        steps: number of observed exchanges.
+        worker: the worker whose sum is protected. observers: workers that share all they see.
+        noise: for each worker, the standard deviation of its noise in the weights.
 
     Returns:
-        At least 1, rounded down; ``math.inf`` where nothing of the worker reaches them.
+        At least 1, rounded down; ``math.inf`` if nothing of the worker reaches the observers.
 
     Raises:
-        NetworkViewError: an observer's own sum, no noise, or a view too large to solve exactly.
+        NetworkViewError: ``worker`` is an observer, no observer is among the workers, a worker adds
+            no noise, or the view is too large to solve exactly.
     """
     known = set(observers)
     if worker in known:
@@ -91,7 +92,7 @@ def gain(
     leverage = _leverage([[row[other] for other in hidden] for row in seen], variances, place)
     if leverage == 0:
         return math.inf
-    # 1 where the sum is seen alone, exactly; rounded down by more than a root can round up.
+    # Exactly 1 if the sum is seen alone. The factor exceeds the rounding error of the root.
     return max(1.0, math.sqrt(1 / leverage) * (1 - 2**-50))
 
 
@@ -119,7 +120,7 @@ def _products(mixing: Mixing, first: int, steps: int) -> list[list[_Vector]]:
 
 
 def _seen(mixing: Mixing, first: int, steps: int, observers: set[int]) -> list[_Vector]:
-    """Rows that are sent to the observers; each sender's row once a step."""
+    """Rows that are sent to the observers; each sender's row once per step."""
     products = _products(mixing, first, max(0, steps - 1))
     found = []
     for step in range(steps):

@@ -1,8 +1,8 @@
-"""The events that reach a worker, and the effects that it asks for.
+"""The events that a worker receives, and the effects that it requests.
 
 A worker has no clock, no socket and no randomness. Its driver calls ``handle(event)`` and executes
-the effects that come back *in order, each whole before the next*: what was committed is durable
-before anything is sent. ``Commit``, ``Acknowledged``, ``Send`` and ``Alarm`` are those of
+the returned effects *in order, each one completely before the next*: a commit is durable before
+anything is sent. ``Commit``, ``Acknowledged``, ``Send`` and ``Alarm`` are those of
 :mod:`forethought.exchange.events`.
 """
 
@@ -19,15 +19,15 @@ from forethought.exchange.messages import Framed, Packed, Vector, register
 
 # The messages between workers: frozen values, no behaviour.
 #
-# ``round`` is how many updates the sender's ledger holds, ``base`` the exchange step. ``known`` is
-# how many updates of the *recipient* the sender has heard of: a ledger that was set back is
-# recognised by it. ``proof`` is the recipient's own signature on so many updates
+# ``round`` is the number of updates in the sender's ledger, ``base`` the exchange step. ``known``
+# is the number of the *recipient's* updates that the sender knows of; it reveals a ledger that was
+# set back. ``proof`` is the recipient's own signature on that number
 # (:func:`~forethought.exchange.messages.proven`); without it the claim is refused where frames are
 # signed. ``count`` is the sender's share of the global count, in units of
 # :data:`~forethought.gossip.worker.UNIT`.
 
 
-# Steps below 0 are no exchanges.
+# Values of ``base`` for weights outside the exchanges.
 ANSWER, LAST = -1, -2
 
 
@@ -36,12 +36,12 @@ class Weights(Framed):
     """A worker's weights, to average with.
 
     Args:
-        base: the exchange step; ANSWER: to a Hello that wanted them; LAST: the sender is done.
+        base: the exchange step; ANSWER: to a Hello that wanted weights; LAST: the sender has ended.
         left: exchanges until the sender ends; -1: it does not know the end yet.
-        vector: float32, shape (coordinates,): weights, and tracked gradients where there are any;
-            as the gossip's compression leaves them. Under "top-k" a change of what the receiver
-            has, in which most numbers are 0.
-        of, heard: exchanges, see :class:`~forethought.gossip.compression.Link`; -1 elsewhere.
+        vector: float32, shape (coordinates,): the weights, then the tracked gradients if tracking,
+            after the gossip's compression. Under "top-k": a change of the receiver's replica, in
+            which most numbers are 0.
+        of, heard: exchanges, see :class:`~forethought.gossip.compression.Link`; -1 if unused.
     """
 
     known: int
@@ -58,10 +58,10 @@ class Weights(Framed):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hello(Framed):
-    """A worker is back: what do you know of me?
+    """A returning worker asks a neighbour how many of its updates the neighbour knows.
 
     Args:
-        wanted: 1 where the answer is to be :class:`Weights`, 0 where :class:`Known`.
+        wanted: 1 if the sender asks for :class:`Weights`, 0 if only for :class:`Known`.
     """
 
     wanted: int
@@ -70,10 +70,10 @@ class Hello(Framed):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known(Framed):
-    """The answer to a Hello that did not want the weights.
+    """The answer to a Hello, without weights.
 
     Args:
-        ready: 1 where the sender has weights worth taking, and is not coming back itself.
+        ready: 1 if the sender is not returning itself, so that its weights are current.
     """
 
     known: int
@@ -97,8 +97,9 @@ class Started:
     """The worker may begin.
 
     Args:
-        returning: 1 for a worker that was away, or that a crash or a backup made anew: before it
-            computes, its neighbours say what they know of it, and it takes their weights.
+        returning: 1 for a worker that was away or restarts from a crash or a backup: before it
+            computes, its neighbours say how many of its updates they know; under the rule
+            "asynchronous" it then takes a neighbour's weights.
     """
 
     returning: int = 0
@@ -106,10 +107,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """So many updates of a neighbour were heard of in an earlier life, as was kept; before Started.
+    """A stored number of a neighbour's updates, known before a restart; comes before Started.
 
     Args:
-        peer: the neighbour. updates: of it.
+        peer: the neighbour. updates: their number.
     """
 
     peer: int
@@ -118,20 +119,20 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Begin exchange ``step``; the driver paces them, and every step comes once, in order."""
+    """Begin exchange ``step``; the driver sends every step once, in order, at its own pace."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientDone:
-    """A trainer finished what a :class:`ComputeGradient` asked for.
+    """A trainer has finished a :class:`ComputeGradient`.
 
     Args:
         round: of the worker's own plan. vector: the noised mean, float32, shape (parameters,).
         rounds: private rounds of the plan that are done now.
-        input_hash: 32 bytes: of the weights it was computed on.
-        state: the trainer's own, to go on from after a restart.
+        input_hash: of the weights at which it was computed, 32 bytes.
+        state: the trainer's state, to resume from after a restart.
     """
 
     round: int
@@ -143,7 +144,7 @@ class GradientDone:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerMessage:
-    """A message came, its sender's identity checked."""
+    """A message arrived; its sender's identity has been checked."""
 
     sender: int
     message: Any
@@ -165,7 +166,7 @@ class PeerBack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduced:
-    """The mean over all workers of what an :class:`AllReduce` handed in."""
+    """The mean over all workers of the vectors of an :class:`AllReduce`."""
 
     round: int
     vector: Vector
@@ -185,20 +186,20 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeGradient:
-    """The worker's next private round, on these weights; the answer is :class:`GradientDone`."""
+    """Compute the next private round at these weights; the answer is :class:`GradientDone`."""
 
     round: int
     weights: Vector
 
     @property
     def vector(self) -> Vector:
-        """The weights, as trainers ask for them."""
+        """The weights, under the name that trainers use."""
         return self.weights
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Everything that exchange ``step`` waits for has come."""
+    """Exchange ``step`` has received all that it waits for."""
 
     step: int
 

@@ -1,7 +1,7 @@
 """The Gossip: one frozen value that all workers agree on before anything is sent.
 
-It holds every worker's plan, the graph and its mixing, and when everybody stops. Nobody has a say
-in what a worker releases but its own plan. Sources: A(DP)²SGD (Xu, Zhang and Wang, Algorithm 1);
+It holds every worker's plan, the graph, its mixing and the stopping rule. Only its own plan
+decides what a worker releases. Sources: A(DP)²SGD (Xu, Zhang and Wang, Algorithm 1);
 D-PSGD (Lian et al. 2017); gradient tracking (Nedić, Olshevsky and Shi 2017).
 """
 
@@ -24,21 +24,21 @@ from forethought.values.plan import Plan
 from forethought.values.serialisation import build
 from forethought.values.use import kind_of
 
-# The limits on a neighbour's weights where it is not trusted: finite, and not far from one's own.
+# Limits on the weights of a neighbour that is not trusted.
 #
-# A neighbour's weights may be anything. Those that are not finite, or longer than any honest
-# model's, are refused. Optionally the *difference* from one's own weights is shortened to a bound
-# before it is averaged (He, Karimireddy and Jaggi 2022, ClippedGossip): a hostile neighbour then
-# moves a worker by at most weight · bound an exchange. Between two honest workers both ends shorten
-# the same difference by the same factor, so that their mean stays. All of it is post-processing.
+# A neighbour may send any weights. A worker refuses weights that are not finite, or whose norm is
+# larger than any honest model's. Optionally it clips the *difference* from its own weights to a
+# bound before it averages (He, Karimireddy and Jaggi 2022, ClippedGossip): a hostile neighbour then
+# moves a worker by at most weight · bound per exchange. Two honest workers clip the same difference
+# by the same factor, so their mean is preserved. All of this is post-processing.
 
 
-# Norms above this are nobody's model: a float32 square would overflow.
+# No model has a norm above this: the square of a larger float32 would overflow.
 HUGE = 1e18
 
 
 class NeighbourError(ValueError):
-    """Weights from a neighbour that are not taken."""
+    """A worker refuses a neighbour's weights."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Trust:
     """The largest distance of a neighbour's weights from one's own.
 
     Args:
-        difference: bound on the L2 norm of the difference; a longer one is shortened. None: any.
-        largest: bound on the L2 norm of a neighbour's weights; longer ones are refused.
+        difference: bound to which the difference's L2 norm is clipped. None: not clipped.
+        largest: bound on the L2 norm of a neighbour's weights; larger ones are refused.
     """
 
     difference: float | None = None
@@ -60,18 +60,19 @@ class Trust:
 
     @property
     def hostile(self) -> bool:
-        """True if a neighbour may lie: what one alone says ends nothing."""
+        """True if a neighbour may lie: one neighbour's message alone then does not end the run."""
         return self.difference is not None
 
     def admit(self, own: Vector, received: Vector, neighbour: str = "a neighbour") -> Vector:
-        """The neighbour's weights as they are averaged.
+        """The neighbour's weights (d,), clipped towards ``own``, ready to be averaged.
 
         Args:
-            own: weights (d,) that the difference is taken from. received: the neighbour's (d,).
+            own: the worker's weights (d,). received: the neighbour's weights (d,).
             neighbour: its name, for the message.
 
         Raises:
-            NeighbourError: another number of weights, weights that are not finite, or too long.
+            NeighbourError: the number of weights differs, they are not finite, or their norm is
+                above ``largest``.
         """
         if received.shape != own.shape:
             raise NeighbourError(
@@ -99,15 +100,15 @@ def _norm(vector: Vector) -> float:
     return float(np.linalg.norm(vector.astype(np.float64)))
 
 
-# The file of it.
+# The file name of a gossip.
 GOSSIP = "gossip.json"
-# Norm of weights that no honest model has: beyond it they are refused.
+# No honest model's weights have a norm above this; larger ones are refused.
 LARGEST = 1e6
 Rule = Literal["asynchronous", "synchronous", "allreduce"]
 
 
 class GossipError(ValueError):
-    """A gossip that cannot be, or that a worker does not fit."""
+    """A gossip is invalid, or a worker does not match it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Member:
     """One worker.
 
     Args:
-        name: for people; unique. plan: place of its plan in the gossip's plans.
+        name: readable and unique. plan: index of its plan in the gossip's plans.
         public_key: Ed25519, 32 bytes in hexadecimal; "" where nothing is signed (a simulation).
     """
 
@@ -126,49 +127,48 @@ class Member:
 
 @dataclass(frozen=True)
 class Gossip(Agreement):
-    """Everything that the workers agree on.
+    """All that the workers agree on. K is the number of workers, η the step size.
 
     Args:
-        members: the workers; a worker is its place in here, and its node in the graph.
+        members: the workers; a worker is named by its index here, which is its node in the graph.
         plans: the different plans of the members.
-        mixing: the graph, and with what weights neighbours average.
-        parameters: of the model. architecture: digest of its names and shapes.
+        mixing: the graph, and the weights with which neighbours average.
+        parameters: their number in the model. architecture: digest of their names and shapes.
         start: digest of the first weights, :func:`digest_of`; "": not checked (a simulation).
-        rounds: R. Asynchronously everybody stops when K·R updates were made by all together, each
-            worker at most as many as its plan has; otherwise after R rounds.
-        rule: ``"asynchronous"``: A(DP)²SGD, nobody waits; ``"synchronous"``: D-PSGD, everybody
-            waits for its neighbours; ``"allreduce"``: SYNC, everybody waits for all.
-        exchanges: mixing steps a round, of the synchronous rule; the first goes on beside the
-            gradient. One more than the mixing needs to average exactly lets a distant worker's
-            view be accounted (:mod:`forethought.gossip.statements`).
+        rounds: R. Asynchronously all workers stop when they have made K·R updates together, each
+            worker at most its plan's rounds; under the other rules they stop after R rounds.
+        rule: ``"asynchronous"``: A(DP)²SGD, no worker waits; ``"synchronous"``: D-PSGD, each worker
+            waits for its neighbours; ``"allreduce"``: SYNC, each worker waits for all.
+        exchanges: mixing steps per round, for the synchronous rule; the first runs during the
+            gradient. With one more than the mixing needs to average exactly, a distant worker's
+            view can be accounted (:mod:`forethought.gossip.statements`).
         weights: of the workers' steps: "equal", as in A(DP)²SGD, or "size": in proportion to their
-            public numbers of records, so that a few records' noisy mean moves the model less.
+            public numbers of records, so that the noisy mean of few records moves the model less.
         momentum: of the steps along noised means; post-processing.
         tracking: gradient tracking: neighbours exchange an estimate of the mean update as well.
-        trust: what of a neighbour's weights is refused, and how far one may move a worker.
-        compression: of exchanged weights; "top-k" between neighbours that both speak, and without
-            tracking.
-        point: where a gradient is taken, under the rule "asynchronous". "own": at the worker's own
-            weights, as in Algorithm 1: these have its own newest noise in full, K times the
-            variance that the average has of it. "average": at its estimate of the average: its
-            weights less what they have of its own updates beyond a K-th of each, 1 − 1/K at first
-            and less by the mixing's weight with every exchange. Post-processing; costs no time.
-        pause: exchanges between a worker's update and its next gradient, of the asynchronous rule:
-            its own noise is averaged before a gradient is taken there. 0: Algorithm 1 as printed.
-        stagger: whether first rounds take longer, the k-th worker's 1 + k/K times as long. Workers
-            of equal speed that begin together else take every gradient without anybody's last
-            update: η times the curvature must then stay below 1, where SYNC's may be 2. None:
-            staggered under the rule "asynchronous" at the point "average". At the "own" weights the
-            own last update is there, so that workers in lockstep are like SYNC.
-        clock: what a schedule of step sizes follows, under the rule "asynchronous". "own": the
-            worker's own rounds, of as many as its plan has; "all": the global count, of K·R, so
-            that all come to the schedule's end when everybody stops.
+        trust: limits on a neighbour's weights, and on the distance that one may move a worker.
+        compression: of exchanged weights; "top-k" needs symmetric mixing and no tracking.
+        point: the weights at which a gradient is taken, under the rule "asynchronous". "own": the
+            worker's own, as in Algorithm 1; they contain its newest noise in full: K times the
+            noise variance of the average. "average": its estimate of the average: its weights
+            minus the excess over 1/K of each of its own updates in them. The excess is 1 − 1/K at
+            first; every exchange reduces it by the mixing's weight. Post-processing; no time cost.
+        pause: exchanges between a worker's update and its next gradient, for the asynchronous rule,
+            so that its own noise is averaged before that gradient. 0: Algorithm 1 as printed.
+        stagger: if True, first rounds take longer, the k-th worker's 1 + k/K times as long.
+            Without it, workers of equal speed that begin together take every gradient without the
+            last update of any worker: η times the curvature must then stay below 1, while SYNC
+            allows 2. None: staggered under the rule "asynchronous" at the point "average". The
+            "own" weights contain the own last update, so workers in lockstep behave like SYNC.
+        clock: the count that a step-size schedule follows, under the rule "asynchronous". "own":
+            the worker's own rounds, out of its plan's; "all": the global count, out of K·R, so
+            that all workers reach the schedule's end when they stop.
         window: exchange steps for which a late answer still counts.
-        settle: exchange steps after the last update, so that all come to agree.
-        seed: of the simulation. nonce: drawn with the roster, so that no two runs have one name.
+        settle: exchange steps after the last update, in which the workers approach consensus.
+        seed: of the simulation. nonce: drawn with the roster, so that every run has its own name.
 
     Raises:
-        GossipError: parts that contradict each other.
+        GossipError: settings contradict each other.
     """
 
     SCHEMA: ClassVar[str] = "forethought/gossip/2"
@@ -293,12 +293,12 @@ class Gossip(Agreement):
 
     @property
     def workers(self) -> int:
-        """K."""
+        """K, the number of workers."""
         return len(self.members)
 
     @property
     def total(self) -> int:
-        """The global count at which everybody stops."""
+        """K·R, the global count of updates at which all workers stop."""
         return self.workers * self.rounds
 
     @property
@@ -308,9 +308,9 @@ class Gossip(Agreement):
 
     @property
     def in_ledger(self) -> int:
-        """Length of what a ledger keeps of a release: what the worker holds, and where it can come
-        back under the rule 'synchronous', what it said in the exchanges since the release before:
-        it says that again then."""
+        """Length of the vector that a ledger keeps per release: the worker's state and, where a
+        worker can return under the rule 'synchronous', the vectors that it sent in the exchanges
+        since the previous release, so that it can send them again."""
         returns = self.rule == "synchronous" and not self.tracking
         returns = returns and self.compression.kind != "top-k"
         return self.coordinates * (1 + self.exchanges if returns else 1)
@@ -326,7 +326,7 @@ class Gossip(Agreement):
         return sum(self.plan(worker).examples for worker in range(self.workers))
 
     def with_allreduce(self) -> Gossip:
-        """SYNC on the same plans: what else is agreed is for exchanges between neighbours."""
+        """SYNC on the same plans, without the settings for exchanges between neighbours."""
         plain = Compression()
         return replace(
             self,
@@ -339,14 +339,15 @@ class Gossip(Agreement):
         )
 
     def waits(self, worker: int) -> float:
-        """The time that a worker's first round waits, as a share of what it takes."""
+        """The wait before a worker's first round, as a fraction of the round's duration."""
         staggers = self.stagger
         if staggers is None:
             staggers = self.rule == "asynchronous" and self.point == "average"
         return worker / self.workers if staggers else 0.0
 
     def updates(self, worker: int) -> int:
-        """The most updates that a worker makes: its plan's rounds; synchronously R of them."""
+        """The most updates that a worker makes: its plan's rounds, or at most R if not
+        asynchronous."""
         own = self.plan(worker).rounds
         return own if self.rule == "asynchronous" else min(own, self.rounds)
 
@@ -354,7 +355,7 @@ class Gossip(Agreement):
         """Refuse a worker's model of another architecture or with other first weights.
 
         Raises:
-            GossipError: names what differs.
+            GossipError: the architecture, number of parameters or digest differs.
         """
         if architecture != self.architecture or len(start) != self.parameters:
             raise GossipError(
@@ -379,6 +380,6 @@ class Gossip(Agreement):
 
 
 def digest_of(weights: Vector) -> str:
-    """The digest of the first weights, which all workers have in common."""
+    """SHA-256 (hexadecimal) of the first weights as float32; all workers share them."""
     held = np.ascontiguousarray(weights, dtype="<f4")
     return hashlib.sha256(b"weights\n" + held.tobytes()).hexdigest()

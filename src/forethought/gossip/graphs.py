@@ -1,7 +1,7 @@
-"""Undirected graphs of workers who may talk to each other, made by name or read from a file.
+"""Undirected communication graphs of workers, made by name or read from a file.
 
-A worker talks to its neighbours only. Every graph here is connected: where it falls apart, no
-mixing makes the parts agree.
+A worker exchanges messages with its neighbours only. Every graph here is connected, because
+workers in unconnected parts can never reach consensus.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Kind = Literal["complete", "ring", "torus", "random-regular", "hypercube", "expo
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FROM_FILE = "file"
 Edge = tuple[int, int]
-# Most workers, and most draws of a random graph before it is said not to exist.
+# The most workers, and the most draws of a random graph before an error.
 LARGEST, _DRAWS = 10**5, 50
 
 
 class GraphError(ValueError):
-    """A graph on which gossip cannot work; the message says what to change."""
+    """A graph is unusable for gossip; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Graph:
 
     Args:
         kind: one of ``KINDS``, or "file".
-        size: workers, at least 2.
-        listed: the edges, each (smaller, larger). None only for "complete", whose edges follow.
+        size: number of workers, 2 to 10⁵.
+        listed: the edges; stored sorted, each (smaller, larger). None only for "complete".
 
     Raises:
-        GraphError: an edge that is none, or a graph that is not connected.
+        GraphError: an edge is invalid, the graph is not connected, or ``listed`` does not fit
+            ``kind``.
     """
 
     kind: str
@@ -89,7 +90,7 @@ class Graph:
         return tuple(tuple(sorted(ones)) for ones in found)
 
     def neighbours(self, worker: int) -> tuple[int, ...]:
-        """Workers that ``worker`` may talk to, sorted."""
+        """Neighbours of ``worker``, sorted."""
         if self.listed is None:
             return tuple(other for other in range(self.size) if other != worker)
         return self._adjacent[worker]
@@ -110,7 +111,7 @@ class Graph:
         return tuple(found[other] for other in range(self.size))
 
     def _distances(self, worker: int) -> dict[int, int]:
-        """The same of the workers that can be reached."""
+        """Distances from ``worker`` to the workers that can be reached."""
         found, front = {worker: 0}, deque([worker])
         while front:
             one = front.popleft()
@@ -128,12 +129,12 @@ def make(kind: Kind, size: int, *, degree: int | None = None, seed: int = 0) -> 
         kind: ``"complete"``; ``"ring"``; ``"torus"`` (four neighbours on a wrapped grid, as square
             as the size allows); ``"random-regular"``; ``"hypercube"`` (size a power of two);
             ``"exponential"`` (neighbours 1, 2, 4, … away on a ring; Ying et al. 2021).
-        size: workers.
-        degree: neighbours of each, for "random-regular" only.
-        seed: of "random-regular"; public.
+        size: number of workers, 2 to 10⁵.
+        degree: neighbours of each worker, for "random-regular" only.
+        seed: for "random-regular"; public.
 
     Raises:
-        GraphError: no such graph. ValueError: another kind.
+        GraphError: no such graph exists. ValueError: the kind is unknown.
     """
     one_of("kind", kind, KINDS)
     size = whole("size", size, least=2, most=LARGEST)
@@ -166,9 +167,9 @@ def _edges(kind: Kind, size: int, degree: int, seed: int) -> set[Edge]:
 
 
 def written_rows(path: str | Path) -> Iterator[tuple[int, str, list[str]]]:
-    """The lines of a text file that hold anything: (number, line, its words); # begins a comment.
+    """The lines of a text file that are not empty: (number, line, words); # begins a comment.
 
-    Words are apart by blanks or commas. Raises OSError: no such file.
+    Blanks or commas separate words. Raises OSError if the file cannot be read.
     """
     for number, line in enumerate(Path(path).read_text("utf-8").splitlines(), 1):
         if words := line.partition("#")[0].replace(",", " ").split():
@@ -176,12 +177,13 @@ def written_rows(path: str | Path) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def read(path: str | Path) -> Graph:
-    """A graph from a text file: an edge a line as two numbers, workers counted from 0.
+    """A graph from a text file: one edge per line as two numbers, workers counted from 0.
 
-    Empty lines and what follows a ``#`` are ignored; the largest number fixes the size.
+    Empty lines and text after a ``#`` are ignored; the largest number determines the size.
 
     Raises:
-        GraphError: a line that is not an edge, or a graph that is not connected. OSError.
+        GraphError: a line is not an edge, or the graph is not connected.
+        OSError: the file cannot be read.
     """
     edges = []
     for number, line, words in written_rows(path):
@@ -208,7 +210,7 @@ def sides(size: int) -> tuple[int, int]:
     """Rows and columns of a torus, as square as ``size`` allows.
 
     Raises:
-        GraphError: a prime size.
+        GraphError: the size is prime.
     """
     rows = next(side for side in range(int(size**0.5), 0, -1) if size % side == 0)
     if rows == 1:
@@ -267,8 +269,9 @@ def _regular(size: int, degree: int, seed: int) -> set[Edge]:
 
 
 def _paired(size: int, degree: int, draw: random.Random) -> set[Edge] | None:
-    """Ends of edges joined at random; those that would repeat an edge are drawn again (Steger and
-    Wormald 1999, close to uniform). None where none fits any more."""
+    """A random regular graph's edges: ends are paired at random, and pairs that would be loops or
+    repeat an edge are drawn again (Steger and Wormald 1999, close to uniform). None if no remaining
+    pair fits."""
     edges: set[Edge] = set()
     ends = [worker for worker in range(size) for _ in range(degree)]
     while ends:

@@ -1,17 +1,17 @@
-"""With what weights workers average: doubly stochastic matrices, one a step, known to everybody.
+"""Doubly stochastic mixing matrices, one per step: the weights with which workers average.
 
-Row k of a step's matrix says what worker k's weights become: Σ_j W[k, j] w_j. Rows that sum to 1
-keep an agreement, columns that sum to 1 keep the average of all workers. Three ways:
+After a step with matrix W, worker k's model is Σ_j W[k, j] w_j. Rows that sum to 1 preserve
+consensus; columns that sum to 1 preserve the average of all workers. Three kinds have names:
 
-| kind | a step | exchanges of a worker |
+| kind | a step | exchanges per worker |
 | --- | --- | --- |
-| ``"matchings"`` | disjoint neighbours average in pairs (Boyd et al. 2006); which, is drawn | ≤ 1 |
-| ``"metropolis"`` | everybody averages with all neighbours (Xiao, Boyd and Kim 2007) | its degree |
-| ``"exponential"`` | everybody takes half from the worker 2^t before it (Ying et al. 2021) | 1 |
+| ``"matchings"`` | randomly drawn disjoint pairs of neighbours average (Boyd et al. 2006) | ≤ 1 |
+| ``"metropolis"`` | a worker averages with all neighbours (Xiao, Boyd and Kim 2007) | its degree |
+| ``"exponential"`` | a worker takes half from the worker 2^t before it (Ying et al. 2021) | 1 |
 
-The edges of the graph are dealt into matchings once (``pairing``); a step draws one of them from
-a public seed. So a worker knows every step's matrix without asking anybody, an edge is used in one
-draw of as many as there are matchings, and all matrices that can ever be drawn can be checked.
+The edges of the graph are divided into matchings once (``pairing``); each step draws one matching
+from a public seed. So every worker can compute every step's matrix without a message, an edge is
+used in one of c draws on average for c matchings, and all possible matrices can be checked.
 A fourth kind, ``"given"``, is one matrix from a file.
 """
 
@@ -34,7 +34,7 @@ from forethought.gossip.pairing import colour
 from forethought.values.checks import one_of, real, whole
 from forethought.values.serialisation import exact_keys
 
-# What a job can name, and one matrix from a file.
+# A job file can name the kinds in Named; "given" is one matrix from a file.
 Named = Literal["matchings", "metropolis", "exponential"]
 Kind = Named | Literal["given"]
 KINDS: tuple[Named, ...] = get_args(Named)
@@ -47,7 +47,7 @@ _ZERO = 1e-12  # below this an eigenvalue computed in floating point is 0
 
 
 class MixingError(ValueError):
-    """Weights that do not average; the message says which and what they must be."""
+    """Mixing weights are invalid; the message names them and says what they must be."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Mixing:
     """The matrices of all steps over a graph.
 
     Args:
-        kind: see the module. graph: which weights may differ from 0.
+        kind: see the module. graph: off the diagonal, only weights on its edges may differ from 0.
         seed: of the draws of "matchings"; public, the same for all workers.
-        given: rows of (worker, weight), for "given" alone.
+        given: rows of (worker, weight), only for kind "given".
 
     Raises:
-        MixingError: a matrix that is not doubly stochastic, or none on this graph.
+        MixingError: the matrix is not doubly stochastic, or the graph does not allow this kind.
     """
 
     kind: Kind
@@ -96,12 +96,12 @@ class Mixing:
 
     @property
     def drawn(self) -> bool:
-        """True if a step's matrix is drawn, of pairs, and not the next one of a period."""
+        """True if each step draws a matching at random; False if the matrices follow a period."""
         return self.kind == "matchings"
 
     @property
     def mutual(self) -> bool:
-        """True if both ends of a link take as much of each other, whatever else a matrix does."""
+        """True if all matrices are symmetric: both ends of a link use the same weight."""
         match self.kind:
             case "matchings" | "metropolis":
                 return True
@@ -121,11 +121,11 @@ class Mixing:
         """The pairs that average in ``step``, sorted: disjoint neighbours, both living.
 
         Args:
-            step: from 0. living: those who take part; None: all. On a complete graph they are all
-                paired anew; elsewhere a worker whose neighbour of this step is not there rests.
+            step: from 0. living: the workers that take part; None: all. On a complete graph the
+                living are paired anew; elsewhere a worker whose partner is missing does nothing.
 
         Raises:
-            MixingError: a mixing of another kind has no pairs.
+            MixingError: the kind is not "matchings".
         """
         self._need_matchings()
         living = self._fewer(living)
@@ -134,7 +134,11 @@ class Mixing:
         return _present(self._classes[_draw(self.seed, step) % len(self._classes)], living)
 
     def partner(self, step: int, worker: int, living: Living = None) -> int | None:
-        """With whom ``worker`` averages in ``step``; None: it rests. O(1) when all are there."""
+        """The partner of ``worker`` in ``step``; None: it has none. O(1) when all are living.
+
+        Raises:
+            MixingError: the kind is not "matchings".
+        """
         self._need_matchings()
         living = self._fewer(living)
         if self._complete:
@@ -149,7 +153,7 @@ class Mixing:
         return other
 
     def weights(self, step: int, worker: int, living: Living = None) -> Row:
-        """``worker``'s row in ``step``: whose weights it takes and how much, itself included."""
+        """``worker``'s row of the matrix of ``step``: weight by worker, its own included."""
         living = self._fewer(living)
         match self.kind:
             case "matchings":
@@ -166,8 +170,8 @@ class Mixing:
                 assert_never(self.kind)
 
     def receivers(self, step: int, worker: int, living: Living = None) -> tuple[int, ...]:
-        """The workers that take ``worker``'s weights in ``step``, itself not counted: to whom it
-        sends."""
+        """The other workers that take ``worker``'s weights in ``step``, so ``worker`` sends to
+        them."""
         match self.kind:
             case "exponential":
                 near = self._exponential_near(step, worker)
@@ -184,12 +188,12 @@ class Mixing:
         )
 
     def check(self, living: Living = None) -> None:
-        """Every matrix of this mixing is doubly stochastic, in rational arithmetic.
+        """Check in rational arithmetic that every matrix of this mixing is doubly stochastic.
 
-        All of them: the matchings that can be drawn, or the matrices of a period.
+        It covers all matchings that can be drawn, or all matrices of a period.
 
         Raises:
-            MixingError: a sum that is not 1, a negative weight, or a weight where no edge is.
+            MixingError: a sum is not 1, a weight is negative, or a weight has no edge.
         """
         size = self.graph.size
         living = self._fewer(living)
@@ -216,8 +220,8 @@ class Mixing:
 
         The second largest eigenvalue of E[AᵀA] (Xu, Zhang and Wang, Assumption 2; Boyd et al. 2006,
         Theorem 3). Each matching is a projection, so E[AᵀA] = I − L/(2c) for c matchings of the
-        graph with Laplacian L. Of exponential mixing: the mean over a period, 0 where a period
-        averages exactly (a power of two of workers).
+        graph with Laplacian L. For "exponential": the geometric mean over a period; 0 if a period
+        averages exactly (the number of workers is a power of two).
         """
         match self.kind:
             case "matchings":
@@ -236,10 +240,10 @@ class Mixing:
                 assert_never(self.kind)
 
     def time(self, to: float = 0.01) -> int:
-        """Steps until the root mean squared disagreement is at most ``to`` of what it was.
+        """Steps until the root mean squared disagreement is at most ``to`` times its first value.
 
         Raises:
-            MixingError: this matrix never brings all workers to agree.
+            MixingError: with this matrix the workers never reach consensus.
         """
         real("to", to, above=0, below=1)
         if self.kind == "exponential":
@@ -271,7 +275,7 @@ class Mixing:
 
     @cached_property
     def _columns(self) -> tuple[tuple[int, ...], ...]:
-        """Of a given matrix: who takes a worker's weights."""
+        """For each worker, the workers that take its weights under the given matrix."""
         found: list[list[int]] = [[] for _ in range(self.graph.size)]
         for worker, row in enumerate(self.given or ()):
             for other, weight in row:
@@ -280,7 +284,7 @@ class Mixing:
         return tuple(map(tuple, found))
 
     def _fewer(self, living: Living) -> Living:
-        """None where everybody lives, so that one set of workers has one way to be said."""
+        """None if all workers are living, so that each set of workers has one representation."""
         return None if living is None or len(living) == self.graph.size else living
 
     def _here(self, living: Living) -> tuple[int, ...]:
@@ -314,8 +318,8 @@ class Mixing:
         stride = 1 << step % len(powers(size))
         if living is None or self._whole(worker, stride, living):
             return {worker: HALF, (worker - stride) % size: HALF}
-        # Where a worker of this cycle is missing, what is left are paths, and a doubly stochastic
-        # matrix on a path is symmetric: Metropolis weights on it.
+        # If a worker of this cycle is missing, the cycle falls into paths. A doubly stochastic
+        # matrix on a path is symmetric, so the paths get Metropolis weights.
         row: Row = {}
         for other in self._exponential_near(step, worker):
             if other in living and other != worker:
@@ -332,8 +336,8 @@ class Mixing:
                 return True
 
     def _repaired(self, worker: int, row: Row, living: frozenset[int]) -> Row:
-        """A given matrix without the missing: the smaller of both directions stays on an edge, the
-        rest on the diagonal. Symmetric, and no sum exceeds what it was."""
+        """A row of the given matrix without missing workers: each edge keeps the smaller of its two
+        weights, the diagonal gets the rest. So the matrix is symmetric and no row sum grows."""
         kept = {
             other: min(weight, dict((self.given or ())[other]).get(worker, Fraction(0)))
             for other, weight in row.items()
@@ -380,12 +384,13 @@ class Mixing:
 
 
 def given(graph: Graph, path: str | Path) -> Mixing:
-    """The mixing of one matrix from a text file: a row a line, weights such as 1/3, 0.25 or 0.
+    """The mixing of one matrix from a text file: one row per line, weights such as 1/3 or 0.25.
 
     Weights are exact: 0.333 is 333/1000, and three of them do not sum to 1.
 
     Raises:
-        MixingError: no matrix, or one that is not doubly stochastic. OSError.
+        MixingError: the file has no matrix, or one that is not doubly stochastic.
+        OSError: the file cannot be read.
     """
     rows = []
     for number, _, words in written_rows(path):
@@ -426,7 +431,7 @@ def _partners_of(players: tuple[int, ...], seed: int, step: int) -> dict[int, in
 
 @lru_cache(maxsize=4096)
 def _draw(seed: int, step: int) -> int:
-    """64 bits that everybody can compute."""
+    """64 pseudorandom bits from public values, so that every worker computes the same."""
     text = f"gossip matching {seed} {step}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -438,7 +443,8 @@ def _present(pairs: tuple[Edge, ...], living: Living) -> tuple[Edge, ...]:
 
 
 def _check_tournament(players: int) -> None:
-    """In every round the opponent of one's opponent is oneself: pairs that share nobody."""
+    """Check every round: the opponent of a worker's opponent is the worker, so pairs are
+    disjoint."""
     here = np.arange(players)
     for round in range(pairing.rounds(players)):
         others = pairing.opponents(players, round)
@@ -447,7 +453,7 @@ def _check_tournament(players: int) -> None:
 
 
 def _check_pairs(pairs: tuple[Edge, ...], graph: Graph) -> None:
-    """Disjoint pairs of neighbours: then the matrix has two halves in their rows and columns."""
+    """Check that the pairs are disjoint neighbours: then every row and column sums to 1."""
     seen: set[int] = set()
     for one, other in pairs:
         if one in seen or other in seen or one == other:

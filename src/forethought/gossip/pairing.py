@@ -1,9 +1,9 @@
-"""The edges of a graph dealt into matchings: no two edges of one colour share a worker.
+"""Edge colouring of a graph into matchings: no two edges of one colour share a worker.
 
-A bipartite graph with at most d neighbours needs d colours (König 1916), any other at most d + 1
-(Vizing 1964; the construction of Misra and Gries 1992). Classes are then made equally large, up to
-one (de Werra 1971): two colours form paths and cycles, and a path with one edge too many of a
-colour can be swapped.
+A bipartite graph of maximum degree d needs d colours (König 1916), any other at most d + 1
+(Vizing 1964; the construction of Misra and Gries 1992). Colour classes are then made equally large,
+up to one edge (de Werra 1971): the edges of two colours form paths and cycles; swapping the colours
+on a path with one more edge of the larger class moves an edge to the smaller one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Table = list[dict[int, int]]  # worker → colour → the neighbour at the end 
 
 
 def colour(graph: Graph) -> tuple[tuple[Edge, ...], ...]:
-    """The edges of ``graph`` in matchings of equal size (up to one), each sorted."""
+    """The edges of ``graph`` as sorted matchings, whose sizes differ by at most 1."""
     most = max(graph.degree(worker) for worker in range(graph.size))
     table: _Table = [{} for _ in range(graph.size)]
     far = graph.distances(0)
@@ -66,8 +66,8 @@ def _swap(table: _Table, start: int, first: int, second: int) -> None:
 def _join_bipartite(table: _Table, one: int, other: int, colours: int) -> None:
     mine, theirs = _free(table, one, colours), _free(table, other, colours)
     if mine != theirs and mine in table[other]:
-        # The path of both colours from ``other`` cannot end in ``one``: it would close an odd
-        # cycle with the new edge.
+        # The path of both colours from ``other`` cannot end at ``one``: with the new edge it would
+        # be an odd cycle.
         _swap(table, other, mine, theirs)
     _set(table, one, other, mine)
 
@@ -85,8 +85,8 @@ def _join(table: _Table, one: int, other: int, colours: int) -> None:
     mine, theirs = _free(table, one, colours), _free(table, fan[-1], colours)
     if theirs in table[one]:
         _swap(table, one, theirs, mine)
-    # ``theirs`` is free at ``one`` now, and somewhere on the fan: up to there every edge of the fan
-    # takes the colour of the next.
+    # Now ``theirs`` is free at ``one`` and at some worker of the fan. Up to that worker, each edge
+    # of the fan takes the colour of the next edge.
     last = next(place for place, end in enumerate(fan) if theirs not in table[end])
     shades = {end: shade for shade, end in table[one].items()}
     for end, following in pairwise(fan[: last + 1]):
@@ -109,7 +109,7 @@ def _even_out(classes: list[set[Edge]]) -> None:
 
 
 def _longer_paths(large: set[Edge], small: set[Edge]) -> list[set[Edge]]:
-    """Paths of both classes with one edge more of ``large``."""
+    """Paths in the union of both classes that have one more edge of ``large``."""
     ends: dict[int, list[Edge]] = {}
     for edge in sorted(large | small):
         for worker in edge:
@@ -131,19 +131,19 @@ def _longer_paths(large: set[Edge], small: set[Edge]) -> list[set[Edge]]:
     return found
 
 
-# All workers paired anew in every round: a round-robin tournament by the circle method.
+# New pairs of all workers in every round: a round-robin tournament by the circle method.
 #
-# With n players there are n − 1 rounds (n where n is odd, and one rests in each) in which every two
-# meet exactly once. A player's opponent is a formula, so that nobody needs a table of n² pairs.
+# With n players there are n − 1 rounds (n if n is odd; then one player rests in each). Each two
+# players meet exactly once. A formula gives the opponent, so no table of n² pairs is needed.
 
 
 def rounds(players: int) -> int:
-    """Rounds of the tournament, at least 1."""
+    """The number of rounds of the tournament, at least 1."""
     return max(1, players - 1 + players % 2)
 
 
 def opponent(player: int, players: int, round: int) -> int:
-    """Whom ``player`` meets; itself where it rests."""
+    """The opponent of ``player`` in a round; ``player`` itself if it rests."""
     last = players - 1 + players % 2
     if player == last:
         return round
@@ -154,7 +154,7 @@ def opponent(player: int, players: int, round: int) -> int:
 
 
 def opponents(players: int, round: int) -> NDArray[np.int64]:
-    """Everybody's opponent."""
+    """The opponents of all players in a round, shape (players,); see :func:`opponent`."""
     last = players - 1 + players % 2
     here = np.arange(players)
     found = (2 * round - here) % last

@@ -1,7 +1,7 @@
 """The speed of mixing on a graph: eigenvalues of Laplacians and of averaging matrices.
 
-Closed forms where the graph has one, dense eigenvalues of small graphs, Lanczos of large ones.
-Floating point: for planning and for tables, never for a guarantee.
+It uses closed forms where they exist, else a dense solver for small graphs and Lanczos for large
+ones. Results are floating point: for planning and tables, never for a guarantee.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.sparse.linalg import eigsh
 
 from forethought.gossip.graphs import Graph, powers, sides
 
-# Above so many workers eigenvalues come from Lanczos, to this relative accuracy.
+# Above this number of workers Lanczos computes eigenvalues, to this relative accuracy.
 _DENSE, _ACCURACY = 600, 1e-8
 
 
@@ -45,10 +45,12 @@ def algebraic_connectivity(graph: Graph) -> float:
 
 
 def second_singular(size: int, row: Callable[[int], Mapping[int, Fraction]]) -> float:
-    """The largest factor by which one doubly stochastic matrix shrinks disagreement, in [0, 1].
+    """The second largest singular value of a doubly stochastic matrix, in [0, 1].
+
+    One step leaves at most this factor of the disagreement.
 
     Args:
-        row: worker → its weights.
+        size: number of workers. row: worker → its weights.
     """
     entries = [
         (worker, other, float(weight))
@@ -65,10 +67,12 @@ def second_singular(size: int, row: Callable[[int], Mapping[int, Fraction]]) -> 
 
 
 def exponential_factors(size: int, steps: int) -> NDArray[np.float64]:
-    """The rest of each frequency of a disagreement after ``steps`` of exponential mixing.
+    """The factor that remains of each frequency of a disagreement after exponential mixing.
 
-    Each step halves and shifts, I/2 + P/2: its eigenvalue at frequency f is (1 + ω^(f·stride))/2.
-    Frequencies 1 … size − 1, absolute values.
+    A step is I/2 + P/2 with a shift P: its eigenvalue at frequency f is (1 + ω^(f·stride))/2.
+
+    Returns:
+        Absolute values after ``steps`` steps for frequencies 1 … size − 1, shape (size − 1,).
     """
     frequencies = np.arange(1, size)
     strides = powers(size)
@@ -80,7 +84,7 @@ def exponential_factors(size: int, steps: int) -> NDArray[np.float64]:
 
 
 def _circulant_gap(size: int, strides: list[int]) -> float:
-    """Of the circulant graph with these strides: the least Σ 2 − 2cos over frequencies."""
+    """The connectivity of a circulant graph: the least Σ (2 − 2 cos) over frequencies."""
     frequencies = np.arange(1, size)
     total = np.zeros(size - 1)
     for distance in {min(stride, size - stride) for stride in strides}:
@@ -90,7 +94,8 @@ def _circulant_gap(size: int, strides: list[int]) -> float:
 
 
 def _ends(matrix: sparse.csr_array, smallest: bool = True) -> NDArray[np.float64]:
-    """The second eigenvalue from that end of a symmetric matrix with 1 as the first's vector."""
+    """The second smallest (or largest) eigenvalue of a symmetric matrix, shape (1,); the all-ones
+    vector belongs to the smallest (or largest)."""
     size = matrix.shape[0]
     if size <= _DENSE:
         values = np.linalg.eigvalsh(matrix.toarray())

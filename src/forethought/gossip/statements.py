@@ -1,15 +1,15 @@
-"""The views of a worker, and what each can learn from it.
+"""Privacy statements of a worker against three views of its messages.
 
-- ``"neighbours"`` see every message of the worker, hence who stepped, and every noised sum: its
-  own rounds count, at its own rate, as many as its ledger has.
-- an ``"outsider"`` sees final models only. The same holds for it, by post-processing; less where
-  all workers' sums reach everybody only added up.
-- ``"network"``: some distant workers see what they are sent, and know their own noise. The same
-  rounds count behind the noise of others, where that is proven.
+- ``"neighbours"`` see every message of the worker, hence which worker stepped, and every noised
+  sum. All rounds in its ledger count, at its own sampling rate.
+- an ``"outsider"`` sees final models only. The same bound holds by post-processing; it is smaller
+  where only the total of all workers' sums is visible.
+- ``"network"``: some distant workers see the messages sent to them, and know their own noise. The
+  same rounds count, hidden by the noise of others, where that is proven.
 
-The first is the default and rests on nobody else. ``as_in_the_paper`` is what A(DP)²SGD's theorem
-counts, with its assumption: that nobody sees which worker stepped. Neighbours do see it, so it is
-shown beside the statement and never claimed.
+The first is the default and needs no trust in other workers. ``as_in_the_paper`` computes the bound
+of A(DP)²SGD's theorem, which assumes that nobody sees which worker stepped. Neighbours do see it,
+so this bound is shown beside the statement and never claimed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from forethought.values.plan import Transcript
 
 View = Literal["neighbours", "outsider", "network"]
 VIEWS: tuple[View, ...] = get_args(View)
-# What every statement of a worker must say besides its plan.
+# Caveats of every worker's statement, in addition to those of its plan.
 NOTES = (Caveat("known-steps"), Caveat("arrival-times"))
 
 
@@ -48,21 +48,22 @@ def worker_statement(
     delta: float | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> Statement:
-    """The statement of a worker's releases to somebody who sees ``view`` of them.
+    """The privacy statement of a worker's releases against an observer with the given view.
 
     Args:
-        gossip: what all agreed on. worker: its place in the members.
+        gossip: the agreement. worker: its index in the members.
         view: see the module.
-        transcript: what the worker's ledger released, which may be less than its plan allows. None:
-            all of that.
-        observers: for "network": the workers who tell each other all that they see.
-        randomness: where its random numbers came from.
+        transcript: the releases in the worker's ledger, which may be fewer than its plan allows.
+            None: all that the plan allows.
+        observers: for "network": colluding workers, which share all that they see.
+        randomness: the source of its random numbers.
         delta: δ; the plan's by default.
         not_covered: other uses of the worker's records, such as an accuracy that was looked at.
 
     Raises:
-        GossipError: nothing was released. TranscriptError: what was released is not the beginning
-            of the plan. NetworkViewError: no theorem covers this gossip under "network".
+        GossipError: nothing was released, or ``observers`` and ``view`` contradict each other.
+        TranscriptError: the releases are not the beginning of the plan.
+        NetworkViewError: no theorem covers this gossip under "network".
     """
     one_of("view", view, VIEWS)
     if bool(observers) != (view == "network"):
@@ -93,10 +94,10 @@ def worker_statement(
 
 
 def outsider_gain(gossip: Gossip, worker: int) -> float:
-    """All noise in the average of a round over the worker's own, as standard deviations.
+    """The ratio of all noise in a round's average to the worker's own (standard deviations).
 
-    Exactly 1 where models are more than a function of the sums over all workers: asynchronous
-    rules, exchanges that do not average exactly, norms that follow the data.
+    It is the least over the rounds, and exactly 1 where models depend on more than the sums over
+    all workers: asynchronous rules, exchanges that do not average exactly, adaptive clipping norms.
     """
     if gossip.plan(worker).clip.rule == "quantile" or not _one_model_a_round(gossip):
         return 1.0
@@ -110,13 +111,13 @@ def outsider_gain(gossip: Gossip, worker: int) -> float:
 def network_gains(
     gossip: Gossip, worker: int, observers: Sequence[int], rounds: int
 ) -> list[tuple[float, int]]:
-    """The noise that ``observers`` face over the worker's own: (gain, in how many rounds).
+    """Ratios of the noise that ``observers`` face to the worker's own: (gain, number of rounds).
 
     Args:
-        rounds: that the worker has released.
+        rounds: the number that the worker has released.
 
     Raises:
-        NetworkViewError: a gossip for which this is not proven; says which are.
+        NetworkViewError: this is not proven for the gossip; the message says for which it is.
     """
     plan = gossip.plan(worker)
     what = None
@@ -165,15 +166,15 @@ def network_gains(
 
 
 def as_in_the_paper(gossip: Gossip, worker: int, delta: float | None = None) -> Interval:
-    """ε of what A(DP)²SGD's Theorem 2 counts, exactly: not a guarantee against neighbours.
+    """The exact ε of A(DP)²SGD's Theorem 2, under its assumption: no guarantee against neighbours.
 
-    The theorem takes every one of the T steps of all workers for one of a worker that was drawn in
-    secret, so that a record is in its batch with probability B/(K n). Neighbours see who stepped.
-    The sum's noise is the worker's own; how the paper calibrates it is
-    :mod:`forethought.papers.decentralised`.
+    The theorem treats each of the T steps of all workers as a step of a worker that is drawn in
+    secret, so a record is in the batch with probability B/(K n). Neighbours see which worker
+    stepped. The sum's noise is the worker's own; :mod:`forethought.papers.decentralised` has the
+    paper's calibration of it.
 
     Raises:
-        GossipError: rounds that are not all of one noise and a sampled batch.
+        GossipError: the rounds have different noise, or batches that are not sampled.
     """
     plan = gossip.plan(worker)
     parts = plan.mechanism.rounds
@@ -201,13 +202,13 @@ def shared(
     transcripts: Sequence[Transcript] | None = None,
     randomness: Randomness | None = None,
 ) -> Statement:
-    """The statement for persons whose records up to ``holders`` workers have, against neighbours.
+    """The statement against neighbours for a person with records at up to ``holders`` workers.
 
     Args:
         transcripts: of every worker, in order. None: their whole plans.
 
     Raises:
-        ValueError: workers of different adjacency, or that released nothing.
+        ValueError: the workers' adjacencies differ, or no worker released anything.
     """
     whole("holders", holders, most=gossip.workers)
     if transcripts is None:
@@ -228,7 +229,7 @@ def shared(
 
 
 def overview(gossip: Gossip, transcripts: Sequence[Transcript] | None = None) -> str:
-    """The views and their ε, as a table in Markdown: a worker a row, a view a column."""
+    """A Markdown table of ε: one row per worker, one column per view."""
     lines = [
         "| worker | rounds | ε, neighbours | ε, outsider | as in the paper (not claimed) | δ |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -256,7 +257,7 @@ def overview(gossip: Gossip, transcripts: Sequence[Transcript] | None = None) ->
 
 
 def _one_model_a_round(gossip: Gossip) -> bool:
-    """True if everybody begins each round with one model, the average of all."""
+    """True if all workers begin each round with the same model, their average."""
     if gossip.rule == "allreduce":
         return True
     plain = gossip.rule == "synchronous" and _linear(gossip) and not gossip.tracking
@@ -264,7 +265,7 @@ def _one_model_a_round(gossip: Gossip) -> bool:
 
 
 def _linear(gossip: Gossip) -> bool:
-    """True if what is exchanged is linear in all noised sums."""
+    """True if the exchanged vectors are linear in all noised sums."""
     return gossip.compression.exact and gossip.trust.difference is None
 
 
@@ -273,13 +274,14 @@ def _averages(gossip: Gossip) -> bool:
     mixing, mixes = gossip.mixing, gossip.exchanges - 1
     if mixing.drawn or mixes < 1 or gossip.workers > decentralised.MOST_WORKERS:
         return False
-    # Once for every place in the period at which a round can begin.
+    # Check every position in the period at which a round can begin.
     starts = {(round * gossip.exchanges + 1) % mixing.period for round in range(mixing.period)}
     return all(decentralised.averages_exactly(mixing, start, mixes) for start in starts)
 
 
 def _noise_levels(gossip: Gossip) -> list[tuple[int, list[float]]]:
-    """(First round, noise of each worker in its mean) for every change of somebody's noise."""
+    """(First round, standard deviation of each worker's noise in its weighted mean) for every
+    change of a worker's noise."""
     begins = {0}
     for plan in gossip.plans:
         before = 0

@@ -1,8 +1,8 @@
 """A worker's steps along its own noised means: post-processing, torch-free.
 
-``"sgd"`` steps along the mean, or along a momentum of it. Gradient tracking (Nedić, Olshevsky and
+``"sgd"`` steps along the mean, or along its momentum. Gradient tracking (Nedić, Olshevsky and
 Shi 2017; DSGT) exchanges y besides w: y += u_new − u_old with every own update u, and w steps along
-y, whose average over the workers is the average of everybody's newest update.
+y, whose average over the workers is the average of all workers' newest updates.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from forethought.values.plan import step_sizes
 
 
 class OwnSteps:
-    """One worker's own.
+    """The steps of one worker along its own noised means.
 
     Args:
-        gossip: says the rule. worker: whose plan has the step sizes.
+        gossip: has momentum, tracking and step weights. worker: its plan has the step sizes.
     """
 
     def __init__(self, gossip: Gossip, worker: int) -> None:
@@ -31,13 +31,13 @@ class OwnSteps:
         self._last: Vector | None = None
 
     def step(self, held: Vector, round: int, mean: Vector, progress: float | None = None) -> Vector:
-        """The weights that the worker holds after an update; ``held`` is left as it is.
+        """The worker's vector after an update, shape (coordinates,); ``held`` is not modified.
 
         Args:
             held: float32, shape (coordinates,). round: of the update.
             mean: the noised mean, float32, shape (parameters,).
-            progress: of all workers together, from 0 to 1: it says the step size in place of the
-                worker's own rounds.
+            progress: fraction of all workers' updates that were made, in [0, 1]; it selects the
+                step size. None: ``round`` selects it.
         """
         place = round if progress is None else int(progress * self._rounds)
         size = np.float32(self._sizes(place))

@@ -1,16 +1,15 @@
-"""The rules that wait: D-PSGD for the neighbours, SYNC for everybody, in every round.
+"""Synchronous rules: D-PSGD waits for the neighbours, SYNC for all workers, in every round.
 
-D-PSGD (Lian et al. 2017): w ← Σ_j W[k, j] w_j − η u_k, the update being taken at the weights
-before the exchange, which goes on meanwhile; with several exchanges a round, the later ones only
-mix. SYNC (Xu, Zhang and Wang, Section 5): an allreduce
-after every worker's step. A worker that dies holds everybody up: these are what A(DP)²SGD is
-compared with.
+D-PSGD (Lian et al. 2017): w ← Σ_j W[k, j] w_j − η u_k. The update is taken at the weights before
+the exchange, and both run at the same time; with several exchanges per round, the later ones only
+mix. SYNC (Xu, Zhang and Wang, Section 5): an allreduce after every worker's step. A worker that
+dies stops all others; these rules are the baselines of A(DP)²SGD.
 
-A worker of D-PSGD that was killed comes back: it says again what it said in the exchange of its
-last release, which its ledger has, and its neighbours say again what it missed. So it takes the
-next gradient at the same bits as if nothing had happened. What a neighbour may still need is kept
-until that one's messages say that it is in its ledger. Under SYNC nothing is kept: an allreduce
-that lost one of its workers has left nobody with the mean, or only some.
+A D-PSGD worker that was killed can return. From its ledger it resends the message of its last
+release's exchange; its neighbours resend the messages that it missed. Its next gradient is taken at
+the same weights, bit for bit, as without the interruption. A worker keeps its messages until the
+receiver's messages show that they are in the receiver's ledger. Under SYNC nothing is kept: after
+an allreduce that lost a worker, none or only some of the workers have the mean.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from forethought.gossip.events import Hello, Known, PeerMessage, Weights
 from forethought.gossip.gossip import Gossip, GossipError
 from forethought.gossip.worker import Effects, Releasing
 
-# Releases that a ledger keeps whole: two neighbours are at most one round apart, and begin again
-# one round before.
+# Releases that a ledger keeps with vectors: two neighbours are at most one round apart, and a
+# returning worker resumes one round earlier.
 _WHOLE = 3
 
 
@@ -37,14 +36,15 @@ class SynchronousWorker(Releasing):
 
     Args:
         gossip, me, weights, ledger: see :class:`~forethought.gossip.worker.OwnReleases`; without a
-            ledger nothing is kept for neighbours that come back.
+            ledger no messages are kept for neighbours that return.
 
     Raises:
-        GossipError: a ledger that holds updates already, where compression or tracking depends on
-            more than a ledger has.
+        GossipError: the ledger already has updates, and "top-k" compression or tracking needs a
+            state that no ledger holds.
 
     Attributes:
-        own: its releases. step: the present exchange. finished: why it ended; None: it has not.
+        own: its releases. step: the current exchange.
+        finished: the reason why it ended; None: it has not ended.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class SynchronousWorker(Releasing):
             _require_new(gossip, ledger, "what neighbours have of it, or tracked, is in no ledger")
         super().__init__(gossip, me, weights, ledger)
         self.step = -1
-        # Neighbour → exchange → what it was sent; of a simulation, where nothing is lost, nothing.
+        # Neighbour → exchange → the message sent to it. Empty in a simulation, which loses nothing.
         self._keeps = ledger is not None
         self._kept: dict[int, dict[int, Weights]] = {}
-        # Whose word is missing, of a worker that is back; None: it is not.
+        # The neighbours that have not answered a returning worker; None: it is not returning.
         self._unsure: set[int] | None = None
         self._before: dict[int, Vector] = {}
-        # What was said in the last exchanges, the newest first, where it may be said again.
+        # Vectors sent in the last exchanges, newest first, if they may have to be sent again.
         returns = gossip.in_ledger > gossip.coordinates
         self._told: deque[Vector] = deque(maxlen=gossip.exchanges if returns else 0)
-        # Under "top-k": what each neighbour has of this worker, and this worker of it, summed up.
+        # Under "top-k": each neighbour's replica of this worker, and this worker's replica of it.
         self._there: dict[int, Vector] = {}
         self._here: dict[int, Vector] = {}
         if gossip.compression.kind == "top-k":
@@ -75,7 +75,7 @@ class SynchronousWorker(Releasing):
         self._stepped = False
 
     def handle(self, event: on.Event) -> Effects:
-        """The effects of an event."""
+        """The effects of an event; those for other rules have none."""
         if isinstance(event, PeerMessage):
             return self._received(event.sender, event.message)
         if self.finished is not None:
@@ -97,7 +97,7 @@ class SynchronousWorker(Releasing):
             return self._end("stopped")
         return []
 
-    # ---- the beginning, and coming back
+    # ---- start and return
 
     def _started(self, returning: bool) -> Effects:
         if not returning and not self.own.updates:
@@ -106,8 +106,8 @@ class SynchronousWorker(Releasing):
         return self._ask()
 
     def _ask(self, back: int | None = None) -> Effects:
-        """Say Hello to those whose word is missing, or to one that is there again: what was on its
-        way may be lost."""
+        """Send Hello to the neighbours whose messages are missing, or to one that is back, since
+        messages in transit may be lost."""
         if self._unsure is not None:
             asked = self._unsure
         elif back is not None:
@@ -121,7 +121,7 @@ class SynchronousWorker(Releasing):
         return [Send(one, hello) for one in sorted(asked)]
 
     def _answer(self, sender: int, hello: Hello) -> Effects:
-        """The messages of a neighbour that are known, and whatever it missed."""
+        """Answer with the known number of the neighbour's updates and its missed messages."""
         known = self._known.get(sender, 0)
         self._hear(sender, hello.round)
         kept = self._kept.get(sender, {})
@@ -141,8 +141,7 @@ class SynchronousWorker(Releasing):
         return self._resumed()
 
     def _resumed(self) -> Effects:
-        """The effects of going on after the last release: what was said there is said again, the
-        step was taken."""
+        """Resume after the last release: its step is done, its messages are sent again."""
         if not self.own.sent:
             return self._begin()
         for step, sent in self.own.sent.items():
@@ -161,7 +160,7 @@ class SynchronousWorker(Releasing):
     # ---- exchanges
 
     def _begin(self) -> Effects:
-        """The next exchange: say what is held, and compute on it where a round begins."""
+        """Begin the next exchange: send the weights and, if a round begins, ask for a gradient."""
         self.step += 1
         round, exchange = divmod(self.step, self.gossip.exchanges)
         if round >= self.gossip.rounds:
@@ -172,7 +171,7 @@ class SynchronousWorker(Releasing):
         return effects + (self._go_on() if exchange else self.own.begin())
 
     def _say(self, receivers: tuple[int, ...]) -> Effects:
-        """To all receivers; and what each of them has of this worker is kept to compare with."""
+        """Send to all receivers, and keep each one's replica of this worker in ``_before``."""
         near = set(receivers) | set(self._sources)
         if not self._there:
             told = self.gossip.compression.received(self.own.held) if near else self.own.held
@@ -193,8 +192,8 @@ class SynchronousWorker(Releasing):
         return effects
 
     def _keep(self, one: int, message: Weights) -> None:
-        """Until the receiver cannot need it any more; of one that never answers, until nobody who
-        is so far behind could have let this worker come here."""
+        """Keep a message while its receiver may need it. If the receiver never answers and the
+        mixing draws no matchings, keep only as many as this worker can be ahead of it."""
         if not self._keeps:
             return
         kept = self._kept.setdefault(one, {})
@@ -223,12 +222,12 @@ class SynchronousWorker(Releasing):
             return [on.Alarm("weights", refusal)]
         self._hear(sender, message.round)
         if not self.step <= message.base < self.gossip.rounds * self.gossip.exchanges:
-            return []  # said twice; who need not wait for this worker may be many rounds ahead
+            return []  # a repeated message; later exchanges are stored until their turn
         self._got.setdefault(message.base, {}).setdefault(sender, message.vector)
         return self._go_on()
 
     def _go_on(self) -> Effects:
-        """To the next exchange, once the own step and all neighbours are there."""
+        """Mix and begin the next exchange, once the own step and all neighbours' messages exist."""
         got = self._got.get(self.step, {})
         if (
             self._unsure is not None
@@ -251,7 +250,11 @@ class SynchronousWorker(Releasing):
 
 
 class AllReduceWorker(Releasing):
-    """One worker of SYNC; see the module and :class:`SynchronousWorker`."""
+    """One worker of SYNC; see the module and :class:`SynchronousWorker`.
+
+    Raises:
+        GossipError: the ledger already has updates.
+    """
 
     def __init__(
         self, gossip: Gossip, me: int, weights: Vector, ledger: LedgerState | None = None

@@ -1,10 +1,10 @@
-"""The common part of all workers: releases that their ledger counts, and frames that they refuse.
+"""The common part of all workers: releases that their ledger counts, and messages they refuse.
 
 **Formal guarantee.** Whatever neighbours send, a worker asks its trainer for round i of its own
-plan exactly once and in order (i = 0, 1, 2, … from its ledger), never beyond its plan; every
-release is committed before anything that depends on it is sent; and a worker whose neighbours know
-of more releases than its ledger does makes none any more. So what its neighbours see is
-post-processing of a prefix of its plan.
+plan exactly once and in order (i = 0, 1, 2, … from its ledger), never beyond its plan. It commits
+every release before it sends anything that depends on it. If a neighbour knows of more releases
+than the worker's ledger has, the worker makes no more. So its neighbours see post-processing of a
+prefix of its plan.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from forethought.gossip.steps import OwnSteps
 
 # The global count of updates, known to every worker without a server.
 #
-# Every worker holds a number: an update adds :data:`UNIT` to its own, and numbers are averaged
-# together with the weights. Averaging keeps their sum, so a worker's number times the number of
-# workers is the global count, up to what the mixing has not brought round yet. Whole numbers, so
-# that nothing is lost to rounding.
+# Every worker holds a number. An update adds :data:`UNIT` to it, and the workers average their
+# numbers together with the weights. Averaging preserves the sum, so a worker's number times the
+# number of workers is the global count (times UNIT), up to the disagreement that mixing has not
+# removed yet. The numbers are integers, so rounding loses nothing.
 UNIT = 1 << 20
-# Of its own rounds, the last ones that a worker leaves out when others say that all is done.
+# If a neighbour may be hostile: the most of its last rounds that a worker skips because others say
+# that the run is complete.
 LOST = 2
 
 
@@ -46,7 +47,7 @@ _FLOAT = np.dtype(np.float32)
 
 
 class Machine(Protocol):
-    """A worker as its driver sees it."""
+    """The interface of a worker to its driver."""
 
     @property
     def updates(self) -> int:
@@ -55,7 +56,7 @@ class Machine(Protocol):
 
     @property
     def finished(self) -> str | None:
-        """The reason of the end; None: it has not ended."""
+        """The reason why the worker ended; None: it has not ended."""
         ...
 
     def handle(self, event: on.Event) -> Effects:
@@ -69,24 +70,24 @@ class Machine(Protocol):
 
 
 class OwnReleases:
-    """One worker's own releases, and what it holds after them.
+    """One worker's own releases, and its vector after them.
 
     Args:
-        gossip: what was agreed. me: the worker's place in its members.
-        weights: the first ones, the same for all.
-        ledger: what was released before.
+        gossip: the agreement. me: the worker's index in its members.
+        weights: the first weights, float32, shape (parameters,), the same for all workers.
+        ledger: the earlier releases.
 
     Raises:
-        GossipError: weights of another length, or a ledger of another gossip.
+        GossipError: ``weights`` has another length, or the ledger is of another gossip.
 
     Attributes:
-        held: what is exchanged, float32, shape (coordinates,); replaced, never written to.
-        updates: how many were committed. count: see :data:`UNIT`.
-        judged: what was held when nobody could refuse it; None: not asked for.
-        computing: whether a gradient is under way.
-        share: of the own excess that was not passed on yet; see :meth:`move`.
-        sent: of a worker that waits: exchange → what it told its neighbours there, of the last
-            releases in its ledger.
+        held: the vector to exchange, float32, shape (coordinates,); replaced, never modified.
+        updates: number of committed updates. count: see :data:`UNIT`.
+        judged: the last ``held`` that :meth:`judge` accepted; None: none yet.
+        computing: True while a gradient is being computed.
+        share: fraction of the own excess that was not passed on yet; see :meth:`move`.
+        sent: for the synchronous rule: exchange → the vector sent to neighbours in it, from the
+            last releases in the ledger.
     """
 
     def __init__(
@@ -103,16 +104,16 @@ class OwnReleases:
         self.updates, self.count, self.computing = 0, 0, False
         self.limit = gossip.updates(me)
         self._steps = OwnSteps(gossip, me)
-        # What the own weights have of the own updates beyond a K-th of each: share times _fresh.
+        # The own weights contain share · _fresh more of the own updates than 1/K of each.
         self._fresh: Vector | None = None
         self.share = 1.0
-        # Differences are shortened where they are averaged.
+        # No bound on differences here: they are clipped when they are averaged.
         self._bare = replace(gossip.trust, difference=None)
         self._shortest = 0.5 * self._bare.largest**2
         self._shape = self.held.shape
         self._most = 2 * gossip.total * UNIT
         self._workers, self._enough = gossip.workers, gossip.total * UNIT
-        # Where a neighbour may be hostile nobody's word costs more than so many rounds.
+        # If a neighbour may be hostile, others can end this worker only after so many updates.
         self._least = min(self.limit, gossip.rounds) - LOST if gossip.trust.hostile else 0
         self.judged: Vector | None = None
         self._missing = gossip.in_ledger - gossip.coordinates
@@ -124,7 +125,8 @@ class OwnReleases:
                 raise GossipError("this ledger holds no weights of this gossip: take the right one")
             own = gossip.coordinates
             self.updates, self.held = ledger.updates, ledger.outgoing[-1].vector[:own]
-            # Where all come back at once these sum to what was made; else a neighbour says more.
+            # If all workers return at once, these counts sum to the updates made; otherwise the
+            # worker takes a neighbour's count.
             self.count = self.updates * UNIT
             for one in ledger.outgoing:
                 for before, sent in enumerate(one.vector[own:].reshape(-1, own)):
@@ -147,25 +149,26 @@ class OwnReleases:
         return rest[: self.gossip.parameters]
 
     def move(self, received: Vector, sent: Vector, weight: float, share: float) -> None:
-        """Add what an exchange changed; see :func:`~forethought.gossip.compression.mixed`.
+        """Apply an exchange to ``held``; see :func:`~forethought.gossip.compression.mixed`.
 
-        The other side has as much of the own updates as anybody else, on average: of an excess x
-        beyond a K-th, it is −x/(K − 1) there, and the exchange takes weight · x · K/(K − 1) away.
+        On average all other workers have an equal part of the own updates: if the own excess over
+        1/K is x, each has −x/(K − 1), and the exchange removes weight · x · K/(K − 1) of x.
 
         Args:
-            share: of the own excess when the own side was sent.
+            received: the neighbour's vector. sent: the own vector as sent; both (coordinates,).
+            weight: of the neighbour. share: the own ``share`` when ``sent`` was sent.
         """
         self.held = mixed(self.held, sent, received, weight)
         left = self.share - weight * share * self._workers / (self._workers - 1)
         self.share = left if left > 0 else 0.0
 
     def take(self, message: Weights) -> None:
-        """Have a neighbour's weights in place of the own, as far from them as is trusted."""
+        """Replace the own weights by a neighbour's, clipped to the trusted distance."""
         self.held, self.count = self.gossip.trust.admit(self.held, message.vector), message.count
         self._fresh = None
 
     def begin(self) -> Effects:
-        """Ask for the next private round; nothing where one is under way, or the plan is used."""
+        """Ask for the next private round, unless one is running or the plan is used up."""
         if self.computing or self.updates >= self.limit:
             return []
         self.computing = True
@@ -174,13 +177,13 @@ class OwnReleases:
     def release(
         self, done: on.GradientDone, step: int, sent: Sequence[Vector] = (), whole: int = 1
     ) -> Effects:
-        """Step along what a trainer brought, and commit it.
+        """Step along the trainer's noised mean, and commit the release.
 
         Args:
-            step: of the exchanges, for the record.
-            sent: what neighbours were told there and in the exchanges before, the newest first, of
-                a worker that may have to say it again.
-            whole: how many of the last releases the ledger keeps with their vectors.
+            done: the trainer's result. step: number of the current exchange, for the record.
+            sent: the vectors sent in this exchange and those before, the newest first, if the
+                worker may have to send them again.
+            whole: number of the last releases that the ledger keeps with their vectors.
         """
         if not self.computing or done.round != self.updates:
             return [Alarm("trainer", f"update {done.round} was not asked for")]
@@ -190,8 +193,9 @@ class OwnReleases:
         if self._averages:
             excess = self.held - before
             excess *= self._beyond
-            # Who met nobody since the last update sees that one from now on: left out for longer,
-            # all of them would be taken at one point, and together go that many times too far.
+            # If the worker had no exchange since its last update, ``point`` includes that update
+            # from now on. Otherwise all gradients would be taken at one point, and their steps
+            # together would go too far by that factor.
             if self._fresh is not None and self.share < 1:
                 excess += self._fresh * np.float32(self.share)
             self._fresh, self.share = excess, 1.0
@@ -205,36 +209,36 @@ class OwnReleases:
         made = ClientRelease(done.round, step, done.rounds, done.input_hash, done.state, update)
         effects: Effects = [Commit(made)]
         if done.round >= whole:
-            effects.append(Acknowledged(done.round - whole))  # the newest are enough to go on
+            effects.append(Acknowledged(done.round - whole))  # the newest suffice to resume
         return effects
 
     def _progress(self) -> float | None:
-        """The share of all updates that were made, by this worker's number; None: not asked for."""
+        """The made fraction of all updates, by this worker's count; None: the clock is "own"."""
         if self.gossip.clock == "own":
             return None
         return min(1.0, max(0.0, self.count * self._workers / self._enough))
 
     @property
     def complete(self) -> bool:
-        """True if all updates that all workers are to make were made, by this worker's number."""
+        """True if, by this worker's count, all K·R updates were made, and it may end (``near``)."""
         return self.count * self._workers >= self._enough and self.near
 
     @property
     def near(self) -> bool:
-        """True if this worker may end by what others say: a lie costs no more than the rest."""
+        """True if others may end this worker: a lie then costs at most its last rounds."""
         return self.updates >= self._least
 
     def judge(self) -> bool:
-        """True if nobody can refuse what this worker says now; kept in ``judged``."""
+        """True if no neighbour can refuse this worker's message now; sets ``judged``."""
         if not (self._short(self.held) and abs(self.count) <= self._most):
             return False
         self.judged = self.held
         return True
 
     def _short(self, vector: Vector) -> bool:
-        """True if a vector is surely one that is taken."""
-        # A comparison with NaN is false; whatever is not surely short is judged exactly. Half of
-        # the largest square leaves room for the rounding of a few million means of short vectors.
+        """True if a vector is certainly accepted: a fast sufficient test."""
+        # A comparison with NaN is false. A vector that fails gets the exact test. The bound is half
+        # of the largest square, which allows for the rounding of a few million means.
         return (
             vector.dtype is _FLOAT
             and vector.shape == self._shape
@@ -242,7 +246,7 @@ class OwnReleases:
         )
 
     def refusal(self, sender: int, message: Weights) -> str | None:
-        """The reason why a neighbour's weights are refused, in words; None: they are not."""
+        """The reason why a neighbour's message is refused, in words; None: it is accepted."""
         if not self._short(message.vector):
             if message.vector.dtype != np.float32:
                 return f"worker {sender} sent {message.vector.dtype}, not float32"
@@ -250,7 +254,7 @@ class OwnReleases:
                 self._bare.admit(self.held, message.vector, f"worker {sender}")
             except NeighbourError as error:
                 return str(error)
-        # Exchanges that overlap may push an honest number below 0 for a while.
+        # Overlapping exchanges may make an honest count negative for a while.
         if abs(message.count) > self._most:
             return f"worker {sender} says a count that cannot be"
         return None
@@ -261,7 +265,7 @@ class OwnReleases:
         """The worker's message in an exchange; see :class:`Weights`.
 
         Args:
-            vector: what stands for the weights, compressed; None: the weights themselves.
+            vector: the compressed form of ``held`` to send; None: ``held`` itself.
         """
         told = self.held if vector is None else vector
         return Weights(self.updates, step, known, self.count, left, told)
@@ -274,7 +278,7 @@ class Releasing:
         gossip, me, weights, ledger: see :class:`OwnReleases`.
 
     Attributes:
-        own: its releases. finished: why it ended; None: it has not.
+        own: its releases. finished: the reason why it ended; None: it has not ended.
     """
 
     def __init__(
@@ -283,7 +287,7 @@ class Releasing:
         self.gossip, self.me = gossip, me
         self.own = OwnReleases(gossip, me, weights, ledger)
         self.finished: str | None = None
-        # What others know of this worker is in their messages; this is what it knows of them.
+        # Neighbour → its updates that this worker knows of. The reverse is in their messages.
         self._known: dict[int, int] = {}
         self._matrices: dict[int, tuple[tuple[int, ...], dict[int, float]]] = {}
 
@@ -298,9 +302,9 @@ class Releasing:
         return self.own.weights
 
     def _rows(self, step: int, living: Living = None) -> tuple[tuple[int, ...], dict[int, float]]:
-        """To whom this worker sends in an exchange, and whose weights it takes, and how much.
+        """The receivers of this worker in an exchange, and its sources (worker → weight).
 
-        The matrices of a period are kept: fractions are slow.
+        The rows of a period are cached, since fractions are slow.
         """
         mixing = self.gossip.mixing
         place = step if mixing.drawn else step % mixing.period
@@ -314,11 +318,11 @@ class Releasing:
         return found
 
     def _hear(self, peer: int, updates: int) -> None:
-        """So many updates of a neighbour were heard of."""
+        """Record that a neighbour has made at least so many updates."""
         self._known[peer] = max(self._known.get(peer, 0), updates)
 
     def _set_back(self, sender: int, known: int) -> Effects:
-        """A neighbour knows of more updates than the own ledger: the end."""
+        """End this worker: a neighbour knows of more updates than the own ledger has."""
         text = (
             f"worker {sender} knows of {known} updates of this worker, its ledger has "
             f"{self.own.updates}: the ledger was set back. Nothing more is released; restore the "
