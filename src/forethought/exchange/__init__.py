@@ -1,1 +1,1 @@
-"""Messages between clients and a server, and how they are signed, stored and carried."""
+"""Messages between clients and a server, their signatures, and the storage of both sides."""

@@ -1,9 +1,9 @@
-"""The events that reach a machine, and the effects that it asks for.
+"""The events that a machine handles, and the effects that it requests.
 
 A machine has no clock, no socket and no randomness. Its driver calls ``handle(event)`` and executes
-the effects that come back *in order, each whole before the next*: what was committed or appended is
-durable before anything is sent. A crash anywhere loses the machine and nothing else; a new one is
-made from what was stored.
+the returned effects *in order, each completely before the next*: a commit or an append is durable
+before anything later is sent. A crash loses the machine's memory and nothing else; a new machine is
+made from the stored records.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from forethought.exchange.messages import Update, Vector
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The way to the other side is open."""
+    """The connection to the other side is open."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The way to the other side is lost."""
+    """The connection to the other side is lost."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Received:
-    """A message came, its signature checked.
+    """A message arrived, and its signature was verified.
 
     Args:
         sender: place in the roster, or :data:`~forethought.exchange.messages.SERVER`.
-        digest: 16 bytes, a collision-resistant hash of the frame it came in; b"": there was none.
+        digest: 16 bytes, a collision-resistant hash of its frame; b"": there was no frame.
     """
 
     sender: int
@@ -47,7 +47,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A time that a :class:`Wake` asked for has come, or any later one."""
+    """The time that a :class:`Wake` asked for has been reached or passed."""
 
     now: float
 
@@ -61,14 +61,14 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """A trainer finished what a :class:`Compute` asked for.
+    """A trainer finished the computation that a :class:`Compute` asked for.
 
     Args:
-        round: of the update. base: version of the model it was computed on.
-        vector: what leaves the client, float32, shape (parameters,).
-        rounds: private rounds of the plan that are done now, all updates together.
-        input_hash: 32 bytes: of the weights that it was computed on.
-        state: the trainer's own, to go on from after a restart.
+        round: number of the update. base: version of the model that it was computed on.
+        vector: the release, float32, shape (parameters,).
+        rounds: private rounds of the plan that are done now, over all updates.
+        input_hash: 32 bytes: hash of the weights that the update was computed on.
+        state: the trainer's state, from which it continues after a restart.
     """
 
     round: int
@@ -88,7 +88,7 @@ Event: TypeAlias = Connected | Disconnected | Received | Woken | Stopped | Compu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Send:
-    """Send a message; it may be lost, doubled, late or out of order."""
+    """Send a message; it may be lost, duplicated, delayed or reordered."""
 
     to: int
     message: Any
@@ -96,14 +96,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Say :class:`Woken` at this time. Of several only the earliest matters."""
+    """Give the machine a :class:`Woken` at this time; of several, only the earliest matters."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that an operator must see. ``code`` is for machines, ``text`` for people."""
+    """A problem that an operator must see; ``code`` is for programs, ``text`` for people."""
 
     code: str
     text: str
@@ -117,7 +117,7 @@ class Done:
 
 
 class HasVector(Protocol):
-    """A value with weights: a model as it was sent, or one with own steps, made when looked at."""
+    """A value with weights: a model as sent, or one with own steps, computed on first access."""
 
     @property
     def vector(self) -> Vector:
@@ -127,13 +127,13 @@ class HasVector(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
-    """A client's next update, on the weights of ``model``; the answer is :class:`Computed`.
+    """Compute a client's next update on the weights of ``model``; the answer is :class:`Computed`.
 
     Args:
-        part: of so many ``parts`` of the update's batch, which are asked for in order, each on a
-            model of its own. Only the last one is answered.
-        place: of the update in the client's plan; -1: its number.
-        sampling: of its batch, where its size is chosen; None: as planned.
+        part: number of this part among the ``parts`` of the update's batch, from 0. They are asked
+            for in order, each on its own model; only the last one is answered.
+        place: place of the update in the client's plan; -1: it equals ``round``.
+        sampling: sampling of the batch, where its size is chosen; None: as planned.
     """
 
     round: int
@@ -146,7 +146,7 @@ class Compute:
 
     @property
     def planned(self) -> int:
-        """Its place in the client's plan."""
+        """The update's place in the client's plan."""
         return self.round if self.place < 0 else self.place
 
     @property
@@ -157,11 +157,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientRelease:
-    """The record of one update in a client's ledger, and its outgoing frame: one atomic write.
+    """One update for a client's ledger: its record and its message, written atomically together.
 
     Args:
         round, base, rounds, input_hash, state: see :class:`Computed`.
-        update: the message.
+        update: the message to the server.
     """
 
     round: int
@@ -174,7 +174,7 @@ class ClientRelease:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Write into the ledger, durably, with which round an update begins, before it does.
+    """Write the round of an update durably into the ledger, before the update begins.
 
     Args:
         round: number of the update. rounds: the round that it is accounted as, as JSON.
@@ -186,7 +186,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Commit:
-    """Write a release into the ledger, durably, before it is sent."""
+    """Write a release durably into the ledger, before it is sent."""
 
     release: ClientRelease
 
@@ -200,7 +200,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Append:
-    """Write an entry into the server's journal, durably."""
+    """Write an entry durably into the server's journal."""
 
     entry: Any
 

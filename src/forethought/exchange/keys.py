@@ -1,4 +1,4 @@
-"""The members of a run: what they agree on, the public roster, and a member's own keys."""
+"""The members of a run: their agreement, the public roster, and each member's own keys."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from forethought.exchange.messages import SERVER
 from forethought.values.plan import Plan, Transcript
 from forethought.values.serialisation import Stored, canonical
 
-# Who takes part: everybody's name, signing key and certificate, as one public file.
+# The roster: name, signing key and certificate of every member, in one public file.
 #
-# Every member makes its own keys and hands over only its public :class:`Identity`; whoever sets the
-# federation up joins them to a :class:`Roster`, which all members then hold. Nobody vouches for
-# anyone: a certificate is trusted because it is in the roster, so compare the roster's fingerprint
-# by another way before a run.
+# Every member makes its own keys and hands over only its public :class:`Identity`; the organiser of
+# the federation joins the identities to a :class:`Roster`, which all members then hold. There is no
+# certificate authority: a certificate is trusted because it is in the roster, so compare the
+# roster's fingerprint over another channel before a run.
 
 
-# The file of a roster, and that of what a member allows at most.
+# The file of a roster, the file of a member's policy, and the schema of that file.
 ROSTER, POLICY, POLICY_SCHEMA = "roster.json", "policy.json", "forethought/policy/1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 # Points of small order on edwards25519, without their sign bit (and p, p + 1, which some libraries
@@ -52,7 +52,7 @@ _WEAK = frozenset(
 
 
 class RosterError(ValueError):
-    """A roster in which not everybody is somebody else, or that does not fit the run."""
+    """A roster with a bad or repeated name or key, or one that does not fit the run."""
 
 
 @dataclass(frozen=True)
@@ -91,35 +91,35 @@ class Identity(Stored):
 
 
 class Everybody(Stored):
-    """The common part of :class:`Roster` and of a gossip's roster."""
+    """Base class of :class:`Roster` and of a gossip's roster."""
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        """Everybody's, a server's first."""
+        """The identities of all members, a server's first."""
         raise NotImplementedError
 
     @property
     def names(self) -> list[str]:
-        """Everybody's names, in that order."""
+        """The names of all members, in the order of :attr:`identities`."""
         return [identity.name for identity in self.identities]
 
     @property
     def fingerprint(self) -> str:
-        """32 digits of its hash, to compare by telephone."""
+        """The first 32 hexadecimal digits of the roster's SHA-256, to compare by telephone."""
         return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class Roster(Everybody):
-    """Everybody in a federation.
+    """All members of a federation.
 
     Args:
-        server: its identity. clients: theirs, in the order of their places.
-        nonce: 32 hexadecimal digits drawn when the roster was made, so that no two runs have one
-            name and no run's messages fit into another.
+        server: the server's identity. clients: the clients' identities, in the order of places.
+        nonce: 32 hexadecimal digits drawn when the roster was made, so that no two runs have the
+            same name and messages of one run are not valid in another.
 
     Raises:
-        RosterError: a name or a key that occurs twice.
+        RosterError: no client, a bad nonce, or a name, key or certificate that occurs twice.
     """
 
     SCHEMA: ClassVar[str] = "forethought/roster/1"
@@ -145,19 +145,19 @@ class Roster(Everybody):
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        """Everybody's, the server's first."""
+        """The identities of all members, the server's first."""
         return (self.server, *self.clients)
 
     @classmethod
     def of(cls, server: Identity, clients: Iterable[Identity]) -> Roster:
-        """A new roster with a nonce of its own."""
+        """A new roster with a fresh random nonce."""
         return cls(server, tuple(clients), secrets.token_hex(16))
 
     def place(self, name: str) -> int:
-        """A client's place.
+        """The place of the client with this name.
 
         Raises:
-            RosterError: nobody of that name.
+            RosterError: no client has that name.
         """
         names = self.names[1:]
         if name not in names:
@@ -169,7 +169,7 @@ class Roster(Everybody):
         return self.server if place == SERVER else self.clients[place]
 
     def signed(self, client: int, content: bytes, signature: bytes) -> bool:
-        """True if the client at a place signed ``content``."""
+        """True if ``signature`` is the signature of the client at a place on ``content``."""
         try:
             key = bytes.fromhex(self.clients[client].public_key)
             Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
@@ -191,8 +191,9 @@ class Roster(Everybody):
 # A member's own keys: one for signing frames, one for its connections, and its certificate.
 #
 # The private keys are made where they are used and never leave that folder. The certificate is
-# self-signed (ECDSA on P-256: what TLS libraries agree on), for the member's name rather than for a
-# host, may sign nothing else, and is trusted because the roster names it.
+# self-signed (ECDSA on P-256, which all TLS libraries support) and issued for the member's name
+# rather than for a host. It cannot sign other certificates; it is trusted because it is in the
+# roster.
 
 
 SIGNING, CONNECTION, IDENTITY = "signing.pem", "connection.pem", "identity.json"
@@ -203,10 +204,10 @@ _EARLIER = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Keys:
-    """A member's private keys, and what it shows to the others.
+    """A member's private keys and its public identity.
 
     Args:
-        identity: public. signing: Ed25519. connection: the TLS key, PEM.
+        identity: the public part. signing: Ed25519 private key. connection: TLS private key, PEM.
     """
 
     identity: Identity
@@ -215,10 +216,11 @@ class Keys:
 
     @classmethod
     def make(cls, folder: Path, name: str) -> Keys:
-        """New keys in a folder, readable by its owner only.
+        """Make new keys in a folder, readable by its owner only.
 
         Raises:
-            FileExistsError: there are keys; they are never overwritten. RosterError: the name.
+            FileExistsError: there are keys; they are never overwritten.
+            RosterError: the name is not permitted.
         """
         signing = Ed25519PrivateKey.generate()
         connection = ec.generate_private_key(ec.SECP256R1())
@@ -241,7 +243,7 @@ class Keys:
         """The keys in a folder.
 
         Raises:
-            OSError: none there. RosterError: they are damaged, or do not belong together.
+            OSError: a file is missing. RosterError: they are damaged, or do not belong together.
         """
         identity = Identity.load(folder / IDENTITY)
         connection = (folder / CONNECTION).read_bytes()
@@ -275,7 +277,7 @@ def _certificate(key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certificate
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _EARLIER)
         .not_valid_after(now + datetime.timedelta(days=DAYS))
-        # It may sign nothing: a member must not be able to vouch for a name that is not its own.
+        # No signing of certificates: a member must not certify a name that is not its own.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
@@ -292,15 +294,14 @@ def _write_secret(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-# What all members of a federation or a gossip agree on before they exchange.
-
-
 @dataclass(frozen=True)
 class Agreement(Stored):
-    """Members, each with a name, a plan of those in ``plans``, and a public key.
+    """The agreement of all members of a federation or a gossip, made before any exchange.
+
+    Each member has a name, the place of its plan in ``plans``, and a public key.
 
     Attributes:
-        MEMBER: one of the members, in words. REFUSAL: of an agreement that cannot be.
+        MEMBER: the word for one member. REFUSAL: exception class for an invalid agreement.
     """
 
     MEMBER: ClassVar[str]
@@ -315,13 +316,13 @@ class Agreement(Stored):
         return found
 
     def require_members(self, one: str) -> None:
-        """Refuse a name that two members have, or a plan that is not there.
+        """Refuse a name that two members have, or the place of a plan that does not exist.
 
         Args:
-            one: of the members, in words.
+            one: the word for one member.
 
         Raises:
-            ValueError: of the kind ``REFUSAL``.
+            ValueError: of the class ``REFUSAL``.
         """
         if len({member.name for member in self.members}) != len(self.members):
             raise self.REFUSAL(f"two {one}s have one name: every {one} needs its own")
@@ -332,10 +333,13 @@ class Agreement(Stored):
                 )
 
     def require_released(self, place: int, transcript: Transcript | None) -> None:
-        """Refuse a statement of a member that released nothing. None: it released its plan.
+        """Refuse a statement for a member that released nothing.
+
+        Args:
+            place: the member's place. transcript: its releases; None: it released its whole plan.
 
         Raises:
-            ValueError: of the kind ``REFUSAL``.
+            ValueError: of the class ``REFUSAL``.
         """
         if transcript is not None and not len(transcript):
             raise self.REFUSAL(
@@ -344,13 +348,13 @@ class Agreement(Stored):
             )
 
     def with_identities(self, identities: Sequence[Identity], **changes: Any) -> Self:
-        """The agreement with its members' keys in it, so that its name depends on them.
+        """The agreement with its members' keys in it, so that ``run_id`` depends on them.
 
         Args:
-            identities: in the order of the members. changes: of other fields.
+            identities: in the order of the members. changes: new values of other fields.
 
         Raises:
-            ValueError: of the kind ``REFUSAL``: other names, or another order.
+            ValueError: of the class ``REFUSAL``: other names, or another order.
         """
         names, given = ([one.name for one in row] for row in (self.members, identities))
         if names != given:

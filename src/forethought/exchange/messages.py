@@ -1,8 +1,8 @@
-"""The messages between members: frozen values, their bytes, and signed frames around these.
+"""The messages between members: frozen values, their encoding as bytes, and signed frames.
 
 Every message has a ``round`` and a ``base``, which its frame carries in the signed header. Vectors
-are one-dimensional NumPy arrays, contiguous, never written to after the message was made. A class
-is sent under a number of :data:`KINDS`; what is not registered cannot be sent.
+are one-dimensional contiguous NumPy arrays, never written to after the message was made. Each class
+is sent under its number in :data:`KINDS`; a class that is not registered cannot be sent.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from numpy.typing import NDArray
 
-# The server, where a client is its place in the roster.
+# The server's number; a client's number is its place in the roster.
 SERVER = -1
 
 Vector: TypeAlias = Annotated[NDArray[np.float32], "float32"]
-# The same, in fewer bytes where that loses nothing.
+# The same vector, compressed without loss where it compresses.
 Packed: TypeAlias = Annotated[NDArray[np.float32], "packed"]
 Integers: TypeAlias = Annotated[NDArray[np.int64], "int64"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Framed:
-    """The common part of all messages: two numbers, which the frame carries in its header."""
+    """Base class of all messages: two numbers, which the frame carries in its header."""
 
     round: int
     base: int
@@ -39,12 +39,12 @@ class Framed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Join(Framed):
-    """A client is there; sent on every connection and as a heartbeat.
+    """A client reports that it is running; sent on every connection and as a heartbeat.
 
     Args:
-        round: how many updates its ledger holds.
-        base: version of the newest model that it has; -1: none.
-        life: number of the process that says so, larger in every later one; 0: it has none.
+        round: number of updates in the client's ledger.
+        base: version of the newest model that the client has; -1: none.
+        life: number of the client's process, larger in every later process; 0: it has none.
     """
 
     life: int = 0
@@ -56,8 +56,9 @@ class Update(Framed):
     """One release of a client: post-processing of noised sums, and nothing else.
 
     Args:
-        round: number of this client's update, from 0. A release is (client, round) for ever.
-        base: version of the model that it was computed on.
+        round: number of this client's update, from 0. (client, round) identifies a release for
+            ever.
+        base: version of the model that the update was computed on.
         vector: float32, shape (parameters,): the weights after the local rounds, or a noised mean.
     """
 
@@ -69,9 +70,9 @@ class Leave(Framed):
     """A client stops for good: its plan is used up, or its owner ends it.
 
     Args:
-        round: how many updates its ledger holds. base: version of its newest model.
+        round: number of updates in the client's ledger. base: version of its newest model.
         reason: a short code.
-        life: see :class:`Join`. A later process of the client takes this back.
+        life: see :class:`Join`. A :class:`Join` of a later process cancels this message.
     """
 
     reason: str
@@ -81,10 +82,10 @@ class Leave(Framed):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model(Framed):
-    """The global model. To a member of a synchronous cohort also the request to compute on it.
+    """The global model. For a member of a synchronous cohort also the request to compute on it.
 
     Args:
-        round: how many updates of the *recipient* are applied.
+        round: number of updates of the *recipient* that are applied.
         base: the model's version. vector: its weights, float32, shape (parameters,).
     """
 
@@ -93,10 +94,10 @@ class Model(Framed):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acknowledgement(Framed):
-    """An update is in the server's journal; said again when it comes again.
+    """An update is in the server's journal; sent again whenever the update arrives again.
 
     Args:
-        round: of the update. base: the server's version.
+        round: number of the update. base: version of the server's model.
     """
 
 
@@ -105,7 +106,7 @@ class Refusal(Framed):
     """An update was not applied, and changed nothing.
 
     Args:
-        round, base: of what was refused. reason: a short code.
+        round, base: those of the refused update. reason: a short code.
     """
 
     reason: str
@@ -116,7 +117,7 @@ class Finished(Framed):
     """The last model; nothing follows.
 
     Args:
-        round: how many updates of the recipient are applied. base: version. vector: weights.
+        round: number of the recipient's updates that are applied. base: version. vector: weights.
     """
 
     vector: Vector
@@ -124,7 +125,7 @@ class Finished(Framed):
 
 Message: TypeAlias = Join | Update | Leave | Model | Acknowledgement | Refusal | Finished
 
-# Number on the wire → class. Numbers are never used again for something else.
+# Number in the frame → class. A number is never used again for another class.
 KINDS: dict[int, type] = {
     1: Join,
     2: Update,
@@ -152,26 +153,26 @@ def register(number: int, kind: type) -> None:
     KINDS[number] = kind
 
 
-# Messages and journal entries as bytes and back, and vectors in fewer bytes than they have.
+# Encoding of messages and journal entries, and lossless compression of vectors.
 
 
-# Vectors that need fewer bytes than they have: half of every number is zero, or most numbers are.
+# Vectors that compress: the lower half of every number is zero, or most numbers are zero.
 #
-# Lossless: which form a vector takes follows from its bits, and reading gives the same bits. Nobody
-# has to agree on anything. A vector whose numbers are all bfloat16 takes two bytes each; one that
-# is mostly zero takes eight for each number that is not, its place with it.
+# Lossless: the form follows from the vector's bits, and decoding gives the same bits, so that the
+# members need no agreement on it. A vector of bfloat16 numbers takes two bytes a number; a vector
+# of mostly zeros takes eight bytes for each other number, four of them for its place.
 
 
 DENSE, HALVES, SPARSE = b"f", b"h", b"z"
 _HALF, _WORD, _FLOAT = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<f4")
-# A sparse vector is at most so many times longer than what is said of it: bounds what a short
-# message can make its reader allocate.
+# Most entries of a sparse vector per non-zero entry: bounds the memory that a short message can
+# make its reader allocate.
 MOST_ZEROS = 128
 _LOOK = 64
 
 
 def pack(vector: Vector) -> tuple[bytes, bytes | memoryview]:
-    """(form, bytes) of a float32 vector; those of DENSE are the vector's own, without a copy."""
+    """(form, bytes) of a float32 vector; the bytes of form DENSE are the vector's, not a copy."""
     held = np.ascontiguousarray(vector, dtype=_FLOAT)
     bits = held.view(_WORD)
     first = bits[:_LOOK]
@@ -179,7 +180,7 @@ def pack(vector: Vector) -> tuple[bytes, bytes | memoryview]:
         halves = (bits >> 16).astype(_HALF)
         if 4 * np.count_nonzero(halves) >= len(halves):
             return HALVES, halves.tobytes()
-    # Zeros among the first numbers tell whether it is worth looking at all.
+    # The first numbers show whether the search through the whole vector is worth its time.
     if 2 * np.count_nonzero(first) <= len(first) and len(bits) > 1:
         places = np.flatnonzero(bits)
         if 3 * len(places) < len(bits) <= MOST_ZEROS * len(places):
@@ -188,7 +189,7 @@ def pack(vector: Vector) -> tuple[bytes, bytes | memoryview]:
 
 
 def unpack(form: bytes, length: int, content: bytes | memoryview) -> Vector:
-    """The vector again, read-only.
+    """The vector that :func:`pack` was given: float32, shape (length,), read-only.
 
     Raises:
         ValueError: another number of bytes, or a sparse vector that is far too long, or whose
@@ -217,24 +218,24 @@ def unpack(form: bytes, length: int, content: bytes | memoryview) -> Vector:
 
 
 def rounded(vector: Vector) -> NDArray[np.uint16]:
-    """The upper 16 bits, to nearest, ties to even; a finite number stays finite."""
+    """The upper 16 bits (bfloat16), rounded to nearest, ties to even; finite stays finite."""
     bits = vector.astype(np.float32).view(np.uint32).astype(np.uint64)
     up = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-    # The largest numbers would round to infinity.
+    # Without this the largest finite numbers would round to infinity.
     overflow = ((up & 0x7FFF) == 0x7F80) & np.isfinite(vector)
     return np.where(overflow, up - np.uint64(1), up).astype(_HALF)
 
 
 def widened(halves: NDArray[Any]) -> Vector:
-    """Numbers of 16 bits as float32."""
+    """Numbers of 16 bits (bfloat16) as float32."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-# Messages and journal entries as bytes and back: fields in order, each with its type and length.
+# Encoding of messages and journal entries: the fields in order, each with its type and length.
 #
-# Types are taken from the class: int (64 bits), str, bytes, and vectors of float32 or int64; one
-# that is annotated "packed" is shorter where that loses nothing (see above). Nothing in the bytes
-# chooses a class or a type; what does not fit exactly is refused. No pickle.
+# The class gives the types: int (64 bits), str, bytes, and vectors of float32 or int64; a vector
+# annotated "packed" is compressed without loss (see above). The bytes cannot choose a class or a
+# type; bytes that do not fit the class exactly are refused. No pickle.
 
 
 _NUMBER, _LENGTH = struct.Struct("<q"), struct.Struct("<Q")
@@ -243,18 +244,18 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "packed": _FLOAT,
     "int64": np.dtype("<i8"),
 }
-# First byte of a field: its type, so that a vector of another precision is recognised as that.
+# First byte of a field: its type, so that a vector of another precision is recognised.
 _TAGS = {"int": b"i", "str": b"s", "bytes": b"b", "float32": b"f", "packed": b"p", "int64": b"l"}
 _NAMES = {tag[0]: name for name, tag in _TAGS.items()}
-# Most bytes of a text or a byte string in a message that somebody else sent.
+# Most bytes of a text and of a byte string in a message from another member.
 MOST_TEXT, MOST_BYTES = 1024, 1 << 20
 
 
 class DecodeError(ValueError):
-    """Bytes that are not the message which they are said to be.
+    """Bytes that do not encode a message of the expected class.
 
     Attributes:
-        frame: whose signature held, where they came in one; else None.
+        frame: the frame that carried the bytes, its signature verified; None: there was none.
     """
 
     frame: Any = None
@@ -265,7 +266,7 @@ def layout(kind: type) -> tuple[tuple[str, str], ...]:
     """(field, type) of a class's fields in order.
 
     Raises:
-        TypeError: a field of another type.
+        TypeError: a field of a type that cannot be sent.
     """
     hints = get_type_hints(kind, include_extras=True)
     found = []
@@ -283,10 +284,10 @@ def layout(kind: type) -> tuple[tuple[str, str], ...]:
 
 
 def largest(kind: type, parameters: int, skip: tuple[str, ...] = ()) -> int:
-    """Most bytes that a message of this class can take.
+    """Most bytes of payload of a message of this class.
 
     Args:
-        parameters: longest vector. skip: fields that are sent elsewhere.
+        parameters: length of the longest vector. skip: fields that are not in the payload.
     """
     sizes = {
         "int": 1 + _NUMBER.size,
@@ -305,10 +306,10 @@ def _layout_of(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def encode(value: Any, skip: tuple[str, ...] = ()) -> bytes:
-    """The fields of a registered dataclass.
+    """The bytes of a dataclass's fields, without those in ``skip``.
 
     Raises:
-        TypeError, ValueError: a field that is not what the class says.
+        TypeError, ValueError: a field whose value is not of the type that the class declares.
     """
     return b"".join(parts_of(value, skip))
 
@@ -316,7 +317,7 @@ def encode(value: Any, skip: tuple[str, ...] = ()) -> bytes:
 def parts_of(value: Any, skip: tuple[str, ...] = ()) -> list[bytes | memoryview]:
     """The parts that :func:`encode` joins, without a copy of the vectors."""
     parts: list[bytes | memoryview] = []
-    later = getattr(value, "LATER", "")  # came after 0.2.0: left out while it is empty
+    later = getattr(value, "LATER", "")  # a field added after 0.2.0: left out while it is empty
     for name, type_ in _layout_of(value):
         held = getattr(value, name)
         if name in skip or (name == later and not held):
@@ -346,10 +347,10 @@ def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | N
     """The inverse of :func:`encode`.
 
     Args:
-        given: fields that were sent elsewhere.
+        given: values of the fields that are not in the payload.
 
     Raises:
-        DecodeError: anything but exactly such a message.
+        DecodeError: the bytes are not exactly one such message.
     """
     known: dict[str, Any] = dict(given or {})
     content, later = _Content(payload), getattr(kind, "LATER", "")
@@ -365,18 +366,18 @@ def decode(kind: type, payload: bytes | memoryview, given: Mapping[str, int] | N
 
 
 class _Content:
-    """Bytes that are read from their beginning to their end."""
+    """A reader of bytes, from their beginning to their end."""
 
     def __init__(self, payload: bytes | memoryview) -> None:
         self._view, self._at = memoryview(payload), 0
 
     @property
     def left(self) -> int:
-        """Bytes that were not read yet."""
+        """Number of bytes that were not read yet."""
         return len(self._view) - self._at
 
     def field(self, type_: str, what: str) -> Any:
-        """The value of a field; ``what`` it is, for a message."""
+        """The value of the next field; ``what`` names the field in error messages."""
         tag = bytes(self._view[self._at : self._at + 1])
         if tag != _TAGS[type_]:
             found = _NAMES.get(tag[0], "something else") if tag else "nothing"
@@ -419,47 +420,45 @@ class _Content:
         return self._view[self._at - size : self._at]
 
 
-# A signed frame: header, payload, signature; verified first, then decoded, then judged.
-
-
-# A message on the wire: one fixed header, the payload, one signature.
+# A signed frame: one fixed header, the payload, one signature. It is verified, then decoded, then
+# checked.
 #
 # Layout (little-endian), :data:`OVERHEAD` bytes around the payload::
 #
 #     magic      4   b"FTHX"
 #     version    1   1
-#     kind       1   what the payload is; its sizes are limited by kind
+#     kind       1   class of the message, see KINDS; it limits the payload's length
 #     reserved   2   0
 #     length     8   bytes of payload
 #     run        32  hash of plans, architecture and roster
 #     sender     8   place in the roster; -1: the server
-#     recipient  8   the same, of whom it is for: nobody else can be given it
+#     recipient  8   place of the recipient, or -1; every other member refuses the frame
 #     round      8
-#     base       8   version of the global model that it rests on
+#     base       8   version of the global model that the message is about
 #     payload    length
 #     signature  64  Ed25519 (RFC 8032) over context, header and the BLAKE3 hash of the payload
 #
-# Nothing of the payload is looked at before the signature has been verified, and nothing is
-# allocated for it before its length has been found allowed. The hash stands in for the payload
-# because Ed25519 itself reads what it signs twice, with a slower hash; a second payload of the same
-# hash is a collision of BLAKE3.
+# The payload is not decoded before the signature has been verified, and no memory is allocated for
+# it before its length was checked. The signature covers the payload's hash in place of the payload
+# because Ed25519 reads its input twice, with a slower hash; a second payload of the same hash would
+# be a collision of BLAKE3.
 
 
 MAGIC, VERSION = b"FTHX", 1
 _HEADER = struct.Struct("<4sBBHQ32sqqqq")
 HEADER_BYTES, SIGNATURE_BYTES, RUN_BYTES = _HEADER.size, 64, 32
 OVERHEAD = HEADER_BYTES + SIGNATURE_BYTES
-# Signed before everything else, so that a signature made for another purpose never fits here.
+# Prefix of the signed bytes, so that a signature made for another purpose is never valid here.
 _CONTEXT = b"forethought federation frame 1\n"
 
 
-# A proof that a member signed a frame: its header, the hash of its payload, its signature. Whoever
-# got the frame can show it to anybody, its sender first of all.
+# Length of a proof that a member signed a frame: header, hash of the payload, signature. Every
+# recipient of the frame can show the proof to others, also to the frame's sender.
 PROOF_BYTES = HEADER_BYTES + 32 + SIGNATURE_BYTES
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame of this run. Nothing of the payload was read."""
+    """Bytes that are no valid frame of this run. The payload was not decoded."""
 
 
 class ForgeryError(FrameError):
@@ -473,9 +472,9 @@ class Frame:
     Args:
         kind: below 256. run: 32 bytes. sender, recipient: places in the roster.
         round, base: see the module.
-        payload: not looked at yet.
-        digest: 16 bytes of the hash of what is signed, by which the same frame is recognised;
-            b"" where it is about to be sealed.
+        payload: not decoded yet.
+        digest: 16 bytes of the hash of the signed bytes, by which the same frame is recognised;
+            b"" in a frame that is not sealed yet.
         proof: see :func:`proven`.
     """
 
@@ -491,7 +490,7 @@ class Frame:
 
 
 def hashed(payload: bytes | memoryview) -> bytes:
-    """The hash that stands in for a payload in its signature."""
+    """The hash that the signature covers in place of the payload: BLAKE3, 32 bytes."""
     return blake3(payload).digest()
 
 
@@ -499,7 +498,8 @@ def seal(frame: Frame, key: Ed25519PrivateKey, payload_hash: bytes | None = None
     """The frame's bytes, signed. The same frame and key give the same bytes.
 
     Args:
-        payload_hash: :func:`hashed` of the payload, where the same goes to several recipients.
+        payload_hash: :func:`hashed` of the payload, computed once for several recipients; None:
+            it is computed here.
 
     Raises:
         ValueError: a field of the wrong size.
@@ -526,14 +526,14 @@ def seal(frame: Frame, key: Ed25519PrivateKey, payload_hash: bytes | None = None
 
 
 def length_of(header: bytes | memoryview, limits: Mapping[int, int]) -> int:
-    """Length of a whole frame, from its first :data:`HEADER_BYTES`; allocates nothing for it.
+    """Length of a whole frame in bytes, read from its header; allocates nothing for the payload.
 
     Args:
         header: at least :data:`HEADER_BYTES` bytes.
         limits: kind → most bytes of payload; other kinds are refused.
 
     Raises:
-        FrameError: no header, another version, a kind that is not expected, or too long.
+        FrameError: no header, another version, an unexpected kind, or a payload that is too long.
     """
     if len(header) < HEADER_BYTES:
         raise FrameError(f"truncated: {len(header)} bytes, a header has {HEADER_BYTES}")
@@ -556,18 +556,18 @@ def length_of(header: bytes | memoryview, limits: Mapping[int, int]) -> int:
 def open_frame(
     data: bytes, run: bytes, me: int, senders: Mapping[int, bytes], limits: Mapping[int, int]
 ) -> Frame:
-    """Verify a frame and hand it over; nothing is changed.
+    """Verify a frame and return it; no state is changed.
 
     Args:
         data: exactly one frame.
         run: the run's 32 bytes.
-        me: for whom it must be.
-        senders: place in the roster → Ed25519 public key (32 bytes) of those who may send to us.
+        me: the place of the recipient that the frame must name.
+        senders: place in the roster → Ed25519 public key (32 bytes) of the permitted senders.
         limits: kind → most bytes of payload.
 
     Raises:
-        FrameError: truncated, oversized, a lying length, another version, kind, run or recipient.
-        ForgeryError: an unknown sender, or a signature that does not fit.
+        FrameError: truncated, oversized, a wrong length, another version, kind, run or recipient.
+        ForgeryError: an unknown sender, or a signature that is not the sender's.
     """
     length = length_of(data, limits)
     if len(data) != length:
@@ -594,12 +594,12 @@ def open_frame(
 
 
 def proven(proof: bytes, run: bytes, member: int, public_key: bytes) -> int:
-    """The number of updates that a member signed for in a frame of this run; 0: it did not.
+    """The number of updates that a member signed for in a frame of this run; 0: no valid proof.
 
     Args:
-        proof: header, hash of the payload and signature of a frame whose kind ``COUNTS``: its round
-            is the number of updates in its sender's ledger.
-        member: its place. public_key: its Ed25519 key, 32 bytes.
+        proof: header, hash of the payload and signature of a frame whose class has ``COUNTS`` set:
+            its round is the number of updates in its sender's ledger.
+        member: the member's place. public_key: its Ed25519 key, 32 bytes.
     """
     if len(proof) != PROOF_BYTES:
         return 0
@@ -624,17 +624,18 @@ def _public(key: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(key)
 
 
-# Messages in signed frames, and back: verified first, then decoded, then judged.
+# Messages in signed frames: a frame is verified, then decoded, then checked.
 #
-# What a message must look like follows from the run: its kind from who sends it, its vectors'
-# length and precision from the model, its norm from what honest noise can reach. A frame that fails
-# at any step raises, and has changed nothing.
+# The run says which messages are valid: the sender determines the kinds, the model the length and
+# precision of vectors, and the honest noise the largest norm. A frame that fails at any step raises
+# and changes no state.
 
 
 _IN_HEADER = ("round", "base")
 _FROM_CLIENTS = (Join, Update, Leave)
 _FROM_SERVER = (Model, Acknowledgement, Refusal, Finished)
-# Longest vectors of registered kinds: padded to a power of two for a rotation, and counts beside.
+# Vectors of registered kinds may be longer than the model's by this factor: a rotation pads them to
+# a power of two, and counts are appended.
 _PADDING = 2
 
 
@@ -642,8 +643,8 @@ def _padding(number: int) -> int:
     return 1 if number < 32 else _PADDING
 
 
-# No model goes on after a step of this length; its square still fits into single precision, so that
-# whoever computes with a vector that was opened here meets no overflow.
+# No training survives a step of this length. Its square still fits into single precision, so that
+# computing with a vector that was opened here does not overflow.
 MOST_NORM = 1e18
 
 
@@ -652,7 +653,7 @@ def _anything(sender: int, message: Any) -> float:
 
 
 class Opened(NamedTuple):
-    """A frame that was verified, decoded and judged.
+    """A frame that was verified, decoded and checked.
 
     ``digest``: 16 bytes by which the same frame is recognised. ``proof``: see :func:`proven`.
     """
@@ -670,15 +671,15 @@ def judged(
     largest: Callable[[Any], float],
     given: Mapping[str, int] | None = None,
 ) -> Any:
-    """The message of a payload, held against what an honest one can be.
+    """Decode a payload and check that an honest member can have sent this message.
 
     Args:
-        number: of its kind. parameters: length of a model's vector.
-        largest: the largest norm that an honest message's vector can have, of the message.
-        given: fields that are not in the payload.
+        number: of the message's kind. parameters: length of a model's vector.
+        largest: message → the largest norm that its vector can have if its sender is honest.
+        given: values of the fields that are not in the payload.
 
     Raises:
-        DecodeError: no such message: another kind, shape or precision, not finite, or too large.
+        DecodeError: another kind, shape or precision, not finite, or too large.
     """
     kind = KINDS.get(number)
     if kind is None:
@@ -691,7 +692,8 @@ def judged(
                 raise DecodeError(
                     f"{what} has {len(vector)} entries, the model has {parameters} parameters"
                 )
-            # NaN and ∞ go through a sum of squares; in double precision nothing finite gives them.
+            # NaN and ∞ carry over to the sum of squares; finite entries may overflow it in single
+            # precision, but not in double precision.
             with np.errstate(over="ignore", invalid="ignore"):
                 square = float(np.dot(vector, vector))
             if not math.isfinite(square):
@@ -708,16 +710,16 @@ def judged(
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One member of one run, who seals what it sends and opens what it is sent.
+    """One member of one run: seals the messages that it sends and opens those that it receives.
 
     Args:
         run_id: 32 bytes: the hash of plans, architecture and roster.
-        me: own place in the roster.
-        key: own signing key.
-        public_keys: place → Ed25519 public key (32 bytes), of everybody who may send here.
+        me: the member's place in the roster.
+        key: the member's signing key.
+        public_keys: place → Ed25519 public key (32 bytes) of every permitted sender.
         parameters: length of a model's vector.
         largest: (sender, message) → the largest norm that an honest message's vector can have;
-            by default :data:`MOST_NORM`, and the server's machine knows better.
+            by default :data:`MOST_NORM`; the server's machine then checks a tighter bound.
     """
 
     run_id: bytes
@@ -728,12 +730,12 @@ class Endpoint:
     largest: Callable[[int, Any], float] = _anything
     _last: dict[str, tuple[Any, bytes, bytes]] = field(default_factory=dict, init=False, repr=False)
     _limits: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    # The most updates that this member signed for since it was started, or was shown a proof of.
+    # The most updates that this member signed for since it was started, or received a proof of.
     _counted: list[int] = field(default_factory=lambda: [0], init=False, repr=False)
 
     @property
     def limits(self) -> dict[int, int]:
-        """Kind that may come → most bytes of its payload."""
+        """Kind that this member accepts → most bytes of its payload."""
         wrong = _FROM_SERVER if self.me == SERVER else _FROM_CLIENTS
         if len(self._limits) != len(KINDS) - len(wrong):  # first, or another kind was registered
             self._limits.update(
@@ -745,11 +747,14 @@ class Endpoint:
 
     @property
     def most_bytes(self) -> int:
-        """Length of the longest frame that may come."""
+        """Length in bytes of the longest frame that this member accepts."""
         return OVERHEAD + max(self.limits.values())
 
     def seal(self, to: int, message: Any) -> bytes:
-        """A message's frame; the same message gives the same bytes.
+        """A message's signed frame; the same message gives the same bytes.
+
+        Args:
+            to: the recipient's place. message: of a class in :data:`KINDS`.
 
         Raises:
             ValueError: a class that is not registered, or fields that do not fit.
@@ -764,7 +769,7 @@ class Endpoint:
         return seal(frame, self.key, payload_hash)
 
     def _payload(self, message: Any) -> tuple[bytes, bytes]:
-        """Payload and hash; of a model they are kept, for it goes to one client after the other."""
+        """Payload and hash; those of a model are cached, because it goes to many clients."""
         if not isinstance(message, Model | Finished):
             payload = encode(message, _IN_HEADER)
             return payload, hashed(payload)
@@ -775,12 +780,12 @@ class Endpoint:
         return kept[1], kept[2]
 
     def open(self, data: bytes) -> Opened:
-        """A frame that came.
+        """Verify, decode and check a received frame.
 
         Raises:
             FrameError: see :func:`~forethought.exchange.messages.open_frame`. DecodeError: a signed
-                payload that is no such message of this run: other shape or precision, not finite,
-                beyond what honest noise can reach, or a claim on this member without proof.
+                payload that is no valid message of this run: other shape or precision, not finite,
+                a norm that honest noise cannot reach, or a claim about this member without proof.
         """
         frame = open_frame(data, self.run_id, self.me, self.public_keys, self.limits)
         kind: Any = KINDS[frame.kind]
@@ -799,7 +804,7 @@ class Endpoint:
         return Opened(frame.sender, message, frame.digest, frame.proof)
 
     def _require_proof(self, message: Any) -> None:
-        """Refuse a message that says it knows of updates which this member never signed for."""
+        """Refuse a message that claims updates of this member which it never signed for."""
         claimed = getattr(message, "known", 0)
         if claimed <= self._counted[0]:
             return
@@ -813,10 +818,10 @@ class Endpoint:
         self._counted[0] = shown
 
     def reopen(self, data: bytes, to: int) -> Any:
-        """The message of a frame that this member sealed itself.
+        """The message of a frame that this member sealed itself for the recipient ``to``.
 
         Raises:
-            FrameError, DecodeError: it is not one.
+            FrameError, DecodeError: the bytes are no such frame.
         """
         own = {self.me: self.key.public_key().public_bytes_raw()}
         kinds = {number: len(data) for number in KINDS}

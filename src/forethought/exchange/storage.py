@@ -1,4 +1,4 @@
-"""Storage that survives a crash: a client's ledger and its witness, a server's journal."""
+"""Crash-safe storage: a client's ledger and its witness, a server's journal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from safetensors.numpy import load, save
 from forethought.exchange import messages
 from forethought.exchange.events import ClientRelease
 
-# Records in order, each there whole or not at all: what a machine reads back after a crash.
+# A log of records in order, each stored whole or not at all, which a machine reads after a crash.
 #
 # A record is written as its length, a checksum of that length, a checksum of the content, and the
-# content; both checksums continue those before them (BLAKE3 over the chain), so that no record can
-# be dropped, repeated or exchanged unnoticed. Only the last append can have been cut off by a
-# crash: what it left is forgotten. Damage anywhere else stops the reader.
+# content; both checksums include the previous record's (a BLAKE3 chain), so that no record can be
+# dropped, repeated or exchanged unnoticed. A crash can cut off only the last append: its partial
+# record is discarded. Damage anywhere else stops the reader.
 
 
 _LENGTH = struct.Struct("<Q")
@@ -40,16 +40,16 @@ class LogError(ValueError):
 
 
 class RecordLog:
-    """A growing list of records in one name of a storage.
+    """A growing list of records under one name of a storage.
 
     Args:
-        storage: where. name: under which name.
+        storage: holds the log. name: the log's name in it.
 
     Raises:
         LogError: damaged in another way than by a crash during its last append.
 
     Attributes:
-        size: bytes that are kept.
+        size: the log's length in bytes.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
@@ -57,29 +57,29 @@ class RecordLog:
         kept = storage.read(name) or b""
         self._found, self._chain, self.size = _records(kept, name)
         if self.size < len(kept):
-            # Cut the torn tail off before anything is put behind it.
+            # Cut the torn tail off before anything is appended.
             storage.replace(name, kept[: self.size])
 
     def replay(self) -> list[bytes]:
-        """The records that were there when the log was opened, once; they are let go then."""
+        """The records that the log held when it was opened; a second call returns none."""
         found, self._found = self._found, []
         return found
 
     def append(self, *record: bytes | memoryview) -> None:
-        """Put a record (its parts) behind the others; once this returns it survives a crash.
+        """Append a record, given in parts; once this returns, the record survives a crash.
 
         Raises:
-            OSError: cannot be written.
+            OSError: it cannot be written.
         """
         written, chain = _written(record, self._chain)
         self._storage.append(self._name, written)
         self._chain, self.size = chain, self.size + len(written)
 
     def rewrite(self, records: Iterable[bytes]) -> None:
-        """Have ``records`` in place of all that is there, in one atomic write.
+        """Replace all records by ``records``, in one atomic write.
 
         Raises:
-            OSError: cannot be written; the log is as it was.
+            OSError: it cannot be written; the log is as it was.
         """
         parts, chain = [], _START
         for record in records:
@@ -119,7 +119,7 @@ def _records(kept: bytes, name: str) -> tuple[list[bytes], bytes, int]:
         of_length, of_record = sums_of(chain, length_bytes, (record,))
         if sums[:_SUM_BYTES] != of_length:
             if not any(view[at:]):
-                break  # the file had grown, its content had not arrived
+                break  # a crash came after the file had grown, before its content was written
             raise _damaged(name, len(found))
         if end > len(view):
             break
@@ -139,39 +139,41 @@ def _damaged(name: str, number: int) -> LogError:
     )
 
 
-# What machines need of storage: a client's ledger, a server's journal, and named files below both.
+# The machines' interface to storage: a client's ledger, a server's journal, and the named files of
+# both.
 #
-# Protocols and plain values only. A crash may come at every write; what a reader finds afterwards
-# is the old content or the new one, and at the end of an appended file at most a torn record, which
-# is cut off.
+# Protocols and plain values only. A crash may happen during any write; a reader then finds the old
+# content or the new one, and at the end of an appended file at most a torn record, which is cut
+# off.
 
 
 class Storage(Protocol):
-    """Named contents."""
+    """Byte strings under names."""
 
     def read(self, name: str) -> bytes | None:
-        """The content, or None where there is none."""
+        """The content under a name; None: there is none."""
         ...
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write whole or not at all; durable on return."""
+        """Write the content whole or not at all; durable on return."""
         ...
 
     def append(self, name: str, content: bytes) -> None:
-        """Add at the end; durable on return. A crash may leave a part of it."""
+        """Add at the end; durable on return. A crash during it may leave a part of ``content``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LedgerState:
-    """A client's state, as its ledger says.
+    """A client's state, as its ledger records it.
 
     Args:
-        updates: how many were committed. rounds: private rounds of the plan in them.
-        state: the trainer's, of the last one. acknowledged: updates that the server surely has.
-        outgoing: those it may not have, oldest first.
-        base: version of the model that the last one was computed on; -1: there is none.
-        begun: with which round the next update was begun; "": it was not, or needs no such word.
+        updates: number of committed updates. rounds: private rounds of the plan in them.
+        state: the trainer's state after the last update.
+        acknowledged: the server has all updates before this number.
+        outgoing: updates that the server may not have, oldest first.
+        base: version of the model that the last update was computed on; -1: there is none.
+        begun: the round, as JSON, that was chosen for the next update; "": none was written.
     """
 
     updates: int = 0
@@ -185,10 +187,10 @@ class LedgerState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accepted:
-    """The server applies this update, at this place in its order.
+    """The server applies this update, at this entry's place in the journal.
 
     Args:
-        mark: 16 bytes by which the same update is known again.
+        mark: 16 bytes by which the same update is recognised.
     """
 
     client: int
@@ -200,11 +202,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A synchronous round ended with what had come.
+    """A synchronous round ended with the updates that had arrived.
 
     Args:
-        base: its version; -1 - version where nothing of it can come any more, so that the next
-            round begins on the same model.
+        base: the round's version; -1 - version if no update of the round can arrive any more, so
+            that the next round begins on the same model.
     """
 
     base: int
@@ -212,7 +214,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The server goes on without a client that was not heard of."""
+    """The server goes on without a client that sent nothing for too long."""
 
     client: int
 
@@ -226,7 +228,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A client stopped for good. ``life``: of the process that said so."""
+    """A client stopped for good. ``life``: number of the client process that reported it."""
 
     client: int
     life: int = 0
@@ -244,17 +246,17 @@ class ServerSnapshot:
     """A server's whole state.
 
     Args:
-        values: JSON-ready. arrays: name → array.
+        values: JSON-serialisable. arrays: name → array.
     """
 
     values: Mapping[str, Any]
     arrays: Mapping[str, NDArray[np.generic]]
 
 
-# Where a client's ledger and a server's journal are kept: two kinds of write, one of them atomic.
+# Storage of a client's ledger and a server's journal, with two kinds of write.
 #
-# ``replace`` is seen whole or not at all. ``append`` is durable once it returns; a crash during it
-# can leave a torn tail, which :class:`RecordLog` recognises. Nothing else is written.
+# ``replace`` is atomic. ``append`` is durable once it returns; a crash during it can leave a torn
+# tail, which :class:`RecordLog` recognises. Nothing else is written.
 
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}")
@@ -264,8 +266,9 @@ class FolderStorage:
     """Storage in one folder, a file for each name, readable by its owner only.
 
     Args:
-        folder: made when missing. One process at a time: lock it.
-        durable: False: what the system has not written yet may be lost with it, whole records.
+        folder: made when missing. Only one process may use it at a time: the caller locks it.
+        durable: False: no ``fsync``, so that a crash of the operating system may lose the last
+            records.
 
     Raises:
         OSError: the folder cannot be made.
@@ -279,7 +282,7 @@ class FolderStorage:
         """See :class:`~forethought.exchange.storage.Storage`.
 
         Raises:
-            OSError: cannot be read.
+            OSError: it cannot be read. ValueError: a name that is not permitted.
         """
         try:
             return self._path(name).read_bytes()
@@ -290,7 +293,7 @@ class FolderStorage:
         """See :class:`~forethought.exchange.storage.Storage`.
 
         Raises:
-            OSError: cannot be written; the old content is untouched.
+            OSError: it cannot be written; the old content is untouched. ValueError: the name.
         """
         path = self._path(name)
         part = path.with_name(f".{name}.part")
@@ -308,7 +311,7 @@ class FolderStorage:
         """See :class:`~forethought.exchange.storage.Storage`.
 
         Raises:
-            OSError: cannot be written; a part of it may have been.
+            OSError: it cannot be written; a part may have been written. ValueError: the name.
         """
         path = self._path(name)
         new = not path.exists()
@@ -340,24 +343,21 @@ class FolderStorage:
             os.close(descriptor)
 
 
-# A client's ledger, its witness, and a server's journal.
-
-
-# A client's ledger: every release it ever made, and the frames that are not acknowledged yet.
+# A client's ledger: all its releases, and the frames that are not acknowledged yet.
 #
 # A release and its outgoing frame are one record of a log, so that a crash leaves both or neither;
 # the frame is signed before it is written, and the same bytes are sent until the server has them.
-# Acknowledgements are written with the next release: one that a crash loses costs one more sending.
+# Acknowledgements are written with the next release: if a crash loses one, a frame is sent again.
 
 
 LEDGER = "ledger"
-# A log is written anew when its acknowledged frames take more than this, and than what is live.
+# A log is rewritten when its obsolete bytes exceed both this number and the bytes still needed.
 _SLACK = 32 << 20
 _ROUND = struct.Struct("<q")
 
 
 class LedgerError(RuntimeError):
-    """A ledger that must not go on: of another run or other data, or two contents for one round."""
+    """A ledger that must not be continued: another run or data, or two contents for one round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,9 +369,9 @@ class _Opening:
 
 @dataclass(frozen=True, slots=True)
 class _Released:
-    """``state`` is kept of the last one, ``frame`` until it is acknowledged.
+    """One release. Only the last keeps its ``state``; ``frame`` is kept until acknowledged.
 
-    ``confirmed``: the rounds that were acknowledged since the release before, 8 bytes each.
+    ``confirmed``: the rounds that were acknowledged since the previous release, 8 bytes each.
     """
 
     round: int
@@ -386,7 +386,7 @@ class _Released:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """An update that was begun with a round that was chosen for it."""
+    """The beginning of an update, with the round that was chosen for it."""
 
     round: int
     rounds: str
@@ -396,27 +396,27 @@ _RECORDS: tuple[type, ...] = (_Opening, _Released, _Begun)
 
 
 class Allows(Protocol):
-    """Says which releases a budget allows; raises where one is not."""
+    """Checks releases against a budget; raises if one is not allowed."""
 
     def before(self, state: bytes, text: str) -> None:
-        """May this round begin after what ``state`` has released?"""
+        """Refuse a round that may not begin after the releases recorded in ``state``."""
         ...
 
     def after(self, state: bytes, text: str) -> None:
-        """Is the release that ``state`` ends with the one that was begun, and allowed?"""
+        """Refuse a last release of ``state`` that is not the one begun, or not allowed."""
         ...
 
 
 class ClientLedger:
-    """A client's releases, for ever, in a storage.
+    """The permanent record of a client's releases.
 
     Args:
-        storage: where, under the name "ledger".
-        endpoint: of the client; signs what goes out.
-        data: says which data it is about: a digest under the client's own secret.
-        allows: asked before a round begins and before its release is written; None: the plan
-            says by itself what is released.
-        ahead: called with a release's private rounds before it is written; None: nobody asks.
+        storage: holds the ledger, under the name "ledger".
+        endpoint: the client's; signs the outgoing frames.
+        data: identifies the client's data: a digest keyed with the client's own secret.
+        allows: called before a round begins and before its release is written; None: the plan
+            alone determines the releases.
+        ahead: called with a release's private rounds before it is written; None: no call.
 
     Raises:
         LedgerError: it belongs to another run, client or data. LogError: it is damaged.
@@ -474,14 +474,17 @@ class ClientLedger:
         return self._begun.rounds if self._begun.round == len(self._released) else ""
 
     def begin(self, round: int, rounds: str) -> None:
-        """Write down with which round the next update begins, before it does.
+        """Record the round of the next update, before the update begins.
 
-        The same again changes nothing.
+        The same call again changes nothing.
+
+        Args:
+            round: number of the update. rounds: the round that it is accounted as, as JSON.
 
         Raises:
             LedgerError: not the next update, or it was begun with another round.
-            BudgetExceededError: what is allowed does not hold it; nothing is written.
-            OSError: cannot be written.
+            BudgetExceededError: the round exceeds the budget; nothing is written.
+            OSError: it cannot be written.
         """
         if round != len(self._released) or (self._pending and self._pending != rounds):
             raise LedgerError(
@@ -503,7 +506,7 @@ class ClientLedger:
 
         Raises:
             LedgerError: another content for a round, or a round out of order.
-            OSError: cannot be written.
+            OSError: it cannot be written.
         """
         frame = self._endpoint.seal(messages.SERVER, release.update)
         new = _Released(
@@ -544,7 +547,7 @@ class ClientLedger:
             self._rewrite()
 
     def acknowledged(self, round: int) -> None:
-        """The server has this update; its frame need not be kept.
+        """Note that the server has this update, so that its frame need not be kept.
 
         Raises:
             LedgerError: no such release.
@@ -557,11 +560,11 @@ class ClientLedger:
         self._confirm(round)
 
     def frames(self) -> list[bytes]:
-        """The frames that the server may not have: the same bytes for ever, oldest first."""
+        """The frames that the server may not have, oldest first; their bytes never change."""
         return [self._released[round].frame for round in sorted(self._unconfirmed)]
 
     def frame(self, round: int) -> bytes | None:
-        """The outgoing frame of an update; None: it is acknowledged, or there is none."""
+        """The outgoing frame of an update; None: it is acknowledged, or there is no such update."""
         return self._released[round].frame if round in self._unconfirmed else None
 
     @property
@@ -600,10 +603,10 @@ class ClientLedger:
 
 
 def counted(storage: Storage) -> list[int]:
-    """Private rounds of the plan after each release of a ledger, for whoever looks at it.
+    """Private rounds of the plan after each release of a ledger, read without its keys.
 
     Raises:
-        LogError, LedgerError: it is damaged.
+        LogError: it is damaged. LedgerError: another version wrote it.
     """
     records = [_parsed(record) for record in RecordLog(storage, LEDGER).replay()]
     return [record.rounds for record in records if isinstance(record, _Released)]
@@ -618,7 +621,7 @@ def _parsed(record: bytes) -> Any:
 
 
 def _numbered(kinds: Mapping[int, type], record: bytes, refusal: type[Exception], name: str) -> Any:
-    """The value of a record whose first byte says its class."""
+    """The value of a record; its first byte is the number of its class."""
     if not record or record[0] not in kinds:
         raise refusal(f"the {name} was written by another version: go on with that one")
     try:
@@ -627,22 +630,22 @@ def _numbered(kinds: Mapping[int, type], record: bytes, refusal: type[Exception]
         raise refusal(f"the {name} was written by another version: {error}") from None
 
 
-# How many updates left a client, kept apart from its ledger: what a restored backup has not.
+# The number of updates that left a client, kept apart from its ledger and from its ledger's backup.
 #
-# A ledger that was set back counts too little, and releases again what it has forgotten. The server
-# can tell, if it is honest; this file tells whatever the server says, unless it was set back along.
-# It is written after the ledger and before anything is sent, and need not reach the disk at once:
-# one that lags says less, and nothing wrong.
+# A ledger restored from an old backup counts too few updates, and would release the missing rounds
+# again. An honest server notices this; this file shows it without trust in the server, unless it
+# was restored together with the ledger. It is written after the ledger and before anything is sent.
+# It need not reach the disk at once: a lagging count is too small, but never wrong otherwise.
 
 
 _DIGITS = 20
 
 
 class MemberWitness:
-    """The count of one member in one run.
+    """The count of the updates that one member has released in one run.
 
     Args:
-        folder: not the ledger's, and not in the same backup; it exists. run_id: 32 bytes.
+        folder: an existing folder, outside the ledger's folder and its backup. run_id: 32 bytes.
         member: its place in the roster.
     """
 
@@ -650,7 +653,7 @@ class MemberWitness:
         self.path = folder / f"released-{run_id.hex()[:16]}-{member}"
 
     def count(self) -> int:
-        """The number of updates that have left, as far as was noted.
+        """The number of updates noted as having left the member; 0: none was noted.
 
         Raises:
             LedgerError: the count is damaged.
@@ -666,7 +669,7 @@ class MemberWitness:
         return int(text or 0)
 
     def proof(self) -> bytes:
-        """The member's own signature on its count, where one was noted."""
+        """The proof of the member's count that was noted with it; b"": none was noted."""
         return self._read()[_DIGITS:]
 
     def _read(self) -> bytes:
@@ -687,13 +690,13 @@ class MemberWitness:
             )
 
     def note(self, updates: int, proof: bytes = b"") -> None:
-        """So many updates are in the ledger and about to leave.
+        """Note that ``updates`` updates are in the ledger and about to leave.
 
         Args:
             proof: of a neighbour's count: see :func:`~forethought.exchange.messages.proven`.
 
         Raises:
-            OSError: cannot be written; then nothing may be sent.
+            OSError: it cannot be written; then nothing may be sent.
         """
         place = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -702,10 +705,10 @@ class MemberWitness:
             os.close(place)
 
 
-# A server's journal: its last snapshot and what it decided since, replayed bit for bit.
+# A server's journal: its last snapshot and its decisions since then, replayed bit for bit.
 #
-# One record log. A snapshot takes the place of everything before it in one atomic write, so that a
-# crash leaves the old snapshot with its entries or the new one without any.
+# One record log. A snapshot replaces everything before it in one atomic write, so that a crash
+# leaves either the old snapshot with its entries or the new one without entries.
 
 
 JOURNAL = "journal"
@@ -714,7 +717,7 @@ _SIZE = struct.Struct("<Q")
 
 
 class JournalError(RuntimeError):
-    """A journal that must not go on: of another run, or written by another version."""
+    """A journal that must not be continued: of another run, or written by another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -726,7 +729,7 @@ class ServerJournal:
     """A server's decisions, in order.
 
     Args:
-        storage: where, under the name "journal".
+        storage: holds the journal, under the name "journal".
         run_id: 32 bytes.
 
     Raises:
@@ -747,10 +750,10 @@ class ServerJournal:
             )
 
     def read(self) -> tuple[ServerSnapshot | None, list[Entry]]:
-        """The last snapshot and the entries since; once, right after opening.
+        """The last snapshot (None: there is none) and the entries since; call it only once.
 
         Raises:
-            JournalError: written by another version.
+            JournalError: another version wrote it.
         """
         records, self._records = self._records[1:], []
         snapshot = None
@@ -759,10 +762,10 @@ class ServerJournal:
         return snapshot, [_numbered(ENTRIES, one, JournalError, JOURNAL) for one in records]
 
     def append(self, entry: Entry) -> None:
-        """Add an entry; once this returns it survives a crash.
+        """Add an entry; once this returns, the entry survives a crash.
 
         Raises:
-            OSError: cannot be written. ValueError: no registered entry.
+            OSError: it cannot be written. ValueError: a class that is not in :data:`ENTRIES`.
         """
         for number, kind in ENTRIES.items():
             if kind is type(entry):
@@ -771,10 +774,10 @@ class ServerJournal:
         raise ValueError(f"{type(entry).__name__} is no registered entry of a journal")
 
     def snapshot(self, state: ServerSnapshot) -> None:
-        """Have this state in place of all that is there, in one atomic write.
+        """Replace everything in the journal by this state, in one atomic write.
 
         Raises:
-            OSError: cannot be written; the journal is as it was.
+            OSError: it cannot be written; the journal is as it was.
         """
         self._log.rewrite([self._opening, bytes([_SNAPSHOT]) + _stored(state)])
 

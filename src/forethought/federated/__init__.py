@@ -1,1 +1,1 @@
-"""Many holders, one model: the machines of clients and server, and what drives them."""
+"""Federated learning: the state machines of clients and server, and their agreement."""

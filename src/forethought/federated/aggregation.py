@@ -1,8 +1,8 @@
-"""From a round's updates to one vector: the weighted mean, or one that hostile clients bend less.
+"""Aggregation of a round's updates: the weighted mean, or a robust one that resists bad clients.
 
-Trimmed mean and median take the coordinates apart (Yin, Chen, Ramchandran and Bartlett 2018); the
-norm bound shortens long updates (Sun, Kairouz, Suresh and McMahan 2019). The mean needs up to
-sixteen vectors of memory, the other two a vector for each client. All of it is post-processing.
+Trimmed mean and median work on each coordinate (Yin, Chen, Ramchandran and Bartlett 2018); the
+norm bound shortens long updates (Sun, Kairouz, Suresh and McMahan 2019). The mean holds up to
+sixteen vectors in memory, the other two one vector per client. All of it is post-processing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from forethought.federated.federation import Robust
 from forethought.federated.own_model import add_weighted
 
 Sum = NDArray[np.float64]
-# Vectors that are added up in float32 before they join the rest.
+# Number of vectors that are added in float32 before their sum is added to the total.
 TOGETHER = 16
 
 
 class WeightedMean:
-    """Σ share·vector / Σ share over the clients that came.
+    """Σ share·vector / Σ share over the clients whose updates arrived.
 
-    A few vectors at a time are added in float32, in the order of their clients; their sums in
-    float64, so that a million clients lose nothing. The bits of so few clients' mean do not depend
-    on who came first. Those of more may, in the last digit: adding whole numbers instead costs an
-    update of a million parameters 1.3 ms in place of 0.4, where all else that a round without
-    training does for it is 0.8 (benchmarks/exact_mean.py).
+    ``TOGETHER`` vectors at a time are added in float32, in the order of their clients. Their sums
+    are added in float64, so that a million clients lose no precision. With at most ``TOGETHER``
+    clients the result does not depend on the order of arrival. With more its last digit may: exact
+    integer addition would take 1.3 ms instead of 0.4 for an update of a million parameters, where
+    the rest of a round without training takes 0.8 (benchmarks/exact_mean.py).
 
     Args:
-        bound: vectors are shortened to this distance from ``centre``; None: they are not.
+        centre: origin of distances, float32, shape (parameters,); None: zero.
+        bound: vectors are shortened to this L2 distance from ``centre``; None: they are not.
 
     Attributes:
-        count: updates that have come.
+        count: number of updates added.
     """
 
     def __init__(self, centre: Vector | None, bound: float | None = None) -> None:
@@ -47,7 +48,7 @@ class WeightedMean:
         self._held: dict[int, tuple[Vector, float]] = {}
 
     def add(self, client: int, vector: Vector, share: float) -> None:
-        """Take one client's vector in, with its share of all weights; in the server's order."""
+        """Add one client's vector with its share of all weights, in the order of arrival."""
         if self._bound is not None:
             vector = shortened(vector, self._centre, self._bound)
         self._held[client] = vector, share
@@ -60,7 +61,7 @@ class WeightedMean:
         self._sum = part.astype(np.float64) if self._sum is None else self._sum + part
 
     def _taken(self) -> Vector:
-        """The sum of what is held, which is forgotten."""
+        """The weighted sum of the held vectors, which are then dropped."""
         (vector, share), *others = (self._held[client] for client in sorted(self._held))
         part: Vector = vector * np.float32(share)
         self._total += float(np.float32(share))
@@ -71,7 +72,11 @@ class WeightedMean:
         return part
 
     def result(self) -> Vector:
-        """The round's vector, float32."""
+        """The mean, float32, shape (parameters,).
+
+        Raises:
+            ValueError: no update was added.
+        """
         if not self.count:
             raise ValueError("no update has come: there is no mean of nothing")
         if self._sum is None:
@@ -84,7 +89,7 @@ class WeightedMean:
         return mean
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        """The state of what has come so far."""
+        """Everything added so far, as arrays."""
         found: dict[str, NDArray[np.generic]] = {"total": np.array([self._total, self.count])}
         if self._sum is not None:
             found["sum"] = self._sum
@@ -100,7 +105,7 @@ class WeightedMean:
         self._total, self.count = float(total), int(count)
         if "sum" in state:
             self._sum = np.array(state["sum"], dtype=np.float64)
-        if "part" in state:  # of 0.2.0, which added as updates came
+        if "part" in state:  # version 0.2.0 added updates in the order of arrival
             part = np.array(state["part"], dtype=np.float64)
             self._sum = part if self._sum is None else self._sum + part
         if "held" in state:
@@ -110,9 +115,9 @@ class WeightedMean:
 
 
 class Sorted:
-    """Coordinate by coordinate: the mean without the ``trimmed`` share at each end; 1/2: median.
+    """The coordinate-wise mean without the ``trimmed`` share at each end; 0.5: the median.
 
-    Weights make no difference here: a hostile client could claim any. Its methods are those of
+    Weights are ignored, since a hostile client could claim any. The methods are those of
     :class:`WeightedMean`.
     """
 
@@ -122,7 +127,7 @@ class Sorted:
 
     @property
     def count(self) -> int:
-        """Updates that have come."""
+        """Number of updates added."""
         return len(self._vectors)
 
     def add(self, client: int, vector: Vector, share: float) -> None:
@@ -150,7 +155,7 @@ Aggregate: TypeAlias = WeightedMean | Sorted
 
 
 def shortened(vector: Vector, centre: Vector | None, bound: float) -> Vector:
-    """``vector``, moved towards ``centre`` (None: 0) until it is no further away than ``bound``."""
+    """``vector``, moved towards ``centre`` (None: 0) until its L2 distance is at most ``bound``."""
     change = vector if centre is None else vector - centre
     length = float(np.linalg.norm(change.astype(np.float64)))
     if length <= bound:
@@ -160,10 +165,10 @@ def shortened(vector: Vector, centre: Vector | None, bound: float) -> Vector:
 
 
 def aggregate(robust: Robust, centre: Vector | None) -> Aggregate:
-    """An empty aggregate of a kind.
+    """An empty aggregate of the kind that ``robust`` names.
 
     Args:
-        centre: the weights that updates began with; None: updates are gradients.
+        centre: the weights that the updates started from; None: updates are gradients.
     """
     match robust.kind:
         case "trimmed":

@@ -2,8 +2,8 @@
 
 **Formal guarantee.** Whatever the server sends, the machine asks its trainer for update i exactly
 once and in order (i = 0, 1, 2, … from its ledger), never beyond its plan, and every update is in
-the ledger before it is sent. What is sent for i is the same bytes for ever. So what left the client
-is what its ledger holds, a prefix of its plan.
+the ledger before it is sent. The bytes that are sent for update i never change. So the client has
+released exactly the updates in its ledger, which are a prefix of its plan.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from forethought.values.mechanism import Rounds, Sampling
 
 Effects = list[on.Effect]
 
-# A server that only sends older models than it sent before, so many of them over so many seconds,
-# is not late: its journal was set back.
+# If a server sends only models older than an earlier one, at least this many over at least this
+# many seconds, the cause is not a delay: its journal was set back.
 OLDER, OLDER_SECONDS = 6, 45.0
 
 
@@ -34,18 +34,19 @@ class ClientMachine:
     """One client's decisions; see the module.
 
     Args:
-        federation: what was agreed. me: the client's place in its members.
-        ledger: what was released before.
-        policy: what the client allows at most; refused here, before anything is connected.
-        life: number of this process, larger than that of any before, such as the time of day: a
-            goodbye of an earlier one that comes late is not taken for this one's. 0: none.
+        federation: the members' agreement. me: the client's place in its members.
+        ledger: state of the client's ledger; None: nothing was released before.
+        policy: the most that the client allows; checked here, before anything is connected.
+        life: number of this process, larger than that of any earlier process, such as the time: so
+            a late :class:`~forethought.exchange.messages.Leave` of an earlier process does not
+            apply to this one. 0: none.
 
     Raises:
         FederationError: the plan exceeds the policy.
 
     Attributes:
         base: version of the newest global model; -1 before the first.
-        updates: how many were committed.
+        updates: number of committed updates.
     """
 
     __slots__ = (
@@ -83,7 +84,7 @@ class ClientMachine:
         policy: Policy | None = None,
         life: int = 0,
     ) -> None:
-        # Where sizes are chosen: who chooses, and what it chooses from.
+        # If sizes are chosen by results: the guard that chooses, and the state that it reads.
         self._sizes = federation.guard(me)
         self._state, self._chosen, self._used_up = b"", "", False
         if policy is not None:
@@ -97,7 +98,7 @@ class ClientMachine:
         self._limit = federation.updates(me)
         if self._sizes is not None:
             self._state, self._chosen = ledger.state, ledger.begun
-        # Places of the plan that are behind: updates, and what a phase left out.
+        # Number of places in the plan that are done: updates, and those that a phase left out.
         self._place = self.updates
         if federation.phases:
             self._place = federation.updates_of_rounds(ledger.rounds)
@@ -105,18 +106,18 @@ class ClientMachine:
         self._outgoing = {update.round: update for update in ledger.outgoing} or None
         self._computing = False
         self._halted = False
-        # When the present update was begun, and until when a computed one is held back.
+        # The time at which the present update began; a computed update and the time to send it.
         self._now = self._begun = 0.0
         self._held: tuple[float, messages.Update] | None = None
-        # Older models since the newest one: how many, and when the first came.
+        # Older models received since the newest one: their number, and the time of the first.
         self._older = (0, 0.0)
         self._asynchronous = federation.rule != "synchronous"
-        # Parts of the present update that were asked for, and the model that it began with.
+        # Number of parts of the present update that were asked for; version that it began with.
         self._parts, self._origin = 0, -1
 
     @property
     def weights(self) -> messages.Vector | None:
-        """The newest global model, with own steps since; None before the first."""
+        """The newest global model with the client's own steps since; None before the first."""
         return None if self._newest is None else self._newest.vector
 
     def handle(self, event: on.Event) -> Effects:
@@ -124,7 +125,7 @@ class ClientMachine:
         if self._halted:
             return []
         self._now = event.now
-        # Before the event: a model that it brings comes after the time of a part.
+        # Parts that are due come before the event, so that they do not use a model it brings.
         parts = self._further_parts()
         if parts and self.part_at is not None and not isinstance(event, on.Connected | on.Woken):
             parts.append(on.Wake(self.part_at))
@@ -139,14 +140,14 @@ class ClientMachine:
 
     @property
     def held_until(self) -> float | None:
-        """The time at which an update leaves that is computed and waits for the cadence; None:
-        there is none."""
+        """The time at which a computed update that waits for the cadence is sent; None: there is no
+        such update."""
         return None if self._held is None else self._held[0]
 
     @property
     def part_at(self) -> float | None:
         """The time at which the next part of the present update begins, on the newest model; None:
-        all have begun."""
+        no part is left to begin."""
         federation = self.federation
         if not self._computing or self._parts > federation.refreshes or federation.cadence is None:
             return None
@@ -159,7 +160,7 @@ class ClientMachine:
         return effects
 
     def _ask(self) -> on.Effect:
-        """Ask for the next part of the present update."""
+        """The request for the next part of the present update."""
         assert self._newest is not None
         part, self._parts = self._parts, self._parts + 1
         parts = self.federation.refreshes + 1
@@ -168,7 +169,7 @@ class ClientMachine:
         return on.Compute(self.updates, self._origin, self._newest, *about)
 
     def _sampling(self) -> Sampling | None:
-        """That of the present update, where its size was chosen."""
+        """The sampling of the present update if its size was chosen; None: as planned."""
         return Rounds.from_dict(json.loads(self._chosen)).sampling if self._chosen else None
 
     def _handled(self, event: on.Event) -> Effects:
@@ -223,7 +224,7 @@ class ClientMachine:
             return self._old(model)
         self._older = (0, 0.0)
         if model.base == self.base and self._asynchronous:
-            return []  # the one that is there, with own steps on it
+            return []  # the client already has this model, with its own steps on it
         self.base, self._newest = model.base, model
         return self._next()
 
@@ -241,12 +242,12 @@ class ClientMachine:
         return [on.Alarm("server set back", text), on.Done("server set back")]
 
     def _sound(self, vector: messages.Vector) -> bool:
-        # Whether it is finite was judged where its frame was opened; a contribution that comes of
-        # values that are not is replaced by zero.
+        # Finiteness was checked when the frame was opened; a contribution computed from values that
+        # are not finite is replaced by zero.
         return vector.shape == (self.federation.parameters,) and vector.dtype == np.float32
 
     def _rolled_back(self, applied: int) -> Effects:
-        # Releases that this ledger does not know of: it would spend them a second time.
+        # The ledger lacks these releases, so the client would release their rounds a second time.
         self._halted = True
         text = (
             f"the server has {applied} updates of this client, its ledger has {self.updates}: the "
@@ -262,7 +263,7 @@ class ClientMachine:
         if isinstance(answer, messages.Refusal) and answer.reason == "conflict":
             return self._rolled_back(answer.round + 1)
         if isinstance(answer, messages.Refusal) and answer.reason == "future":
-            return []  # no answer: a server whose journal was set back knows no such model
+            return []  # keep the update: a server that lacks its model has an older journal
         if isinstance(answer, messages.Acknowledgement) and answer.base >= self.base:
             self._older = (0, 0.0)
         if not self._outgoing or self._outgoing.pop(answer.round, None) is None:
@@ -280,7 +281,7 @@ class ClientMachine:
             return []
         if not self._asynchronous:
             if self.base <= self._last:
-                return []  # asked before: what was computed is sent until it is answered
+                return []  # a repeated request: the computed update is sent until it is answered
         elif not self.federation.permits(self.base, self._due()):
             return []
         if self.updates >= self._limit:
@@ -306,20 +307,20 @@ class ClientMachine:
         return asked if self.part_at is None else [*asked, on.Wake(self.part_at)]
 
     def _due(self) -> int:
-        """The place in the plan of the next update, by the newest model's phase."""
+        """The place in the plan of the next update, given the newest model's phase."""
         federation = self.federation
         if not federation.phases:
             return self.updates
         return max(self._place, federation.begins(federation.phase(self.base)))
 
     def _between_phases(self) -> Effects:
-        """Nothing until a later phase; goodbye where there is none of this client's."""
+        """Wait for a later phase of this client; leave if there is none."""
         due = self._due()
         later = any(own.stop > due for own in self.federation.places(self.me))
         return [] if later else [self._no_more()]
 
     def _no_more(self) -> on.Effect:
-        """Goodbye where nobody else can know that the plan is used up: said until the end."""
+        """Leave because the plan is used up, which only this client knows; repeated to the end."""
         self._used_up = True
         return self._leave("plan used up")
 
@@ -351,7 +352,7 @@ class ClientMachine:
         return [on.Commit(release), on.Wake(self._held[0])]
 
     def _let_go(self) -> Effects:
-        """Send what was held back, and begin the next update: both at a beat of the cadence."""
+        """Send the update that was held back, and begin the next, at a multiple of the cadence."""
         assert self._held is not None
         update, self._held = self._held[1], None
         return [on.Send(messages.SERVER, update), *self._next()]

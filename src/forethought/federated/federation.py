@@ -1,9 +1,9 @@
-"""The Federation: one frozen value that all sides agree on before anything is sent.
+"""The Federation: one frozen value that all members agree on before anything is sent.
 
-It holds every member's plan, the roster and how updates become a model. The server has no say in
-what a client releases: that is its own plan, which its own policy must allow. Sources: synchronous
-rounds, FedAvg (McMahan et al. 2017) over DP-SGD at each client; asynchronous ones, van Dijk et al.,
-Appendix A.
+It holds every member's plan and public key, and the rules by which updates become a model. The
+server cannot change a client's releases: the client's own plan determines them, and its own policy
+must allow that plan. Sources: synchronous rounds, FedAvg (McMahan et al. 2017) over DP-SGD at each
+client; asynchronous rounds, van Dijk et al., Appendix A.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from forethought.values.plan import Plan, other_terms, promised, step_sizes
 from forethought.values.serialisation import build
 from forethought.values.use import Averaging
 
-# Permissible delay: how far a client's round may run ahead of the newest global model it has.
+# Permissible delay: how far a client's round may be ahead of its newest global model.
 #
-# Υ(k, i) of the asynchronous algorithm (van Dijk et al., Appendix A, Algorithm 2): whether round i
-# (from 0) may be computed when the newest global model received is v_k. Plain functions, chosen by
-# name. ``module:function`` names one of the user's own.
+# Υ(k, i) of the asynchronous algorithm (van Dijk et al., Appendix A, Algorithm 2) is true if round
+# i (from 0) may be computed when the newest global model received is v_k. Plain functions, chosen
+# by name; ``module:function`` names a function of the user's own.
 
 
 Permissible = Callable[[int, int], bool]
@@ -66,7 +66,8 @@ class Delay:
     Args:
         kind: ``"constant"``, ``"one"`` or ``"sqrt"``; a key of :data:`DELAYS`. Or
             ``"module:function"``, a function of the user's own that is called with k and i.
-        most: rounds ahead that are permitted, of "constant", and always, of "sqrt".
+        most: for "constant", the permitted rounds ahead; for "sqrt", rounds ahead that are always
+            permitted.
 
     Raises:
         ValueError: an unknown kind, or a negative number.
@@ -84,11 +85,12 @@ class Delay:
     def permits(self) -> Permissible:
         """The function Υ(k, i).
 
-        Of the user's own it is imported here, not before: a name in somebody else's file imports
-        nothing. Round i on v_i is always permitted: no newer model comes before this round.
+        A function of the user's own is imported here, not before, so that reading another member's
+        file imports nothing. Round i on v_i is always permitted: no newer model comes before this
+        round.
 
         Raises:
-            ValueError: it cannot be imported.
+            ValueError: the function cannot be imported.
         """
         if ":" in self.kind:
             chosen = imported("delay", self.kind)
@@ -96,7 +98,7 @@ class Delay:
         return DELAYS[self.kind](self.most)
 
 
-# The file of it.
+# The file of a federation.
 FEDERATION = "federation.json"
 
 Rule = Literal["synchronous", "asynchronous", "published"]
@@ -106,7 +108,7 @@ RobustKind = Literal["mean", "trimmed", "median", "norm-bound"]
 
 
 class FederationError(ValueError):
-    """A federation that cannot be, or that a member refuses."""
+    """An invalid federation, or one that a member refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class Member:
     Args:
         name: for people; unique.
         plan: place of its plan in the federation's plans.
-        weight: of its updates, relative to the others': its public size, its sample size, or 1.
+        weight: weight of its updates, relative to the other members': its public number of
+            records, its sample size, or 1.
         public_key: Ed25519, 32 bytes in hexadecimal; "" where nothing is signed (a simulation).
     """
 
@@ -131,11 +134,11 @@ class ServerOptimizer:
     """The step of the global model along a mean of updates (Reddi et al. 2021, Algorithm 2).
 
     Args:
-        kind: ``"avg"``: FedAvg, by the mean itself; ``"avgm"``: with momentum (Hsu et al. 2019);
-            ``"adam"``, ``"yogi"``: with adaptive steps.
-        rate: the server's step size. 1 and "avg": the plain mean.
-        momentum: of avgm, and β₁ of adam and yogi.
-        second: β₂. tau: their τ, which bounds the adaptivity.
+        kind: ``"avg"``: FedAvg, a step by the mean itself; ``"avgm"``: with momentum (Hsu et al.
+            2019); ``"adam"``, ``"yogi"``: with adaptive steps.
+        rate: the server's step size. With 1 and "avg" the new model is the plain mean.
+        momentum: momentum of avgm; β₁ of adam and yogi.
+        second: β₂ of adam and yogi. tau: their τ, which bounds the adaptivity.
     """
 
     kind: ServerKind = "avg"
@@ -154,13 +157,13 @@ class ServerOptimizer:
 
 @dataclass(frozen=True)
 class Robust:
-    """The mean of one round's updates, or something that hostile clients bend less.
+    """The aggregate of one round's updates: the mean, or one more robust to hostile clients.
 
     Args:
-        kind: ``"mean"``; ``"trimmed"``: coordinate by coordinate without the ``share`` highest and
-            lowest (Yin et al. 2018); ``"median"``: coordinate by coordinate; ``"norm-bound"``:
-            updates longer than ``bound`` are shortened to it (Sun et al. 2019).
-        share: of clients trimmed at each end. bound: on the L2 norm of an update.
+        kind: ``"mean"``; ``"trimmed"``: the mean of each coordinate without the ``share`` highest
+            and lowest values (Yin et al. 2018); ``"median"``: of each coordinate;
+            ``"norm-bound"``: updates longer than ``bound`` are shortened to it (Sun et al. 2019).
+        share: share of clients trimmed at each end. bound: largest L2 norm of an update.
     """
 
     kind: RobustKind = "mean"
@@ -181,43 +184,45 @@ class Federation(Agreement):
     """Everything that clients and server agree on.
 
     Args:
-        members: the clients; a client is its place in here.
+        members: the clients; a client's number is its place in this tuple.
         plans: the different plans of the members.
         parameters: length of the exchanged vectors.
         architecture: digest of the model's names, shapes and dtypes.
         rounds: global rounds R; asynchronously, the most updates that a client sends.
-        local_rounds: private rounds E (steps, not epochs) in one update. Several numbers: of a
-            client's first updates, one after the other; the last one holds for all later ones.
-        rule: ``"synchronous"``; ``"asynchronous"``: updates are applied as they come, clients that
-            are absent too long are not waited for; ``"published"``: Algorithm 4 to the letter but
-            for its sign, where a new model waits for everyone.
+        local_rounds: private rounds E (steps, not epochs) in one update. Several numbers are those
+            of a client's first updates, in order; the last holds for all later updates.
+        rule: ``"synchronous"``; ``"asynchronous"``: updates are applied as they arrive, and the
+            server does not wait for clients that are absent too long; ``"published"``: Algorithm 4
+            exactly, except for its sign: a new model waits for all clients.
         exchanged: ``"weights"`` after E local rounds of the plan's own optimizer, or
-            ``"gradients"``: the noised mean of one round, which the server steps along.
+            ``"gradients"``: the noised mean of one round, along which the server makes a step.
         delay: permissible delay of the asynchronous rules.
-        cohort: how many clients a synchronous round asks; None: all.
+        cohort: number of clients that a synchronous round asks; None: all.
         deadline: seconds that a synchronous round waits from its beginning; None: for ever.
-        absence: seconds without a word after which the asynchronous rule goes on without a client.
-        cadence: seconds; a client's computation of an update lasts a whole multiple of them, as
-            others see it, so that the size of a batch does not show as long as one is enough.
-        refreshes: how often in a round a client takes the newest model in place of the one that the
-            round began with, as Algorithm 4 does whenever one comes: at so many equal steps of the
-            cadence. A round's records are dealt to the times between them, see
-            :meth:`~forethought.rounds.private_sum.PrivateSum.parts`, which says why that is sound.
-        resend: seconds after which what was not acknowledged is sent again; also the heartbeat.
-        server: how the mean of a round's updates moves the model. robust: which mean.
-        averaging: of the global models, for the one that is reported.
-        secure: secure aggregation, as its own room describes it; None: none.
-        seed: of the cohorts, which are public.
+        absence: seconds without a message after which the asynchronous rule goes on without a
+            client; None: never.
+        cadence: seconds. To others, a client's computation of an update seems to last a whole
+            multiple of them, so that the batch size stays hidden if it needs only one cadence.
+        refreshes: how often in a round a client replaces the round's first model by the newest one,
+            at equal steps of the cadence; Algorithm 4 does so whenever a model arrives. The round's
+            records are dealt to the intervals between them; for why that is sound see
+            :meth:`~forethought.rounds.private_sum.PrivateSum.parts`.
+        resend: seconds after which unacknowledged updates are sent again; also the heartbeat.
+        server: the step by which a round's mean moves the model. robust: the kind of mean.
+        averaging: averaging of the global models for the reported one.
+        secure: :class:`~forethought.federated.secure_aggregation.masking.SecureAggregation` as a
+            mapping; None: no secure aggregation.
+        seed: public seed of the cohorts.
         server_key: the server's Ed25519 key, 32 bytes in hexadecimal; "" in a simulation.
-        nonce: drawn with the roster, so that no two runs have one name; "" in a simulation.
-        phases: the updates of each phase, one after the other; (): there is one phase. The phase is
-            the newest model's: whoever missed rounds of an earlier one does not make them up.
-        sizes: how clients choose their sample sizes within a filter; None: as planned.
+        nonce: drawn with the roster, so that no two runs have the same name; "" in a simulation.
+        phases: number of updates of each phase, in order; (): there is one phase. The newest model
+            determines the phase: a client does not make up missed rounds of an earlier phase.
+        sizes: rule by which clients choose sample sizes within a filter; None: as planned.
         taking: for each member the phases that it takes part in, from 0, fixed before the run; ():
-            everybody takes part in all.
+            all members take part in all phases.
 
     Raises:
-        FederationError: parts that contradict each other.
+        FederationError: parts that contradict each other. ValueError: a value out of its range.
     """
 
     SCHEMA: ClassVar[str] = "forethought/federation/1"
@@ -389,11 +394,11 @@ class Federation(Agreement):
         return list(accumulate(self.phases))
 
     def phase(self, place: int) -> int:
-        """The phase of a model's version, or of an update by its place in the plan."""
+        """The phase, from 0, of a model's version or of an update's place in the plan."""
         return min(bisect_right(self._ends, place), max(0, len(self.phases) - 1))
 
     def begins(self, phase: int) -> int:
-        """The first place of a phase."""
+        """The place in the plan at which a phase begins."""
         return self._ends[phase - 1] if phase else 0
 
     def takes(self, client: int, phase: int) -> bool:
@@ -401,7 +406,7 @@ class Federation(Agreement):
         return not self.taking or phase in self.taking[client]
 
     def places(self, client: int) -> list[range]:
-        """Places in a member's plan of the updates that it may make: a range for each phase."""
+        """Places in its plan of the updates that a member may make: a range for each phase."""
         end = min(self.rounds, self.updates_of(self.plan(client)))
         starts, ends = [0, *self._ends[:-1]], self._ends or [end]
         found = [range(min(a, end), min(b, end)) for a, b in zip(starts, ends, strict=True)]
@@ -411,13 +416,13 @@ class Federation(Agreement):
         """The place in a member's plan of the update that it computes next; None: none yet.
 
         Args:
-            done: places that are behind it. version: of its newest model.
+            done: number of places done or skipped. version: version of its newest model.
         """
         place = max(done, self.begins(self.phase(version))) if self.phases else done
         return place if any(place in own for own in self.places(client)) else None
 
     def planned(self, client: int) -> Mechanism:
-        """All that a member may release: the rounds of its phases."""
+        """The mechanism of all that a member may release: the rounds of its phases."""
         parts = [
             self.plan(client).mechanism.between(
                 self.first_round(own.start), self.first_round(own.stop)
@@ -428,13 +433,13 @@ class Federation(Agreement):
         return sum(parts[1:], parts[0])
 
     def guard(self, client: int) -> Guard | None:
-        """The guard over a member's sample sizes; None: they are as planned."""
+        """The guard of a member's sample sizes; None: the sizes are as planned."""
         if self.sizes is None:
             return None
         return Guard(self.plan(client), self.sizes, self.parameters)
 
     def updates(self, client: int) -> int:
-        """The most updates that a member sends: its plan's rounds, at most one a global round."""
+        """The most updates that a member sends: those of its plan, at most one a global round."""
         if self.phases:
             return sum(map(len, self.places(client)))
         return min(self.rounds, self.updates_of(self.plan(client)))
@@ -444,7 +449,7 @@ class Federation(Agreement):
         return updates_of(self.local_rounds, plan.rounds)
 
     def updates_of_rounds(self, rounds: int) -> int:
-        """The number of updates that so many private rounds end."""
+        """The number of updates that are complete after ``rounds`` private rounds."""
         return updates_of(self.local_rounds, rounds)
 
     def first_round(self, update: int) -> int:
@@ -452,14 +457,14 @@ class Federation(Agreement):
         return first_round(self.local_rounds, update)
 
     def relative_size(self, plan: Plan, update: int) -> float:
-        """An update's expected records over the mean of all updates of its plan."""
+        """An update's expected records, divided by the mean over all updates of its plan."""
         before = plan.privacy.examples_before
         own = before(self.first_round(update + 1)) - before(self.first_round(update))
         return own * self.updates_of(plan) / before(plan.rounds)
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Every member's share of all weights."""
+        """Every member's weight, divided by the sum of all weights."""
         total = sum(member.weight for member in self.members)
         return tuple(member.weight / total for member in self.members)
 
@@ -474,7 +479,7 @@ class Federation(Agreement):
         return tuple(step_sizes(plan) for plan in self.plans)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without what was derived: functions cannot be sent to another process.
+        # Without cached properties: they hold functions, which cannot be pickled.
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @classmethod
@@ -495,10 +500,10 @@ def local_words(local: LocalRounds) -> str:
 
 
 def local_rounds_of(given: object) -> LocalRounds:
-    """Local rounds in the one form that they have.
+    """Local rounds in canonical form: a number, or a tuple without repetitions at its end.
 
     Args:
-        given: a whole number, or a list of those of the first updates.
+        given: a whole number, or a list of the numbers of the first updates.
 
     Raises:
         ValueError: anything else.
@@ -524,7 +529,7 @@ _PARTS: dict[str, type[Any]] = {
 }
 
 
-# Of a federation's rules, those that a client's own job says and no server may change.
+# The terms of a federation that a client's own job sets and no server may change.
 _AGREED = (
     *("rule", "exchanged", "delay", "cohort", "cadence", "secure", "parameters", "refreshes"),
     *("phases", "taking", "sizes"),
@@ -534,11 +539,11 @@ _AGREED = (
 def require_contract(federation: Federation, own: Federation, client: int) -> None:
     """Refuse a federation whose terms are not those of a client's own job.
 
-    How much noise, how many rounds and what sampling rate a plan has is not compared: their ε is
-    computed and held against the client's policy.
+    A plan's noise, number of rounds and sampling rate are not compared: their ε is computed and
+    compared with the client's policy.
 
     Args:
-        own: what the client's own job comes to.
+        own: the federation according to the client's own job. client: its place.
 
     Raises:
         FederationError: names the first term that differs, in the file and in the job.
@@ -554,7 +559,7 @@ def require_contract(federation: Federation, own: Federation, client: int) -> No
 
 
 def with_roster(federation: Federation, roster: Roster) -> Federation:
-    """The federation with its members' keys, its server's and the nonce in it.
+    """The federation with the roster's keys of members and server and its nonce.
 
     Raises:
         FederationError: other names, or another order.
@@ -567,7 +572,7 @@ def require_roster(federation: Federation, roster: Roster) -> None:
     """Refuse a roster that is not the federation's.
 
     Raises:
-        FederationError: names or keys differ, or secure aggregation.
+        FederationError: names, their order, keys or the nonce differ.
     """
     if with_roster(federation, roster) != federation:
         raise FederationError(

@@ -1,7 +1,8 @@
 """A client's newest global model with its own steps on it: Algorithm 4, line 15.
 
-It is made when somebody looks. Until then a client holds its base, which all clients share, and its
-own update, which waits to be acknowledged anyway: a million clients are not a million models.
+The weights are computed on first access. Until then a client refers to the global model, which all
+clients share, and to its own unacknowledged update, which it keeps anyway. So a simulation of a
+million clients does not hold a million models.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import numpy as np
 from forethought.exchange.events import HasVector
 from forethought.exchange.messages import Vector
 
-# Long vectors added up a piece at a time, so that what lies between stays in cache.
-#
-# Every product is rounded by itself, as in the plain expressions: the bits are the same.
+# Long vectors are processed in pieces, so that the intermediate products stay in the cache. Every
+# product is rounded as in the expression without pieces: the results agree bit for bit.
 
 # Elements of a piece.
 PIECE = 1 << 15
@@ -47,12 +47,12 @@ def add_weighted(total: Vector, vector: Vector, weight: float) -> None:
 
 
 class OwnModel:
-    """``model − size·step``, as a value: looking at it changes nothing.
+    """The weights ``model − size·step``, computed on first access to :attr:`vector`.
 
-    The printed algorithm adds; U is a sum of gradients, so it is subtracted.
+    Algorithm 4 as printed adds U. U is a sum of gradients, so this class subtracts it.
 
     Args:
-        model: what the step is made on. step: an update. size: of the step, float32.
+        model: the weights before the step. step: an update. size: step size, rounded to float32.
     """
 
     __slots__ = ("_parts", "_vector")

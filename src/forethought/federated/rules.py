@@ -1,4 +1,4 @@
-"""The rules of a federation, as the server sees them: the way from accepted updates to models."""
+"""The server's update rules: state machines that turn accepted updates into global models."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from forethought.values.plan import step_sizes
 Arrays = dict[str, NDArray[np.generic]]
 
 
-# How often within the time of absence the clients are looked over.
+# Number of checks for silent clients within the time ``absence``.
 LOOKS = 4
-# Of an asynchronous rule's state, what a snapshot holds of every client.
+# Attributes of an asynchronous rule with one element per client, which a snapshot holds.
 _COUNTED = ("done", "credit", "absent", "gone")
 
 
 class Asynchronous:
-    """Asynchronous rounds: updates are applied as they come.
+    """Asynchronous rounds: updates are applied as they arrive.
 
-    The model v_k is sent once all rounds below k came (van Dijk et al., Appendix A, Algorithms 2 to
-    4). Two things differ. Algorithm 4 adds η̄U for a sum U of gradients; it must be subtracted. And
-    v_k waits for every client, so a client that is slow for ever sets the pace whatever the
-    permissible delay: under the rule ``"asynchronous"`` a client that was not heard of for
-    ``absence`` seconds is not waited for until it is back; sample sizes matched to speed, with
-    weights in proportion, do the rest. ``"published"`` waits.
+    The model v_k is sent once all rounds below k arrived (van Dijk et al., Appendix A, Algorithms 2
+    to 4). Two things differ. Algorithm 4 adds η̄U for a sum U of gradients; this class subtracts
+    it. And there v_k waits for every client, so one permanently slow client limits all others,
+    whatever the permissible delay. Under the rule ``"asynchronous"`` the server does not wait for a
+    client that was silent for ``absence`` seconds until it returns; sample sizes in proportion to
+    speed, with weights in proportion, handle the rest. ``"published"`` waits.
 
-    Its state changes by :meth:`apply`, :meth:`decided` and :meth:`advance` only, and follows from
-    the order of the entries alone.
+    Only :meth:`apply`, :meth:`decided` and :meth:`advance` change the state, which depends on the
+    order of the entries alone.
 
     Args:
-        federation: what was agreed. weights: the first model v_0.
+        federation: the agreement. weights: the first model v_0, float32, shape (parameters,).
 
     Attributes:
-        version: of the newest model. finished: whether it is the last one.
-        weights: the newest weights. model: those of the newest version, as they are sent; never
-            written to.
+        version: version of the newest model. finished: True if it is the last one.
+        weights: the newest weights. model: weights of the newest version, as sent; never written
+            to.
     """
 
     def __init__(self, federation: Federation, weights: Vector) -> None:
@@ -54,7 +54,8 @@ class Asynchronous:
         self._federation = federation
         members = range(len(federation.members))
         self._limits = np.array([federation.updates(client) for client in members], dtype=np.int64)
-        # Rounds without a gap; further ones by themselves; what a returned client is credited.
+        # Per client: rounds done without a gap, later rounds that arrived early, and the rounds
+        # that a returned client is credited with.
         self._done = np.zeros(len(members), dtype=np.int64)
         self._ahead: dict[int, set[int]] = {}
         self._credit = np.zeros(len(members), dtype=np.int64)
@@ -63,13 +64,13 @@ class Asynchronous:
         self._count()
 
     def refuses(self, client: int, update: Update) -> str | None:
-        """The reason why an update cannot be applied, if there is one."""
+        """The reason why an update cannot be applied; None: it can."""
         if update.base > self.version or not self._federation.permits(update.base, update.round):
             return "future"
         return "late" if self.finished else None
 
     def apply(self, client: int, update: Update) -> None:
-        """Take an update in."""
+        """Apply an update to the weights."""
         bound = self._federation.robust.bound
         vector = update.vector if bound is None else shortened(update.vector, None, bound)
         size = step_size(self._federation, client, update.round)
@@ -90,13 +91,13 @@ class Asynchronous:
         self._behind -= was and not self._holds_up(client)
 
     def decided(self, entry: Entry) -> None:
-        """Take in anything else that the server decided."""
+        """Apply any other entry of the journal."""
         match entry:
             case Absent(client=client):
                 self._absent[client] = True
             case Returned(client=client):
                 self._absent[client] = self._gone[client] = False
-                # It is waited for again from here on, not for what it missed.
+                # The next versions wait for it again, but not for the rounds that it missed.
                 self._credit[client] = max(0, self.version - int(self._done[client]))
             case Left(client=client):
                 self._gone[client] = True
@@ -105,31 +106,32 @@ class Asynchronous:
         self._count()
 
     def advance(self) -> bool:
-        """Go to the next version if the entries so far lead there; whether it did."""
+        """Go to the next version if the entries so far permit it; True if it did."""
         if self.finished or self._behind:
             return False
         there = ~(self._absent | self._gone)
         if not self._active.any() and not there.any() and not self._gone.all():
-            return False  # everyone who is not through is away
+            return False  # all clients that have rounds left are absent
         self.finished = not (self._active.any() or self._later())
         self.version += 1
         self.model = self.weights.copy()
         if self._federation.phases:
-            # What somebody missed of a phase, or left out, is not owed in the next one.
+            # Rounds that a client missed or skipped in a phase are not due in the next one.
             self._credit = np.maximum(self._credit, self.version - self._done)
         self._count()
         return True
 
     def _later(self) -> bool:
-        """True if somebody takes part in a later phase who is not in this one."""
+        """True if a client that is not in this phase has rounds left in another one."""
         gone = self._gone | self._absent
         return bool((~gone & (self._done < self._limits) & ~self._takes).any())
 
     def overdue(self, now: float, since: float, heard: NDArray[np.float64]) -> Sequence[Entry]:
-        """The decisions that are due because of time.
+        """The entries that are due because of the time.
 
         Args:
-            since: when the present version began. heard: when each client was last heard of.
+            now: seconds. since: time at which the present version began. heard: time of each
+                client's last message, shape (clients,).
         """
         limit = self._federation.absence
         if limit is None or self.finished:
@@ -138,16 +140,16 @@ class Asynchronous:
         return tuple(Absent(client) for client in np.flatnonzero(silent).tolist())
 
     def patience(self) -> float | None:
-        """Seconds until :meth:`overdue` should be asked; None: time decides nothing."""
+        """Seconds until the next call of :meth:`overdue`; None: no call is needed."""
         limit = self._federation.absence
         return None if limit is None or self.finished else limit / LOOKS
 
     def expects(self, client: int) -> bool:
-        """True if the newest model is for this client."""
+        """True if this client is to get the newest model."""
         return not self._gone[client]
 
     def recipients(self) -> Iterable[int]:
-        """All clients that the newest model is for."""
+        """All clients that are to get the newest model."""
         return np.flatnonzero(~self._gone & (self._done < self._limits)).tolist()
 
     def _holds_up(self, client: int) -> bool:
@@ -166,7 +168,7 @@ class Asynchronous:
         self._behind = int((self._active & (self._done + self._credit <= self.version)).sum())
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """For a snapshot."""
+        """The state for a snapshot: values for JSON, and arrays."""
         ahead = {str(client): sorted(rounds) for client, rounds in self._ahead.items()}
         values = {"version": self.version, "finished": self.finished, "ahead": ahead}
         arrays: Arrays = {name: getattr(self, f"_{name}") for name in _COUNTED}
@@ -184,15 +186,15 @@ class Asynchronous:
 
 
 class Synchronous:
-    """Synchronous rounds: a cohort computes on one model, and their mean makes the next one.
+    """Synchronous rounds: a cohort computes on one model, and the mean gives the next one.
 
     FedAvg (McMahan et al. 2017), as in private federated learning with R global rounds of E local
-    ones. Cohorts follow from a public seed, so no amplification by them is claimed.
+    ones. A public seed determines the cohorts, so no amplification by client sampling is claimed.
 
-    Its methods, state and attributes are those of :class:`Asynchronous`.
+    The methods, state and attributes are those of :class:`Asynchronous`.
 
     Args:
-        federation: what was agreed. weights: the first model.
+        federation: the agreement. weights: the first model, float32, shape (parameters,).
     """
 
     def __init__(self, federation: Federation, weights: Vector) -> None:
@@ -205,23 +207,23 @@ class Synchronous:
         self._gone = np.zeros(len(members), dtype=bool)
         self._moments: Moments = {}
         gradients = federation.exchanged == "gradients"
-        # One model takes one step: its sizes are those of the first member's plan.
+        # One model takes one step, whose size is that of the first member's plan.
         self._step = step_sizes(federation.plan(0)) if gradients else None
         self._begin()
 
     @property
     def weights(self) -> Vector:
-        """Those of the newest model: nothing is between two of them."""
+        """The weights of the newest model; they change only with its version."""
         return self.model
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """The clients that the present version was made for, those that have answered too."""
+        """The present version's cohort, including clients that have answered."""
         return self._asked
 
     @property
     def begun(self) -> bool:
-        """True if some of a round's updates are in, and others are waited for."""
+        """True if some of the round's updates arrived and others are still missing."""
         return bool(self._aggregate.count and self._waiting)
 
     def refuses(self, client: int, update: Update) -> str | None:
@@ -258,7 +260,7 @@ class Synchronous:
         if self.finished or self._waiting:
             return False
         if not self._aggregate.count:
-            # All who were asked left; or the model of the next round is this one.
+            # All clients of the cohort left, or the round is lost: the model stays the same.
             lost = self._lost
             self.version += lost
             self._begin()
@@ -280,7 +282,7 @@ class Synchronous:
         deadline = self._federation.deadline
         if deadline is None or self.finished or now < since + deadline:
             return ()
-        # Nobody's update is no model: the round stays open for the first one.
+        # Without any update there is no mean, so the round stays open for the first one.
         return (Closed(self.version),) if self.begun else ()
 
     def patience(self) -> float | None:
@@ -293,7 +295,7 @@ class Synchronous:
         return tuple(self._waiting)
 
     def _begin(self) -> None:
-        """Ask a cohort for the present version; nobody left to ask is the end."""
+        """Draw a cohort for the present version; the run is finished if it is empty."""
         self._aggregate = aggregate(
             self._federation.robust,
             None if self._step is not None else self.model,
@@ -339,12 +341,12 @@ class Synchronous:
         )
 
 
-# The way from accepted updates to models.
+# Either of the server's update rules.
 UpdateRule: TypeAlias = Asynchronous | Synchronous
 
 
 def takers(federation: Federation, version: int) -> NDArray[np.bool_]:
-    """For each member, whether it takes part in the phase of a version."""
+    """Boolean array, shape (members,): True if a member takes part in the version's phase."""
     if not federation.taking:
         return np.ones(len(federation.members), dtype=bool)
     phase = federation.phase(version)
@@ -352,10 +354,10 @@ def takers(federation: Federation, version: int) -> NDArray[np.bool_]:
 
 
 def cohort_of(federation: Federation, version: int, able: NDArray[np.int64]) -> tuple[int, ...]:
-    """Whom a round asks of those who are able, ascending; all of them where there is no cohort."""
+    """The cohort of a round, drawn from the clients ``able``, ascending; all if no size is set."""
     size = federation.cohort
     if size is not None and size < len(able):
-        # PCG64 of (seed, version): anybody can draw the cohorts again.
+        # PCG64 of (seed, version, number of able clients): anybody can draw the cohorts again.
         generator = np.random.Generator(np.random.PCG64([federation.seed, version, len(able)]))
         able = np.sort(generator.choice(able, size, replace=False))
     return tuple(able.tolist())

@@ -1,8 +1,8 @@
-"""The server: what it accepts, in which order, and what it answers; its rule makes models of it.
+"""The server: accepts updates in order and answers clients; its rule makes models of the updates.
 
-Sans-IO. Every change of state is an entry of the journal, appended before anything of it is sent,
-so that a server that crashed anywhere and is made again from its journal goes on with identical
-bits. The privacy of the clients does not rest on anything in here.
+Sans-IO. Every change of state is an entry of the journal, appended before any message that depends
+on it is sent. So a server restored from its journal after a crash continues with identical bits.
+The privacy of the clients does not depend on anything in this module.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from forethought.federated.rules import Arrays, Asynchronous, Synchronous, Updat
 from forethought.federated.steps import longest_update
 
 Effects = list[on.Effect]
-# Bytes by which an accepted update is known again.
+# Number of bytes by which an accepted update is recognised.
 MARK = 16
 NO_MARK = bytes(MARK)
-# Coordinates that a mark is made from where there is no frame to hash.
+# Number of coordinates that a mark is computed from if there is no frame to hash.
 SAMPLE = 4096
-# Entries after which a snapshot is worth its writing.
+# Number of entries after which a snapshot is written.
 SNAPSHOT_EVERY = 64
-# What happens to honest clients too, and needs nobody's attention.
+# Reasons of refusals that happen to honest clients too, and raise no alarm.
 ORDINARY = ("late", "twice")
 
 
 class Average(Protocol):
-    """A running average of the global models, where one is reported."""
+    """A running average of the global models, for a federation that reports one."""
 
     def update(self, version: int, weights: messages.Vector) -> None:
-        """Take in the model of a version."""
+        """Add the model of a version to the average."""
         ...
 
     @property
     def weights(self) -> messages.Vector:
-        """The average, float32."""
+        """The average, float32, shape (parameters,)."""
         ...
 
     def restore(self, weights: messages.Vector) -> None:
-        """Go on from this average."""
+        """Continue from this average."""
         ...
 
 
@@ -55,15 +55,16 @@ class ServerMachine:
     """The server's decisions; see the module.
 
     Args:
-        federation: what was agreed.
+        federation: the members' agreement.
         weights: the first model, float32, shape (parameters,).
-        average: of the models, where the federation averages them, and only there.
+        average: the average of the models; None exactly if the federation does not average.
 
     Raises:
-        FederationError: weights of another shape, or an average that is missing.
+        FederationError: weights of another shape or dtype, or an average that is missing or not
+            expected.
 
     Attributes:
-        applied: how many updates were applied, client by client.
+        applied: number of applied updates of each client, int64, shape (members,).
         absent: clients that the server goes on without.
     """
 
@@ -83,14 +84,14 @@ class ServerMachine:
         members = len(federation.members)
         self.applied = np.zeros(members, dtype=np.int64)
         self.absent: set[int] = set()
-        # Who said goodbye, and the life (see Join) that it was.
+        # Client that left → its life (see Join) at that time.
         self._left: dict[int, int] = {}
-        # Client → the marks of its updates, round by round; zeros: not applied.
+        # Client → the marks of its updates, concatenated by round; zeros: not applied.
         self._marks: list[bytearray | None] = [None] * members
         self._limits: dict[int, float] = {}
         self._length: tuple[int, float] | None = None
         self._entries = 0
-        # Not of the journal: who is connected, and when it was last heard of.
+        # Not in the journal: the connected clients, and the time of each one's last message.
         self._present: dict[int, None] = {}
         self._heard = np.full(members, np.inf)
         self._lives: dict[int, int] = {}
@@ -106,11 +107,11 @@ class ServerMachine:
         entries: Iterable[storage.Entry],
         average: Average | None = None,
     ) -> ServerMachine:
-        """The server as it was when it wrote the last entry.
+        """The server in the state after the journal's last entry.
 
         Args:
-            weights: the first model, as it was at the beginning.
-            snapshot, entries: what the journal reads.
+            federation, average: see the class. weights: the run's first model.
+            snapshot, entries: the content of the journal.
         """
         machine = cls(federation, weights, average)
         if snapshot is not None:
@@ -122,22 +123,22 @@ class ServerMachine:
 
     @property
     def version(self) -> int:
-        """Of the newest model."""
+        """Version of the newest model."""
         return self.rule.version
 
     @property
     def finished(self) -> bool:
-        """True if the last model is there."""
+        """True if the newest model is the last one."""
         return self.rule.finished
 
     @property
     def left(self) -> frozenset[int]:
-        """Clients that said goodbye, and did not begin again."""
+        """Clients that left and did not return."""
         return frozenset(self._left)
 
     @property
     def reported(self) -> messages.Vector:
-        """The model that is handed over: averaged where the federation averages."""
+        """The reported model, float32: the average if the federation averages, else the newest."""
         return self.rule.weights if self.average is None else self.average.weights
 
     def handle(self, event: on.Event) -> Effects:
@@ -151,12 +152,12 @@ class ServerMachine:
         return []
 
     def close(self, now: float) -> Effects:
-        """End a synchronous round of which some updates came, without waiting for the others."""
+        """End a synchronous round that has some of its updates, without waiting for the others."""
         if isinstance(self.rule, Synchronous) and self.rule.begun:
             return self._decide(storage.Closed(self.version), now)
         return []
 
-    # ---- what comes in
+    # ---- received messages
 
     def _received(self, event: on.Received) -> Effects:
         client, message = event.sender, event.message
@@ -173,14 +174,14 @@ class ServerMachine:
             case messages.Update():
                 effects += self._update(client, message, event)
             case messages.Join():
-                # Begun again after it left, with no model yet: it takes part from here on. Not
-                # behind masks: a round whose client is back without them would never be opened.
+                # A client that left and has restarted takes part again from here on. Not under
+                # secure aggregation: a round with a client that lost its masks is never opened.
                 able = self.federation.secure is None and not self.finished
                 able = able and message.round < self.federation.updates(client)
                 self._lives[client] = max(message.life, self._lives.get(client, 0))
                 if able and self._begun_again(client, message):
                     effects += self._decide(storage.Returned(client), event.now)
-                # A heartbeat of a client that has the newest model does not cost another one.
+                # A heartbeat of a client with the newest model does not make the server send it.
                 news = message.base != self.version
                 if message.base > self.version and client not in self._ahead:
                     self._ahead.add(client)
@@ -194,7 +195,7 @@ class ServerMachine:
                 if self.finished or (news and self.rule.expects(client)):
                     effects.append(self._told(client))
             case messages.Leave():
-                # A goodbye of an earlier process that comes late is not this one's.
+                # A late Leave of an earlier process does not apply to the present process.
                 late = message.life and message.life < self._lives.get(client, 0)
                 if client not in self._left and not late:
                     effects += self._decide(storage.Left(client, message.life), event.now)
@@ -204,11 +205,11 @@ class ServerMachine:
         return effects
 
     def _begun_again(self, client: int, join: messages.Join) -> bool:
-        """True if a client that left says this in a later life, and not before it left."""
+        """True if a client that left has sent this Join from a later process."""
         if client not in self._left:
             return False
         ended = self._left[client]
-        if not (ended and join.life):  # of 0.2.0: it has no model yet, so that it has just begun
+        if not (ended and join.life):  # a client of 0.2.0: without a model, it has just restarted
             return join.base < 0
         return join.life > ended
 
@@ -233,14 +234,14 @@ class ServerMachine:
         return self._decide(entry, event.now, acknowledged)
 
     def _square(self, vector: messages.Vector) -> float | None:
-        """The vector's squared norm; None where its form is not the federation's."""
+        """The vector's squared norm; None if its shape or dtype is not the federation's."""
         if vector.shape != (self.federation.parameters,) or vector.dtype != np.float32:
             return None
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused later
             return float(np.dot(vector, vector))
 
     def _reachable(self, client: int, vector: messages.Vector, square: float) -> bool:
-        """True if honest noise can reach this far; a NaN or an overflow never does."""
+        """True if an honest update can have this norm; False for a NaN or an overflow."""
         if not math.isfinite(square):
             return False
         start = 0.0
@@ -267,7 +268,7 @@ class ServerMachine:
         text = f"update {update.round} of {name} on model {update.base} was refused: {reason}"
         return [on.Alarm(reason, text), refusal]
 
-    # ---- what it leads to
+    # ---- decisions
 
     def _timed(self, now: float) -> Effects:
         effects: Effects = []
@@ -282,14 +283,14 @@ class ServerMachine:
         return effects
 
     def _decide(self, entry: storage.Entry, now: float, *answers: on.Effect) -> Effects:
-        """Write an entry down, take it in, and send what follows from it."""
+        """Append an entry to the journal, apply it, and send the messages that follow from it."""
         self._take(entry)
         effects: Effects = [on.Append(entry), *answers]
         if not self._advance():
             return effects
         self._since = now
         if self.finished:
-            # Whoever left, its plan used up, is owed the model as well.
+            # A client that left because its plan was used up gets the last model too.
             effects += [self._told(client) for client in self._present]
             return [*effects, on.Snapshot(), on.Done("finished")]
         present = self._present
@@ -329,7 +330,7 @@ class ServerMachine:
         self.rule.decided(entry)
 
     def _advance(self) -> bool:
-        """True if there is a new model, or the end."""
+        """True if there is a new model or the run has ended."""
         was = self.finished
         moved = False
         while self.rule.advance():
@@ -339,7 +340,7 @@ class ServerMachine:
         return moved or self.finished != was
 
     def _told(self, client: int) -> on.Send:
-        """The newest model, or the last one, for one client."""
+        """The message with the newest model, or with the reported one at the end, to a client."""
         marks = self._marks[client]
         known = 0 if marks is None else len(marks) // MARK
         if self.finished:
@@ -349,7 +350,7 @@ class ServerMachine:
     # ---- snapshots
 
     def snapshot(self) -> storage.ServerSnapshot:
-        """The whole state, as of the last entry."""
+        """The whole state after the last entry."""
         values, arrays = self.rule.state()
         held: Arrays = {f"rule/{name}": array for name, array in arrays.items()}
         held["applied"] = self.applied
@@ -385,6 +386,6 @@ class ServerMachine:
 
 
 def _mark(update: messages.Update, square: float) -> bytes:
-    # Where no frame was hashed (a simulation), enough to tell two honest updates apart.
+    # Without a frame to hash (a simulation), this suffices to distinguish two honest updates.
     some = update.vector[:: 1 + len(update.vector) // SAMPLE]
     return struct.pack("<Idi", zlib.crc32(some.tobytes()), square, update.base)

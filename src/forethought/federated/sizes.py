@@ -1,23 +1,23 @@
-"""Sample sizes that a client chooses on the fly, from what it has released, within a filter.
+"""Adaptive sample sizes: a client chooses them from its own releases, within a privacy filter.
 
-van Dijk et al., Appendix A, let a client adapt its sizes s_i as it runs. Composition of rounds that
-were fixed in advance does not cover that: a size that follows from a release is a parameter chosen
-by results.
+van Dijk et al., Appendix A, let a client adapt its sizes s_i during the run. Composition theorems
+for rounds fixed in advance do not cover that: such a size is an adaptively chosen privacy
+parameter.
 
 **Formal guarantee.** Let update i be the Gaussian mechanism on a Poisson sample of rate q_i, its σ
 planned, where q_i is a function of the client's releases before i (of those up to i − k, k being
 the delay) and of public values. Given these releases the round's Rényi divergence at order α is at
-most D_α(q_i, σ), for every pair of neighbours. A round is begun only while Σ_j D_α(q_j, σ), itself
-included, is at most the B that converts to the plan's (ε, δ) at α; α is fixed before the first
-round. Then all that the client ever releases is (ε, δ)-DP, whatever rule chose the sizes: Feldman
-and Zrnic 2021, Theorem 4.3 (:class:`~forethought.accounting.adaptive.RenyiFilter`). What other
-members send enters as their models do: by what the client released, and by what does not depend on
-its records. The Gaussian filter of that room would charge a sampled round as one of all records.
+most D_α(q_i, σ), for every pair of neighbours. A round begins only if Σ_j D_α(q_j, σ), including
+this round, is at most the B that converts to the plan's (ε, δ) at α; α is fixed before the first
+round. Then the sequence of all the client's releases is (ε, δ)-DP, whatever rule chose the sizes:
+Feldman and Zrnic 2021, Theorem 4.3 (:class:`~forethought.accounting.adaptive.RenyiFilter`). Other
+members' messages depend on the client's records only through its releases. The Gaussian filter of
+that module would charge a sampled round like a round of all records.
 
-The sum is divided by what the *planned* size would give: how many records came is secret, and a
-divisor that followed q_i would only be another step size. Refused, since the theorem is not about
-it: several records of a person, sums that are not one of single Poisson-sampled records, masks
-(which share one noise out among all), phases, and persons at several clients.
+The sum is divided by the *planned* expected size: the actual number of records is secret, and a
+divisor that followed q_i would only be another step size. The theorem does not cover these cases,
+which are refused: several records per person, sums other than one of single Poisson-sampled
+records, masks (they distribute one noise over all clients), phases, and persons at several clients.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from forethought.values.serialisation import canonical
 
 @dataclass(frozen=True)
 class Past:
-    """All that a rule may look at before an update: releases, and public values.
+    """Everything that a rule may read before an update: the client's releases and public values.
 
     Args:
-        update: its number. examples: records of the client. planned: size of every update as
-            planned, expected records.
-        sizes: of all updates before. norms: L2 norms of the released means, of updates up to
-            ``update`` − delay. noise: the norm that noise alone would have, √d·σC/planned.
-        affordable: the size that all planned updates that are left can have, within one percent.
+        update: number of the update, from 0. examples: number of the client's records.
+        planned: planned size of every update, in expected records.
+        sizes: expected sizes of all earlier updates. norms: L2 norms of the released means, of
+            updates up to ``update`` − delay. noise: norm of the noise alone, √d·σC/planned.
+        affordable: size that all remaining planned updates can have, to one percent.
     """
 
     update: int
@@ -60,15 +60,15 @@ Rule = Callable[[Past], float]
 
 
 def constant(past: Past) -> float:
-    """As planned."""
+    """The planned size."""
     return past.planned
 
 
 def signal(past: Past) -> float:
-    """Three quarters of what is affordable while the newest mean stands out from its noise, else
-    all of it: what is saved at the beginning is spent where gradients are small.
+    """Three quarters of the affordable size while the newest mean exceeds its noise; else all.
 
-    To stand out is a squared norm of at least twice that of noise alone.
+    So budget saved at the beginning is spent later, where gradients are small. The mean exceeds its
+    noise if its squared norm is at least twice that of the noise alone.
     """
     stands_out = bool(past.norms) and past.norms[-1] ** 2 >= 2 * past.noise**2
     return past.affordable * (0.75 if stands_out else 1.0)
@@ -83,8 +83,9 @@ class Sizes:
 
     Args:
         kind: ``"signal"`` or ``"constant"``, a key of :data:`RULES`; or ``"module:function"``, the
-            client's own function of a :class:`Past`, which must look at nothing else.
-        most: largest size, in planned ones. delay: k, at least 1; see the module.
+            client's own function of a :class:`Past`, which must read nothing else.
+        most: largest size as a multiple of the planned one, 1 to 1000.
+        delay: k, at least 1; see the module.
 
     Raises:
         ValueError: an unknown kind, or numbers outside their ranges.
@@ -102,7 +103,7 @@ class Sizes:
 
     @property
     def rule(self) -> Rule:
-        """The function, of the client's own imported here and not before."""
+        """The function; the client's own function is imported at this access, not earlier."""
         return imported("sizes", self.kind) if ":" in self.kind else RULES[self.kind]
 
     def refusal(self, plan: Plan) -> str | None:
@@ -119,16 +120,16 @@ class Sizes:
 
 
 def filter_of(plan: Plan) -> Filter:
-    """The empty filter that a client's releases are charged to: its plan's budget."""
+    """A new filter with the plan's budget, to which a client's releases are charged."""
     assert plan.budget is not None  # refused before
     return suited_filter(plan.mechanism, plan.budget)
 
 
 def charged(plan: Plan, transcript: Transcript | None) -> Filter:
-    """The filter after these releases; None: after all that is planned.
+    """The filter after these releases; None: after all planned rounds.
 
     Raises:
-        BudgetExceededError: they do not fit.
+        BudgetExceededError: they exceed the budget.
     """
     found = filter_of(plan)
     if transcript is None:
@@ -139,9 +140,9 @@ def charged(plan: Plan, transcript: Transcript | None) -> Filter:
 
 
 def fitted(plan: Plan) -> Plan:
-    """The plan with the least noise, to a thousandth, at which all planned rounds fit.
+    """The plan with the least noise, within a factor of 1.001, at which all planned rounds fit.
 
-    A filter converts divergences at one order, and affords a little less than exact composition.
+    A filter converts at one Rényi order, so it permits slightly less than exact composition.
     """
 
     def at(factor: float) -> Plan:
@@ -166,10 +167,10 @@ def fitted(plan: Plan) -> Plan:
 class Guard:
     """Chooses a client's sizes, and refuses every release that the filter does not allow.
 
-    It has no state: all follows from what the ledger holds.
+    It has no state of its own: everything follows from the ledger.
 
     Args:
-        plan: the client's. sizes: its rule. parameters: of the model.
+        plan: the client's plan. sizes: its rule. parameters: number of the model's parameters.
     """
 
     def __init__(self, plan: Plan, sizes: Sizes, parameters: int) -> None:
@@ -179,10 +180,11 @@ class Guard:
         self._noise = math.sqrt(parameters * planned.mean_variance)
 
     def next(self, update: int, state: bytes) -> Rounds | None:
-        """The update's round with the size that the rule chooses; None: it does not fit any more.
+        """The update's round with the size that the rule chooses; None: it exceeds the filter.
 
         Args:
-            state: of the trainer after the update before; b"": this is the first.
+            update: number of the update, from 0.
+            state: the trainer's state after the previous update; b"": this is the first.
         """
         transcript, norms = _held(state)
         plan, like = self.plan, self.plan.round_at(update)
@@ -208,21 +210,24 @@ class Guard:
         return fits(min(size, largest), 1)
 
     def before(self, state: bytes, text: str) -> None:
-        """Refuse to begin a round that does not fit after what ``state`` has released.
+        """Refuse to begin a round that does not fit after the releases in ``state``.
+
+        Args:
+            text: the round, from :func:`text_of`.
 
         Raises:
-            BudgetExceededError, ValueError: it does not, or is none.
+            BudgetExceededError: the round does not fit. ValueError: ``text`` is not a round.
         """
         charged(self.plan, _held(state)[0]).spend(Rounds.from_dict(json.loads(text)))
 
     def after(self, state: bytes, text: str) -> None:
-        """Refuse to commit what was not begun so, or does not fit.
+        """Refuse to commit a release that does not fit or differs from the round that was begun.
 
         Args:
-            state: of the trainer with the release in it.
+            state: the trainer's state, including the release. text: the round that was begun.
 
         Raises:
-            BudgetExceededError: all that was released is more than the filter allows, or not this.
+            BudgetExceededError: the releases exceed the filter, or the last one is another round.
         """
         transcript, _ = _held(state)
         charged(self.plan, transcript)
@@ -233,7 +238,7 @@ class Guard:
 
 
 def text_of(chosen: Rounds) -> str:
-    """A round as a ledger holds it."""
+    """A round as the JSON text that a ledger stores."""
     return canonical(chosen.to_dict())
 
 

@@ -1,19 +1,19 @@
-"""The views of a client, and what each can learn from it: its statements, and everybody's.
+"""Privacy statements of a client against several views, and statements of the whole federation.
 
-A client's own statement is about the server, which sees every noised update: it holds whatever the
+A client's main statement is about the server, which sees every noised update: it holds whatever the
 server and all other clients do. Others see less:
 
-| view | sees | rests on, besides |
+| view | sees | additional assumptions |
 | --- | --- | --- |
 | ``"server"`` | every noised update | nothing |
-| ``"secure-server"`` | the cohort's sums | secure aggregation; the noise of enough other clients |
+| ``"secure-server"`` | the cohort's sums | secure aggregation; enough other clients add noise |
 | ``"client"`` | every global model, as another client that knows its own noise | single updates \
-stay hidden; the noise of the others |
+stay hidden; the others add noise |
 | ``"outsider"`` | the final model (and every one before it) | the same |
 
-Where sums do not add up to one noised sum a round (asynchronous rules, several local rounds, robust
-means, cohorts, deadlines) the last two views are no better than the server's, by post-processing;
-of cohorts behind secure aggregation, than the secure server's.
+Where a model is not a function of one noised sum per round (asynchronous rules, several local
+rounds, robust means, cohorts, deadlines), the last two views have the ε of the server's view, by
+post-processing; for cohorts under secure aggregation, that of the secure server's.
 """
 
 from __future__ import annotations
@@ -50,20 +50,22 @@ def client_statement(
     delta: float | None = None,
     not_covered: Iterable[Caveat | str] = (),
 ) -> Statement:
-    """The statement of a client's releases to somebody who sees ``view`` of them.
+    """The statement of a client's releases against an attacker with the given view.
 
     Args:
-        federation: what all agreed on. client: its place in the roster.
+        federation: the agreement. client: the client's place in the roster.
         view: see the module.
-        transcript: what the client's ledger released; it may have stopped early, which costs less.
+        transcript: the releases in the client's ledger; a run that stopped early costs less.
             None: all that its plan allows.
-        randomness: where its random numbers came from.
+        randomness: the source of the client's random numbers.
         delta: δ; the plan's by default.
         not_covered: other uses of the client's records, such as an accuracy that was looked at.
 
     Raises:
-        FederationError: nothing was released, or secure aggregation where there is none.
-        TranscriptError: what was released is not the beginning of the plan.
+        ValueError: an unknown view.
+        FederationError: nothing was released, or the view "secure-server" without secure
+            aggregation.
+        TranscriptError: the releases are not the beginning of the plan.
     """
     one_of("view", view, VIEWS)
     plan = plan_made(federation, client, transcript)
@@ -95,7 +97,7 @@ def client_statement(
 
 
 def plan_made(federation: Federation, client: int, transcript: Transcript | None = None) -> Plan:
-    """The plan that a client's statement is about: of the phases that it takes part in, or of the
+    """The plan that a client's statement covers: its own one, restricted to its phases, or with the
     sizes that it chose."""
     plan = federation.plan(client)
     if federation.sizes is not None and transcript is not None and len(transcript):
@@ -111,14 +113,14 @@ def plan_made(federation: Federation, client: int, transcript: Transcript | None
 def _phase_notes(
     federation: Federation, client: int, transcript: Transcript | None
 ) -> tuple[Caveat, ...]:
-    """The rounds that a client released in which phases, each with the ε that it has alone.
+    """The note on the rounds that a client released in each phase, with each phase's own ε.
 
-    All phases that the client takes part in were fixed before the run, and all of their rounds are
-    accounted: who leaves or comes back may do so for what results showed. What it releases is then
-    a function of what it would have released otherwise, round by round, whatever it left out.
+    The client's phases were fixed before the run, and all of their rounds are accounted, because a
+    client may leave or return depending on results. The rounds that it then releases are
+    post-processing of all the rounds that it could have released.
 
     Raises:
-        TranscriptError: a round that was released outside of them, or otherwise than planned.
+        TranscriptError: a round was released outside of the phases, or not as planned.
     """
     if not federation.phases:
         return ()
@@ -152,14 +154,14 @@ def _phase_notes(
 
 
 def gain(federation: Federation, client: int, known: int = 0) -> float:
-    """All noise in the weighted sum of a round over the client's own, as standard deviations.
+    """Standard deviation of all noise in a round's weighted sum over that of the client's own.
 
-    At least 1; exactly 1 where a round's model is more than a function of one weighted sum. The
-    least over all rounds of the client's plan.
+    The least over all rounds of the client's plan. At least 1; exactly 1 where a round's model is
+    not a function of one weighted sum.
 
     Args:
-        known: how many other clients' noise does not count, since the attacker knows it or since
-            they may drop out; the noisiest ones'.
+        known: number of other clients whose noise does not count, since the attacker knows it or
+            since they may drop out; the noisiest are left out.
     """
     if not _one_sum_a_round(federation):
         return 1.0
@@ -177,10 +179,10 @@ def gain(federation: Federation, client: int, known: int = 0) -> float:
 
 
 def disjoint(statements: Mapping[str, Statement]) -> Statement:
-    """The statement of the whole federation where no person's records are held by two clients.
+    """The statement of the whole federation where no two clients hold records of one person.
 
-    A record is in one client's data, and the others' releases do not depend on it: the largest ε of
-    all clients, at the largest δ, holds for everybody (parallel composition).
+    A record is in one client's data, and the others' releases do not depend on it. So the largest ε
+    of all clients, at the largest δ, holds for everybody (parallel composition).
 
     Args:
         statements: client's name → its statement; one adjacency, one view.
@@ -203,19 +205,19 @@ def shared(
 ) -> Statement:
     """The statement for persons whose records up to ``holders`` clients hold, against the server.
 
-    Each client adds noise of its own, so the releases of any of them compose; the worst choice of
-    clients is stated. Where the attacker sees sums only, a person at two clients moves one sum
-    twice, and no such statement is written.
+    Each client adds its own noise, so the releases of several clients compose; the statement is for
+    the worst choice of clients. Against an attacker who sees only sums there is no such statement,
+    since a person at two clients changes one sum twice.
 
     Args:
-        holders: from 1 to the number of clients.
-        transcripts: of every client, in the order of the roster. None: their whole plans.
+        holders: largest number of clients with one person's records, 1 to the number of clients.
+        transcripts: every client's releases, in the order of the roster. None: their whole plans.
 
     Returns:
-        Its δ is the largest of all clients.
+        A statement whose δ is the largest of all clients.
 
     Raises:
-        FederationError: clients of different adjacency.
+        FederationError: the clients' adjacencies differ, or they choose sizes from results.
     """
     members = len(federation.members)
     whole("holders", holders, most=members)
@@ -243,7 +245,7 @@ def shared(
 
 
 def overview(federation: Federation, transcripts: Sequence[Transcript] | None = None) -> str:
-    """The views and their ε, as a table in Markdown: a client a row, a view a column."""
+    """A Markdown table of the ε of every client (rows) against every view (columns)."""
     views: list[View] = ["server", "client", "outsider"]
     if federation.secure is not None:
         views.insert(1, "secure-server")
@@ -267,7 +269,7 @@ def overview(federation: Federation, transcripts: Sequence[Transcript] | None = 
 
 
 def notes(federation: Federation) -> tuple[Caveat, ...]:
-    """The notes in a client's statement besides its plan's."""
+    """The notes that the federation adds to a client's statement."""
     found = [_arrivals(federation)]
     if federation.refreshes:
         found.append(Caveat("refresh-times", f"{federation.refreshes + 1}"))
@@ -277,14 +279,14 @@ def notes(federation: Federation) -> tuple[Caveat, ...]:
 
 
 def _arrivals(federation: Federation) -> Caveat:
-    """The note on what the times of updates can show."""
+    """The note on what the arrival times of updates can reveal."""
     if federation.cadence is None:
         return Caveat("arrival-times")
     return Caveat("padded-times", f"{federation.cadence:g} seconds")
 
 
 def accountant_of(federation: Federation, client: int, view: View) -> dict[str, Any] | None:
-    """The accountant of a client's releases against ``view``; None: as they are."""
+    """The accountant of a client's releases against ``view``; None: the plan's own accounting."""
     if view == "server" or federation.sizes is not None:
         return None
     if view == "secure-server":
@@ -295,7 +297,7 @@ def accountant_of(federation: Federation, client: int, view: View) -> dict[str, 
     found = gain(federation, client, known)
     if found > 1.0:
         return {"kind": AGGREGATE, "gain": found}
-    # Models are made of what the server sees, and one client is one colluder of it.
+    # Models are post-processing of the server's view, and another client counts as one colluder.
     secure = federation.secure
     if secure is not None and (view == "outsider" or int(secure["colluders"])):
         return _behind_masks(federation, client)
@@ -303,7 +305,7 @@ def accountant_of(federation: Federation, client: int, view: View) -> dict[str, 
 
 
 def _behind_masks(federation: Federation, client: int) -> dict[str, Any]:
-    """The accounting of a client against a server that sees its cohort's sums only."""
+    """The accountant of a client against a server that sees only its cohort's sums."""
     if federation.secure is None:
         raise FederationError(
             "this federation has no secure aggregation: its server sees every update. Give "
@@ -315,7 +317,7 @@ def _behind_masks(federation: Federation, client: int) -> dict[str, Any]:
 
 
 def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> dict[str, Any]:
-    """The details of the settings and the grid in a statement under secure aggregation."""
+    """The settings and the noise scale on the grid for a statement under secure aggregation."""
     first = plan.round(0)
     _, scale = grid(first.noise_std, first.clip_norm, parameters)
     return {
@@ -331,9 +333,9 @@ def secure_details(secure: SecureAggregation, plan: Plan, parameters: int) -> di
 def _one_sum_a_round(federation: Federation) -> bool:
     """True if every global model is a function of the weighted sums of all clients' noised sums.
 
-    Everybody takes part, one release a round, a plain mean, a fixed clipping norm. Weights after a
-    step of the client's own are as good as gradients where that step is linear and the same for
-    all: SGD, momentum included.
+    This needs all clients in every round, one release per round, a plain mean and a fixed clipping
+    norm. Exchanged weights count like gradients where the local step is linear and the same for all
+    clients: SGD, with or without momentum.
     """
     if any(plan.clip.rule == "quantile" for plan in federation.plans):
         return False
@@ -348,15 +350,15 @@ def _one_sum_a_round(federation: Federation) -> bool:
         return False
     if federation.exchanged == "gradients":
         return True
-    # A client that stops leaves its part of the momentum out of later models: with those before,
-    # that tells its past sums apart from the others'.
+    # Later models lack the momentum of a client that stopped. Compared with earlier models, they
+    # would show its past sums separately from the others'.
     ends = {federation.updates(client) for client in range(len(federation.members))}
     uses = {plan.use for plan in federation.plans}
     return len(ends) == 1 and len(uses) == 1 and kind_of(uses.pop().optimizer.name).descends
 
 
 def _beginnings(federation: Federation, client: int) -> list[int]:
-    """Rounds of a client at which its own noise or somebody else's may change."""
+    """Rounds of a client at which its own noise or another client's may change."""
     last = federation.updates(client)
     found = {0}
     for plan in federation.plans:
@@ -371,21 +373,22 @@ def _beginnings(federation: Federation, client: int) -> list[int]:
 def _noise_in_the_mean(federation: Federation, client: int, round: int) -> float:
     chosen = federation.plan(client).round(round)
     if federation.secure is not None:
-        return chosen.noise_std  # masked sums are added as they are: nobody's weight counts
+        return chosen.noise_std  # masked sums are added without weights
     return federation.shares[client] * chosen.noise_std / chosen.divisor
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The most that a client allows, whatever any server proposes.
+    """The largest privacy loss that a client allows, whatever a server proposes.
 
     Args:
-        epsilon: largest ε of its whole plan, at ``delta`` and per record as its plan says.
-        delta: the δ at which it is computed.
-        secure: whether, in a federation with secure aggregation, the ε that rests on it is meant.
+        epsilon: largest ε of its whole plan at ``delta``, for the plan's unit of privacy; > 0.
+        delta: the δ at which ε is computed, in (0, 1).
+        secure: True: in a federation with secure aggregation, ``epsilon`` limits the ε against the
+            view "secure-server" instead of "server".
 
     Raises:
-        ValueError: outside their ranges.
+        ValueError: a value outside its range.
     """
 
     epsilon: float
@@ -397,10 +400,10 @@ class Policy:
         real("policy delta", self.delta, above=0, below=1)
 
     def require(self, federation: Federation, client: int) -> None:
-        """Refuse a federation in which a member's own plan promises less than this.
+        """Refuse a federation in which a member's plan exceeds this policy.
 
         Raises:
-            FederationError: names both figures.
+            FederationError: it does; the message names both values of ε.
         """
         behind = self.secure and federation.secure is not None
         view: View = "secure-server" if behind else "server"

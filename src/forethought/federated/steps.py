@@ -16,27 +16,27 @@ from forethought.federated.federation import Federation, ServerKind, ServerOptim
 from forethought.values.plan import Plan
 from forethought.values.use import kind_of
 
-# Chance that honest noise is beyond the bound: exp(−TAIL) an update.
+# The noise of an honest update exceeds the bound with probability at most exp(−TAIL).
 TAIL = 45.0
 
 
 def step_size(federation: Federation, client: int, index: int) -> float:
-    """The step along a client's update ``index``: η_i · share · server's rate.
+    """The step size for a client's update ``index``: η_i · share · server's rate.
 
-    The shares of all clients sum to 1, so that one update of each is one step along their mean.
+    The clients' shares sum to 1, so that one update from each makes one step along their mean.
     """
     sizes = federation.step_sizes[federation.members[client].plan]
     return federation.shares[client] * federation.server.rate * sizes(index)
 
 
 def longest_update(federation: Federation, client: int, start: float = 0.0) -> float:
-    """L2 norm that an honest update does not exceed: of the mean, or of the change of the weights.
+    """Bound on the L2 norm of an honest update: a mean gradient or a change of the weights.
 
     Args:
-        start: norm of the weights that it begins with, where weight decay pulls on them.
+        start: L2 norm of the weights that the update starts from; weight decay acts on them.
 
     Returns:
-        ∞ where the local optimizer has no known bound.
+        The bound; ∞ where the local optimizer has no known bound.
     """
     plan = federation.plan(client)
     larger = 1.0 if federation.sizes is None else federation.sizes.most
@@ -62,7 +62,7 @@ def _longest(plan: Plan, parameters: int | None, larger: float) -> float:
     longest = 0.0
     first = 0
     for part in plan.mechanism:
-        # A public schedule of the norm is monotone: its ends are its extremes.
+        # A public schedule of the clip norm is monotone, so its extremes are at its ends.
         for index in (first, first + part.count - 1):
             chosen = plan.round(index)
             norm = chosen.clip_norm
@@ -127,10 +127,10 @@ STEPS: Mapping[ServerKind, Step] = {
 def moved(
     how: ServerOptimizer, moments: Moments, weights: Vector, change: NDArray[np.float64]
 ) -> Vector:
-    """The weights after a step along a mean change; ``moments`` are updated in place."""
+    """The weights after a step along the mean change; updates ``moments`` in place."""
     return (weights + STEPS[how.kind](how, moments, change)).astype(np.float32)
 
 
 def is_plain(how: ServerOptimizer) -> bool:
-    """True if the new weights are the mean itself: then nothing is subtracted and added again."""
+    """True if the new weights are the clients' mean itself, so that no change has to be formed."""
     return how.kind == "avg" and how.rate == 1.0

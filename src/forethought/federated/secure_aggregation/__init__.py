@@ -1,6 +1,6 @@
-"""Sums of a cohort's noised sums that the server learns without learning any single one.
+"""Secure aggregation: the server learns a cohort's total but no single client's noised sum.
 
 Bonawitz et al. 2017 (pairwise masks, recovery from drop-outs) over the distributed discrete
-Gaussian of Kairouz, Liu and Steinke 2021. :mod:`masking` says what is assumed and what follows,
-:mod:`protocol` has the two machines of one round, and runs them in memory. No torch in here.
+Gaussian of Kairouz, Liu and Steinke 2021. :mod:`masking` states the assumptions and their
+consequences; :mod:`protocol` has the two machines of one round. This package does not use PyTorch.
 """

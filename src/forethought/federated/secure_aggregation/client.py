@@ -1,17 +1,17 @@
-"""A client under secure aggregation: the ordinary machine, whose updates leave behind masks only.
+"""A client under secure aggregation: the ordinary machine, whose updates are sent only masked.
 
-The machine inside decides what is computed and commits it to the ledger, as ever. Its updates are
-never sent: the noised sum goes to this round's :class:`Participant`, a fresh one for each attempt
-that the server asks for. Once shares were revealed for a version, its sum is not masked again. A
-client that restarts has lost its sum, and with it has dropped out of the round; its ledger counts
-the release all the same.
+The base class decides what is computed and commits it to the ledger, as without masks. Its updates
+are never sent: the noised sum goes to this round's :class:`Participant`, a new one for each attempt
+that the server asks for. Once shares were revealed for a version of the model, its sum is not
+masked again. A client that restarts has lost its sum and so has dropped out of the round; its
+ledger still counts the release.
 
-A version's sum leaves behind the masks of one roster, or of a part of it. So whatever the server
-says, no two sums with this client in them are opened for one version: to open one takes
-``threshold`` clients' shares, at least threshold − colluders of them from honest clients, who
-reveal once a version; two openings would take 2·(threshold − colluders) of the at most clients −
-colluders honest ones in the first roster, and 2·threshold is above clients + colluders. With other
-rosters for one sum, a server could average away everybody's noise but this client's own.
+The sum for one version is masked with one roster, or a part of it. So whatever the server sends, no
+two sums that contain this client are opened for one version. To open one takes ``threshold``
+clients' shares, at least threshold − colluders of them from honest clients, which reveal once per
+version; two openings would take 2·(threshold − colluders) of the at most clients − colluders honest
+ones in the first roster, and 2·threshold is above clients + colluders. With different rosters for
+one sum, a server could average out the noise of all clients except this one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class SecureClient(ClientMachine):
     """See the module.
 
     Args:
-        federation: with ``secure``. me, ledger, policy, life: see :class:`ClientMachine`.
-        elements: from the number of a computed update to its noised sum in the ring.
+        federation: one with ``secure``. me, ledger, policy, life: see :class:`ClientMachine`.
+        elements: maps the number of a computed update to its noised sum in the ring.
         entropy, sign, verify: see :class:`Participant`.
 
     Raises:
-        SecureAggregationError: a federation without secure aggregation, or that it does not fit.
+        SecureAggregationError: the federation has no secure aggregation, or does not support it.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class SecureClient(ClientMachine):
         self._sign, self._verify = sign, verify
         self._participant: protocol.Participant | None = None
         self._request_for: protocol.MaskRequest | None = None
-        # Of the newest computed update: its number and sum.
+        # The newest computed update: its number, its model version and its sum.
         self._masking: tuple[int, int, masking.Ring] | None = None
         self._unmasked = -1
-        # Of a version: the first roster behind whose masks its sum left.
+        # A version, and the first roster whose masks its sum was sent with.
         self._first: tuple[int, frozenset[int]] | None = None
 
     def handle(self, event: on.Event) -> list[Effect]:
@@ -88,7 +88,7 @@ class SecureClient(ClientMachine):
         return effects
 
     def _requested(self, asked: protocol.MaskRequest) -> list[Effect]:
-        """Begin an attempt, unless shares of this version were revealed before."""
+        """Begin an attempt, unless this client has revealed shares for this version."""
         current = self._participant
         if current is not None and (current.round, current.attempt) == (asked.base, asked.attempt):
             return current.again()
@@ -100,7 +100,7 @@ class SecureClient(ClientMachine):
             return [Alarm("secure-again", text), Send(SERVER, none)]
         held = -1 if self._masking is None else self._masking[1]
         if held != asked.base <= self._last:
-            # It was released by the process before, which held it in memory.
+            # An earlier process released this sum and held it only in memory.
             return [Send(SERVER, protocol.no_part(0, asked.base, asked.attempt))]
         before = None if current is None else current.masked_with
         if current is not None and before and (not self._first or self._first[0] != current.round):
@@ -110,7 +110,7 @@ class SecureClient(ClientMachine):
         return self._contribute()
 
     def _contribute(self) -> list[Effect]:
-        """Offer the sum to the attempt, once both are there."""
+        """Give the sum to the attempt, once both exist."""
         if self._request_for is None or self._masking is None:
             return []
         number, base, elements = self._masking
@@ -133,18 +133,18 @@ class SecureClient(ClientMachine):
 
     def _of_the_round(self, event: Received) -> list[Effect]:
         if self._participant is None:
-            return []  # of an attempt before this process
+            return []  # it belongs to an attempt of an earlier process
         if event.sender != SERVER:
             return [Alarm("sender", f"a message from {event.sender}, not the server")]
         return self._participant.handle(event)
 
 
 def settings_of(federation: Federation) -> masking.SecureAggregation:
-    """The settings of a federation, checked against it.
+    """The secure aggregation settings of a federation, checked against it.
 
     Raises:
-        SecureAggregationError: it has none, they do not fit, or noise that changes with the round:
-            clients that missed a round would be at another noise than the others.
+        SecureAggregationError: there are none, they do not fit, a deadline is set, or the noise
+            changes with the round: a client that missed a round would add different noise.
     """
     if federation.secure is None:
         raise masking.SecureAggregationError("this federation has no secure aggregation")

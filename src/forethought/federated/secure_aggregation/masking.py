@@ -2,15 +2,16 @@
 thresholds.
 
 **Threat model.** The server is honest but curious: it follows the protocol and keeps all it sees.
-Up to ``colluders`` clients tell it all they know, and up to ``dropouts`` vanish at any moment
-of a round. It then learns the modular sum of the noised sums of those who stayed, and nothing
-else (Bonawitz et al. 2017, Theorem 6.3). Of that sum at least *honest* = clients − dropouts −
-colluders carry noise that it does not know, so a client adds a share σ²/honest of the variance.
+Up to ``colluders`` clients tell it all they know, and up to ``dropouts`` clients drop out at any
+moment of a round. The server then learns the modular sum of the survivors' noised sums, and nothing
+else (Bonawitz et al. 2017, Theorem 6.3). In that sum, at least *honest* = clients − dropouts −
+colluders clients' noise is unknown to the server, so a client adds a share σ²/honest of the
+variance.
 
-Beyond it: keys are signed by the clients, every client answers one unmasking a round, for at least
-clients − dropouts survivors, and the threshold is such that a server which tells different clients
-different lists cannot open two sums (their Section 6.2: 2·threshold > clients + colluders). And
-whatever fails, each client's own noised sum still has the guarantee of its own plan.
+Protection beyond this model: clients sign their keys; every client answers one unmasking a round,
+for at least clients − dropouts survivors; and with this threshold a server that sends different
+lists to different clients cannot open two sums (their Section 6.2: 2·threshold > clients +
+colluders). If all of this fails, each client's noised sum still has its own plan's guarantee.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
     from forethought.federated.federation import Federation
 
 
-# Noised sums on a grid as whole numbers of a ring, and back.
+# Conversion between noised sums on a grid and elements of a ring.
 #
-# A sum with ``noise="grid"`` (:mod:`forethought.rounds.grid`) is a multiple of its step in every
-# coordinate. The ring of 2ᵇ elements is reduced modulo 2ᵇ, which is post-processing of the integer
-# sum: what overflows costs accuracy and no privacy.
+# A sum with ``noise="grid"`` (:mod:`forethought.rounds.randomness`) is a multiple of its step in
+# every coordinate. Reduction modulo 2ᵇ is post-processing of the integer sum: an overflow costs
+# accuracy, but no privacy.
 
 
 Ring = NDArray[np.uint64]
@@ -49,14 +50,14 @@ LEAST_BITS, MOST_BITS = 8, 64
 
 
 def to_ring(vector: NDArray[np.float64], step: float, bits: int) -> Ring:
-    """Each coordinate over ``step``, modulo 2^``bits``.
+    """Each coordinate divided by ``step``, modulo 2^``bits``: uint64, of the vector's shape.
 
     Raises:
-        ValueError: a coordinate that is no whole number of steps, or beyond 2⁵³ of them.
+        ValueError: a coordinate that is no whole number of steps, or more than 2⁵³ steps.
     """
     steps = np.asarray(vector, np.float64) / step
     whole = np.rint(steps)
-    # Also false where anything is not finite. 2⁵³ bounds what a double holds exactly.
+    # NaN and ∞ also fail this test. A double holds whole numbers exactly up to 2⁵³.
     if not (np.abs(whole) <= 2.0**53).all() or (whole != steps).any():
         raise ValueError(
             f"a coordinate is no whole number of steps of {step:g}: secure aggregation takes "
@@ -66,7 +67,7 @@ def to_ring(vector: NDArray[np.float64], step: float, bits: int) -> Ring:
 
 
 def from_ring(total: Ring, step: float, bits: int) -> NDArray[np.float64]:
-    """The signed number of least size that each element stands for, times ``step``."""
+    """Each element as its signed representative nearest to 0, times ``step``: float64."""
     shift = np.uint64(64 - bits)
     signed = (total << shift).view(np.int64) >> np.int64(64 - bits)
     return signed.astype(np.float64) * step
@@ -78,14 +79,14 @@ def mask(bits: int) -> np.uint64:
 
 
 def pack(elements: Ring, bits: int) -> bytes:
-    """Elements as whole bytes, low byte first."""
+    """Encode each element in ⌈bits/8⌉ bytes, low byte first."""
     width = -(-bits // 8)
     little = elements.astype("<u8").view(np.uint8).reshape(-1, 8)
     return np.ascontiguousarray(little[:, :width]).tobytes()
 
 
 def words(content: bytes) -> NDArray[np.int64]:
-    """Bytes as whole 64-bit words, padded with zeros, as messages carry long contents."""
+    """Bytes as 64-bit words, padded with zeros: the form in which messages carry them."""
     return np.frombuffer(content + bytes(-len(content) % 8), "<i8").astype(np.int64)
 
 
@@ -122,12 +123,14 @@ def unpack(content: bytes, bits: int, size: int) -> Ring:
 def overflow_chance(
     largest: float, noise_std: float, step: float, bits: int, coordinates: int
 ) -> float:
-    """An upper bound on the chance that a coordinate of the cohort's sum leaves the ring.
+    """An upper bound on the probability that any coordinate of the cohort's sum overflows the ring.
 
     Args:
         largest: bound on a coordinate of the cohort's sum before noise.
-        noise_std: of the noise of all clients together; its tail is that of a discrete Gaussian,
-            2·exp(−x²/(2·std²)) (Canonne, Kamath and Steinke 2020, Proposition 25).
+        noise_std: standard deviation of the noise of all clients together; its tail is that of a
+            discrete Gaussian, 2·exp(−x²/(2·std²)) (Canonne, Kamath and Steinke 2020,
+            Proposition 25).
+        step: of the grid. bits: of the ring. coordinates: how many, over all sums.
     """
     room = step * 2.0 ** (bits - 1) - step - largest
     if room <= 0:
@@ -135,16 +138,16 @@ def overflow_chance(
     return min(1.0, 2.0 * coordinates * math.exp(-0.5 * (room / noise_std) ** 2))
 
 
-# Secrets cut into shares of which some number is needed: Shamir 1979, byte by byte over GF(2⁸).
+# Threshold secret sharing: Shamir 1979, byte by byte over GF(2⁸).
 #
 # The field is that of AES (polynomial x⁸ + x⁴ + x³ + x + 1). Fewer shares than the threshold are
-# independent of the secret. Tables are looked up by secret bytes, so the time may depend on them:
-# each side runs on its owner's machine, and no attacker of the threat model measures it.
+# independent of the secret. Secret bytes index the tables, so the running time may depend on them:
+# each side runs on its owner's machine, and no attacker of the threat model measures this time.
 
 
-# The points 1 … 255 of the field.
+# One share for each point 1 … 255 of the field.
 MOST_SHARES = 255
-# So many false shares of one secret are found out.
+# The most false shares of one secret that are identified.
 _MOST_FALSE = 2
 
 _Bytes = NDArray[np.uint8]
@@ -173,7 +176,7 @@ def _times(one: _Bytes, other: _Bytes) -> _Bytes:
 def split(
     secret: bytes, points: list[int], threshold: int, entropy: Callable[[int], bytes]
 ) -> dict[int, bytes]:
-    """One share for each point; any ``threshold`` of them give the secret back.
+    """Split a secret into one share for each point; any ``threshold`` shares determine it.
 
     Args:
         secret: any length. points: different, each from 1 to 255.
@@ -214,7 +217,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     for point, share in chosen.items():
         exponent = 0
         for other in chosen:
-            if other != point:  # other/(other − point), and minus is plus
+            if other != point:  # other/(other − point); in this field minus equals plus (XOR)
                 exponent += int(_LOGARITHMS[other]) - int(_LOGARITHMS[other ^ point])
         secret ^= _times(np.frombuffer(share, np.uint8), np.full(1, _POWERS[exponent % 255]))
     return secret.tobytes()
@@ -223,10 +226,10 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
 def opened(
     shares: Mapping[int, bytes], threshold: int, right: Callable[[bytes], bool]
 ) -> tuple[bytes | None, set[int]]:
-    """The secret in spite of a false share or two, and which do not go with it; None: not found.
+    """The secret despite up to two false shares, and the points of these; None: not found.
 
     Args:
-        right: whether a secret is the one that was shared.
+        right: True if its argument is the secret that was shared.
 
     Raises:
         ValueError: as :func:`combine`.
@@ -249,23 +252,24 @@ def opened(
 
 
 class SecureAggregationError(ValueError):
-    """Settings that cannot protect, a federation they do not go with, or a round that failed."""
+    """Settings that do not protect, an unsuitable federation, or a round that failed."""
 
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """A cohort whose server sees sums only.
+    """The settings of secure aggregation for a cohort.
 
     Args:
-        clients: how many a round asks; all of a federation, or its cohort.
-        dropouts: how many of them may vanish during a round; with more the round is lost, and
+        clients: number of clients that a round asks: all of a federation, or its cohort.
+        dropouts: number of them that may drop out during a round; with more the round is lost, and
             nothing is revealed.
-        colluders: how many of them may tell the server all they know.
-        bits: of the ring; messages take ⌈bits/8⌉ bytes a parameter.
+        colluders: number of them that may tell the server all they know.
+        bits: the ring has 2^bits elements; messages take ⌈bits/8⌉ bytes a parameter.
         patience: seconds that a step of a round waits for the last client.
 
     Raises:
-        SecureAggregationError: nothing would be left to hide behind, or no threshold protects.
+        SecureAggregationError: fewer than two honest clients would be left, or the server could
+            open two sums. ValueError: a value out of its range.
 
     >>> SecureAggregation(clients=10, dropouts=2, colluders=2).honest
     6
@@ -298,24 +302,24 @@ class SecureAggregation:
 
     @property
     def threshold(self) -> int:
-        """Shares that open a secret, and the fewest clients whose sum is opened."""
+        """Number of shares that open a secret, and the fewest clients whose sum is opened."""
         return self.clients - self.dropouts
 
     @property
     def honest(self) -> int:
-        """Clients whose noise is in every opened sum and unknown to the server."""
+        """Least number of clients in an opened sum whose noise the server does not know."""
         return self.clients - self.dropouts - self.colluders
 
     @property
     def noise_share(self) -> float:
-        """The share of a client's own noise multiplier in the sum's: 1/√honest."""
+        """A client's own noise multiplier divided by that of the sum: 1/√honest."""
         return float(self.honest**-0.5)
 
     def require(self, federation: Federation) -> None:
-        """Refuse a federation that these settings do not go with.
+        """Refuse a federation that does not fit these settings.
 
         Raises:
-            SecureAggregationError: says what does not fit, and what would.
+            SecureAggregationError: names the term that does not fit, and one that would.
         """
         if federation.rule != "synchronous":
             raise SecureAggregationError(
@@ -349,7 +353,7 @@ class SecureAggregation:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready mapping, for :attr:`Federation.secure`."""
+        """The settings as a JSON-serialisable mapping, for :attr:`Federation.secure`."""
         return asdict(self)
 
     @classmethod
@@ -359,20 +363,20 @@ class SecureAggregation:
 
 
 def _noises(plan: Any) -> tuple[tuple[int, float], ...]:
-    # Round by round: one step of the grid, and as much noise from everybody, in every sum.
+    # In every round all clients need the same grid step and the same noise.
     return tuple((part.count, part.noise_multiplier) for part in plan.mechanism)
 
 
-# The means to hide a vector: key agreement, masks from a key, and sealed shares.
+# Cryptography: key agreement, masks from a key, and sealed shares.
 #
 # X25519 (RFC 7748) agrees on a secret, HKDF-SHA256 (RFC 5869) derives one key for each purpose,
 # round and pair from it, AES-256 in counter mode expands a key to a mask of uniform ring elements,
-# and AES-256-GCM seals what one client sends another through the server. All of it is
-# ``cryptography``'s.
+# and AES-256-GCM seals the shares that one client sends another through the server. The package
+# ``cryptography`` implements all of it.
 
 
 KEY_BYTES = 32
-# Elements expanded at a time: stays in cache.
+# Number of elements expanded at a time, so that they stay in the processor's cache.
 _CHUNK = 1 << 15
 
 
@@ -385,7 +389,7 @@ def agree(private: bytes, public: bytes, purpose: bytes) -> bytes:
     """A 32-byte key that both sides of a key agreement derive.
 
     Args:
-        private: one side's. public: the other's.
+        private: one side's private key. public: the other side's public key; 32 bytes each.
         purpose: run, round, pair and use; keys of different purposes are independent.
 
     Raises:
@@ -400,7 +404,7 @@ def agree(private: bytes, public: bytes, purpose: bytes) -> bytes:
 
 
 def add_mask(into: Ring, key: bytes, sign: int, bits: int) -> None:
-    """Add (sign 1) or take away (sign −1) the mask of ``key`` in place, modulo 2⁶⁴.
+    """Add (sign 1) or subtract (sign −1) the mask of ``key`` in place, modulo 2⁶⁴.
 
     A key is used for one mask only, so the counter begins at zero.
     """
@@ -419,7 +423,7 @@ def add_mask(into: Ring, key: bytes, sign: int, bits: int) -> None:
 
 
 def seal(key: bytes, content: bytes, about: bytes) -> bytes:
-    """``content`` encrypted and authenticated together with ``about``; a key seals once."""
+    """Encrypt ``content`` and authenticate it with ``about``; a key may seal only once."""
     return AESGCM(key).encrypt(bytes(12), content, about)
 
 
@@ -427,7 +431,7 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     """The inverse of :func:`seal`.
 
     Raises:
-        SecureAggregationError: altered, or sealed for something else.
+        SecureAggregationError: the bytes were altered, or sealed with another key or ``about``.
     """
     try:
         return AESGCM(key).decrypt(bytes(12), sealed, about)

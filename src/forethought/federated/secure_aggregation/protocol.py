@@ -1,8 +1,8 @@
-"""The messages between participants and aggregator of one secure round.
+"""One secure round: the messages between participants and aggregator, and both machines.
 
-``base`` is the version of the model that a round is on, ``attempt`` tells tries at one round apart,
-and ``round`` is the number of the client's own update. Fields of bytes hold pieces of fixed length
-end to end, one for each client of the list beside them, in its order.
+``base`` is the version of the round's model, ``attempt`` distinguishes the attempts at one round,
+and ``round`` is the number of the client's own update. A field of bytes holds pieces of fixed
+length, concatenated, one for each client of the message's list of clients, in its order.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from forethought.exchange.messages import SERVER, Framed, Integers, register
 from forethought.federated.secure_aggregation import masking
 
 KEYS_BYTES, SIGNATURE_BYTES, SHARE_BYTES = 64, 64, 32
-# Two shares and the tag of their seal.
+# Two shares and the 16-byte tag of AES-GCM.
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfAttempt(Framed):
-    """The common part of all of them; see the module."""
+    """Base class of this module's messages; see the module for the fields."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRequest(OfAttempt):
-    """The server begins an attempt at summing what is computed on its model."""
+    """The server begins an attempt to sum the updates on its model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskKeys(OfAttempt):
-    """A client's fresh public keys of this round: 32 bytes to seal by, 32 to mask by.
+    """A client's fresh public keys for this attempt: 32 bytes for sealing, 32 for masking.
 
     Args:
-        keys: empty where the client takes no part in the attempt, so that nobody waits for it.
-        signature: by the client's own key over :func:`signed`; empty where nothing is signed.
+        keys: empty if the client takes no part in the attempt, so that the server need not wait.
+        signature: Ed25519, by the client's own key, over :func:`signed`; empty where nothing is
+            signed.
     """
 
     keys: bytes
@@ -54,7 +55,7 @@ class MaskKeys(OfAttempt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRoster(OfAttempt):
-    """Everybody's keys, from the server, with their signatures."""
+    """The keys of all clients of the attempt with their signatures, relayed by the server."""
 
     clients: Integers
     keys: bytes
@@ -66,8 +67,8 @@ class MaskShares(OfAttempt):
     """A client's sealed shares, one for every other client of the roster.
 
     Args:
-        clients: whom they are for. sealed: the shares, and behind them :func:`committed`; empty
-            where the client complains instead: what it was sent by ``clients`` does not open.
+        clients: the recipients of the shares. sealed: the shares, then :func:`committed`; empty if
+            the message is a complaint instead: the shares from ``clients`` cannot be unsealed.
     """
 
     clients: Integers
@@ -76,7 +77,7 @@ class MaskShares(OfAttempt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskDelivery(OfAttempt):
-    """The sealed shares that others sent the recipient; their senders mask with each other."""
+    """The sealed shares from other clients to the recipient; all of them mask pairwise."""
 
     clients: Integers
     sealed: bytes
@@ -84,14 +85,14 @@ class MaskDelivery(OfAttempt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedSum(OfAttempt):
-    """A noised sum under its masks: ring elements, packed, in whole words."""
+    """A masked noised sum: ring elements, packed, in whole 64-bit words."""
 
     content: Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivors(OfAttempt):
-    """The clients whose masked sums came: those are summed, the others dropped out."""
+    """The clients whose masked sums arrived: these are summed, the others dropped out."""
 
     clients: Integers
 
@@ -121,35 +122,34 @@ for _number, _kind in enumerate(
 
 
 def committed(run_id: bytes, client: int, own: bytes) -> bytes:
-    """The commitment of a client to its own mask before anybody opens it: 32 bytes, and no hint
-    of it."""
+    """A client's commitment to its own mask: 32 bytes of SHA-256, which do not reveal the mask."""
     head = b"forethought own mask\n" + run_id
     return sha256(head + client.to_bytes(8, "big") + own).digest()
 
 
 def no_part(round: int, base: int, attempt: int) -> MaskKeys:
-    """The message of a client that takes no part in an attempt, or no further one."""
+    """The message of a client that takes no part, or no further part, in an attempt."""
     return MaskKeys(round, base, attempt, b"", b"")
 
 
 def takes_no_part(message: object) -> bool:
-    """True if a client says so."""
+    """True if the message says that its sender takes no part in the attempt."""
     return isinstance(message, MaskKeys) and not message.keys
 
 
 def signed(run_id: bytes, round: int, client: int, keys: bytes) -> bytes:
-    """The bytes that a client signs of its keys."""
+    """The bytes that a client signs for its keys."""
     head = b"forethought mask keys\n" + run_id
     return head + round.to_bytes(8, "big") + client.to_bytes(8, "big") + keys
 
 
 def attempted(run_id: bytes, attempt: int) -> bytes:
-    """The name of one attempt for keys and seals, in place of the run: none serves another."""
+    """The 32-byte name of one attempt, which separates its keys and seals from other attempts'."""
     return sha256(b"forethought attempt\n" + run_id + attempt.to_bytes(8, "big")).digest()
 
 
 def pieces(content: bytes, size: int, count: int) -> list[bytes]:
-    """``count`` pieces of ``size`` bytes.
+    """Split ``content`` into ``count`` pieces of ``size`` bytes.
 
     Raises:
         ValueError: another length.
@@ -161,23 +161,23 @@ def pieces(content: bytes, size: int, count: int) -> list[bytes]:
 
 # One client's side of one secure round: Bonawitz et al. 2017, Figure 4, as a sans-IO machine.
 #
-# Its keys live for one round. It masks one sum, answers one list of survivors, and reveals of
-# another client either the share of its mask or the share of its key, never both. A restarted
-# client does not go on: it has dropped out of the round, which the protocol allows for.
+# Its keys are used for one round only. It masks one sum and answers one list of survivors. For each
+# client it reveals either its share of that client's own mask or its share of that client's mask
+# key, never both. A restarted client does not continue the round: it counts as dropped out.
 
 
 Entropy = Callable[[int], bytes]
 Sign = Callable[[bytes], bytes]
-# (client, content, signature) → whether it is that client's.
+# (client, content, signature) → True if the signature on the content is that client's.
 Verify = Callable[[int, bytes, bytes], bool]
 
 
 class _NewcomerError(masking.SecureAggregationError):
-    """A roster with a client that the sum was not masked with at first."""
+    """A roster with a client that was not in the roster with which the sum was first masked."""
 
 
 class _SealError(masking.SecureAggregationError):
-    """Shares that do not open: their sender, or whoever says so, does not keep to the protocol."""
+    """Shares that cannot be unsealed: their sender or the recipient violates the protocol."""
 
     def __init__(self, sender: int, error: ValueError) -> None:
         super().__init__(f"the shares of client {sender}: {error}")
@@ -185,21 +185,21 @@ class _SealError(masking.SecureAggregationError):
 
 
 class Participant:
-    """One round of one client.
+    """One client's machine for one attempt at one round.
 
     Args:
-        settings: what the cohort agreed on.
+        settings: the cohort's secure aggregation.
         run_id: 32 bytes of the federation. round: the global round, that is the model's version.
         me: the client's place in the roster.
         entropy: n → n secret uniform bytes; the machine's only randomness.
-        sign, verify: of the roster's signatures. None: keys are taken as the server relays them,
-            which an honest server does.
-        number: of the client's own update. attempt: at this round.
-        within: a roster with anybody else is refused; None: any will do.
+        sign, verify: sign and verify the signatures on keys. None: the client trusts the keys as
+            the server relays them, which is safe only with an honest server.
+        number: number of the client's own update. attempt: number of the attempt at this round.
+        within: the permitted clients; a roster with any other client is refused; None: no limit.
 
     Attributes:
-        opened: whether it revealed shares; then the round's sum is not masked again.
-        masked_with: the roster behind whose masks the sum left; None: it did not leave.
+        opened: True if it revealed shares; then the round's sum is not masked again.
+        masked_with: the roster with which the sent sum was masked; None: no sum was sent.
     """
 
     def __init__(
@@ -235,17 +235,17 @@ class Participant:
         return self._say(self._keys)
 
     def again(self) -> list[Effect]:
-        """Send the last message once more, as after a lost connection."""
+        """Send the last message again, for example after a lost connection."""
         return [Send(SERVER, self._last)]
 
     @property
     def opened(self) -> bool:
-        """True if it revealed shares."""
+        """True if this client revealed shares."""
         return self._answered is not None
 
     @property
     def masked_with(self) -> frozenset[int] | None:
-        """The roster behind whose masks the sum left; None: it did not leave."""
+        """The roster with which the sent sum was masked; None: no sum was sent."""
         return None if self._masked is None else frozenset(self._roster)
 
     def _say(self, message: Any) -> list[Effect]:
@@ -253,7 +253,7 @@ class Participant:
         return [Send(SERVER, message)]
 
     def contribute(self, elements: masking.Ring) -> list[Effect]:
-        """Give the noised sum, as ring elements; it leaves as soon as the masks are agreed on.
+        """Give the noised sum, as ring elements; it is sent as soon as the masks are agreed on.
 
         Raises:
             SecureAggregationError: a second sum for one round: their difference would be exposed.
@@ -267,7 +267,7 @@ class Participant:
         return self._mask_if_ready()
 
     def handle(self, event: Received) -> list[Effect]:
-        """Take a message of the server; what does not belong leaves the state as it was."""
+        """Handle a message of the server; an invalid message leaves the state unchanged."""
         message = event.message
         of = (getattr(message, "base", None), getattr(message, "attempt", None))
         if event.sender != SERVER or of != (self.round, self.attempt):
@@ -413,7 +413,7 @@ class Participant:
 
 
 def about(run_id: bytes, round: int, one: int, other: int) -> bytes:
-    """The purpose of a key or a seal between two clients."""
+    """The bytes that identify a key or a seal between two clients: run, round and pair."""
     return run_id + b"".join(value.to_bytes(8, "big") for value in (round, one, other))
 
 
@@ -424,37 +424,37 @@ def _clients(values: Any) -> tuple[int, ...]:
     return clients
 
 
-# The server's side of one secure round: collects, relays, adds up, takes the masks off.
+# The server's side of one secure round: it collects, relays, adds up, and removes the masks.
 #
-# Honest but curious by assumption: it follows these steps and may keep all it sees. It goes on to
-# the next step when every client has answered, or when its patience is at an end and enough have;
-# with fewer than the threshold the first step waits on, and any other loses the round, revealing
-# nothing.
+# It is assumed honest but curious: it follows these steps and may keep all that it sees. It goes on
+# to the next step when every client has answered, or when its patience is over and enough clients
+# have. With fewer than the threshold the first step keeps waiting; any other step ends the round as
+# lost, and nothing is revealed.
 
 
 OPENED, LOST = "secure-opened", "secure-lost"
 
 
 class Aggregator:
-    """One round of the server.
+    """The server's machine for one attempt at one round.
 
     Args:
-        settings: what the cohort agreed on.
+        settings: the cohort's secure aggregation.
         run_id: 32 bytes of the federation. round: the global round.
-        clients: the cohort, places in the roster; those that are missing have dropped out.
+        clients: the cohort, places in the roster; clients that do not answer have dropped out.
         size: length of the summed vector.
-        attempt: at this round; another one has other keys.
-        verify: of the roster's signatures; None: clients look at them alone.
+        attempt: number of the attempt at this round; each attempt has its own keys.
+        verify: verifies the signatures on keys; None: only the clients verify them.
 
     Attributes:
-        total: the survivors' sum in the ring, once the machine is done.
-        survivors: who is in it, ascending.
-        numbers: client → number of the own update that it masked.
+        total: the survivors' sum in the ring, once the round was opened; None: it was not.
+        survivors: the clients in the sum, ascending.
+        numbers: client → number of its update that it masked.
         gone: clients that are not waited for. asked: the cohort, ascending.
-        refused: clients that said they take no part.
-        liars: clients that certainly did not keep to the protocol. blamed: pairs of clients, of
-            whom one says that the other did not, or whose share of the other's secret is false.
-        roster: whose keys everybody was told, from then on.
+        refused: clients that take no further part in the attempt.
+        liars: clients that certainly violated the protocol. blamed: pairs of clients of which one
+            accuses the other, or gave a false share of the other's secret.
+        roster: the clients whose keys were sent to the cohort; () before that.
     """
 
     def __init__(
@@ -502,11 +502,11 @@ class Aggregator:
 
     @property
     def done(self) -> bool:
-        """True if the round was opened or lost."""
+        """True if the sum was opened or the round was lost."""
         return self._step >= len(self._steps)
 
     def handle(self, event: Received | Woken) -> list[Effect]:
-        """Take a message, or the end of a step's patience."""
+        """Handle a message, or the end of a step's patience."""
         if self.done:
             return []
         kind, advance = self._steps[self._step]
@@ -519,7 +519,7 @@ class Aggregator:
             message, sender = event.message, event.sender
             of = (getattr(message, "base", None), getattr(message, "attempt", None))
             if of != (self.round, self.attempt) or sender not in due or sender in answers:
-                return []  # late, doubled or of another round: nothing to learn from it
+                return []  # late, duplicated or of another round: ignored
             if takes_no_part(message):
                 self.refused.add(sender)
             elif kind is MaskedSum and isinstance(message, MaskShares) and not message.sealed:
@@ -579,7 +579,7 @@ class Aggregator:
         return [*(Send(client, one) for client, one in messages.items()), *self._wait(now)]
 
     def again(self, client: int) -> list[Effect]:
-        """Say once more what a client was told last, as after a lost connection."""
+        """Send a client its last message again, for example after a lost connection."""
         if client in self._told:
             return [Send(client, self._told[client])]
         return []
@@ -628,7 +628,7 @@ class Aggregator:
         return [*alarms, *self._next(now, deliveries)]
 
     def _blame(self, client: int, others: Iterable[int]) -> list[Effect]:
-        """One of two does not keep to the protocol, and it cannot be told which."""
+        """Note pairs of clients of which one violates the protocol, without knowing which."""
         alarms: list[Effect] = []
         for other in others:
             self.blamed.add(frozenset((client, other)))
@@ -680,7 +680,7 @@ class Aggregator:
             if client in masked:
                 masking.add_mask(total, secret, -1, bits)
                 continue
-            for other in masked:  # undo what the others masked with the one that dropped out
+            for other in masked:  # remove the pairwise masks with the client that dropped out
                 low, high = min(client, other), max(client, other)
                 purpose = about(self._run_id, self.round, low, high) + b"mask"
                 key = masking.agree(secret, keys[other][32:], purpose)
@@ -697,7 +697,7 @@ def _integers(clients: Any) -> Any:
 # One secure round in memory: participants and aggregator with messages that may get lost.
 
 
-# (sender, message) → whether it gets lost, with its sender gone for the rest of the round.
+# (sender, message) → True if the message is lost; its sender then drops out of the round.
 Lost = Callable[[int, Any], bool]
 
 
@@ -711,16 +711,19 @@ def secure_sum(
     lost: Lost = lambda _sender, _message: False,
     entropy: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    """The sum of those who stayed, and who they are.
+    """The sum of the surviving clients, shape (parameters,), and these clients, ascending.
 
     Args:
-        settings: of the cohort.
+        settings: the cohort's secure aggregation.
         sums: client → its noised sum, as ``noise="grid"`` released it, (parameters,).
-        step: of the grid, the same for all: :func:`forethought.rounds.grid_step.grid`.
-        lost: which message does not arrive; its sender is gone from then on.
+        step: of the grid, the same for all: :func:`forethought.values.plan.grid`.
+        round: the global round. run_id: 32 bytes.
+        lost: True for a message that does not arrive; its sender has then dropped out.
+        entropy: n → n secret uniform bytes.
 
     Raises:
-        SecureAggregationError: fewer than the threshold stayed, so nothing was revealed.
+        SecureAggregationError: fewer than the threshold stayed, so nothing was revealed; or the
+            sums have different lengths.
         ValueError: a sum that is not on the grid.
     """
     sizes = {len(vector) for vector in sums.values()}
@@ -741,10 +744,10 @@ def secure_sum(
     now = 0.0
     while not server.done:
         if not waiting:
-            now += 1e6  # everybody who will answer has: the step's patience is at its end
+            now += 1e6  # no further answer will come: let the step's patience run out
             take(SERVER, server.handle(Woken(now)))
             if not waiting:
-                break  # nobody else will begin
+                break  # too few clients sent keys
             continue
         sender, effect = waiting.popleft()
         if sender in gone or effect.to in gone:

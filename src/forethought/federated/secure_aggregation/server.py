@@ -1,12 +1,12 @@
-"""A server under secure aggregation: the ordinary machine, fed with what opened sums come to.
+"""A server under secure aggregation: the ordinary machine, whose updates are means of opened sums.
 
-It asks the clients to mask what they compute on each model, opens the sum, and lets the machine
-inside accept the mean from every survivor: the mean of equal vectors is that vector. A crash before
-that loses the attempt, and the clients are asked again; a crash in the middle of it leaves some
-survivors' entries in the journal, from which the round is closed with the same mean.
+It asks the clients to mask their sum for each model, opens the total, and has the base class accept
+the mean as every survivor's update: the mean of equal vectors is that vector. A crash before that
+loses the attempt, and the clients are asked again; a crash during it leaves some survivors' entries
+in the journal, from which the round is closed with the same mean.
 
 A client masks a version's sum with the clients of one roster only. So a later attempt asks the same
-ones or some of them, and where too few are left of whom a sum is opened, the round is lost: the
+clients or some of them. Where fewer than ``threshold`` of them are left, the round is lost: the
 next one begins on the same model.
 """
 
@@ -37,15 +37,15 @@ class SecureServer(ServerMachine):
     """See the module.
 
     Args:
-        federation: with ``secure``. weights, average: see :class:`ServerMachine`.
-        entropy: n → n bytes, for the numbers of attempts; nothing secret.
+        federation: one with ``secure``. weights, average: see :class:`ServerMachine`.
+        entropy: maps n to n random bytes, for the numbers of attempts; they are not secret.
 
     Attributes:
-        verify: of the roster's signatures, so that one client's false keys cost that client alone;
-            None: clients look at them alone.
+        verify: verifies signatures of the roster's members, so that a client with false keys
+            excludes only itself; None: only the clients verify them.
 
     Raises:
-        SecureAggregationError: a federation without secure aggregation, or that it does not fit.
+        SecureAggregationError: the federation has no secure aggregation, or does not support it.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class SecureServer(ServerMachine):
         self._entropy = entropy
         self._attempted: protocol.Aggregator | None = None
         self._begun = False
-        # Of a version: the clients of the first roster, and who takes no part any more.
+        # A version with the clients of its first roster, and one with those that refused.
         self._first: tuple[int, tuple[int, ...]] = (-1, ())
         self._unwilling: tuple[int, set[int]] = (-1, set())
-        # Who does not keep to the protocol, and pairs of whom one does not.
+        # Clients that violated the protocol, and pairs of which one client did.
         self._liars: set[int] = set()
         self._blamed: set[frozenset[int]] = set()
         chosen = federation.plan(0).round(0)
@@ -91,7 +91,7 @@ class SecureServer(ServerMachine):
         return effects
 
     def _inner(self, event: on.Event) -> list[Effect]:
-        """The machine's effects; every model that asks for work is followed by a request."""
+        """The base class's effects, with a mask request after every model that is sent."""
         return self._requesting(super().handle(event), event.now)
 
     def _requesting(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -105,7 +105,7 @@ class SecureServer(ServerMachine):
         return found
 
     def _attempt(self, now: float) -> list[Effect]:
-        """Begin summing the present version, if that is not under way."""
+        """Begin an attempt for the present version, unless one with these clients is running."""
         asked = self._asked()
         current = self._attempted
         if current is not None and (current.round, current.asked) == (self.version, asked):
@@ -127,7 +127,7 @@ class SecureServer(ServerMachine):
         return self._attempted.begin(now)
 
     def _asked(self) -> tuple[int, ...]:
-        """The cohort of the present version, or who of it masks with each other already."""
+        """The present version's cohort, or those of it that are in the version's first roster."""
         rule = self.rule
         asked = tuple(range(len(self.federation.members)))
         if self.federation.cohort is not None and isinstance(rule, Synchronous):
@@ -136,9 +136,9 @@ class SecureServer(ServerMachine):
         return tuple(client for client in asked if client in first or version != self.version)
 
     def _excluded(self) -> set[int]:
-        """Clients that are not asked any more: more blame them than may collude, and two at least.
+        """Clients that are not asked any more: liars, and those in more than ``colluders`` pairs.
 
-        One who says alone that another lies may lie itself: it drops out of that attempt.
+        A pair alone does not exclude anybody, since the accuser may lie: at least two are needed.
         """
         counted = Counter(client for pair in self._blamed for client in pair)
         least = max(1, self.settings.colluders)
@@ -148,7 +148,7 @@ class SecureServer(ServerMachine):
         return self.left | self._excluded()
 
     def _stuck(self) -> bool:
-        """True if some will not mask this version again, and too few are left who may."""
+        """True if some clients cannot mask this version again, and too few others are left."""
         version, refused = self._unwilling
         refused = refused if version == self.version else set()
         bound = self._first[0] == self.version
@@ -157,7 +157,7 @@ class SecureServer(ServerMachine):
         return known and len(left) < self.settings.threshold
 
     def _lost(self, now: float) -> list[Effect]:
-        """No sum of this version will be opened: on to the next."""
+        """Give the present version up, since no sum of it can be opened, and begin the next."""
         self._attempted = None
         text = f"round {self.version}: no sum of it is opened that is any good; on to the next one"
         decided = self._requesting(self._decide(Closed(-1 - self.version), now), now)
@@ -168,10 +168,10 @@ class SecureServer(ServerMachine):
         return protocol.MaskRequest(0, self._attempted.round, self._attempted.attempt)
 
     def _joined(self, event: Received) -> list[Effect]:
-        """Somebody is here (again), or left for good."""
+        """Handle a client that joined, returned or left."""
         client, begun = event.sender, list[Effect]()
         if isinstance(event.message, Join) and self.rule.expects(client):
-            # It may have computed already, so that no model asks it for its masks.
+            # A client that has computed already gets no model, so no request would follow one.
             begun = self._attempt(event.now)
         current = self._attempted
         if current is None or current.done:
@@ -187,7 +187,7 @@ class SecureServer(ServerMachine):
         return [*begun, *(current.again(client) or again)]
 
     def _drawn_anew(self, now: float) -> list[Effect]:
-        """Too few of a cohort are left for a sum: another one is asked for the same model."""
+        """Ask another cohort on the same model, as too few clients of this one are left."""
         self._attempted = None
         effects = self._decide(Closed(self.version), now)
         if self.finished:
@@ -211,7 +211,7 @@ class SecureServer(ServerMachine):
         return effects
 
     def _judged(self, effects: list[Effect], now: float) -> list[Effect]:
-        """The aggregator's effects, and what an opened or a lost sum leads to."""
+        """The aggregator's effects, and the effects that follow from an opened or a lost sum."""
         current = self._attempted
         assert current is not None
         if current.roster and self._first[0] < current.round:
@@ -222,7 +222,7 @@ class SecureServer(ServerMachine):
         if len(kept) == len(effects):
             return kept
         if current.total is None:
-            # Nothing was opened: everybody masks anew, or says that it cannot.
+            # Nothing was opened: every client masks its sum again, or answers that it cannot.
             self._attempted = None
             if self._stuck():
                 return [*kept, *self._lost(now)]
@@ -248,10 +248,11 @@ class SecureServer(ServerMachine):
                 effects.append(Send(client, Refusal(number, current.round, "late")))
         begun = isinstance(self.rule, Synchronous) and self.rule.begun
         if self.version == current.round and not begun:
-            # Honest noise reaches no such sum, and it is not opened again: nobody else goes on.
+            # The base class refused the mean, which honest noise cannot give, and the sum is not
+            # opened again: only giving the round up lets the run continue.
             return [*effects, *self._lost(now)]
         return [*effects, *self._closed(now)]
 
     def _closed(self, now: float) -> list[Effect]:
-        """Close a round of which some survivors' means are in, and nothing else will come."""
+        """Close a round if the journal has some survivors' means: no others will arrive."""
         return self._requesting(self.close(now), now)

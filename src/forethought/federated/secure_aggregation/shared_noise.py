@@ -1,4 +1,4 @@
-"""A federation whose noise is shared: a share from every client, in sums the planned noise."""
+"""Distributed noise: every client adds a share, and the sum of the shares is the planned noise."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from forethought.federated.secure_aggregation import masking
 from forethought.values.mechanism import Mechanism, Rounds
 from forethought.values.plan import Plan, grid
 
-# Upward, by more than the roots and products here can round and than rounding real noise takes.
+# Noise is rounded up by more than the rounding errors of the roots and products here, and by more
+# than rounding real-valued noise to the grid costs.
 _UPWARD = 1 + 1e-9
-# A sum that leaves the ring spoils a round, once in this many federations.
+# Permitted probability that in a whole federation some sum overflows the ring and spoils a round.
 _OVERFLOW = 1e-9
-# A batch exceeds its mean by more than √(2·mean·TAIL) + TAIL with a chance below e^−TAIL.
+# P(batch size − mean > √(2·mean·TAIL) + TAIL) < e^−TAIL.
 _TAIL = 45.0
 
 
 def secured(federation: Federation, settings: masking.SecureAggregation) -> Federation:
     """The federation under secure aggregation, with the same ε against its server.
 
-    Every plan's noise multiplier becomes 1/√honest of the largest one (all clients of a sum add the
-    same noise), on the grid; members weigh as much as their expected batches, since sums are added.
+    Every plan's noise multiplier becomes 1/√honest of the largest one, since all clients of a sum
+    add the same noise, and the noise is on the grid. A member's weight becomes its expected batch
+    size, since sums are added, not means.
 
     Args:
         federation: synchronous, exchanging the gradients of one round, with a plain mean.
 
     Raises:
-        SecureAggregationError: a federation that this does not go with, or a ring too small.
+        SecureAggregationError: the federation does not support it, or the ring is too small.
     """
     counts = {tuple(part.count for part in plan.mechanism) for plan in federation.plans}
     if len(counts) > 1:
@@ -52,10 +54,10 @@ def secured(federation: Federation, settings: masking.SecureAggregation) -> Fede
 
 
 def require_room(federation: Federation, settings: masking.SecureAggregation) -> None:
-    """Refuse a ring that a cohort's sum may leave.
+    """Refuse a ring that a cohort's sum may overflow.
 
     Raises:
-        SecureAggregationError: names the bits that are enough.
+        SecureAggregationError: the ring is too small; the message names sufficient bits.
     """
     chosen = [federation.plan(client).round(0) for client in range(len(federation.members))]
     largest = sorted(
@@ -83,5 +85,5 @@ def _with_noise(plan: Plan, shares: list[float]) -> Plan:
         for part, share in zip(plan.mechanism, shares, strict=True)
     )
     mechanism = Mechanism(*parts, adjacency=plan.mechanism.adjacency)
-    # The budget stays: it is what the sums keep, and this plan alone does not.
+    # The budget stays: the sums keep it, although this plan by itself does not.
     return plan.with_(mechanism=mechanism, noise="grid")
