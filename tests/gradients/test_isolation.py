@@ -7,6 +7,7 @@ that names the module and the remedy.
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -321,3 +322,27 @@ def test_the_state_before_a_refusal_is_the_state_after() -> None:
     with pytest.raises(ValueError):
         clipped_sum(model, classify, *vectors(), 1.0)
     assert not model.mean.any()
+
+
+class Parted(nn.Module):
+    """Another way for some examples, of which one is asked and the others follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(D, 77), nn.Linear(77, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner(inputs))
+        return self.outer(hidden * 2 if inputs.sum() > 0 else hidden)
+
+
+def test_a_pass_that_was_given_up_leaves_nothing_behind() -> None:
+    """Its error, kept with the traceback, once held all that the pass had computed."""
+    model, counts = Parted(), []
+    for _ in range(4):
+        inputs, targets = vectors(16)
+        clipped_sum(model, classify, inputs, targets, 1.0)
+        gc.collect()
+        held = (one for one in gc.get_objects() if isinstance(one, Tensor))
+        counts.append(sum(one.shape[-1:] == (77,) for one in held))
+    assert counts == [counts[0]] * 4 and counts[0] <= len(list(model.parameters()))

@@ -728,6 +728,12 @@ class VmapMode(TorchFunctionMode):
         self.inputs: set[int] = set()  # addresses of the storages of the caller's tensors
         self.parameters: set[int] = set()  # and of the model's parameters
 
+    def __exit__(self, kind: Any, reason: BaseException | None, frames: Any) -> None:
+        super().__exit__(kind, reason, frames)
+        if reason is not None:
+            # Kept, its traceback would keep the whole pass: graph and mode hold each other.
+            self.stopped = None
+
     # Interception of calls
 
     def __torch_function__(  # noqa: C901
